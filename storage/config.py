@@ -1,0 +1,94 @@
+"""Every limit of the engine, in one frozen value.
+
+A limit that is not here does not exist: modules take the `Config` they are given and read no environment themselves.
+Units stand last in the name (`_ms`, `_bytes`, `_mb`); a field without a unit counts things.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Self
+
+from storage.errors import InputError
+
+ENVIRONMENT_PREFIX = "STORAGE_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Limits and sizes; the defaults suit a small machine (2 cores, 4 GB).
+
+    `Config.from_env()` reads `STORAGE_<FIELD IN CAPITALS>` for each field, for instance `STORAGE_POOL_SIZE_MAX=20`.
+    """
+
+    # ------------------------------------------------------------------------------------------------------ database
+
+    pool_size_min: int = 1
+    """Connections opened at start and kept open."""
+
+    pool_size_max: int = 10
+    """Connections at most; a caller that finds none free waits for `pool_acquire_timeout_ms`."""
+
+    pool_acquire_timeout_ms: int = 30_000
+    """Longest wait for a free connection before `DatabaseUnavailable`."""
+
+    connect_timeout_ms: int = 10_000
+    """Longest wait for Postgres to answer a new connection."""
+
+    statement_timeout_ms: int = 60_000
+    """Longest run of one statement before it is cancelled (`DatabaseUnavailable`). Maintenance passes its own."""
+
+    lock_timeout_ms: int = 10_000
+    """Longest wait for a row, table or advisory lock before the transaction is repeated."""
+
+    statement_cache_size: int = 500
+    """Prepared statements kept per connection. The engine has fewer constants than this, so each is planned once."""
+
+    transaction_attempts: int = 5
+    """How often `Database.run` tries one piece of work before it gives up with `DatabaseConflict` or `DatabaseUnavailable`."""
+
+    retry_delay_ms_first: int = 5
+    """Upper bound of the random pause before the second attempt; it doubles with each further one."""
+
+    retry_delay_ms_max: int = 500
+    """Largest upper bound of that pause."""
+
+    # ---------------------------------------------------------------------------------------------- embedded Postgres
+
+    embedded_start_timeout_ms: int = 60_000
+    """Longest wait for the embedded Postgres to come up, crash recovery included."""
+
+    embedded_shared_buffers_mb: int = 256
+    """Page cache of the embedded Postgres."""
+
+    embedded_connections_max: int = 100
+    """Connections the embedded Postgres accepts, from all processes that share it."""
+
+    embedded_fsync: bool = True
+    """Whether a commit of the embedded Postgres survives a power failure. Off only for tests."""
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """The defaults, changed by what the environment sets; `InputError` names a variable whose value does not fit."""
+        values: dict[str, object] = {}
+        for field in fields(cls):
+            name = ENVIRONMENT_PREFIX + field.name.upper()
+            if name in environ:
+                values[field.name] = _parse(name, environ[name], field.default)
+        return cls(**values)  # type: ignore[arg-type]  # _parse gives the type of the default
+
+
+def _parse(name: str, text: str, default: object) -> object:
+    """`text` in the type of `default`."""
+    try:
+        if isinstance(default, bool):
+            return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[text.lower()]
+        if isinstance(default, int):
+            return int(text)
+        if isinstance(default, float):
+            return float(text)
+    except (KeyError, ValueError):
+        kind = type(default).__name__
+        message = f"{name}={text!r} is not a value of type {kind}"
+        raise InputError(message) from None
+    return text

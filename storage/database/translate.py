@@ -1,0 +1,112 @@
+"""The error table: from what the driver raises to what we raise.
+
+Two tables decide, the name of the constraint first, the SQLSTATE second (whole code, then its class of two characters). A test
+holds each constraint of the catalogue against this file: it is either in CONFLICTS (another writer did the same thing at the
+same time; repeating is right) or in INVARIANTS (our own code would have to be wrong for it to fail), with the reason.
+
+What the driver raises without asking Postgres (a value that does not fit a parameter, a misuse of the interface) is our own
+mistake and becomes `DatabaseError`.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import asyncpg
+
+from storage.errors import (
+    ConstraintViolated,
+    DatabaseConflict,
+    DatabaseError,
+    DatabaseFull,
+    DatabaseUnavailable,
+    InputError,
+    PermissionRefused,
+    StorageClosed,
+)
+
+DRIVER_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+    asyncio.TimeoutError,
+)
+"""All that the driver raises: the server's answers, its own complaints, and what the socket says."""
+
+STALE_PLAN: Final = "RS001"
+"""SQLSTATE of `refuse_stale_plan` (schema.sql): a write was planned on rows that have changed since."""
+
+SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
+    # The same work may succeed when it is done again.
+    "40001": DatabaseConflict,  # serialization_failure
+    "40P01": DatabaseConflict,  # deadlock_detected
+    "55P03": DatabaseConflict,  # lock_not_available, lock_timeout too
+    STALE_PLAN: DatabaseConflict,
+    # Nobody answers, or not for us, or not now.
+    "08": DatabaseUnavailable,  # connection_exception
+    "28": DatabaseUnavailable,  # invalid_authorization_specification
+    "3D000": DatabaseUnavailable,  # invalid_catalog_name: no such database
+    "53300": DatabaseUnavailable,  # too_many_connections
+    "57014": DatabaseUnavailable,  # query_canceled, statement_timeout too
+    "57P01": DatabaseUnavailable,  # admin_shutdown
+    "57P02": DatabaseUnavailable,  # crash_shutdown
+    "57P03": DatabaseUnavailable,  # cannot_connect_now: starting up or shutting down
+    "57P05": DatabaseUnavailable,  # idle_session_timeout
+    "25P03": DatabaseUnavailable,  # idle_in_transaction_session_timeout
+    "25006": DatabaseUnavailable,  # read_only_sql_transaction: a standby, or one that was a primary
+    # Something has run out.
+    "53": DatabaseFull,  # insufficient_resources: 53100 disk_full, 53200 out_of_memory
+    "54000": DatabaseFull,  # program_limit_exceeded
+    "58030": DatabaseFull,  # io_error
+    # The role may not.
+    "42501": PermissionRefused,  # insufficient_privilege
+    # The data would break a rule of the schema.
+    "23": ConstraintViolated,  # integrity_constraint_violation
+}
+"""SQLSTATE, or its first two characters, to the error it becomes. What is not here becomes `DatabaseError`."""
+
+CONFLICTS: Final[Mapping[str, str]] = {
+    "principals_name_key": "two writers intern the same user or server",
+    "event_types_type_key": "two writers intern the same event type",
+    "state_keys_type_nid_state_key_key": "two writers intern the same state key",
+    "rooms_room_id_key": "two writers meet the same new room",
+    "events_event_id_key": "two writers store the same event",
+    "missing_events_event_id_key": "two writers name the same missing parent",
+    "deployment_pkey": "two processes open a new database",
+    "stream_positions_pkey": "two processes start under one instance name",
+}
+"""Constraints that fail where two writers meet: `DatabaseConflict`, and the second attempt sees what the other wrote."""
+
+INVARIANTS: Final[Mapping[str, str]] = {}
+"""Constraints that only a defect of this engine can violate, with what guarantees them: `ConstraintViolated`."""
+
+
+def translate(error: BaseException, *, closed: bool = False, connecting: bool = False) -> DatabaseError | InputError | StorageClosed:
+    """Our error for the driver's `error`; raise it `from error`.
+
+    `closed`: the connection is gone afterwards, so whatever was said, it is unavailable. `connecting`: there was none yet.
+    """
+    if isinstance(error, asyncpg.PostgresError):
+        return _of_server(error)
+    if isinstance(error, OSError | TimeoutError | asyncio.TimeoutError):
+        return DatabaseUnavailable(str(error) or "no answer within the time limit")
+    if isinstance(error, asyncpg.ClientConfigurationError) or (connecting and isinstance(error, ValueError)):
+        return InputError(f"the DSN cannot be used: {error}")
+    if closed or connecting:
+        return DatabaseUnavailable(str(error))
+    return DatabaseError(str(error))
+
+
+def _of_server(error: Any) -> DatabaseError:
+    """Our error for one that Postgres sent: its message, with the detail where there is one."""
+    sqlstate: str = error.sqlstate or ""
+    constraint: str = error.constraint_name or ""
+    reason = f"{error.args[0]}: {error.detail}" if error.detail else str(error.args[0])
+    if constraint in CONFLICTS:
+        return DatabaseConflict(f"{reason}; {CONFLICTS[constraint]}", sqlstate=sqlstate)
+    kind = SQLSTATES.get(sqlstate) or SQLSTATES.get(sqlstate[:2], DatabaseError)
+    if issubclass(kind, ConstraintViolated):
+        return kind(reason, constraint=constraint, sqlstate=sqlstate)
+    return kind(reason, sqlstate=sqlstate)
