@@ -1,0 +1,227 @@
+"""Every error this package raises, as one tree.
+
+StorageError
+├─ InputError                 the caller gave something wrong; the store is unchanged
+│  ├─ InvalidEvent            malformed, oversized, a bad number
+│  ├─ InvalidSignature        a signature is missing, or does not fit
+│  ├─ AuthDenied              an authorisation rule refuses the event
+│  ├─ UnknownRoomVersion
+│  ├─ InvalidIdentifier       an id does not have the form of one
+│  ├─ UnknownRoom
+│  ├─ UnknownEvent
+│  ├─ UnknownUser
+│  ├─ StateUnknown            the event is held, the state at it is not
+│  ├─ InvalidToken            a sync or page token cannot be used
+│  └─ ResyncNeeded            the reader is too far behind; start again
+├─ ProtocolError              a replication line is malformed
+├─ DatabaseError              what came of Postgres, already translated
+│  ├─ DatabaseUnavailable     cannot connect, or the connection was lost
+│  ├─ DatabaseFull            out of disk or other resources
+│  ├─ DatabaseConflict        serialization failure, deadlock or lock timeout, after bounded retries
+│  ├─ CommitUnknown           the connection was lost during COMMIT
+│  ├─ PermissionRefused       the role lacks a privilege
+│  └─ ConstraintViolated      a constraint of the schema refused a row
+├─ SchemaOutOfDate            the database has another schema than this package
+├─ StorageClosed              the store was closed
+└─ StorageCorrupt             an invariant of the store is broken
+
+Each class says what to do next. Instances carry the ids that are involved as attributes, and can be pickled, so that they
+cross process borders unchanged.
+"""
+
+from typing import Self
+
+
+class StorageError(Exception):
+    """The root: catch this to catch everything the package raises on purpose."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle without calling __init__, whose arguments are keywords."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[StorageError], args: tuple[object, ...], attributes: dict[str, object]) -> StorageError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+class InputError(StorageError):
+    """The caller gave something wrong. Do not repeat the call with the same input."""
+
+
+class InvalidEvent(InputError):
+    """The event is malformed: drop it, no server that follows the specification accepts it."""
+
+    def __init__(self, reason: str, *, event_id: str | None = None) -> None:
+        super().__init__(reason if event_id is None else f"{event_id}: {reason}")
+        self.reason = reason
+        self.event_id = event_id
+
+    def of(self, event_id: str | None) -> Self:
+        """The same error, naming the event."""
+        return type(self)(self.reason, event_id=event_id)
+
+
+class InvalidSignature(InputError):
+    """A signature is missing or does not fit: try another key of that server, else drop the event."""
+
+    def __init__(self, reason: str, *, event_id: str | None = None, server_name: str | None = None, key_id: str | None = None) -> None:
+        super().__init__(f"{event_id or 'event'}: signature of {server_name} with {key_id}: {reason}")
+        self.reason = reason
+        self.event_id = event_id
+        self.server_name = server_name
+        self.key_id = key_id
+
+
+class AuthDenied(InputError):
+    """An authorisation rule refuses the event: keep it as rejected, it takes no effect.
+
+    `rule` is a short stable slug such as "member.join.banned"; `reason` gives the values that met it.
+    """
+
+    def __init__(self, reason: str, *, rule: str, event_id: str | None = None) -> None:
+        super().__init__(f"{event_id or 'event'}: {rule}: {reason}")
+        self.reason = reason
+        self.rule = rule
+        self.event_id = event_id
+
+
+class UnknownRoomVersion(InputError):
+    """The room version is not one of storage.event.ROOM_VERSIONS: update this package, or leave the room."""
+
+    def __init__(self, room_version: object) -> None:
+        super().__init__(f"unknown room version {room_version!r}")
+        self.room_version = room_version
+
+
+class InvalidIdentifier(InputError):
+    """The text does not have the form of such an id: correct the caller."""
+
+    def __init__(self, identifier: str, reason: str) -> None:
+        super().__init__(f"{identifier!r}: {reason}")
+        self.identifier = identifier
+        self.reason = reason
+
+
+class UnknownRoom(InputError):
+    """The store holds nothing of this room: join it, or append its create event first."""
+
+    def __init__(self, room_id: str) -> None:
+        super().__init__(f"unknown room {room_id}")
+        self.room_id = room_id
+
+
+class UnknownEvent(InputError):
+    """The store does not hold this event: fetch it from a server that does."""
+
+    def __init__(self, event_id: str) -> None:
+        super().__init__(f"unknown event {event_id}")
+        self.event_id = event_id
+
+
+class UnknownUser(InputError):
+    """The store has never seen this user: no room names them."""
+
+    def __init__(self, user_id: str) -> None:
+        super().__init__(f"unknown user {user_id}")
+        self.user_id = user_id
+
+
+class StateUnknown(InputError):
+    """The event is held without its state (an outlier): append it again with `state_before`, or ask another server."""
+
+    def __init__(self, event_id: str) -> None:
+        super().__init__(f"the state at {event_id} is not known")
+        self.event_id = event_id
+
+
+class InvalidToken(InputError):
+    """The token is damaged, of another kind or of another deployment: start without one."""
+
+    def __init__(self, token: str, reason: str) -> None:
+        super().__init__(f"token {token!r}: {reason}")
+        self.token = token
+        self.reason = reason
+
+
+class ResyncNeeded(InputError):
+    """The token is too old, or the reader too far behind: start again without `since`."""
+
+    def __init__(self, since: str, reason: str) -> None:
+        super().__init__(f"since {since!r}: {reason}")
+        self.since = since
+        self.reason = reason
+
+
+class ProtocolError(StorageError):
+    """A replication line is malformed: close the connection and connect again."""
+
+    def __init__(self, reason: str, *, line: str | None = None) -> None:
+        super().__init__(reason if line is None else f"{reason}: {line!r}")
+        self.reason = reason
+        self.line = line
+
+
+class DatabaseError(StorageError):
+    """Postgres refused or failed. `sqlstate` is its code where it gave one; the driver's error is the __cause__."""
+
+    def __init__(self, reason: str, *, sqlstate: str | None = None) -> None:
+        super().__init__(reason if sqlstate is None else f"{reason} (SQLSTATE {sqlstate})")
+        self.reason = reason
+        self.sqlstate = sqlstate
+
+
+class DatabaseUnavailable(DatabaseError):
+    """No connection, or it was lost before COMMIT: nothing was written, repeat when the server is back."""
+
+
+class DatabaseFull(DatabaseError):
+    """Out of disk, memory or connections: nothing was written; make room, then repeat."""
+
+
+class DatabaseConflict(DatabaseError):
+    """Lost against concurrent writers more often than the configured retries: nothing was written, repeat later."""
+
+
+class CommitUnknown(DatabaseError):
+    """The connection was lost during COMMIT, so the outcome is unknown: repeat, an append is idempotent by event id."""
+
+
+class PermissionRefused(DatabaseError):
+    """The role lacks a privilege (the runtime role may only append): use the role that the operation needs."""
+
+
+class ConstraintViolated(DatabaseError):
+    """A constraint refused a row: a defect of this package or of a direct edit; report it with the constraint's name."""
+
+    def __init__(self, reason: str, *, constraint: str, sqlstate: str | None = None) -> None:
+        super().__init__(f"{constraint}: {reason}", sqlstate=sqlstate)
+        self.constraint = constraint
+
+
+class SchemaOutOfDate(StorageError):
+    """The database has another schema than this package needs: run `room-storage migrate`."""
+
+    def __init__(self, *, found: str | None, wanted: str) -> None:
+        super().__init__(f"the schema is {found or 'absent'}, wanted is {wanted}: run `room-storage migrate`")
+        self.found = found
+        self.wanted = wanted
+
+
+class StorageClosed(StorageError):
+    """The store was closed: open another."""
+
+    def __init__(self, what: str = "store") -> None:
+        super().__init__(f"the {what} is closed")
+        self.what = what
+
+
+class StorageCorrupt(StorageError):
+    """An invariant is broken: stop writing and run `room-storage verify`. `ids` names what contradicts what."""
+
+    def __init__(self, reason: str, **ids: object) -> None:
+        super().__init__(reason + "".join(f" {name}={value!r}" for name, value in ids.items()))
+        self.reason = reason
+        self.ids = ids

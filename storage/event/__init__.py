@@ -1,0 +1,26 @@
+"""Events, pure: room versions, parsing, hashes, ids, redaction and signatures. No I/O.
+
+Read in this order: versions (the table), model (Event), parsing, reading (numbers and limits), hashes, redaction, signatures.
+"""
+
+from storage.event.hashes import content_hash, event_id, reference_hash
+from storage.event.model import Event
+from storage.event.parsing import load, parse
+from storage.event.redaction import redact
+from storage.event.signatures import required_signers, sign, verify
+from storage.event.versions import ROOM_VERSIONS, RoomVersion
+
+__all__ = [
+    "ROOM_VERSIONS",
+    "Event",
+    "RoomVersion",
+    "content_hash",
+    "event_id",
+    "load",
+    "parse",
+    "redact",
+    "reference_hash",
+    "required_signers",
+    "sign",
+    "verify",
+]

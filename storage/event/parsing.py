@@ -1,0 +1,182 @@
+"""Parsing: received bytes to an Event, with every check that needs nothing but the event itself.
+
+What is refused here is dropped by a server (receipt of a PDU, check 1). Not judged here: signatures (they need keys),
+and whatever an authorisation rule judges, for a rejected event is kept.
+
+Decisions where the specification is silent:
+
+* NUL: Postgres cannot store it as text, so an id, type or state_key that holds one is refused; in content it is data.
+* `redacts` that is no event id names no event and reads as None; the event itself is not refused for it.
+* An empty `type` and an empty `state_key` are text like any other; empty ids are refused.
+* A missing `hashes` or `signatures` is refused; a `hashes` without the right sha256 is a wrong content hash.
+* Ids are held to their sigil, and to a server name where one has to sign (sender; event_id in versions 1 and 2).
+
+Source: Matrix specification, server-server API, "Checks performed on receipt of a PDU"; room versions, "Event format";
+client-server API, "Size limits".
+"""
+
+from typing import Any, Final, NoReturn
+
+from storage.errors import InvalidEvent
+from storage.event.hashes import canonical, content_hash_fits, event_id
+from storage.event.model import Event
+from storage.event.reading import read, read_trusted
+from storage.event.redaction import redact
+from storage.event.versions import RoomVersion, version_of
+from storage.ids import EventId, RoomId, UserId
+
+MAX_ID_BYTES: Final = 255
+MAX_PREV_EVENTS: Final = 20
+MAX_AUTH_EVENTS: Final = 10
+MIN_BIGINT: Final = -(2**63)
+MAX_BIGINT: Final = 2**63 - 1  # a depth must be below it, a timestamp must fit
+
+
+def parse(pdu: bytes | dict[str, Any], room_version: str | RoomVersion) -> Event:
+    """Read and check one PDU; a dict is encoded as canonical JSON first.
+
+    Raises InvalidEvent with the reason, and with the event's id where it can be told; UnknownRoomVersion.
+    A wrong content hash is no error: the event comes back in its redacted form, `content_hash_valid` False.
+    """
+    version = version_of(room_version)
+    raw = canonical(pdu) if isinstance(pdu, dict) else bytes(pdu)
+    json = read(raw, strict=version.strict_canonical_json)
+    try:
+        _check(json, version)
+        found = event_id(json, version)
+        if content_hash_fits(json):
+            return _event(raw, json, version, found, content_hash_valid=True)
+    except InvalidEvent as error:
+        raise error.of(_id_if_any(json, version)) from error
+    return _event(raw, redact(json, version), version, found, content_hash_valid=False)
+
+
+def load(raw: bytes, room_version: str | RoomVersion, event_id: str, *, redacted: bool = False) -> Event:
+    """The event of bytes that `parse` accepted before (they come from the store): no checks, no hashes.
+
+    `redacted` gives the redacted form, with `content_hash_valid` False, whatever the reason it is redacted for.
+    """
+    version = version_of(room_version)
+    json = read_trusted(raw, strict=version.strict_canonical_json)
+    if redacted:
+        json = redact(json, version)
+    return _event(raw, json, version, EventId(event_id), content_hash_valid=not redacted)
+
+
+def _event(raw: bytes, json: dict[str, Any], version: RoomVersion, event_id: EventId, *, content_hash_valid: bool) -> Event:
+    event_type = json["type"]
+    prev, auth = json["prev_events"], json["auth_events"]
+    if version.reference_pairs:
+        prev, auth = [pair[0] for pair in prev], [pair[0] for pair in auth]
+    own_room = version.create_room_id and event_type == "m.room.create"
+    return Event(
+        event_id,
+        RoomId("!" + event_id[1:]) if own_room else json["room_id"],
+        version,
+        event_type,
+        UserId(json["sender"]),
+        json.get("state_key"),
+        json["content"],
+        json["depth"],
+        json["origin_server_ts"],
+        tuple(prev),
+        tuple(auth),
+        _redacts(json, version) if event_type == "m.room.redaction" else None,
+        raw,
+        json,
+        content_hash_valid,
+    )
+
+
+def _redacts(json: dict[str, Any], version: RoomVersion) -> str | None:
+    target = (json["content"] if version.redacts_in_content else json).get("redacts")
+    if isinstance(target, str) and target[:1] == "$" and "\0" not in target and _fits(target):
+        return target
+    return None
+
+
+def _id_if_any(json: dict[str, Any], version: RoomVersion) -> EventId | None:
+    try:
+        return event_id(json, version)
+    except InvalidEvent:  # then it has none
+        return None
+
+
+def _check(json: dict[str, Any], version: RoomVersion) -> None:
+    get = json.get
+    event_type = _text(json, "type")
+    if version.create_room_id and event_type == "m.room.create":
+        if "room_id" in json:
+            raise InvalidEvent("room_id is in a create event, whose own id names the room")
+    else:
+        _identifier(json, "room_id", "!")
+    if _server_missing(_identifier(json, "sender", "@")):
+        raise InvalidEvent("sender has no server name")
+    if version.event_id_format == "in_pdu" and _server_missing(_identifier(json, "event_id", "$")):
+        raise InvalidEvent("event_id has no server name")
+    if "state_key" in json:
+        _text(json, "state_key")
+    for key in ("content", "hashes", "signatures"):
+        if type(get(key)) is not dict:
+            _wrong(json, key, "an object")
+    unsigned = get("unsigned")
+    if unsigned is not None and type(unsigned) is not dict:
+        _wrong(json, "unsigned", "an object")
+    _integer(json, "depth", MAX_BIGINT - 1)
+    _integer(json, "origin_server_ts", MAX_BIGINT)
+    _references(json, "prev_events", MAX_PREV_EVENTS, pairs=version.reference_pairs)
+    _references(json, "auth_events", MAX_AUTH_EVENTS, pairs=version.reference_pairs)
+
+
+def _text(json: dict[str, Any], key: str) -> str:
+    value = json.get(key)
+    if type(value) is not str:
+        _wrong(json, key, "a string")
+    if "\0" in value:
+        raise InvalidEvent(f"{key} holds a NUL")
+    if not _fits(value):
+        raise InvalidEvent(f"{key} is longer than {MAX_ID_BYTES} bytes")
+    return value
+
+
+def _identifier(json: dict[str, Any], key: str, sigil: str) -> str:
+    value = _text(json, key)
+    if value[:1] != sigil or len(value) == 1:
+        raise InvalidEvent(f"{key} is not an id that starts with {sigil}")
+    return value
+
+
+def _integer(json: dict[str, Any], key: str, maximum: int) -> None:
+    value = json.get(key)
+    if type(value) is not int:
+        _wrong(json, key, "an integer")
+    if not MIN_BIGINT <= value <= maximum:
+        raise InvalidEvent(f"{key} {value} is out of range")
+
+
+def _references(json: dict[str, Any], key: str, maximum: int, *, pairs: bool) -> None:
+    value = json.get(key)
+    if type(value) is not list:
+        _wrong(json, key, "a list")
+    if len(value) > maximum:
+        raise InvalidEvent(f"{len(value)} {key}, more than {maximum}")
+    for item in value:
+        reference = item
+        if pairs:
+            if type(item) is not list or len(item) != 2 or type(item[1]) is not dict:
+                raise InvalidEvent(f"{key} holds something else than [id, hashes] pairs")
+            reference = item[0]
+        if type(reference) is not str or reference[:1] != "$" or "\0" in reference or not _fits(reference):
+            raise InvalidEvent(f"{key} holds something else than event ids")
+
+
+def _fits(text: str) -> bool:
+    return len(text) < 64 or (len(text) <= MAX_ID_BYTES and len(text.encode()) <= MAX_ID_BYTES)
+
+
+def _server_missing(identifier: str) -> bool:
+    return not identifier.partition(":")[2]
+
+
+def _wrong(json: dict[str, Any], key: str, wanted: str) -> NoReturn:
+    raise InvalidEvent(f"{key} is not {wanted}" if key in json else f"{key} is missing")

@@ -1,0 +1,139 @@
+"""From bytes to a JSON object that has one meaning for every server.
+
+orjson reads. Its reading of a number is that of the servers (Python's json, then canonicaljson) unless the number is
+
+* an integer beyond 64 bits, which orjson turns into a float;
+* `-0`, which both read as 0, and which canonical JSON forbids (versions 6 and later);
+* too large for a double: orjson refuses it, a long integer among them.
+
+So an object that holds a float, a large integer or a `-0` is read a second time by Python's json with hooks on the lexemes.
+
+Versions 6 and later: integers within ±(2^53 - 1), written without fraction, exponent or a negative zero; anything else
+is an InvalidEvent. Versions 1 to 5: as Python reads and canonicaljson writes, so for the hashes `1e2` is 100.0, `1.0` is
+1.0, `-0` is 0, `-0.0` is -0.0, and a 30 digit integer is itself. Refused are NaN, infinities (`1e400`), and
+integers of more than 4,300 digits, which Python does not convert.
+
+Of duplicate keys the last one counts, as in every server. Lone surrogates are refused: they have no UTF-8 form.
+"""
+
+import json
+from itertools import chain
+from math import isinf
+from typing import Any, Final, NoReturn
+
+import orjson
+
+from storage.errors import InvalidEvent
+from storage.event.hashes import canonical
+
+MAX_PDU_BYTES: Final = 65_536  # of canonical JSON, `unsigned` included
+MAX_RAW_BYTES: Final = 1_048_576  # as received; 65,536 escaped characters are 393,216 bytes, the rest is room for spaces
+MAX_NESTING: Final = 500  # levels; no specification has a limit: Python servers stop near 1,000, serde_json at 128
+MAX_INTEGER: Final = 2**53 - 1  # canonical JSON
+
+
+def read(raw: bytes, *, strict: bool) -> dict[str, Any]:
+    """The object that `raw` is, its size, nesting, text and numbers checked; else InvalidEvent.
+
+    `strict` is the room version's strict_canonical_json.
+    """
+    if len(raw) > MAX_RAW_BYTES:
+        raise InvalidEvent(f"{len(raw)} bytes, more than {MAX_RAW_BYTES}")
+    many = raw.count(b"{") + raw.count(b"[") > MAX_NESTING
+    exact = True
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        if strict or many:
+            raise InvalidEvent(f"not JSON: {error}") from error
+        exact = False
+        value = _read_lexemes(raw, _LENIENT)
+    if many and _deeper_than(value, MAX_NESTING):
+        raise InvalidEvent(f"nested more than {MAX_NESTING} levels deep")
+    if type(value) is not dict:
+        raise InvalidEvent("not a JSON object")
+    if not _plain(value) or (strict and b"-0" in raw):
+        exact = strict
+        value = _read_lexemes(raw, _STRICT if strict else _LENIENT)
+    # Canonical JSON is never longer than what it was made from, unless a float is: 1e15 becomes 1000000000000000.0.
+    if (len(raw) > MAX_PDU_BYTES or not exact) and (size := len(canonical(value))) > MAX_PDU_BYTES:
+        raise InvalidEvent(f"{size} bytes of canonical JSON, more than {MAX_PDU_BYTES}")
+    return value
+
+
+def read_trusted(raw: bytes, *, strict: bool) -> dict[str, Any]:
+    """The same object, of bytes that `read` has accepted before."""
+    if strict:
+        return _object(orjson.loads(raw))
+    try:
+        value: dict[str, Any] = orjson.loads(raw)
+    except orjson.JSONDecodeError:  # an integer of more than 308 digits
+        return _read_lexemes(raw, _LENIENT)  # type: ignore[no-any-return]
+    return value if _plain(value) else _read_lexemes(raw, _LENIENT)  # type: ignore[no-any-return]
+
+
+def _plain(value: dict[str, Any]) -> bool:
+    """Whether every number is an integer that canonical JSON allows."""
+    stack: list[Any] = [value.values()]
+    while stack:
+        for item in stack.pop():
+            kind = type(item)
+            if kind is str:
+                continue
+            if kind is dict:
+                stack.append(item.values())
+            elif kind is list:
+                stack.append(item)
+            elif kind is float or (kind is int and not -MAX_INTEGER <= item <= MAX_INTEGER):
+                return False
+    return True
+
+
+def _deeper_than(value: object, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        inner = chain.from_iterable(v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = [v for v in inner if isinstance(v, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _read_lexemes(raw: bytes, decoder: json.JSONDecoder) -> Any:
+    try:
+        return decoder.decode(raw.decode("utf-8"))
+    except InvalidEvent:
+        raise
+    except UnicodeDecodeError as error:
+        raise InvalidEvent("not UTF-8") from error
+    except ValueError as error:
+        raise InvalidEvent(f"not JSON: {error}") from error
+
+
+def _strict_integer(lexeme: str) -> int:
+    if lexeme == "-0" or len(lexeme) > 17 or not -MAX_INTEGER <= (value := int(lexeme)) <= MAX_INTEGER:
+        raise InvalidEvent(f"the number {_shown(lexeme)} is not allowed in canonical JSON")
+    return value
+
+
+def _strict_float(lexeme: str) -> NoReturn:
+    raise InvalidEvent(f"the number {_shown(lexeme)} is not an integer")
+
+
+def _lenient_float(lexeme: str) -> float:
+    value = float(lexeme)
+    if isinf(value):
+        raise InvalidEvent(f"the number {_shown(lexeme)} is out of range")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidEvent(f"{name} is not JSON")
+
+
+def _shown(lexeme: str) -> str:
+    return lexeme if len(lexeme) <= 40 else f"{lexeme[:20]}… ({len(lexeme)} characters)"
+
+
+_STRICT: Final = json.JSONDecoder(parse_int=_strict_integer, parse_float=_strict_float, parse_constant=_no_constant)
+_LENIENT: Final = json.JSONDecoder(parse_float=_lenient_float, parse_constant=_no_constant)

@@ -1,0 +1,95 @@
+"""Signing and verifying events, and who has to sign.
+
+Source: Matrix specification, server-server API, "Signing events" and "Validating hashes and signatures on received events";
+room version 8, "Authorization rules" (restricted joins).
+"""
+
+from typing import Any
+
+import orjson
+from signedjson.sign import SignatureVerifyException, sign_json, verify_signed_json
+from signedjson.types import SigningKey, VerifyKey
+
+from storage.errors import InvalidEvent, InvalidSignature
+from storage.event.hashes import canonical, content_hash, event_id
+from storage.event.model import Event
+from storage.event.redaction import redact
+from storage.event.versions import RoomVersion, version_of
+from storage.ids import ServerName, server_name_of
+
+
+def sign(pdu: dict[str, Any], room_version: str | RoomVersion, server_name: str, signing_key: SigningKey) -> dict[str, Any]:
+    """A new dict: `pdu` with its content hash and the signature of `server_name` added; other signatures stay.
+
+    In versions 1 and 2 the PDU keeps the `event_id` it has. InvalidEvent if `pdu` is not JSON.
+    """
+    version = version_of(room_version)
+    given_hashes, given_signatures = pdu.get("hashes"), pdu.get("signatures")
+    hashes = dict(given_hashes) if isinstance(given_hashes, dict) else {}
+    signatures = dict(given_signatures) if isinstance(given_signatures, dict) else {}
+    own = signatures.get(server_name)
+    hashes["sha256"] = content_hash(pdu)
+    signatures[server_name] = dict(own) if isinstance(own, dict) else {}
+    signed = {**pdu, "hashes": hashes, "signatures": signatures}
+    redacted = redact(signed, version)
+    canonical(redacted)
+    signed["signatures"] = sign_json(redacted, server_name, signing_key)["signatures"]
+    return signed
+
+
+def verify(pdu: dict[str, Any], room_version: str | RoomVersion, server_name: str, verify_key: VerifyKey) -> None:
+    """Check the signature that `server_name` made with this key; InvalidSignature if it is missing or does not fit.
+
+    The signature covers the redacted form: a changed content is found by the content hash, not here.
+    """
+    version = version_of(room_version)
+    key_id = f"{verify_key.alg}:{verify_key.version}"
+    redacted = redact(pdu, version)
+    try:
+        reason = _fault(redacted, server_name, key_id, verify_key)
+    except InvalidEvent as error:
+        reason = error.reason
+    if reason is not None:
+        raise InvalidSignature(reason, event_id=_id_if_any(pdu, version), server_name=server_name, key_id=key_id)
+
+
+def _fault(redacted: dict[str, Any], server_name: str, key_id: str, verify_key: VerifyKey) -> str | None:
+    signatures = redacted.get("signatures")
+    by_server = signatures.get(server_name) if isinstance(signatures, dict) else None
+    signature = by_server.get(key_id) if isinstance(by_server, dict) else None
+    if not isinstance(signature, str):
+        return "missing"
+    canonical(redacted)
+    try:
+        verify_signed_json(redacted, server_name, verify_key)
+    except SignatureVerifyException as error:
+        return str(error)
+    return None
+
+
+def _id_if_any(pdu: dict[str, Any], version: RoomVersion) -> str | None:
+    try:
+        return event_id(pdu, version)
+    except InvalidEvent:  # then it has none
+        return None
+
+
+def required_signers(event: Event) -> set[ServerName]:
+    """The servers of which at least one valid signature is needed each.
+
+    The sender's, but for an invite by a third party, which another server may send; in versions 1 and 2 that of the
+    event id; from version 8 that of `join_authorised_via_users_server` of a join.
+    """
+    version = event.room_version
+    content = event.content if event.content_hash_valid else orjson.loads(event.raw)["content"]
+    membership = content.get("membership") if event.type == "m.room.member" else None
+    signers = set()
+    if not (membership == "invite" and "third_party_invite" in content):
+        signers.add(server_name_of(event.sender))
+    if version.event_id_format == "in_pdu":
+        signers.add(server_name_of(event.event_id))
+    if version.restricted_join and membership == "join":
+        authoriser = content.get("join_authorised_via_users_server")
+        if isinstance(authoriser, str):
+            signers.add(server_name_of(authoriser))
+    return signers
