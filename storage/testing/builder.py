@@ -1,0 +1,296 @@
+"""`RoomBuilder`: a signed room, written in a few lines.
+
+    room = RoomBuilder("11", seed=1)
+    admin, other = room.user(1), room.user(2)
+    room.start(admin)                                # create, join, power levels, join rules, history visibility
+    room.join(other)
+    left, right = room.fork(2)                       # two servers that no longer hear each other
+    left.topic(admin, "one")
+    right.ban(admin, other)
+    room.merge(left, right)
+    last = room.message(admin, "hello")              # has both tips as parents
+    await store.append(room.pdus, verify_keys=room.keys)
+    assert await store.state_before(last.event_id) == dict(last.state_before)
+
+Every verb returns the `BuiltEvent` it made. Where it hangs is said by the builder's heads, or by ``prev=[…]``. Auth events
+are chosen by the rules, out of the true state before the event. With `checked` (the default) an event that its own
+state does not allow is an error, unless ``expected="rejected"`` says that this is meant.
+
+Not here: anything that a server does on receipt. A builder has no current state but that of its heads.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Unpack
+
+from signedjson.types import VerifyKey
+
+from storage.ids import EventId, RoomId
+from storage.testing import contents
+from storage.testing.assembly import How, Reference, Request, Settings, build, id_of
+from storage.testing.drafting import number_of, server_of
+from storage.testing.graph import RoomGraph
+from storage.testing.keys import verify_keys
+from storage.testing.merging import merge
+from storage.testing.model import BuiltEvent, GeneratedRoom, State
+
+PREV_EVENTS_MAX: Final = 20
+DEFAULT_SERVERS: Final = ("s1.test", "s2.test", "s3.test")
+
+
+class RoomBuilder:
+    """A branch of a room under construction: the shared graph, and the heads on which the next event is put."""
+
+    def __init__(
+        self,
+        version: str = "11",
+        *,
+        servers: Sequence[str] = DEFAULT_SERVERS,
+        seed: int = 0,
+        sign: bool = True,
+        checked: bool = False,
+        exact: bool = True,
+    ) -> None:
+        """An empty room of `version`. The same calls with the same `seed` give the same bytes.
+
+        `servers` are those of `user`; others may take part. Without `sign` events are hashed only, and carry a
+        stand-in for a signature. `exact` resolves merges over the whole state; see `storage.testing.merging`.
+        """
+        self.settings = Settings(version, tuple(servers), seed, sign, checked, exact)
+        self.graph = RoomGraph(version)
+        self.heads: tuple[EventId, ...] = ()
+
+    # The room and its branches
+
+    @property
+    def version(self) -> str:
+        """The room version."""
+        return self.settings.version
+
+    @property
+    def room_id(self) -> RoomId:
+        """The room id; ValueError before `create`."""
+        if self.graph.room_id is None:
+            raise ValueError("the room has no create event yet")
+        return self.graph.room_id
+
+    @property
+    def events(self) -> list[BuiltEvent]:
+        """Every event of all branches in order of creation: parents come before children."""
+        return list(self.graph.nodes.values())
+
+    @property
+    def pdus(self) -> list[bytes]:
+        """The bytes of `events`, for ``store.append``."""
+        return [event.pdu for event in self.graph.nodes.values()]
+
+    @property
+    def keys(self) -> dict[tuple[str, str], VerifyKey]:
+        """(server, key id) -> verify key of every server that the settings name or that sent an event."""
+        senders = {server_of(event.sender) for event in self.graph.nodes.values()}
+        return verify_keys(sorted(senders.union(self.settings.servers)))
+
+    def generated(self) -> GeneratedRoom:
+        """The whole room, live, in order of creation."""
+        return GeneratedRoom(self.room_id, self.version, tuple(event.generated() for event in self.events), self.keys)
+
+    def user(self, number: int, server: str | None = None) -> str:
+        """``@user<number>:<server>``; without `server` the numbers go round the room's servers, from 1."""
+        names = self.settings.servers
+        return f"@user{number}:{server or names[(number - 1) % len(names)]}"
+
+    def event(self, event_id: str) -> BuiltEvent:
+        """The event of that id; KeyError."""
+        return self.graph.node(event_id)
+
+    def fork(self, count: int = 2) -> "tuple[RoomBuilder, ...]":
+        """`count` branches from the present heads, each a builder of its own on the same graph."""
+        return tuple(copy.copy(self) for _ in range(count))
+
+    def at(self, *events: Reference) -> "RoomBuilder":
+        """A branch whose heads are these events, however old."""
+        branch = copy.copy(self)
+        branch.heads = tuple(id_of(event) for event in events)
+        return branch
+
+    def merge(self, *branches: "RoomBuilder") -> "RoomBuilder":
+        """Take the heads of `branches` besides the own ones: the next event has them all as parents."""
+        heads = (*self.heads, *(head for branch in branches for head in branch.heads))
+        self.heads = self.graph.maximal(heads)
+        return self
+
+    # What holds at the heads
+
+    @property
+    def state(self) -> State:
+        """The state that the next event will have before it."""
+        return merge(self.graph, self.heads[-PREV_EVENTS_MAX:], exact=self.settings.exact).state
+
+    def membership(self, user_id: str) -> str | None:
+        """A user's membership at the heads, None if there never was one."""
+        return self.graph.membership(self.state, user_id)
+
+    def content(self, type_: str, state_key: str = "") -> Mapping[str, Any]:
+        """The content of a state event at the heads, {} if there is none; not for member events."""
+        return self.graph.content(self.state, (type_, state_key))
+
+    # Any event
+
+    def send(
+        self,
+        sender: str,
+        type_: str,
+        content: Mapping[str, Any],
+        *,
+        state_key: str | None = None,
+        redacts: Reference | None = None,
+        **how: Unpack[How],
+    ) -> BuiltEvent:
+        """Any event at all. What all verbs end in; they all take the keyword arguments of `How` as well.
+
+        ValueError if the builder is `checked` and the event's own state does not allow it.
+        """
+        prev = how.get("prev")
+        parents = self.heads[-PREV_EVENTS_MAX:] if prev is None else tuple(id_of(event) for event in prev)
+        target = None if redacts is None else id_of(redacts)
+        node = build(self.graph, self.settings, Request(sender, type_, content, state_key, target, parents, how))
+        self._move_heads(node)
+        return node
+
+    def state_event(self, sender: str, type_: str, content: Mapping[str, Any], state_key: str = "", **how: Unpack[How]) -> BuiltEvent:
+        """Any state event."""
+        return self.send(sender, type_, content, state_key=state_key, **how)
+
+    def _move_heads(self, node: BuiltEvent) -> None:
+        if node.expected in ("rejected", "soft_failed", "invalid"):
+            return
+        gone: set[EventId] = set()
+        todo = list(node.prev_events)
+        while todo:
+            parent = todo.pop()
+            gone.add(parent)
+            if self.graph.nodes[parent].expected in ("rejected", "soft_failed"):
+                todo.extend(self.graph.nodes[parent].prev_events)
+        self.heads = (*(head for head in self.heads if head not in gone), node.event_id)
+
+    # Beginnings
+
+    def create(self, creator: str, content: Mapping[str, Any] | None = None, **how: Unpack[How]) -> BuiltEvent:
+        """m.room.create alone; `content` is added to what the version wants."""
+        if number_of(self.version) < 12:
+            self.graph.room_id = RoomId(f"!room{self.settings.seed}:{server_of(creator)}")
+        created = self.send(creator, "m.room.create", contents.create(self.version, creator, content or {}), state_key="", **how)
+        self.graph.room_id = created.room_id
+        return created
+
+    def start(
+        self,
+        creator: str,
+        *,
+        join_rule: str = "public",
+        history_visibility: str = "shared",
+        users: Mapping[str, int] | None = None,
+        name: str | None = None,
+    ) -> BuiltEvent:
+        """The usual beginning: create, join, power levels, join rules, history visibility, maybe a name. Returns the create event.
+
+        `users` are given power levels besides the creator's.
+        """
+        created = self.create(creator)
+        self.join(creator)
+        self.state_event(creator, "m.room.power_levels", contents.power_levels(self.version, [creator], users))
+        self.join_rules(creator, join_rule)
+        self.history_visibility(creator, history_visibility)
+        if name is not None:
+            self.name(creator, name)
+        return created
+
+    # Members
+
+    def member(self, sender: str, target: str, membership: str, more: Mapping[str, Any] | None = None, **how: Unpack[How]) -> BuiltEvent:
+        """Any membership of `target`, said by `sender`."""
+        return self.send(sender, "m.room.member", contents.member(membership, more or {}), state_key=target, **how)
+
+    def join(self, user_id: str, *, via: str | None = None, displayname: str | None = None, **how: Unpack[How]) -> BuiltEvent:
+        """A join, or of a joined user a new profile; `via` is the user whose server authorises a restricted join."""
+        return self.member(user_id, user_id, "join", {"displayname": displayname, "join_authorised_via_users_server": via}, **how)
+
+    def leave(self, user_id: str, **how: Unpack[How]) -> BuiltEvent:
+        """A leave of one's own: of the room, or rejecting an invite, or retracting a knock."""
+        return self.member(user_id, user_id, "leave", **how)
+
+    def invite(self, sender: str, target: str, **how: Unpack[How]) -> BuiltEvent:
+        """An invite."""
+        return self.member(sender, target, "invite", **how)
+
+    def knock(self, user_id: str, *, reason: str | None = None, **how: Unpack[How]) -> BuiltEvent:
+        """A knock (version 7 and later, join rule ``knock``)."""
+        return self.member(user_id, user_id, "knock", {"reason": reason}, **how)
+
+    def kick(self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[How]) -> BuiltEvent:
+        """A leave that somebody else says: a kick, or a withdrawn invite."""
+        return self.member(sender, target, "leave", {"reason": reason}, **how)
+
+    def ban(self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[How]) -> BuiltEvent:
+        """A ban."""
+        return self.member(sender, target, "ban", {"reason": reason}, **how)
+
+    def unban(self, sender: str, target: str, **how: Unpack[How]) -> BuiltEvent:
+        """A ban lifted: the target has left."""
+        return self.member(sender, target, "leave", **how)
+
+    # Other state
+
+    def power_levels(
+        self, sender: str, changes: Mapping[str, Any] | None = None, *, users: Mapping[str, int] | None = None, **how: Unpack[How]
+    ) -> BuiltEvent:
+        """The power levels at the heads, with `changes` to top-level keys and `users` set besides those that are."""
+        present = self.content("m.room.power_levels") or contents.power_levels(self.version, [], None)
+        content = {**present, **(changes or {})}
+        content["users"] = {**content.get("users", {}), **(users or {})}
+        return self.state_event(sender, "m.room.power_levels", content, **how)
+
+    def join_rules(self, sender: str, rule: str, *, allow: Iterable[str] = (), **how: Unpack[How]) -> BuiltEvent:
+        """The join rule; `allow` names the rooms of a restricted one."""
+        return self.state_event(sender, "m.room.join_rules", contents.join_rules(rule, allow), **how)
+
+    def history_visibility(self, sender: str, value: str, **how: Unpack[How]) -> BuiltEvent:
+        """``world_readable``, ``shared``, ``invited`` or ``joined``."""
+        return self.state_event(sender, "m.room.history_visibility", {"history_visibility": value}, **how)
+
+    def name(self, sender: str, name: str, **how: Unpack[How]) -> BuiltEvent:
+        """The room's name."""
+        return self.state_event(sender, "m.room.name", {"name": name}, **how)
+
+    def topic(self, sender: str, topic: str, **how: Unpack[How]) -> BuiltEvent:
+        """The room's topic."""
+        return self.state_event(sender, "m.room.topic", {"topic": topic}, **how)
+
+    # Messages and what relates to them
+
+    def message(self, sender: str, body: str = "hello", **how: Unpack[How]) -> BuiltEvent:
+        """A text message."""
+        return self.send(sender, "m.room.message", contents.text(body), **how)
+
+    def redact(self, sender: str, target: Reference, *, reason: str | None = None, **how: Unpack[How]) -> BuiltEvent:
+        """A redaction: ``redacts`` stands at the top level up to version 10, in the content from 11."""
+        content = {} if reason is None else {"reason": reason}
+        if number_of(self.version) >= 11:
+            content["redacts"] = id_of(target)
+        return self.send(sender, "m.room.redaction", content, redacts=target, **how)
+
+    def react(self, sender: str, target: Reference, key: str = "👍", **how: Unpack[How]) -> BuiltEvent:
+        """An annotation."""
+        return self.send(sender, "m.reaction", contents.reaction(id_of(target), key), **how)
+
+    def edit(self, sender: str, target: Reference, body: str, **how: Unpack[How]) -> BuiltEvent:
+        """A replacement of a message."""
+        return self.send(sender, "m.room.message", contents.edit(id_of(target), body), **how)
+
+    def reply(self, sender: str, target: Reference, body: str, **how: Unpack[How]) -> BuiltEvent:
+        """A rich reply."""
+        return self.send(sender, "m.room.message", contents.reply(id_of(target), body), **how)
+
+    def threaded(self, sender: str, root: Reference, body: str, *, latest: Reference | None = None, **how: Unpack[How]) -> BuiltEvent:
+        """A message in the thread of `root`, after `latest`."""
+        return self.send(sender, "m.room.message", contents.threaded(id_of(root), id_of(latest or root), body), **how)
