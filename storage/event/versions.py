@@ -14,30 +14,40 @@ from storage.errors import UnknownRoomVersion
 EventIdFormat = Literal["in_pdu", "base64", "url_safe_base64"]
 
 _KEYS_V1: Final = frozenset(
-    "event_id type room_id sender state_key content hashes signatures depth prev_events auth_events origin_server_ts "
-    "prev_state origin membership".split(),
+    {
+        *("event_id", "type", "room_id", "sender", "state_key", "content", "hashes", "signatures", "depth"),
+        *("prev_events", "auth_events", "origin_server_ts", "prev_state", "origin", "membership"),
+    },
 )
 _KEYS_V11: Final = _KEYS_V1 - {"prev_state", "origin", "membership"}
 
-_CONTENT_V1: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
-    "m.room.member": frozenset({"membership"}),
-    "m.room.create": frozenset({"creator"}),
-    "m.room.join_rules": frozenset({"join_rule"}),
-    "m.room.power_levels": frozenset("ban events events_default kick redact state_default users users_default".split()),
-    "m.room.aliases": frozenset({"aliases"}),
-    "m.room.history_visibility": frozenset({"history_visibility"}),
-})
+_CONTENT_V1: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "m.room.member": frozenset({"membership"}),
+        "m.room.create": frozenset({"creator"}),
+        "m.room.join_rules": frozenset({"join_rule"}),
+        "m.room.power_levels": frozenset(
+            {"ban", "events", "events_default", "kick", "redact", "state_default", "users", "users_default"},
+        ),
+        "m.room.aliases": frozenset({"aliases"}),
+        "m.room.history_visibility": frozenset({"history_visibility"}),
+    }
+)
 _CONTENT_V6: Final = MappingProxyType({k: v for k, v in _CONTENT_V1.items() if k != "m.room.aliases"})
 _CONTENT_V8: Final = MappingProxyType({**_CONTENT_V6, "m.room.join_rules": frozenset({"join_rule", "allow"})})
-_CONTENT_V9: Final = MappingProxyType({
-    **_CONTENT_V8,
-    "m.room.member": frozenset({"membership", "join_authorised_via_users_server"}),
-})
-_CONTENT_V11: Final = MappingProxyType({
-    **{k: v for k, v in _CONTENT_V9.items() if k != "m.room.create"},
-    "m.room.power_levels": _CONTENT_V1["m.room.power_levels"] | {"invite"},
-    "m.room.redaction": frozenset({"redacts"}),
-})
+_CONTENT_V9: Final = MappingProxyType(
+    {
+        **_CONTENT_V8,
+        "m.room.member": frozenset({"membership", "join_authorised_via_users_server"}),
+    }
+)
+_CONTENT_V11: Final = MappingProxyType(
+    {
+        **{k: v for k, v in _CONTENT_V9.items() if k != "m.room.create"},
+        "m.room.power_levels": _CONTENT_V1["m.room.power_levels"] | {"invite"},
+        "m.room.redaction": frozenset({"redacts"}),
+    }
+)
 
 
 def _v1_content() -> Mapping[str, frozenset[str]]:
@@ -64,6 +74,7 @@ class RoomVersion:
     redaction_keeps_signed_invite: bool = False  # `third_party_invite.signed` of a member event is kept
     redacts_in_content: bool = False  # `redacts` is in the content, not at the top
     redaction_by_auth_rule: bool = True  # a redaction is refused by the auth rules, not held back afterwards
+    common_keys: frozenset[str] = field(init=False, repr=False)  # top-level keys of an event that loses none when redacted
     # Authorisation.
     special_case_aliases: bool = True  # m.room.aliases has an auth rule of its own
     enforce_key_validity: bool = False  # a signing key must have been valid at origin_server_ts
@@ -76,6 +87,9 @@ class RoomVersion:
     privileged_creators: bool = False  # creators (also `additional_creators`) are above every level
     # State resolution.
     state_resolution: Literal["v1", "v2", "v2.1"] = "v1"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "common_keys", self.redaction_keys - {"event_id"} | {"unsigned"})
 
     def __reduce__(self) -> tuple[object, ...]:
         return version_of, (self.identifier,)
