@@ -1,0 +1,39 @@
+"""Who may do what in a room, pure: the authorisation rules of room versions 1 to 12, and state resolution. No I/O.
+
+rules.py        `check`: one event against a state (create, membership, third_party, power_levels, redaction: a topic each)
+auth_events.py  `check_auth_events`: an event against the auth events it cites
+selection.py    which state an event is judged by
+levels.py       what numbers mean as power levels
+resolution/     one state out of several
+"""
+
+from storage.auth.auth_events import check_auth_events
+from storage.auth.redaction import redaction_allowed
+from storage.auth.resolution import (
+    auth_chain,
+    auth_difference,
+    conflicted_subgraph,
+    needed_events,
+    resolve,
+    resolve_conflicts,
+    split_conflicts,
+)
+from storage.auth.rules import check
+from storage.auth.selection import auth_event_keys, keys_needed
+from storage.errors import AuthDenied
+
+__all__ = [
+    "AuthDenied",
+    "auth_chain",
+    "auth_difference",
+    "auth_event_keys",
+    "check",
+    "check_auth_events",
+    "conflicted_subgraph",
+    "keys_needed",
+    "needed_events",
+    "redaction_allowed",
+    "resolve",
+    "resolve_conflicts",
+    "split_conflicts",
+]

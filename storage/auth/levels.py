@@ -1,0 +1,115 @@
+"""Power levels: which forms of a number a room version reads, and the level of a user, an event type or an action.
+
+`PowerLevels` reads an `m.room.power_levels` content lazily, one level at a time, so that checking a message in a room with
+20,000 entries in `users` costs a few dictionary look-ups and needs no cache. A value that is not a level of the room
+version counts as absent here; refusing events that carry one is the business of `storage.auth.power_levels`.
+
+Source: client-server API, m.room.power_levels; room versions 1 (strings), 2 (floats), 10 (integers), 12 (creators).
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from storage.auth.state_keys import CREATE, POWER_LEVELS
+from storage.event import Event, RoomVersion
+from storage.ids import StateKey
+
+Level = int | float
+"""An integer, or `CREATOR_LEVEL`."""
+
+CREATOR_LEVEL: Final = math.inf
+"""Room version 12: the creators of a room are above every number."""
+
+DEFAULTS: Final[Mapping[str, int]] = {
+    "users_default": 0,
+    "events_default": 0,
+    "state_default": 50,
+    "ban": 50,
+    "redact": 50,
+    "kick": 50,
+    "invite": 0,
+}
+"""The single levels of a power levels event, each with its value where the event (or the whole event) is missing."""
+
+_INTEGER_TEXT: Final = re.compile(r"[+-]?0*([0-9]{1,308})", re.ASCII)
+"""At most as many digits as a double has; longer ones are out of range."""
+
+
+def read_level(value: object, version: RoomVersion) -> int | None:
+    """The level that a JSON value stands for, None where the room version reads none.
+
+    Integers always; up to version 9 also text in base 10 with optional sign, leading zeros and surrounding white space; up
+    to version 5 also finite floats, truncated towards zero.
+    """
+    if type(value) is int:
+        return value
+    if version.power_levels == "integer":
+        return None
+    if isinstance(value, str):
+        text = value.strip()
+        return int(text) if _INTEGER_TEXT.fullmatch(text) else None
+    if version.power_levels == "float" and isinstance(value, float) and math.isfinite(value):
+        return int(value)
+    return None
+
+
+def creator_of(create: Event, version: RoomVersion) -> object:
+    """The user who has level 100 while there are no power levels: `content.creator`, from version 11 on the sender."""
+    return create.sender if version.creator_is_sender else create.content.get("creator")
+
+
+def is_privileged_creator(user_id: str, create: Event) -> bool:
+    """Room version 12: whether the user is the sender of the create event or one of its `additional_creators`."""
+    if user_id == create.sender:
+        return True
+    additional = create.content.get("additional_creators")
+    return isinstance(additional, list) and user_id in additional
+
+
+class PowerLevels:
+    """The levels that hold under one power levels event (or none) and one create event (or none)."""
+
+    __slots__ = ("_content", "_create", "_version")
+
+    def __init__(self, power_levels: Event | None, create: Event | None, version: RoomVersion) -> None:
+        self._content: Mapping[str, Any] | None = None if power_levels is None else power_levels.content
+        self._create = create
+        self._version = version
+
+    @classmethod
+    def of(cls, auth_state: Mapping[StateKey, Event], version: RoomVersion) -> "PowerLevels":
+        """The levels that hold in a state."""
+        return cls(auth_state.get(POWER_LEVELS), auth_state.get(CREATE), version)
+
+    def user(self, user_id: str) -> Level:
+        """The level of a user."""
+        create = self._create
+        if create is not None and self._version.privileged_creators and is_privileged_creator(user_id, create):
+            return CREATOR_LEVEL
+        if self._content is None:
+            return 100 if create is not None and creator_of(create, self._version) == user_id else 0
+        level = self._entry("users", user_id)
+        return self.named("users_default") if level is None else level
+
+    def named(self, name: str) -> int:
+        """One of the single levels in `DEFAULTS`, such as `ban` or `state_default`."""
+        if self._content is not None:
+            level = read_level(self._content.get(name), self._version)
+            if level is not None:
+                return level
+        return DEFAULTS[name]
+
+    def required(self, event: Event) -> int:
+        """The level that sending such an event takes: its type's entry in `events`, else the default of its kind."""
+        level = self._entry("events", event.type)
+        if level is not None:
+            return level
+        return self.named("events_default" if event.state_key is None else "state_default")
+
+    def _entry(self, group: str, name: str) -> int | None:
+        entries = None if self._content is None else self._content.get(group)
+        if not isinstance(entries, dict):
+            return None
+        return read_level(entries.get(name), self._version)

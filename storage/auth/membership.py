@@ -1,0 +1,156 @@
+"""Rules on `m.room.member`: join, invite, leave, kick, unban, ban and knock.
+
+`M(user)` below is the user's membership in the state given: None where there is no event. The signature of the server in
+`join_authorised_via_users_server` is checked where signatures are (`storage.event.required_signers`), not here.
+
+Source: room versions 1 to 12, authorization rules, rule "If type is m.room.member".
+"""
+
+from collections.abc import Mapping
+
+from storage.auth.levels import PowerLevels, creator_of
+from storage.auth.state_keys import CREATE, JOIN_RULES, MEMBER, denied, is_user_id
+from storage.auth.third_party import check_third_party_invite
+from storage.event import Event, RoomVersion
+from storage.ids import StateKey
+
+AuthState = Mapping[StateKey, Event]
+
+
+def membership_of(user_id: str, auth_state: AuthState) -> object:
+    """M(user): the `membership` in a state, None where there is none (the same as `leave` to every rule)."""
+    event = auth_state.get((MEMBER, user_id))
+    return None if event is None else event.content.get("membership")
+
+
+def check_member(event: Event, auth_state: AuthState, version: RoomVersion) -> None:
+    """AuthDenied where a membership event is not allowed. `auth_state` holds the create event."""
+    target = event.state_key
+    if target is None:
+        raise denied(event, "member.state_key", "no state_key")
+    if "membership" not in event.content:
+        raise denied(event, "member.membership", "no membership in the content")
+    membership = event.content["membership"]
+    if membership == "join":
+        _check_join(event, target, auth_state, version)
+    elif membership == "invite":
+        _check_invite(event, target, auth_state, version)
+    elif membership == "leave":
+        _check_leave(event, target, auth_state, version)
+    elif membership == "ban":
+        _check_ban(event, target, auth_state, version)
+    elif membership == "knock" and version.knock:
+        _check_knock(event, target, auth_state, version)
+    else:
+        raise denied(event, "member.unknown", f"membership {membership!r} in room version {version.identifier}")
+
+
+def require_joined(event: Event, auth_state: AuthState, rule: str) -> None:
+    """AuthDenied unless the sender is joined."""
+    membership = membership_of(event.sender, auth_state)
+    if membership != "join":
+        raise denied(event, rule, f"sender {event.sender} has membership {membership!r}")
+
+
+def _check_join(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:
+    if version.restricted_join and "join_authorised_via_users_server" in event.content:
+        authoriser = event.content["join_authorised_via_users_server"]
+        if not is_user_id(authoriser):
+            raise denied(event, "member.join.authoriser_malformed", f"not a user id: {authoriser!r}")
+    create = auth_state[CREATE]
+    if event.prev_event_ids == (create.event_id,) and target == creator_of(create, version):
+        return
+    if event.sender != target:
+        raise denied(event, "member.join.sender", f"{event.sender} cannot join {target}")
+    membership = membership_of(target, auth_state)
+    if membership == "ban":
+        raise denied(event, "member.join.banned", f"{target} is banned")
+    _check_join_rule(event, membership, auth_state, version)
+
+
+def _join_rule(auth_state: AuthState) -> object:
+    event = auth_state.get(JOIN_RULES)
+    return "invite" if event is None else event.content.get("join_rule", "invite")
+
+
+def _check_join_rule(event: Event, membership: object, auth_state: AuthState, version: RoomVersion) -> None:
+    rule = _join_rule(auth_state)
+    if rule == "public":
+        return
+    by_invitation = rule == "invite" or (rule == "knock" and version.knock)
+    restricted = (rule == "restricted" and version.restricted_join) or (rule == "knock_restricted" and version.knock_restricted)
+    if not by_invitation and not restricted:
+        raise denied(event, "member.join.join_rule", f"join rule {rule!r} in room version {version.identifier}")
+    if membership in ("invite", "join"):
+        return
+    if by_invitation:
+        raise denied(event, "member.join.not_invited", f"{event.sender} has membership {membership!r} under join rule {rule!r}")
+    _check_authoriser(event, auth_state, version)
+
+
+def _check_authoriser(event: Event, auth_state: AuthState, version: RoomVersion) -> None:
+    """The user who lets somebody join a restricted room must be able to invite: joined, and at the invite level."""
+    authoriser = event.content.get("join_authorised_via_users_server")
+    if not isinstance(authoriser, str):
+        raise denied(event, "member.join.no_authoriser", "restricted room, no join_authorised_via_users_server")
+    membership = membership_of(authoriser, auth_state)
+    if membership != "join":
+        raise denied(event, "member.join.authoriser_not_joined", f"{authoriser} has membership {membership!r}")
+    levels = PowerLevels.of(auth_state, version)
+    has, needs = levels.user(authoriser), levels.named("invite")
+    if has < needs:
+        raise denied(event, "member.join.authoriser_level", f"{authoriser} has level {has}, inviting takes {needs}")
+
+
+def _check_invite(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:
+    membership = membership_of(target, auth_state)
+    if "third_party_invite" in event.content:
+        if membership == "ban":
+            raise denied(event, "member.invite.banned", f"{target} is banned")
+        check_third_party_invite(event, target, auth_state)
+        return
+    require_joined(event, auth_state, "member.invite.sender_not_joined")
+    if membership in ("join", "ban"):
+        raise denied(event, "member.invite.target", f"{target} has membership {membership!r}")
+    levels = PowerLevels.of(auth_state, version)
+    has, needs = levels.user(event.sender), levels.named("invite")
+    if has < needs:
+        raise denied(event, "member.invite.level", f"{event.sender} has level {has}, inviting takes {needs}")
+
+
+def _check_leave(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:
+    membership = membership_of(target, auth_state)
+    if event.sender == target:
+        if membership in ("invite", "join") or (membership == "knock" and version.knock):
+            return
+        raise denied(event, "member.leave.not_in_room", f"{target} has membership {membership!r}")
+    require_joined(event, auth_state, "member.kick.sender_not_joined")
+    levels = PowerLevels.of(auth_state, version)
+    has = levels.user(event.sender)
+    if membership == "ban" and has < levels.named("ban"):
+        raise denied(event, "member.unban.level", f"{event.sender} has level {has}, unbanning takes {levels.named('ban')}")
+    _require_above(event, target, levels, "kick")
+
+
+def _check_ban(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:
+    require_joined(event, auth_state, "member.ban.sender_not_joined")
+    _require_above(event, target, PowerLevels.of(auth_state, version), "ban")
+
+
+def _require_above(event: Event, target: str, levels: PowerLevels, action: str) -> None:
+    has, needs, has_target = levels.user(event.sender), levels.named(action), levels.user(target)
+    if has < needs:
+        raise denied(event, f"member.{action}.level", f"{event.sender} has level {has}, a {action} takes {needs}")
+    if has_target >= has:
+        raise denied(event, f"member.{action}.target_level", f"{event.sender} has level {has}, {target} has {has_target}")
+
+
+def _check_knock(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:
+    rule = _join_rule(auth_state)
+    if rule != "knock" and not (rule == "knock_restricted" and version.knock_restricted):
+        raise denied(event, "member.knock.join_rule", f"join rule {rule!r}")
+    if event.sender != target:
+        raise denied(event, "member.knock.sender", f"{event.sender} cannot knock for {target}")
+    membership = membership_of(target, auth_state)
+    if membership in ("ban", "invite", "join"):
+        raise denied(event, "member.knock.membership", f"{target} has membership {membership!r}")

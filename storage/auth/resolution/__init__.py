@@ -1,0 +1,26 @@
+"""State resolution, pure: one state out of several, by room version.
+
+conflicts    what the states agree on, and what not
+graph        auth chains, auth difference, conflicted state subgraph over an in-memory map
+v1           room version 1
+v2           room versions 2 to 11 (v2) and 12 (v2.1): the phases; power_order, mainline and iterate are its three parts
+resolve      the entrances
+needed       what to load before `resolve_conflicts`
+
+An event that cannot be judged, because something it rests on is not held, is passed over; it never stops a resolution.
+"""
+
+from storage.auth.resolution.conflicts import split_conflicts
+from storage.auth.resolution.graph import auth_chain, auth_difference, conflicted_subgraph
+from storage.auth.resolution.needed import needed_events
+from storage.auth.resolution.resolve import resolve, resolve_conflicts
+
+__all__ = [
+    "auth_chain",
+    "auth_difference",
+    "conflicted_subgraph",
+    "needed_events",
+    "resolve",
+    "resolve_conflicts",
+    "split_conflicts",
+]

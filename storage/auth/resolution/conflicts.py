@@ -1,0 +1,26 @@
+"""Where state maps agree and where they do not."""
+
+from collections.abc import Mapping, Sequence
+
+from storage.ids import EventId, StateKey
+
+StateMap = Mapping[StateKey, EventId]
+Conflicts = dict[StateKey, set[EventId]]
+
+
+def split_conflicts(state_maps: Sequence[StateMap]) -> tuple[dict[StateKey, EventId], Conflicts]:
+    """(unconflicted, conflicted): what every map has with the same value, and all other values by key.
+
+    A key that one map lacks is conflicted, with whatever values the others have: so versions 2 and 2.1 of the algorithm
+    define it. Version 1 does not (`storage.auth.resolution.v1` sees to it). No maps give two empty results.
+    """
+    if not state_maps:
+        return {}, {}
+    first, *others = state_maps
+    unconflicted = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    conflicted: Conflicts = {}
+    for state_map in state_maps:
+        for key, value in state_map.items():
+            if key not in unconflicted:
+                conflicted.setdefault(key, set()).add(value)
+    return unconflicted, conflicted

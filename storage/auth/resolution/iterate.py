@@ -1,0 +1,91 @@
+"""Iterative auth checks: build a state by judging events one after another.
+
+Source: room version 2, "Iterative auth checks"; room version 12, where the create event comes from the room id.
+"""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+
+from storage.auth.resolution.conflicts import StateMap
+from storage.auth.resolution.lookup import Lookup
+from storage.auth.rules import check
+from storage.auth.selection import keys_needed
+from storage.auth.state_keys import create_id_of
+from storage.errors import AuthDenied
+from storage.event import Event
+from storage.ids import EventId, StateKey
+
+
+def iterate(
+    order: Iterable[EventId],
+    decided: dict[StateKey, EventId],
+    base: StateMap,
+    lookup: Lookup,
+    rejected: AbstractSet[EventId],
+) -> None:
+    """Add to `decided` what each event in turn is allowed to set; the state so far is `decided` over `base`.
+
+    `base` is asked for single keys only. An event whose auth cannot be judged because something it takes is not held is
+    passed over, like one that is refused.
+    """
+    for event_id in order:
+        event = lookup(event_id)
+        if event is None or event.state_key is None:
+            continue
+        auth_state = auth_state_for(event, decided, base, lookup, rejected)
+        if auth_state is not None and _allowed(event, auth_state):
+            decided[event.key] = event_id
+
+
+def auth_state_for(
+    event: Event,
+    decided: StateMap,
+    base: StateMap,
+    lookup: Lookup,
+    rejected: AbstractSet[EventId],
+) -> dict[StateKey, Event] | None:
+    """What the event is judged by: the state so far, and its own auth events (unless rejected) under keys that it lacks.
+
+    None where an event that belongs there is not held, or may be among auth events that are not held.
+    """
+    auth_state: dict[StateKey, Event] = {}
+    lacking: list[StateKey] = []
+    for key in keys_needed(event):
+        state_id = decided.get(key) or base.get(key)
+        if state_id is None:
+            lacking.append(key)
+            continue
+        found = lookup(state_id)
+        if found is None:
+            return None
+        auth_state[key] = found
+    if not lacking:
+        return auth_state
+    own, complete = _own_auth_state(event, lookup, rejected)
+    for key in lacking:
+        if key in own:
+            auth_state[key] = own[key]
+        elif not complete:
+            return None
+    return auth_state
+
+
+def _own_auth_state(event: Event, lookup: Lookup, rejected: AbstractSet[EventId]) -> tuple[Mapping[StateKey, Event], bool]:
+    own: dict[StateKey, Event] = {}
+    complete = True
+    named = (create_id_of(event.room_id),) if event.room_version.create_room_id else ()
+    for event_id in (*named, *event.auth_event_ids):
+        auth_event = lookup(event_id)
+        if auth_event is None:
+            complete = False
+        elif auth_event.state_key is not None and event_id not in rejected:
+            own.setdefault(auth_event.key, auth_event)
+    return own, complete
+
+
+def _allowed(event: Event, auth_state: Mapping[StateKey, Event]) -> bool:
+    try:
+        check(event, auth_state, event.room_version)
+    except AuthDenied:
+        return False
+    return True

@@ -1,0 +1,76 @@
+"""Mainline ordering: older power levels first.
+
+The mainline is walked only as far as the events at hand ask: an event's own chain of power levels and the mainline are
+followed in turn until they meet, so the work grows with the age of the fork, not with the room's history.
+
+Source: room version 2, "Mainline ordering".
+"""
+
+from collections.abc import Iterable
+from math import inf
+
+from storage.auth.resolution.lookup import Lookup, power_parent
+from storage.event import Event
+from storage.ids import EventId
+
+Position = int | float
+"""0 for the newest power levels event of the mainline; infinity for what is not based on the mainline."""
+
+
+class Mainline:
+    """The chain of power levels events that ends with `newest` (None: no mainline), and positions in it."""
+
+    def __init__(self, newest: EventId | None, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._next = newest
+        self._grown = 0
+        self._positions: dict[EventId, Position] = {}  # of mainline events, and of others once they are known
+
+    def position(self, event: Event) -> Position:
+        """The mainline position of an event, by the closest of its ancestors by power levels that is in the mainline."""
+        walked: dict[EventId, None] = {}  # the event's chain, newest first
+        ahead = power_parent(event, self._lookup)
+        if ahead is None:
+            return inf
+        while True:
+            if ahead is not None:
+                if ahead in self._positions:
+                    return self._remember(walked, self._positions[ahead], until=None)
+                walked[ahead] = None
+                ahead = self._parent(ahead)
+                if ahead in walked:  # power levels that cite each other in a circle
+                    ahead = None
+            grown = self._grow()
+            if grown is not None and grown in walked:
+                return self._remember(walked, self._positions[grown], until=grown)
+            if grown is None and ahead is None:
+                return self._remember(walked, inf, until=None)
+
+    def _parent(self, event_id: EventId) -> EventId | None:
+        event = self._lookup(event_id)
+        return None if event is None else power_parent(event, self._lookup)
+
+    def _grow(self) -> EventId | None:
+        """Walk the mainline one event further."""
+        event_id = self._next
+        if event_id is None:
+            return None
+        self._positions[event_id] = self._grown
+        self._grown += 1
+        parent = self._parent(event_id)
+        self._next = None if parent in self._positions else parent
+        return event_id
+
+    def _remember(self, walked: Iterable[EventId], position: Position, *, until: EventId | None) -> Position:
+        for event_id in walked:
+            if event_id == until:
+                break
+            self._positions[event_id] = position
+        return position
+
+
+def mainline_order(events: Iterable[Event], newest: EventId | None, lookup: Lookup) -> list[EventId]:
+    """The ids of these events by mainline position (largest first), origin_server_ts and event id."""
+    mainline = Mainline(newest, lookup)
+    by_id = sorted(events, key=lambda event: event.event_id)
+    return [event_id for _, _, event_id in sorted((-mainline.position(e), e.origin_server_ts, e.event_id) for e in by_id)]

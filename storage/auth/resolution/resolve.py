@@ -1,0 +1,71 @@
+"""The entrances: resolve whole state maps, or only what is in conflict.
+
+`resolve` is the specification's function and walks everything. A store that knows the auth difference from an index calls
+`split_conflicts` (or knows the conflict already), `needed_events` until nothing is missing, and `resolve_conflicts`; none of
+these does work that grows with the unconflicted state.
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from storage.auth.resolution import graph
+from storage.auth.resolution.conflicts import StateMap, split_conflicts
+from storage.auth.resolution.graph import Events
+from storage.auth.resolution.v1 import resolve_v1
+from storage.auth.resolution.v2 import conflict_of, resolve_v2
+from storage.event import RoomVersion
+from storage.event.versions import version_of
+from storage.ids import EventId, StateKey
+
+_NOTHING: frozenset[EventId] = frozenset()
+
+
+def resolve(
+    room_version: str | RoomVersion,
+    state_maps: Sequence[StateMap],
+    events: Events,
+    *,
+    rejected: AbstractSet[EventId] = _NOTHING,
+) -> dict[StateKey, EventId]:
+    """The state that several states come to. The result does not depend on their order.
+
+    `events` holds the state events and their auth chains (room version 12: and the create event); one that is not there
+    makes the auth of events that need it fail, no more. `rejected` events are not used to supply what a state lacks.
+    """
+    version = version_of(room_version)
+    unconflicted, conflicted = split_conflicts(state_maps)
+    if not conflicted:
+        return unconflicted
+    if version.state_resolution == "v1":
+        return unconflicted | resolve_v1(unconflicted, conflicted, events.get)
+    difference = graph.auth_difference([state_map.values() for state_map in state_maps], events)
+    decided = resolve_conflicts(version, unconflicted, conflicted, difference, events, rejected=rejected)
+    return unconflicted | decided
+
+
+def resolve_conflicts(
+    room_version: str | RoomVersion,
+    unconflicted: StateMap,
+    conflicted: Mapping[StateKey, AbstractSet[EventId]],
+    auth_difference: AbstractSet[EventId],
+    events: Events,
+    *,
+    rejected: AbstractSet[EventId] = _NOTHING,
+    conflicted_subgraph: AbstractSet[EventId] | None = None,
+) -> dict[StateKey, EventId]:
+    """The keys that the conflict decides (none of them unconflicted), and what each comes to.
+
+    `unconflicted` is asked for single keys only. `conflicted` and `auth_difference` are as `split_conflicts` and
+    `storage.auth.auth_difference` give them (version 1 of the algorithm does not look at the latter).
+    `conflicted_subgraph` is the set of events on auth paths between conflicted events. Version 2.1 makes it part of the
+    conflict; version 2 only uses it to know how far auth chains are worth walking. None: it is found from `events`
+    (2.1), or chains are walked to their ends (2).
+    """
+    version = version_of(room_version)
+    if version.state_resolution == "v1":
+        return resolve_v1(unconflicted, conflicted, events.get)
+    subgraph = conflicted_subgraph
+    if subgraph is None and version.state_resolution == "v2.1":
+        subgraph = graph.conflicted_subgraph(set().union(*conflicted.values()), events)
+    conflict = conflict_of(version, unconflicted, conflicted, auth_difference, subgraph)
+    return resolve_v2(conflict, unconflicted, events.get, rejected)

@@ -1,0 +1,81 @@
+"""State resolution version 1.
+
+Power levels are resolved first, then join rules, then memberships: of the events under one key, from the lowest depth up,
+each takes the place of the one before if that one's state allows it. Of any other kind the deepest event that is allowed
+wins. Where none is allowed the lowest stays (the text is silent; Synapse and gomatrixserverlib agree).
+Keys of one phase do not see each other's results, only those of the phases before, so the order of keys does not matter.
+
+Source: room version 1, "State resolution".
+"""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from hashlib import sha1
+from typing import NamedTuple
+
+from storage.auth.resolution.conflicts import StateMap
+from storage.auth.resolution.lookup import Lookup
+from storage.auth.rules import check
+from storage.auth.selection import keys_needed
+from storage.auth.state_keys import JOIN_RULES, MEMBER, POWER_LEVELS
+from storage.errors import AuthDenied
+from storage.event import Event
+from storage.ids import EventId, StateKey
+
+_PHASES = (POWER_LEVELS[0], JOIN_RULES[0], MEMBER)
+
+
+def resolve_v1(unconflicted: StateMap, conflicted: Mapping[StateKey, AbstractSet[EventId]], lookup: Lookup) -> dict[StateKey, EventId]:
+    """What the conflicted keys come to. A key with a single value is no conflict in this version and keeps it."""
+    decided = {key: event_id for key, (event_id, *others) in conflicted.items() if not others}
+    held = {key: _ordered(event_ids, lookup) for key, event_ids in conflicted.items() if len(event_ids) > 1}
+    left = {key: events for key, events in held.items() if events}
+    for phase in _PHASES:
+        keys = [key for key in left if key[0] == phase]
+        decided |= {key: _last_of_chain(key, left.pop(key), StateSoFar(decided, unconflicted, lookup)) for key in keys}
+    return decided | {key: _deepest_allowed(events, StateSoFar(decided, unconflicted, lookup)) for key, events in left.items()}
+
+
+class StateSoFar(NamedTuple):
+    """R of the specification, as ids and where to find the events."""
+
+    decided: StateMap
+    unconflicted: StateMap
+    lookup: Lookup
+
+    def allows(self, event: Event, placed: Mapping[StateKey, Event]) -> bool:
+        """Whether this state, with `placed` put into it, allows the event; False where an event it takes is not held."""
+        auth_state: dict[StateKey, Event] = {}
+        for key in keys_needed(event):
+            state_id = self.decided.get(key) or self.unconflicted.get(key)
+            found = placed.get(key) or (None if state_id is None else self.lookup(state_id))
+            if found is not None:
+                auth_state[key] = found
+            elif state_id is not None:
+                return False
+        try:
+            check(event, auth_state, event.room_version)
+        except AuthDenied:
+            return False
+        return True
+
+
+def _ordered(event_ids: Iterable[EventId], lookup: Lookup) -> list[Event]:
+    """Those held, from the lowest depth up, and from the highest hash down where depths are equal."""
+    events = [event for event_id in event_ids if (event := lookup(event_id)) is not None]
+    by_hash = sorted(events, key=lambda event: sha1(event.event_id.encode()).digest(), reverse=True)  # noqa: S324  the protocol's order
+    return sorted(by_hash, key=lambda event: event.depth)
+
+
+def _last_of_chain(key: StateKey, events: list[Event], state: StateSoFar) -> EventId:
+    accepted = events[0]
+    for event in events[1:]:
+        if not state.allows(event, {key: accepted}):
+            break
+        accepted = event
+    return accepted.event_id
+
+
+def _deepest_allowed(events: list[Event], state: StateSoFar) -> EventId:
+    allowed = (event.event_id for event in reversed(events) if state.allows(event, {}))
+    return next(allowed, events[0].event_id)

@@ -1,0 +1,96 @@
+"""State resolution versions 2 and 2.1.
+
+First the events that may take power away, with what they rest on, by power; then all others of the full conflicted set along
+the mainline of the power levels that came out. Version 2.1 differs in two points: the full conflicted set also holds the
+conflicted state subgraph, and the checks start from an empty state instead of the unconflicted one.
+
+Work is bounded by the full conflicted set, the auth events of its members, and the power levels back to the fork.
+
+Source: room version 2, room version 12, "State resolution".
+"""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from storage.auth.resolution.conflicts import StateMap
+from storage.auth.resolution.iterate import iterate
+from storage.auth.resolution.lookup import Lookup
+from storage.auth.resolution.mainline import mainline_order
+from storage.auth.resolution.power_order import reverse_topological_power_order
+from storage.auth.state_keys import JOIN_RULES, MEMBER, POWER_LEVELS
+from storage.event import Event, RoomVersion
+from storage.ids import EventId, StateKey
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """What the two phases work on.
+
+    `full` is the full conflicted set. `walk` holds at least every event on a path of auth events from one event of `full` to
+    another; None where that is not known, and chains are walked to their ends.
+    """
+
+    full: AbstractSet[EventId]
+    walk: AbstractSet[EventId] | None
+    base: StateMap
+
+
+def is_power_event(event: Event) -> bool:
+    """Power levels, join rules, and memberships that put somebody else out of the room."""
+    if event.state_key is None:
+        return False
+    if event.type in (POWER_LEVELS[0], JOIN_RULES[0]):
+        return True
+    return event.type == MEMBER and event.sender != event.state_key and event.content.get("membership") in ("leave", "ban")
+
+
+def power_phase_events(conflict: Conflict, lookup: Lookup) -> set[EventId]:
+    """X: the power events of the full conflicted set, and those of the set that are in their auth chains."""
+    found = {event_id for event_id in conflict.full if (event := lookup(event_id)) is not None and is_power_event(event)}
+    seen = set(found)
+    waiting = list(found)
+    while waiting:
+        event = lookup(waiting.pop())
+        for cited_id in () if event is None else event.auth_event_ids:
+            if cited_id not in seen and (conflict.walk is None or cited_id in conflict.walk):
+                seen.add(cited_id)
+                waiting.append(cited_id)
+    return {event_id for event_id in seen if event_id in conflict.full}
+
+
+def power_phase(conflict: Conflict, lookup: Lookup, rejected: AbstractSet[EventId]) -> tuple[dict[StateKey, EventId], set[EventId]]:
+    """Steps 1 and 2: what the power events come to, and which events were judged."""
+    judged = power_phase_events(conflict, lookup)
+    decided: dict[StateKey, EventId] = {}
+    iterate(reverse_topological_power_order(judged, lookup), decided, conflict.base, lookup, rejected)
+    return decided, judged
+
+
+def remaining_order(conflict: Conflict, decided: StateMap, judged: AbstractSet[EventId], lookup: Lookup) -> list[EventId]:
+    """Step 3: all other events of the full conflicted set, by the mainline of the power levels that are decided."""
+    remaining = [event for event_id in conflict.full if event_id not in judged and (event := lookup(event_id)) is not None]
+    newest = decided.get(POWER_LEVELS) or conflict.base.get(POWER_LEVELS)
+    return mainline_order(remaining, newest, lookup)
+
+
+def resolve_v2(conflict: Conflict, unconflicted: StateMap, lookup: Lookup, rejected: AbstractSet[EventId]) -> dict[StateKey, EventId]:
+    """Steps 1 to 5: the keys outside the unconflicted state, and what each comes to."""
+    decided, judged = power_phase(conflict, lookup, rejected)
+    iterate(remaining_order(conflict, decided, judged, lookup), decided, conflict.base, lookup, rejected)
+    return {key: event_id for key, event_id in decided.items() if unconflicted.get(key) is None}
+
+
+def conflict_of(
+    version: RoomVersion,
+    unconflicted: StateMap,
+    conflicted: Mapping[StateKey, AbstractSet[EventId]],
+    auth_difference: AbstractSet[EventId],
+    subgraph: AbstractSet[EventId] | None,
+) -> Conflict:
+    """The full conflicted set, and the state that the checks start from."""
+    full = set(auth_difference).union(*conflicted.values())
+    walk = None if subgraph is None else full | subgraph
+    if version.state_resolution == "v2":
+        return Conflict(full, walk, unconflicted)
+    return Conflict(full if walk is None else walk, walk, {})
