@@ -1,0 +1,375 @@
+"""A Postgres of our own, from the programs of a wheel: what a newcomer gets without installing or configuring anything.
+
+A folder holds everything: the cluster in `postgresql/`, the socket in `run/`, and two lock files. The server listens on that
+socket only, and only its own user (and root) can enter the folder of it.
+
+Sharing. The first process that needs the server starts it; others on the same folder use it; the last to leave stops it. Nobody
+counts: each holds a shared lock on the file `users` as long as it uses the server, and whoever leaves and can then lock the file
+alone was the last. The kernel drops the lock of a process that dies, so no count can be wrong. Starting and stopping happen
+under an exclusive lock on the file `lock`. If the last user is killed, the server goes on and the next one finds it.
+
+Crashes. A server that was killed recovers when it is started again. Postgres handles the lock file of a dead server itself; it
+gives up, however, if another program has the old number, or the file is empty, and that is mended here first.
+
+Not for production: one machine, no backup, no tuning. Give a DSN there.
+"""
+
+import asyncio
+import atexit
+import fcntl
+import os
+import shlex
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import platformdirs
+import psutil
+
+from storage.config import Config
+from storage.database import binaries as programs
+from storage.database.binaries import Account, Binaries
+from storage.errors import DatabaseError, DatabaseFull, DatabaseUnavailable
+
+APPLICATION: Final = "room-event-storage"
+PORT: Final = 5432
+"""Part of the socket's name; nothing listens on a network."""
+
+SOCKET_PATH_BYTES_MAX: Final = 103
+"""What fits into sun_path: 107 bytes on Linux, 103 on macOS."""
+
+NO_PROCESS: Final = 2**31 - 2
+"""A number that no process can have: above the kernels' largest."""
+
+SAME_START_SECONDS: Final = 60
+"""How far the start of a process and the one noted in the lock file may differ: clocks are set."""
+
+POLL_SECONDS: Final = 0.02
+
+
+class EmbeddedPostgres:
+    """Our use of the server on one folder: `start` it or join it, `stop` it or leave it to the others."""
+
+    def __init__(self, directory: Path | None = None, *, config: Config | None = None, binaries: Binaries | None = None) -> None:
+        self.directory = (directory or data_directory()).absolute()
+        self._config = config or Config()
+        self._binaries = binaries
+        self._account = Account.for_server()
+        self._data = self.directory / "postgresql"
+        self._user_lock: int | None = None
+
+    @property
+    def dsn(self) -> str:
+        """Where to connect, as superuser of the embedded cluster."""
+        return f"postgresql://postgres@/postgres?host={quote(str(self._socket_directory()), safe='')}&port={PORT}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, if one runs."""
+        process = self._process()
+        return None if process is None else process.pid
+
+    @property
+    def log(self) -> Path:
+        """What the server wrote since it was started."""
+        return self._data / "server.log"
+
+    def start(self) -> str:
+        """Start the server, or join the one that runs; its DSN. Blocks until it answers."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with self._alone():
+                if self._user_lock is None:
+                    self._user_lock = _open_lock(self.directory / "users")
+                fcntl.flock(self._user_lock, fcntl.LOCK_SH)
+                try:
+                    self._ensure_running()
+                except BaseException:
+                    self._leave()
+                    raise
+        except OSError as error:
+            kind = DatabaseFull if error.errno in {28, 122} else DatabaseUnavailable  # ENOSPC, EDQUOT
+            raise kind(f"the embedded Postgres in {self.directory} cannot be started: {error}") from error
+        atexit.register(self.stop)
+        return self.dsn
+
+    def stop(self) -> None:
+        """Leave; the last to do so stops the server. Doing so twice is harmless."""
+        atexit.unregister(self.stop)
+        if self._user_lock is None or not self.directory.exists():
+            return
+        with self._alone():
+            try:
+                fcntl.flock(self._user_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            else:
+                self._shut_down()
+            finally:
+                self._leave()
+
+    # ------------------------------------------------------------------------------------------------------- locks
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the exclusive lock under which servers are started and stopped."""
+        lock = _open_lock(self.directory / "lock")
+        try:
+            deadline = self._deadline()
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    _pause(deadline, f"another process has been starting or stopping the server in {self.directory} for too long")
+            yield
+        finally:
+            os.close(lock)
+
+    def _leave(self) -> None:
+        if self._user_lock is not None:
+            os.close(self._user_lock)
+            self._user_lock = None
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._config.embedded_start_timeout_ms / 1000
+
+    # ---------------------------------------------------------------------------------------------------- starting
+
+    def _ensure_running(self) -> None:
+        """Find the server, or make the cluster and start one."""
+        deadline = self._deadline()
+        while not self._answers():
+            process = self._process()
+            if process is None:
+                break
+            self._await_change(process, deadline)
+        else:
+            return
+        if not (self._data / "PG_VERSION").exists():
+            self._create_cluster()
+        self._mend_lock_files()
+        self._launch(deadline)
+
+    def _await_change(self, process: psutil.Process, deadline: float) -> None:
+        """A server runs and does not answer: it is starting, stopping, or has lost its socket. Wait, then end it."""
+        if _status(self._data) == "ready" and not (self._socket_directory() / f".s.PGSQL.{PORT}").exists():
+            self._end(process)
+        else:
+            _pause(deadline, f"the server in {self.directory} (process {process.pid}) does not answer")
+
+    def _create_cluster(self) -> None:
+        """initdb beside the place, then a rename: a cluster is there whole or not at all."""
+        fresh = self.directory / "postgresql.new"
+        if fresh.exists():
+            shutil.rmtree(fresh)
+        self._account.make_directory(fresh)
+        chosen = self._programs(None)
+        with self._account.names_of(fresh) as ([name], descriptors):
+            status, output = self._account.run(
+                [
+                    chosen.path / "initdb",
+                    f"--pgdata={name}",
+                    "--username=postgres",
+                    "--auth-local=trust",  # whoever reaches the socket is the owner or root
+                    "--auth-host=reject",
+                    "--encoding=UTF8",
+                    "--locale=C",
+                    *([] if self._config.embedded_fsync else ["--no-sync"]),
+                ],
+                descriptors=descriptors,
+                timeout=self._config.embedded_start_timeout_ms / 1000,
+            )
+        if status != 0:
+            raise _failure(f"initdb failed in {fresh}", output)
+        fresh.rename(self._data)
+
+    def _launch(self, deadline: float) -> None:
+        """pg_ctl start; repeated while processes of a server that was killed still hold its memory."""
+        major = int((self._data / "PG_VERSION").read_text().strip())
+        chosen = self._programs(major)
+        sockets = self._account.make_directory(self._choose_socket_directory())
+        while True:
+            if self.log.exists():
+                self.log.replace(self.log.with_suffix(".log.1"))
+            with self._account.names_of(self._data, sockets) as ([data, socket_name], descriptors):
+                options = shlex.join(_server_options(self._config, socket_name))
+                seconds = max(int(deadline - time.monotonic()), 1)
+                command = [chosen.path / "pg_ctl", "start", "-w", "-t", str(seconds), "-D", data, "-l", f"{data}/server.log", "-o", options]
+                status, output = self._account.run(command, descriptors=descriptors, timeout=seconds + 10)
+            if status == 0:
+                return
+            log = self.log.read_text(errors="replace") if self.log.exists() else output
+            if "shared memory block" not in log:
+                raise _failure(f"Postgres did not start in {self.directory}", log)
+            _pause(deadline, f"processes of a killed server still use {self._data}")
+
+    def _programs(self, major: int | None) -> Binaries:
+        if self._binaries is None:
+            return programs.find(self._account, major=major)
+        if major not in {None, self._binaries.major}:
+            message = f"{self._data} is of Postgres {major}, {self._binaries.path} is of {self._binaries.major}"
+            raise DatabaseUnavailable(message)
+        return self._binaries
+
+    # ------------------------------------------------------------------------------------------------- the process
+
+    def _process(self) -> psutil.Process | None:
+        """The server that the lock file of the cluster names, if it lives: not whoever has its number now."""
+        with suppress(OSError, ValueError, IndexError, psutil.Error):
+            lines = (self._data / "postmaster.pid").read_text().splitlines()
+            process = psutil.Process(int(lines[0]))
+            if process.status() == psutil.STATUS_ZOMBIE or not process.name().startswith("postgres"):
+                return None
+            if abs(process.create_time() - int(lines[2])) < SAME_START_SECONDS or self._answers():
+                return process
+        return None
+
+    def _mend_lock_files(self) -> None:
+        """No server runs: make sure that Postgres sees that too, whatever a crash has left.
+
+        The lock file itself is kept where it can be: by it, a new server recognises processes of the old one that still live.
+        """
+        for leftover in self._socket_directory().glob(".s.PGSQL.*"):
+            leftover.unlink()
+        path = self._data / "postmaster.pid"
+        if not path.exists():
+            return
+        lines = path.read_text().splitlines()
+        if not lines:
+            path.unlink()
+        elif psutil.pid_exists(int(lines[0])):
+            path.write_text("\n".join([str(NO_PROCESS), *lines[1:], ""]))
+
+    def _answers(self) -> bool:
+        """Whether the server has come up and takes connections on the socket."""
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(self._socket_directory() / f".s.PGSQL.{PORT}"))
+            except OSError:
+                return False
+        return _status(self._data) in {"ready", "standby"}
+
+    def _shut_down(self) -> None:
+        process = self._process()
+        if process is not None:
+            self._end(process)
+        sockets = self._socket_directory()
+        if sockets != self.directory / "run":
+            shutil.rmtree(sockets, ignore_errors=True)
+            (self.directory / "socket").unlink(missing_ok=True)
+
+    def _end(self, process: psutil.Process) -> None:
+        """Fast shutdown: sessions are ended, everything is written. If that takes too long, what is left is crash recovery."""
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGINT)
+            if not self._gone(process):
+                process.send_signal(signal.SIGQUIT)
+                self._gone(process)
+
+    def _gone(self, process: psutil.Process) -> bool:
+        """Wait for the end of a process that is not our child, and that its parent may never collect."""
+        deadline = self._deadline()
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    # ------------------------------------------------------------------------------------------------- the socket
+
+    def _socket_directory(self) -> Path:
+        """`run` in our folder, or the one that the file `socket` names."""
+        with suppress(OSError):
+            return Path((self.directory / "socket").read_text())
+        return self.directory / "run"
+
+    def _choose_socket_directory(self) -> Path:
+        """`run` in our folder, or a fresh temporary one where its path is too long for a socket."""
+        (self.directory / "socket").unlink(missing_ok=True)
+        if _fits(self.directory / "run"):
+            return self.directory / "run"
+        for base in (tempfile.gettempdir(), "/tmp"):  # noqa: S108  # mkdtemp makes a folder of its own there
+            place = Path(tempfile.mkdtemp(prefix="room-storage-", dir=base))
+            if _fits(place):
+                (self.directory / "socket").write_text(str(place))
+                return place
+            place.rmdir()
+        message = f"no folder for the socket with a path short enough: {self.directory}, {tempfile.gettempdir()}"
+        raise DatabaseUnavailable(message)
+
+
+@asynccontextmanager
+async def embedded_postgres(
+    directory: Path | None = None, *, config: Config | None = None, binaries: Binaries | None = None
+) -> AsyncIterator[str]:
+    """The DSN of an embedded Postgres that runs at least as long as the block."""
+    server = EmbeddedPostgres(directory, config=config, binaries=binaries)
+    starting = asyncio.create_task(asyncio.to_thread(server.start))
+    try:
+        yield await asyncio.shield(starting)
+    finally:
+        await asyncio.wait([starting])  # a start that was cancelled here still goes on in its thread
+        await asyncio.to_thread(server.stop)
+
+
+def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """`STORAGE_DATA_DIR`, else the platform's folder for the user's data."""
+    given = environ.get("STORAGE_DATA_DIR")
+    return Path(given) if given else platformdirs.user_data_path(APPLICATION, appauthor=False)
+
+
+def _server_options(config: Config, sockets: str) -> list[str]:
+    """Command line of the server: settings that follow the configuration, so that a change needs a restart only."""
+    settings = {
+        "unix_socket_directories": sockets,
+        "port": PORT,
+        "listen_addresses": "",
+        "max_connections": config.embedded_connections_max,
+        "shared_buffers": f"{config.embedded_shared_buffers_mb}MB",
+        "fsync": "on" if config.embedded_fsync else "off",
+        "full_page_writes": "on" if config.embedded_fsync else "off",
+        "jit": "off",
+        "random_page_cost": "1.1",
+        "max_parallel_workers_per_gather": 0,
+        "timezone": "UTC",
+        "log_timezone": "UTC",
+        "log_line_prefix": "%m [%p] %q%a ",
+    }
+    return [argument for name, value in settings.items() for argument in ("-c", f"{name}={value}")]
+
+
+def _open_lock(path: Path) -> int:
+    """A descriptor of a lock file; no program that we start inherits it."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _fits(directory: Path) -> bool:
+    return len(os.fsencode(directory / f".s.PGSQL.{PORT}")) <= SOCKET_PATH_BYTES_MAX
+
+
+def _status(data: Path) -> str:
+    """What the server says of itself in the last line of its lock file: starting, ready, stopping, standby."""
+    with suppress(OSError, IndexError):
+        return (data / "postmaster.pid").read_text().splitlines()[7].strip()
+    return ""
+
+
+def _pause(deadline: float, message: str) -> None:
+    if time.monotonic() > deadline:
+        raise DatabaseUnavailable(message)
+    time.sleep(POLL_SECONDS)
+
+
+def _failure(what: str, output: str) -> DatabaseError:
+    """The error for a program that failed, with the last lines it wrote."""
+    tail = "\n".join(output.splitlines()[-8:])
+    kind = DatabaseFull if "No space left on device" in output else DatabaseUnavailable
+    return kind(f"{what}:\n{tail}")
