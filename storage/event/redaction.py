@@ -11,13 +11,13 @@ from storage.event.versions import RoomVersion, version_of
 def redact(pdu: dict[str, Any], room_version: str | RoomVersion) -> dict[str, Any]:
     """The redacted form of `pdu`, as a new dict; `unsigned` goes, hashes and signatures stay.
 
-    Values that are kept are shared with `pdu`, not copied. A content that is not an object becomes {}.
+    Values that are kept are shared with `pdu`, not copied. A content that is missing or
+    not an object becomes {}: published signatures of events without content cover that form.
     """
     version = version_of(room_version)
     keys = version.redaction_keys
     redacted = {key: value for key, value in pdu.items() if key in keys}
-    if "content" in redacted:
-        redacted["content"] = redacted_content(pdu.get("type"), redacted["content"], version)
+    redacted["content"] = redacted_content(pdu.get("type"), pdu.get("content"), version)
     return redacted
 
 
