@@ -7,22 +7,36 @@ All servers lie under ``.test`` and all users are numbers.
 
 from storage.testing.assembly import How, Reference
 from storage.testing.builder import RoomBuilder
+from storage.testing.delivery import deliver_late, deliver_shuffled, deliver_with_gap
+from storage.testing.generate import RoomStream, build_room, generate_room, stream_room
 from storage.testing.keys import KEY_ID, signing_key, verify_key, verify_keys
 from storage.testing.model import BuiltEvent, Expected, GeneratedEvent, GeneratedRoom, Origin, State, ndjson_line, write_ndjson
+from storage.testing.shapes import ODD_SOME, SHAPES, Odd, Shape
 
 __all__ = [
     "KEY_ID",
+    "ODD_SOME",
+    "SHAPES",
     "BuiltEvent",
     "Expected",
     "GeneratedEvent",
     "GeneratedRoom",
     "How",
+    "Odd",
     "Origin",
     "Reference",
     "RoomBuilder",
+    "RoomStream",
+    "Shape",
     "State",
+    "build_room",
+    "deliver_late",
+    "deliver_shuffled",
+    "deliver_with_gap",
+    "generate_room",
     "ndjson_line",
     "signing_key",
+    "stream_room",
     "verify_key",
     "verify_keys",
     "write_ndjson",

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypedDict
 
+from storage.auth import check, keys_needed
 from storage.errors import AuthDenied
 from storage.event import parse
 from storage.ids import EventId, RoomId, StateKey
@@ -184,8 +185,6 @@ def _check(graph: RoomGraph, node: BuiltEvent, *, auth_is_given: bool) -> None:
     """ValueError if `expected` and the auth rules on the state before the event contradict each other."""
     if node.expected == "invalid":
         return
-    from storage.auth import check, keys_needed  # noqa: PLC0415
-
     event = parse(node.pdu, node.room_version)
     wanted: set[StateKey] = {*keys_needed(event), CREATE}
     auth_state = {key: graph.parsed(node.state_before[key]) for key in wanted if key in node.state_before}

@@ -48,7 +48,7 @@ class RoomBuilder:
         servers: Sequence[str] = DEFAULT_SERVERS,
         seed: int = 0,
         sign: bool = True,
-        checked: bool = False,
+        checked: bool = True,
         exact: bool = True,
     ) -> None:
         """An empty room of `version`. The same calls with the same `seed` give the same bytes.

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from storage.auth import resolve, resolve_conflicts
 from storage.ids import EventId, StateKey
 from storage.testing.graph import EMPTY_STATE, ParsedEvents, RoomGraph
 from storage.testing.model import Merged, State
@@ -87,27 +88,23 @@ def _changed_keys(graph: RoomGraph, ids: Iterable[EventId]) -> set[StateKey]:
 
 
 def _resolved_exactly(graph: RoomGraph, states: Sequence[State]) -> State:
-    from storage.auth import resolve  # noqa: PLC0415
-
-    resolved = resolve(graph.room_version, [dict(state) for state in states], ParsedEvents(graph))
+    resolved = resolve(graph.room_version, [dict(state) for state in states], ParsedEvents(graph), rejected=graph.rejected)
     return _updated(states[0], resolved, set(states[0]) | set(resolved))
 
 
 def _updated(state: State, values: Mapping[StateKey, EventId], keys: Iterable[StateKey]) -> State:
     """`state` with `keys` as in `values`; a key that is missing there goes."""
-    with state.mutate() as changed:
-        for key in keys:
-            value = values.get(key)
-            if value is None:
-                changed.pop(key, None)
-            elif changed.get(key) != value:
-                changed[key] = value
-        return changed.finish()
+    changed = state.mutate()
+    for key in keys:
+        value = values.get(key)
+        if value is None:
+            changed.pop(key, None)
+        elif changed.get(key) != value:
+            changed[key] = value
+    return changed.finish()
 
 
 def _resolved_nearby(graph: RoomGraph, states: Sequence[State], disputed: frozenset[StateKey], since_fork: set[EventId]) -> State:
-    from storage.auth import resolve_conflicts  # noqa: PLC0415
-
     conflicted = {key: {state[key] for state in states if key in state} for key in disputed}
     decided = resolve_conflicts(
         graph.room_version,

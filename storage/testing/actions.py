@@ -1,0 +1,258 @@
+"""What can happen in a room, by name. Each action does one thing that the state of its side allows, or gives None."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from storage.testing import contents, population
+from storage.testing.drafting import number_of, server_of
+from storage.testing.model import BuiltEvent
+from storage.testing.world import MODERATORS_MAX, Said, Side, World
+
+Action = Callable[[World], BuiltEvent | None]
+
+REACTIONS: Final = ("👍", "❤️", "🎉", "😄", "+1")
+VISIBILITIES: Final = ("world_readable", "shared", "shared", "invited", "joined")
+
+
+# Talk
+
+
+def message(world: World) -> BuiltEvent | None:
+    """A message of some kind."""
+    sender = world.speaker()
+    return None if sender is None else world.say(sender, "m.room.message", population.message(world.rng))
+
+
+def encrypted(world: World) -> BuiltEvent | None:
+    """An encrypted message."""
+    sender = world.speaker()
+    return None if sender is None else world.say(sender, "m.room.encrypted", population.encrypted(world.rng))
+
+
+def _speaker_and_said(world: World) -> tuple[str, Said] | None:
+    sender = world.speaker()
+    if sender is None or not world.side(sender).recent:
+        return None
+    return sender, world.rng.choice(world.side(sender).recent)
+
+
+def reply(world: World) -> BuiltEvent | None:
+    """An answer to a recent message."""
+    pair = _speaker_and_said(world)
+    if pair is None:
+        return None
+    sender, said = pair
+    return world.say(sender, "m.room.message", contents.reply(said.event_id, population.text(world.rng)))
+
+
+def thread(world: World) -> BuiltEvent | None:
+    """A message in a recent thread, or a new one."""
+    pair = _speaker_and_said(world)
+    if pair is None:
+        return None
+    sender, said = pair
+    root = said.thread or said.event_id
+    return world.say(sender, "m.room.message", contents.threaded(root, said.event_id, population.text(world.rng)), thread=root)
+
+
+def reaction(world: World) -> BuiltEvent | None:
+    """A reaction to a recent message."""
+    pair = _speaker_and_said(world)
+    if pair is None:
+        return None
+    sender, said = pair
+    return world.send(sender, "m.reaction", contents.reaction(said.event_id, world.rng.choice(REACTIONS)))
+
+
+def edit(world: World) -> BuiltEvent | None:
+    """A recent message said again by the one who said it."""
+    pair = _speaker_and_said(world)
+    if pair is None or not _says_on(world, pair[1].sender, world.side(pair[0])):
+        return None
+    said = pair[1]
+    return world.send(said.sender, "m.room.message", contents.edit(said.event_id, population.text(world.rng)))
+
+
+def redaction(world: World) -> BuiltEvent | None:
+    """A recent message taken back by its sender, or by a moderator."""
+    pair = _speaker_and_said(world)
+    if pair is None:
+        return None
+    said = pair[1]
+    sender = said.sender if _says_on(world, said.sender, world.side(pair[0])) else world.moderator()
+    if sender is None or world.side(sender) is not world.side(pair[0]):
+        return None
+    content = {"reason": "taken back"}
+    if number_of(world.room.version) >= 11:
+        content["redacts"] = said.event_id
+    return world.send(sender, "m.room.redaction", content, redacts=said.event_id)
+
+
+def _says_on(world: World, user: str, side: Side) -> bool:
+    return world.side(user) is side and world.is_joined(user)
+
+
+# Coming and going
+
+
+def join(world: World) -> BuiltEvent | None:
+    """An invited user, one who left, or a new one joins; where the join rule is against it, somebody invites them."""
+    rng = world.rng
+    known = world.invited.draw(rng) if rng.random() < 0.5 else world.gone.draw(rng) if rng.random() < 0.4 else None
+    user = known or world.newcomer()
+    side = world.side(user)
+    membership = side.room.membership(user)
+    if membership in ("join", "ban"):
+        return None
+    rule = side.room.content("m.room.join_rules").get("join_rule", "invite")
+    if rule == "public" or membership == "invite":
+        return world.member(user, user, "join")
+    host = world.speaker()
+    if host is None or world.side(host) is not side:
+        return None
+    if rule in ("restricted", "knock_restricted"):
+        return world.member(user, user, "join", via=host)
+    return world.member(host, user, "invite")
+
+
+def leave(world: World) -> BuiltEvent | None:
+    """A joined user leaves; moderators stay."""
+    user = world.speaker(skew=1.0)
+    return None if user is None or user in world.moderators else world.member(user, user, "leave")
+
+
+def profile(world: World) -> BuiltEvent | None:
+    """A joined user takes another name or avatar."""
+    user = world.speaker()
+    return None if user is None else world.member(user, user, "join")
+
+
+def invite(world: World) -> BuiltEvent | None:
+    """A new user is invited."""
+    host = world.speaker()
+    return None if host is None else world.member(host, world.newcomer(), "invite")
+
+
+def reject(world: World) -> BuiltEvent | None:
+    """An invited user says no."""
+    user = world.invited.draw(world.rng)
+    if user is None or world.side(user).room.membership(user) != "invite":
+        return None
+    return world.member(user, user, "leave")
+
+
+def knock(world: World) -> BuiltEvent | None:
+    """A user knocks, or a knock is answered by an invite."""
+    waiting = world.knocking.draw(world.rng)
+    if waiting is not None and world.rng.random() < 0.7:
+        host = world.moderator()
+        return None if host is None or world.side(host).room.membership(waiting) != "knock" else world.member(host, waiting, "invite")
+    user = world.newcomer()
+    rule = world.side(user).room.content("m.room.join_rules").get("join_rule")
+    return world.member(user, user, "knock") if rule in ("knock", "knock_restricted") else None
+
+
+def _against_somebody(world: World, membership: str) -> BuiltEvent | None:
+    host, target = world.moderator(), world.speaker(skew=1.0)
+    if host is None or target is None or target in world.moderators:
+        return None
+    side = world.side(host)
+    if side.room.membership(target) != "join" or world.level(side, target) >= world.level(side, host):
+        return None
+    return world.member(host, target, membership)
+
+
+def kick(world: World) -> BuiltEvent | None:
+    """A moderator puts somebody out."""
+    return _against_somebody(world, "leave")
+
+
+def ban(world: World) -> BuiltEvent | None:
+    """A moderator bans somebody."""
+    return _against_somebody(world, "ban")
+
+
+def unban(world: World) -> BuiltEvent | None:
+    """A ban is lifted."""
+    host, target = world.moderator(), world.banned.draw(world.rng)
+    if host is None or target is None or world.side(host).room.membership(target) != "ban":
+        return None
+    return world.member(host, target, "leave")
+
+
+# Housekeeping
+
+
+def power(world: World) -> BuiltEvent | None:
+    """The creator makes somebody a moderator, or no longer one."""
+    host, target = world.creator, world.speaker()
+    if target is None or target == host or not world.is_joined(host):
+        return None
+    present = world.side(host).room.content("m.room.power_levels")
+    users = dict(present["users"])
+    if target in users:
+        del users[target]
+    elif len(users) <= MODERATORS_MAX:
+        users[target] = 50
+        if target not in world.moderators:
+            world.moderators.append(target)
+    else:
+        return None
+    return world.send(host, "m.room.power_levels", {**present, "users": users}, state_key="")
+
+
+def _setting(world: World, level: int, type_: str, content: Mapping[str, object]) -> BuiltEvent | None:
+    host = world.moderator(level)
+    return None if host is None else world.send(host, type_, content, state_key="")
+
+
+def topic(world: World) -> BuiltEvent | None:
+    """Another topic."""
+    return _setting(world, 50, "m.room.topic", {"topic": population.text(world.rng)})
+
+
+def name(world: World) -> BuiltEvent | None:
+    """Another name."""
+    return _setting(world, 50, "m.room.name", {"name": population.text(world.rng)[:60]})
+
+
+def visibility(world: World) -> BuiltEvent | None:
+    """Another history visibility."""
+    return _setting(world, 100, "m.room.history_visibility", {"history_visibility": world.rng.choice(VISIBILITIES)})
+
+
+def join_rule(world: World) -> BuiltEvent | None:
+    """Another join rule of those that the room version knows; mostly back to that of the shape."""
+    version = number_of(world.room.version)
+    rules = ["public", "invite"] + ["knock"] * (version >= 7) + ["restricted"] * (version >= 8) + ["knock_restricted"] * (version >= 10)
+    rule = world.rng.choice(rules) if world.rng.random() < 0.5 else world.shape.join_rule
+    allowed = [f"!space:{server_of(world.creator)}"] if "restricted" in rule else []
+    return _setting(world, 50, "m.room.join_rules", contents.join_rules(rule, allowed))
+
+
+ACTIONS: Final[Mapping[str, Action]] = {
+    action.__name__: action
+    for action in (
+        message,
+        encrypted,
+        reply,
+        thread,
+        reaction,
+        edit,
+        redaction,
+        join,
+        leave,
+        profile,
+        invite,
+        reject,
+        knock,
+        kick,
+        ban,
+        unban,
+        power,
+        topic,
+        name,
+        visibility,
+        join_rule,
+    )
+}

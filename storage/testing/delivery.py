@@ -1,0 +1,77 @@
+"""How a built room reaches a store: in order, late, shuffled, or with a stretch that this server never got."""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from storage.ids import EventId
+from storage.testing.builder import RoomBuilder
+from storage.testing.model import BuiltEvent, GeneratedEvent, GeneratedRoom
+
+LATE_RATE: Final = 0.3
+
+
+def deliver_shuffled(room: RoomBuilder, seed: int = 0) -> GeneratedRoom:
+    """Any order: children before their parents, redactions before their targets, the create event anywhere."""
+    events = room.events
+    random.Random(seed).shuffle(events)  # noqa: S311
+    return _room(room, [event.generated() for event in events])
+
+
+def deliver_late(room: RoomBuilder, seed: int = 0) -> GeneratedRoom:
+    """A random order in which what an event cites (parents and auth events) comes before it."""
+    rng = random.Random(seed)  # noqa: S311
+    by_id = {event.event_id: event for event in room.events}
+    missing = {key: {cited for cited in (*event.prev_events, *event.auth_events) if cited in by_id} for key, event in by_id.items()}
+    citing: dict[EventId, list[EventId]] = {key: [] for key in by_id}
+    for key, cited in missing.items():
+        for one in cited:
+            citing[one].append(key)
+    ready = [key for key, cited in missing.items() if not cited]
+    order: list[GeneratedEvent] = []
+    while ready:
+        key = ready.pop(rng.randrange(len(ready)))
+        order.append(by_id[key].generated())
+        for child in citing[key]:
+            missing[child].discard(key)
+            if not missing[child]:
+                ready.append(child)
+    return _room(room, order)
+
+
+def deliver_with_gap(room: RoomBuilder, start: int, stop: int) -> GeneratedRoom:
+    """`room.events[start:stop]` did not come in time; everything else is live.
+
+    An event after the gap that has a parent in it is preceded by what this server lacks of its state and of the auth
+    chains of state and event, as outliers, and has `state_before`. At the end the stretch comes as backfill, oldest
+    first. `start` must leave the create event out of the gap: ValueError.
+    """
+    events = room.events
+    if not 0 < start <= stop <= len(events):
+        raise ValueError(f"a gap from {start} to {stop} does not lie in a room of {len(events)} events behind the create event")
+    lost = {event.event_id for event in events[start:stop]}
+    order = [event.generated() for event in events[:start]]
+    fetched: set[EventId] = set()
+    for event in events[stop:]:
+        if lost.isdisjoint(event.prev_events):
+            wanted = room.graph.auth_chain([event.event_id])
+            order += _outliers(room, wanted & lost - fetched)
+            fetched |= wanted & lost
+            order.append(event.generated())
+            continue
+        state = set(event.state_before.values())
+        wanted = (state | room.graph.auth_chain([*state, event.event_id])) & lost
+        order += _outliers(room, wanted - fetched)
+        fetched |= wanted
+        order.append(event.generated(state_before=sorted(state)))
+    order += [event.generated("backfill") for event in events[start:stop]]
+    return _room(room, order)
+
+
+def _outliers(room: RoomBuilder, ids: Iterable[EventId]) -> list[GeneratedEvent]:
+    nodes: Sequence[BuiltEvent] = sorted((room.event(event_id) for event_id in ids), key=lambda node: (node.topological, node.event_id))
+    return [node.generated("outlier") for node in nodes]
+
+
+def _room(room: RoomBuilder, events: Sequence[GeneratedEvent]) -> GeneratedRoom:
+    return GeneratedRoom(room.room_id, room.version, tuple(events), room.keys)

@@ -1,0 +1,139 @@
+"""Rooms of a shape and a size: as an iterator with bounded memory, as a list, or as a builder to deliver in odd ways.
+
+A million events need no more memory than the room's state and a window of recent events.
+"""
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from signedjson.types import VerifyKey
+
+from storage.ids import EventId, RoomId
+from storage.testing import contents, population
+from storage.testing.actions import ACTIONS, message
+from storage.testing.builder import RoomBuilder
+from storage.testing.keys import verify_keys
+from storage.testing.model import BuiltEvent, GeneratedEvent, GeneratedRoom
+from storage.testing.oddities import ODDITIES
+from storage.testing.shapes import Shape
+from storage.testing.world import World
+
+LATE_MOST: Final = 50
+"""A late event is overtaken by at most so many others."""
+TRIM_EVERY: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class RoomStream:
+    """A room that is generated while it is iterated, and afresh each time: always the same events."""
+
+    shape: Shape
+    count: int
+    seed: int
+    sign: bool
+    room_id: RoomId
+    room_version: str
+    keys: Mapping[tuple[str, str], VerifyKey]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[GeneratedEvent]:
+        world = World(self.shape, self.seed, sign=self.sign, version=self.room_version)
+        made = itertools.islice(_endless(world, trim=True), self.count)
+        late = self.shape.odd.late
+        delivered = held_back(made, late, random.Random(self.seed)) if late else made  # noqa: S311
+        return (event.generated() for event in delivered)
+
+
+def stream_room(shape: Shape, count: int, *, seed: int = 0, version: str | None = None, sign: bool = True) -> RoomStream:
+    """A room of exactly `count` events. Without `sign` they are hashed only (about twice as fast).
+
+    `version` instead of the shape's. The order of delivery is that of creation but for what `shape.odd` makes late.
+    """
+    world = World(shape, seed, sign=sign, version=version)
+    next(_beginning(world))
+    room = world.room
+    return RoomStream(shape, count, seed, sign, room.room_id, room.version, verify_keys(room.settings.servers))
+
+
+def generate_room(shape: Shape, count: int, *, seed: int = 0, version: str | None = None, sign: bool = True) -> GeneratedRoom:
+    """As `stream_room`, in memory."""
+    stream = stream_room(shape, count, seed=seed, version=version, sign=sign)
+    return GeneratedRoom(stream.room_id, stream.room_version, tuple(stream), stream.keys)
+
+
+def build_room(
+    shape: Shape, count: int, *, seed: int = 0, version: str | None = None, sign: bool = True, exact: bool = True
+) -> RoomBuilder:
+    """A builder holding a room of `count` events with all their states, to go on with or to deliver in odd ways.
+
+    With `exact` the states at merges are those of `storage.auth.resolve`; else see `storage.testing.merging`.
+    """
+    world = World(shape, seed, sign=sign, version=version, exact=exact)
+    for _ in itertools.islice(_endless(world, trim=False), count):
+        pass
+    world.room.merge(*(side.room for side in world.sides))
+    return world.room
+
+
+def _endless(world: World, *, trim: bool) -> Iterator[BuiltEvent]:
+    yield from _beginning(world)
+    names, weights = list(world.shape.mix), list(itertools.accumulate(world.shape.mix.values()))
+    odd = [(name, getattr(world.shape.odd, name)) for name in ODDITIES if getattr(world.shape.odd, name) > 0]
+    for step in itertools.count():
+        world.advance_partitions()
+        yield from _oddity(world, odd) or _ordinary(world, names, weights)
+        if trim and step % TRIM_EVERY == 0:
+            world.trim()
+
+
+def _beginning(world: World) -> Iterator[BuiltEvent]:
+    """As clients create rooms: create, join, power levels, join rules, history visibility, guest access, name."""
+    creator, shape, room = world.creator, world.shape, world.room
+    yield room.create(creator, ts=world.now_ms)
+    yield world.member(creator, creator, "join")
+    yield world.send(creator, "m.room.power_levels", contents.power_levels(room.version, [creator], None), state_key="")
+    yield world.send(creator, "m.room.join_rules", contents.join_rules(shape.join_rule, []), state_key="")
+    visibility = {"history_visibility": shape.history_visibility}
+    yield world.send(creator, "m.room.history_visibility", visibility, state_key="")
+    yield world.send(creator, "m.room.guest_access", {"guest_access": "can_join"}, state_key="")
+    yield world.send(creator, "m.room.name", {"name": population.text(world.rng)[:60]}, state_key="")
+
+
+def _oddity(world: World, odd: Iterable[tuple[str, float]]) -> list[BuiltEvent]:
+    for name, rate in odd:
+        if world.rng.random() < rate:
+            return ODDITIES[name](world)
+    return []
+
+
+def _ordinary(world: World, names: list[str], weights: list[float]) -> list[BuiltEvent]:
+    """One event by the mix; if the action drawn is not possible now, a message instead; nothing if nobody can speak."""
+    waiting = len(world.joined) < world.shape.members
+    name = "join" if waiting and world.rng.random() < world.shape.rush else world.rng.choices(names, cum_weights=weights)[0]
+    node = ACTIONS[name](world) or message(world)
+    return [] if node is None else [node]
+
+
+def held_back(events: Iterable[BuiltEvent], rate: float, rng: random.Random, *, most: int = LATE_MOST) -> Iterator[BuiltEvent]:
+    """The events in another order: some are overtaken by up to `most` others, though by none that cites them.
+
+    Only in forks can an event be late. One that is expected to soft-fail stays where it is, as does what it depends on.
+    """
+    held: dict[EventId, tuple[BuiltEvent, int]] = {}
+    for place, event in enumerate(events):
+        for cited in (*event.prev_events, *event.auth_events):
+            if cited in held:
+                yield held.pop(cited)[0]
+        if event.expected is None and event.prev_events and rng.random() < rate:
+            held[event.event_id] = event, place + rng.randint(1, most)
+        else:
+            yield event
+        for event_id in [event_id for event_id, (_, due) in held.items() if due <= place]:
+            yield held.pop(event_id)[0]
+    for waiting, _ in held.values():
+        yield waiting

@@ -1,0 +1,83 @@
+"""What goes wrong in rooms, by name of the rate in `Odd`: each gives the events in order of delivery, or none."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from storage.testing import contents, population
+from storage.testing.drafting import DEPTH_MAX, depth_max, number_of
+from storage.testing.model import BuiltEvent
+from storage.testing.world import World
+
+Oddity = Callable[[World], list[BuiltEvent]]
+
+
+def content_hash(world: World) -> list[BuiltEvent]:
+    """A message whose content is not that which was hashed."""
+    sender = world.speaker()
+    return [] if sender is None else [world.send(sender, "m.room.message", population.message(world.rng), damage="content_hash")]
+
+
+def bad_signature(world: World) -> list[BuiltEvent]:
+    """A message signed with another key."""
+    sender = world.speaker()
+    return [] if sender is None else [world.send(sender, "m.room.message", population.message(world.rng), damage="signature")]
+
+
+def oversized(world: World) -> list[BuiltEvent]:
+    """A message of more than 65,536 bytes."""
+    sender = world.speaker()
+    return [] if sender is None else [world.send(sender, "m.room.message", population.message(world.rng), damage="oversized")]
+
+
+def depth_lie(world: World) -> list[BuiltEvent]:
+    """A message that claims the largest depth, none, a small or a random one; from version 6 also a negative one."""
+    sender = world.speaker()
+    if sender is None:
+        return []
+    largest = depth_max(world.room.version)
+    claims = [largest, 0, 1, world.rng.randint(2, 10_000)]
+    if number_of(world.room.version) >= 6:
+        claims.append(-DEPTH_MAX)
+    return [world.send(sender, "m.room.message", population.message(world.rng), depth=world.rng.choice(claims))]
+
+
+def rejected(world: World) -> list[BuiltEvent]:
+    """A message by somebody banned, gone or never there, or a topic without the power for it."""
+    banned = world.banned.draw(world.rng)
+    if banned is not None and world.rng.random() < 0.5 and not world.is_joined(banned):
+        return [world.send(banned, "m.room.message", population.message(world.rng), expected="rejected")]
+    ordinary = world.speaker()
+    if ordinary is not None and world.level(world.side(ordinary), ordinary) < 50 and world.rng.random() < 0.5:
+        content = {"topic": population.text(world.rng)}
+        return [world.send(ordinary, "m.room.topic", content, state_key="", expected="rejected")]
+    stranger = world.newcomer()
+    return [world.send(stranger, "m.room.message", population.message(world.rng), expected="rejected")]
+
+
+def soft_failed(world: World) -> list[BuiltEvent]:
+    """A ban, then a message of the banned user that claims to come from before it."""
+    host, target = world.moderator(), world.speaker(skew=1.0)
+    if not world.is_whole or host is None or target is None or target in world.moderators:
+        return []
+    if world.level(world.whole, target) >= world.level(world.whole, host):
+        return []
+    ban = world.member(host, target, "ban")
+    late = world.send(target, "m.room.message", population.message(world.rng), prev=ban.prev_events, expected="soft_failed")
+    return [ban, late]
+
+
+def early_redaction(world: World) -> list[BuiltEvent]:
+    """A redaction on another branch than its target, which comes later."""
+    sender, host = world.speaker(), world.moderator()
+    if not world.is_whole or sender is None or host is None:
+        return []
+    parents = world.room.heads
+    target = world.send(sender, "m.room.message", contents.text(population.text(world.rng)))
+    content = {"redacts": target.event_id} if number_of(world.room.version) >= 11 else {}
+    redaction = world.send(host, "m.room.redaction", content, redacts=target.event_id, prev=parents)
+    return [redaction, target]
+
+
+ODDITIES: Final[Mapping[str, Oddity]] = {
+    oddity.__name__: oddity for oddity in (content_hash, bad_signature, oversized, depth_lie, rejected, soft_failed, early_redaction)
+}
