@@ -1,0 +1,189 @@
+"""The id generator of one stream, as one process sees it: reserve ids, complete them in any order, follow other writers.
+
+This writer's ids come from `allocate` (the stream's sequence); of the other writers only positions are known, as
+`advance` tells them. Everything here happens between two awaits of one event loop, so no state is ever half-changed and no
+lock is needed; the only await is `allocate`. Nothing here is durable: positions are written by the transaction that
+writes the facts, and the generator is built again from those at start-up.
+
+Which "current" is which, in the words of streams.md ("Current stream ID"; it says that there is a range of them):
+
+    current(w)   the minimum: the largest id that W itself completed (or announced) such that all ids of W up to it have completed
+    maximum(w)   the maximum: the largest id known to have completed, whoever's it is, with no id of W at or below it in flight
+    linear()     the largest id known to have completed such that every id of every writer up to it has completed
+
+    Writers a (this process) and b start at 1.
+      a reserves 2      current(a) 1   maximum(a) 1   linear 1
+      b announces 3     current(a) 1   maximum(a) 1   linear 1     2 is in flight
+      a completes 2     current(a) 2   maximum(a) 3   linear 3
+      b announces 9     current(a) 2   maximum(a) 9   linear 9     a has nothing in flight, so it holds nobody back
+
+All are monotonic, and never reach an id that is still in flight, not even while its number is still on its way: an id that
+`allocate` has not returned yet may be any number above the largest that was known when `allocate` was called. So an
+open reservation has a bound (the number below all it may hold), and no current passes the smallest bound.
+
+An announced position must be a completed id, of any writer. `maximum` of the own writer is what a writer announces: when it is idle it
+follows the others, so it never holds their linear position back.
+"""
+
+import heapq
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Final
+
+from storage.errors import StorageCorrupt
+from storage.streams.positions import VectorPosition
+from storage.streams.runs import Runs
+
+Allocate = Callable[[int], Awaitable[Sequence[int]]]
+
+
+class IdGenerator:
+    """Stream ids of one stream: `allocate(n)` gives n increasing new ids; `positions` are the known ones at start-up."""
+
+    def __init__(self, allocate: Allocate, writer: str = "main", positions: Mapping[str, int] | None = None) -> None:
+        """`positions` maps each writer to its position, as the database has it; this writer starts at 0 if it is not there.
+
+        At start-up no id of this writer is in flight (streams.md, "Writing to streams").
+        """
+        self.writer: Final = writer
+        self._allocate = allocate
+        self._currents: dict[str, int] = {writer: 0, **(positions or {})}
+        self._open: set[Reservation] = set()
+        self._own_completed: list[int] = []  # heap: completed by this writer, above its current
+        self._completed = Runs()  # known to have completed, of any writer; runs below the linear position are dropped
+        self._largest_known = max(self._currents.values())
+        self._linear = 0
+        for position in self._currents.values():
+            self._completed.add(position)
+        self._move()
+
+    def reserve(self, n: int = 1) -> "Reservation":
+        """`async with generator.reserve(n) as ids:` gives n increasing ids; leaving the block, in any way, completes them.
+
+        A writer that does not know whether its COMMIT succeeded finds out before it leaves the block.
+        ValueError if n < 1; StorageCorrupt (on entering) if the sequence gives ids that were used before.
+        """
+        if n < 1:
+            raise ValueError(f"n must be at least 1, not {n}")
+        return Reservation(self, n)
+
+    def current(self, writer: str | None = None) -> int:
+        """The minimum per-writer current id (this writer's by default). KeyError for a writer that is not known."""
+        return self._currents[self.writer if writer is None else writer]
+
+    def maximum(self, writer: str | None = None) -> int:
+        """The maximum per-writer current id (this writer's by default). KeyError for a writer that is not known."""
+        current = self.current(writer)
+        if writer is not None and writer != self.writer:
+            return max(current, self._linear)
+        return max(current, self._largest_completed(self._bound()))
+
+    def positions(self) -> dict[str, int]:
+        """`current` of every writer."""
+        return dict(self._currents)
+
+    def linear(self) -> int:
+        """The linear current id."""
+        return self._linear
+
+    def vector(self) -> VectorPosition:
+        """Both views in one value: `linear()` as `min`, and the writers whose `current` is above it."""
+        return VectorPosition.of(self._linear, self._currents)
+
+    def in_flight(self) -> tuple[int, ...]:
+        """The ids of this writer that await completion, ascending."""
+        return tuple(sorted(stream_id for reservation in self._open for stream_id in reservation.ids))
+
+    def advance(self, writer: str, stream_id: int) -> None:
+        """A writer announced (POSITION) that `stream_id` and all of its own ids below have completed.
+
+        Adds a writer that was not known. An older position than the known one changes nothing.
+        """
+        self._largest_known = max(self._largest_known, stream_id)
+        self._completed.add(stream_id)
+        known = self._currents.setdefault(writer, 0)
+        if writer != self.writer or stream_id <= self._bound():
+            self._currents[writer] = max(known, stream_id)
+        self._move()
+
+    def remove_writer(self, writer: str) -> None:
+        """A writer is gone for good and holds the linear position back no more. ValueError for this writer itself.
+
+        Its transactions must have ended: ids that it had in flight count as completed from here on.
+        """
+        if writer == self.writer:
+            raise ValueError(f"{writer!r} is the writer of this generator")
+        self._currents.pop(writer, None)
+        self._move()
+
+    async def _enter(self, reservation: "Reservation", n: int) -> None:
+        reservation.bound = self._largest_known
+        self._open.add(reservation)
+        try:
+            ids = tuple(await self._allocate(n))
+            self._check_allocated(ids, n, reservation.bound)
+        except BaseException:
+            # Cancelled or failed: whatever ids were allocated never reach a caller, so no fact will ever have them.
+            self._leave(reservation)
+            raise
+        reservation.ids = ids
+        reservation.bound = ids[0] - 1
+        self._largest_known = max(self._largest_known, ids[-1])
+        self._move()
+
+    def _leave(self, reservation: "Reservation") -> None:
+        self._open.discard(reservation)
+        for stream_id in reservation.ids:
+            heapq.heappush(self._own_completed, stream_id)
+            self._completed.add(stream_id)
+        reservation.ids = ()
+        self._move()
+
+    def _bound(self) -> int:
+        """No id of this writer at or below the bound is in flight, or will ever be."""
+        return min((reservation.bound for reservation in self._open), default=self._largest_known)
+
+    def _largest_completed(self, bound: int) -> int:
+        found = self._completed.floor(bound)
+        return self._linear if found is None else max(self._linear, found)
+
+    def _move(self) -> None:
+        """Move this writer's current and the linear position as far as they may go."""
+        bound = self._bound()
+        while self._own_completed and self._own_completed[0] <= bound:
+            self._currents[self.writer] = max(self._currents[self.writer], heapq.heappop(self._own_completed))
+        others = (position for writer, position in self._currents.items() if writer != self.writer)
+        linear = self._largest_completed(min(bound, min(others, default=self._largest_known)))
+        # Ids that follow without a gap have all completed, however far back some writer's own position is: an id has one owner.
+        self._linear = self._completed.run_end(linear + 1)
+        self._completed.discard_below(self._linear)
+
+    def _check_allocated(self, ids: tuple[int, ...], n: int, bound: int) -> None:
+        if len(ids) != n or list(ids) != sorted(set(ids)):
+            raise StorageCorrupt(f"not {n} increasing stream ids", writer=self.writer, allocated=ids)
+        if ids[0] <= bound:
+            raise StorageCorrupt(
+                "the sequence is behind its table: it gave ids that were used", writer=self.writer, allocated=ids, used=bound
+            )
+
+
+class Reservation:
+    """One `reserve` call; an async context manager that can be entered once."""
+
+    __slots__ = ("_generator", "_n", "bound", "ids")
+
+    def __init__(self, generator: IdGenerator, n: int) -> None:
+        self._generator = generator
+        self._n = n
+        self.ids: tuple[int, ...] = ()  # awaiting completion
+        self.bound = 0  # below every id that this reservation holds or may still get
+
+    async def __aenter__(self) -> list[int]:
+        if self._n == 0:
+            raise RuntimeError("a reservation can be entered only once")
+        n, self._n = self._n, 0
+        await self._generator._enter(self, n)  # noqa: SLF001  (the two classes are one unit)
+        return list(self.ids)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._generator._leave(self)  # noqa: SLF001

@@ -1,0 +1,207 @@
+"""Tokens: positions as opaque text that clients and readers keep, and bring back after a restart, a purge or an upgrade.
+
+A sync token holds one vector position per stream; a pagination token holds one place in a room's topological order:
+
+    s1~4f2a90c1~account__data.7~events.53.main-60.w2-71~9c3ab84e
+    p1~4f2a90c1~120.4711~0be5d201
+    │  │        │       └ CRC-32 of all before it
+    │  │        └ sync: stream.min, then .writer-position for each writer above min; pagination: topological.stream
+    │  └ eight digits that stand for the deployment (the database), so that a token of another one is refused
+    └ kind and version of the form
+
+Every character is one that a URL leaves as it is. There is exactly one text for a token: what does not print again as it
+was read is refused. The checksum finds damage (every change of up to four neighbouring characters for certain, others but for
+one in 2^32); it is no signature, and need not be: a token only says where to read from, never what may be seen.
+"""
+
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol, Self, TypeVar
+
+from storage.errors import InvalidToken
+from storage.streams.positions import LARGEST_POSITION, VectorPosition
+
+VERSION: Final = 1
+LARGEST_TOKEN: Final = 8192  # characters; anything longer is refused unread
+SYNC, PAGINATION = "s", "p"
+_KINDS: Final = {SYNC: "sync", PAGINATION: "pagination"}
+_PLAIN: Final = re.compile(r"[^A-Za-z0-9]")
+_ESCAPED: Final = re.compile(r"__|_(10[0-9A-F]{4}|[0-9A-F]{1,5})_")
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+def deployment_mark(deployment: str) -> str:
+    """The eight digits that stand for a deployment id (any text that no two databases share) in its tokens."""
+    return hashlib.sha256(deployment.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncToken:
+    """A position in every stream: `streams` holds (stream name, position), sorted by name. `of` sorts a mapping.
+
+    `<=` is the partial order of the positions it holds; a stream that a token does not name is at 0 in it.
+    """
+
+    streams: tuple[tuple[str, VectorPosition], ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.streams]
+        if names != sorted(set(names)):
+            raise ValueError(f"the streams must be sorted and distinct: {names}")
+
+    @classmethod
+    def of(cls, positions: Mapping[str, VectorPosition]) -> Self:
+        """The token that holds exactly these positions."""
+        return cls(tuple(sorted(positions.items())))
+
+    @classmethod
+    def parse(cls, text: str, deployment: str) -> Self:
+        """The token that `print(deployment)` gave as `text`; InvalidToken says what is wrong with it."""
+        return _parse(SYNC, text, deployment, cls._read_body)
+
+    def print(self, deployment: str) -> str:
+        """This token as text, for clients of this deployment only."""
+        return _print(SYNC, "~".join(f"{_escape(name)}.{_print_vector(position)}" for name, position in self.streams), deployment)
+
+    def positions(self) -> dict[str, VectorPosition]:
+        """The position in each stream, as a new dict."""
+        return dict(self.streams)
+
+    def position(self, stream: str) -> VectorPosition | None:
+        """The position in `stream`; None if the stream did not exist when the token was made (it was there before an upgrade)."""
+        return self.positions().get(stream)
+
+    def advance(self, stream: str, position: VectorPosition) -> Self:
+        """This token with what `position` covers of `stream` covered as well; never goes back."""
+        known = self.position(stream)
+        return self.of(self.positions() | {stream: position if known is None else known.merge(position)})
+
+    def bound(self, current: Mapping[str, VectorPosition]) -> Self:
+        """This token, with positions beyond the `current` ones taken back to those, and streams that are no more left out.
+
+        A token may come from the future: of another process that is ahead, or of the time before a database was restored.
+        """
+        return self.of({name: position.meet(current[name]) for name, position in self.streams if name in current})
+
+    def __le__(self, other: Self) -> bool:
+        """Whether `other` is at the same place or further in every stream. Not a total order: `not a <= b` is not `b < a`."""
+        theirs = other.positions()
+        return all(position <= theirs.get(name, VectorPosition()) for name, position in self.streams)
+
+    def __lt__(self, other: Self) -> bool:
+        return self <= other and not other <= self
+
+    def __ge__(self, other: Self) -> bool:
+        return other <= self
+
+    def __gt__(self, other: Self) -> bool:
+        return other < self
+
+    @classmethod
+    def _read_body(cls, body: str) -> Self:
+        if not body:
+            return cls()
+        named = (part.partition(".") for part in body.split("~"))
+        return cls(tuple((_unescape(name), _read_vector(position)) for name, _, position in named))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PaginationToken:
+    """A place in a room's topological order: directly after the event at (topological, stream), before all larger ones.
+
+    Hence a page backwards begins with the largest event <= (topological, stream), a page forwards with the smallest one
+    above. The place before every event is (0, 0): the orderings of events begin at 1.
+    """
+
+    topological: int
+    stream: int
+
+    def __post_init__(self) -> None:
+        for number in (self.topological, self.stream):
+            if not 0 <= number <= LARGEST_POSITION:
+                raise ValueError(f"{number} is not an ordering (0 to 2^63-1)")
+
+    @classmethod
+    def parse(cls, text: str, deployment: str) -> Self:
+        """The token that `print(deployment)` gave as `text`; InvalidToken says what is wrong with it."""
+        return _parse(PAGINATION, text, deployment, cls._read_body)
+
+    def print(self, deployment: str) -> str:
+        """This token as text, for clients of this deployment only."""
+        return _print(PAGINATION, f"{self.topological}.{self.stream}", deployment)
+
+    @classmethod
+    def _read_body(cls, body: str) -> Self:
+        topological, _, stream = body.partition(".")
+        return cls(_read_number(topological), _read_number(stream))
+
+
+class _Token(Protocol):
+    def print(self, deployment: str) -> str: ...
+
+
+_AnyToken = TypeVar("_AnyToken", bound=_Token)
+
+
+def _print(kind: str, body: str, deployment: str) -> str:
+    head = f"{kind}{VERSION}~{deployment_mark(deployment)}~{body}"
+    return f"{head}~{_checksum(head)}"
+
+
+def _parse(kind: str, text: str, deployment: str, read_body: Callable[[str], _AnyToken]) -> _AnyToken:
+    try:
+        token = read_body(_open(kind, text, deployment))
+    except ValueError as error:
+        raise InvalidToken(text[:LARGEST_TOKEN], str(error)) from error
+    if token.print(deployment) != text:
+        raise InvalidToken(text, "it is not in its normal form")
+    return token
+
+
+def _open(kind: str, text: str, deployment: str) -> str:
+    """The body of a token of this kind, after every check that does not look into it."""
+    if len(text) > LARGEST_TOKEN:
+        raise ValueError(f"it has {len(text)} characters, more than {LARGEST_TOKEN}")
+    head, _, checksum = text.rpartition("~")
+    if not text.isascii() or checksum != _checksum(head):
+        raise ValueError("it is damaged, or not a token of this server: the checksum is wrong")
+    form, mark, body = (*head.split("~", 2), "", "")[:3]
+    if form[1:] != str(VERSION):
+        raise ValueError(f"its version is {form[1:]!r}; known is {VERSION}")
+    if form[0] != kind:
+        raise ValueError(f"it is a {_KINDS.get(form[0], 'strange')} token, where a {_KINDS[kind]} token is needed")
+    if mark != deployment_mark(deployment):
+        raise ValueError("it was made by another deployment (another database)")
+    return body
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode('ascii')):08x}"
+
+
+def _print_vector(position: VectorPosition) -> str:
+    return ".".join([str(position.min), *(f"{_escape(writer)}-{number}" for writer, number in position.items)])
+
+
+def _read_vector(text: str) -> VectorPosition:
+    minimum, *further = text.split(".")
+    items = (item.partition("-") for item in further)
+    return VectorPosition(_read_number(minimum), tuple((_unescape(writer), _read_number(number)) for writer, _, number in items))
+
+
+def _read_number(text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"{text!r} is not a position")
+    return int(text)
+
+
+def _escape(name: str) -> str:
+    """Letters and digits as they are, `_` doubled, anything else as its code point: `a-b_c` is `a_2D_b__c`."""
+    return _PLAIN.sub(lambda found: "__" if found[0] == "_" else f"_{ord(found[0]):X}_", name)
+
+
+def _unescape(name: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "_", name)
