@@ -39,7 +39,7 @@ def read(raw: bytes, *, strict: bool) -> dict[str, Any]:
     """
     if len(raw) > MAX_RAW_BYTES:
         raise InvalidEvent(f"{len(raw)} bytes, more than {MAX_RAW_BYTES}")
-    grows = False
+    encode = len(raw) > MAX_PDU_BYTES
     value: dict[str, Any]
     try:
         value = orjson.loads(raw)
@@ -47,14 +47,16 @@ def read(raw: bytes, *, strict: bool) -> dict[str, Any]:
         if strict or raw.count(b"{") + raw.count(b"[") > MAX_NESTING:
             raise InvalidEvent(f"not JSON: {error}") from error
         value = _read_lexemes(raw, _LENIENT)
+        encode = True
     if type(value) is not dict:
         raise InvalidEvent("not a JSON object")
     numbers = _numbers(value)
     if numbers == "other" or (numbers == "zero" and strict and b"-0" in raw):
         value = _read_lexemes(raw, _STRICT if strict else _LENIENT)
-        grows = not strict
+        encode = encode or not strict
     # Canonical JSON is never longer than what it was made from, unless a float is: 1e15 becomes 1000000000000000.0.
-    if (grows or len(raw) > MAX_PDU_BYTES) and (size := len(canonical(value))) > MAX_PDU_BYTES:
+    # The second reader also lets a lone surrogate pass, which cannot be encoded.
+    if encode and (size := len(canonical(value))) > MAX_PDU_BYTES:
         raise InvalidEvent(f"{size} bytes of canonical JSON, more than {MAX_PDU_BYTES}")
     return value
 

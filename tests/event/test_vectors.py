@@ -35,7 +35,7 @@ def gmsl_pairs() -> list[tuple[str, str]]:
     return pairs + [(case["input"], case["canonical"]) for case in vectors("python-canonicaljson/canonical_json.json")]
 
 
-@pytest.mark.parametrize(("text", "wanted"), gmsl_pairs())
+@pytest.mark.parametrize("text,wanted", gmsl_pairs())
 def test_canonical_json(text: str, wanted: str) -> None:
     assert canonical_of(text, strict=False) == wanted
 
@@ -169,7 +169,7 @@ def resolved(pdu: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "version"),
+    "name,version",
     [
         ("pdu_v1.json", "1"),
         ("pdu_v1.json", "2"),

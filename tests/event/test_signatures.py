@@ -1,0 +1,101 @@
+"""Signing, verifying and who has to sign."""
+
+from typing import Any
+
+import pytest
+from signedjson.key import generate_signing_key, get_verify_key
+
+from storage.errors import InvalidEvent, InvalidSignature
+from storage.event import parse, redact, required_signers, sign, verify
+from tests.event.building import KEY, PAIRED, SERVER, VERIFY_KEY, VERSIONS, signed_pdu, unsigned_pdu
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_signature_survives_redaction_and_not_a_change(version: str) -> None:
+    pdu = signed_pdu(version)
+    verify(pdu, version, SERVER, VERIFY_KEY)
+    verify(redact(pdu, version), version, SERVER, VERIFY_KEY)
+    verify({**pdu, "unsigned": {"age": 5}}, version, SERVER, VERIFY_KEY)
+    with pytest.raises(InvalidSignature):
+        verify({**pdu, "depth": 8}, version, SERVER, VERIFY_KEY)
+
+
+def test_signing_again_keeps_the_other_signatures_and_the_argument() -> None:
+    other = generate_signing_key("2")
+    pdu = {**unsigned_pdu("11"), "hashes": {"sha512": "other"}}
+    first = sign(pdu, "11", SERVER, KEY)
+    second = sign(first, "11", "b.org", other)
+    third = sign(second, "11", SERVER, other)
+    assert pdu == {**unsigned_pdu("11"), "hashes": {"sha512": "other"}}
+    assert set(first["signatures"]) == {SERVER}
+    assert set(first["signatures"][SERVER]) == {"ed25519:1"}
+    assert set(third["signatures"][SERVER]) == {"ed25519:1", "ed25519:2"}
+    for server, key in ((SERVER, KEY), ("b.org", other), (SERVER, other)):
+        verify(third, "11", server, get_verify_key(key))
+
+
+@pytest.mark.parametrize("version", PAIRED)
+def test_versions_1_and_2_keep_the_event_id_they_are_given(version: str) -> None:
+    pdu = signed_pdu(version, event_id="$mine:b.org")
+    assert pdu["event_id"] == "$mine:b.org"
+    with pytest.raises(InvalidSignature):
+        verify({**pdu, "event_id": "$other:b.org"}, version, SERVER, VERIFY_KEY)
+
+
+@pytest.mark.parametrize(
+    "signatures",
+    [..., None, [], {}, {SERVER: None}, {SERVER: {}}, {SERVER: {"ed25519:1": 5}}, {SERVER: {"ed25519:1": "?"}},
+     {SERVER: {"ed25519:1": "é"}}, {SERVER: {"ed25519:1": "AAAA"}}, {SERVER: {"ed25519:1": "A" * 86}}, {SERVER: {"ed25519:2": "A" * 86}}],
+)  # fmt: skip
+def test_broken_signatures(signatures: object) -> None:
+    pdu = {**signed_pdu("11"), "signatures": signatures}
+    with pytest.raises(InvalidSignature) as caught:
+        verify({key: value for key, value in pdu.items() if value is not ...}, "11", SERVER, VERIFY_KEY)
+    assert caught.value.event_id is not None
+    assert caught.value.server_name == SERVER
+
+
+def test_verifying_what_is_not_json() -> None:
+    pdu = signed_pdu("11")
+    pdu["depth"] = float("nan")
+    with pytest.raises(InvalidSignature, match="not JSON") as caught:
+        verify(pdu, "11", SERVER, VERIFY_KEY)
+    assert caught.value.event_id is None
+    with pytest.raises(InvalidEvent):
+        sign(pdu, "11", SERVER, KEY)
+
+
+def signers(version: str, **changes: Any) -> set[str]:
+    return set(required_signers(parse(signed_pdu(version, **changes), version)))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_sender_signs_and_in_versions_1_and_2_the_event_id(version: str) -> None:
+    own = {"event_id": "$own:id.org"} if version in PAIRED else {}
+    ids = {"id.org"} if version in PAIRED else set()
+    assert signers(version, **own) == {"example.org"} | ids
+    assert signers(version, sender="@a:b.org:8448", **own) == {"b.org:8448"} | ids
+    invite = {"type": "m.room.member", "state_key": "@b:c.org", "content": {"membership": "invite", "third_party_invite": {}}}
+    assert signers(version, **invite, **own) == ids
+    assert signers(version, **{**invite, "type": "m.room.message"}, **own) == {"example.org"} | ids
+    assert signers(version, **{**invite, "content": {"membership": "join", "third_party_invite": {}}}, **own) == {"example.org"} | ids
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_server_that_authorises_a_restricted_join_signs(version: str) -> None:
+    content: dict[str, Any] = {"membership": "join", "join_authorised_via_users_server": "@b:c.org"}
+    change = {"type": "m.room.member", "state_key": "@alice:example.org", "content": content}
+    assert ("c.org" in signers(version, **change)) == (int(version) >= 8)
+    content["membership"] = "leave"
+    assert signers(version, **change) == {"example.org"}
+    content.update(membership="join", join_authorised_via_users_server=5)
+    assert signers(version, **change) == {"example.org"}
+
+
+def test_who_signs_is_read_before_a_wrong_content_hash_redacts() -> None:
+    content = {"membership": "invite", "third_party_invite": {"signed": {}}}
+    pdu = signed_pdu("10", type="m.room.member", state_key="@b:c.org", content=content)
+    event = parse({**pdu, "content": {**content, "reason": "changed"}}, "10")
+    assert not event.content_hash_valid
+    assert "third_party_invite" not in event.content
+    assert required_signers(event) == set()
