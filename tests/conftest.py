@@ -17,40 +17,24 @@ import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 
 from storage.config import Config
 from storage.database import Connection, Database
-from storage.database.binaries import Binaries
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import migrate, scripts_directory
+from tests.postgres import chosen_binaries, with_database
 
-DEBIAN_BINARIES = Path("/usr/lib/postgresql/15/bin")
 SERVER_CONFIG = Config(embedded_fsync=False, embedded_shared_buffers_mb=128, embedded_connections_max=200)
 
 _numbers = itertools.count(1)
 
 
 # ------------------------------------------------------------------------------------------------------------ the server
-
-
-def test_binaries() -> Binaries | None:
-    """The programs that STORAGE_TEST_POSTGRES asks for; None: those of the wheel."""
-    match os.environ.get("STORAGE_TEST_POSTGRES", "embedded"):
-        case "embedded":
-            return None
-        case "debian":
-            return Binaries.at(DEBIAN_BINARIES)
-        case other:
-            message = f"STORAGE_TEST_POSTGRES={other!r}: embedded or debian"
-            raise pytest.UsageError(message)
-
-
-test_binaries.__test__ = False  # type: ignore[attr-defined]  # a helper, though named like a test
 
 
 def _session_folder(config: pytest.Config, factory: pytest.TempPathFactory) -> Path:
@@ -66,7 +50,7 @@ def server_dsn(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFac
     if given:
         yield given
         return
-    server = EmbeddedPostgres(_session_folder(pytestconfig, tmp_path_factory), config=SERVER_CONFIG, binaries=test_binaries())
+    server = EmbeddedPostgres(_session_folder(pytestconfig, tmp_path_factory), config=SERVER_CONFIG, binaries=chosen_binaries())
     yield server.start()
     server.stop()
 
@@ -79,13 +63,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- the databases
-
-
-def with_database(dsn: str, name: str) -> str:
-    """The DSN of another database on the same server."""
-    parts = urlsplit(dsn)
-    netloc = parts.netloc or "@"  # urlunsplit would drop the slashes of an empty one
-    return urlunsplit((parts.scheme, netloc, f"/{name}", parts.query, ""))
 
 
 @pytest.fixture(scope="session")
@@ -110,6 +87,7 @@ async def _make_template(server_dsn: str) -> str:
     return name
 
 
+@asynccontextmanager
 async def _fresh_database(server_dsn: str, template: str, worker_id: str) -> AsyncIterator[str]:
     name = f"storage_test_{os.getpid()}_{worker_id}_{next(_numbers)}"
     connection = await asyncpg.connect(server_dsn)
@@ -126,14 +104,14 @@ async def _fresh_database(server_dsn: str, template: str, worker_id: str) -> Asy
 @pytest.fixture
 async def dsn(server_dsn: str, template_name: str, worker_id: str) -> AsyncIterator[str]:
     """A migrated database of the test's own."""
-    async for fresh in _fresh_database(server_dsn, template_name, worker_id):
+    async with _fresh_database(server_dsn, template_name, worker_id) as fresh:
         yield fresh
 
 
 @pytest.fixture
 async def empty_dsn(server_dsn: str, worker_id: str) -> AsyncIterator[str]:
     """A database of the test's own without any table."""
-    async for fresh in _fresh_database(server_dsn, "template0", worker_id):
+    async with _fresh_database(server_dsn, "template0", worker_id) as fresh:
         yield fresh
 
 
@@ -147,10 +125,9 @@ async def database(dsn: str) -> AsyncIterator[Database]:
 @pytest.fixture(scope="session")
 def shared_dsn(server_dsn: str, template_name: str, worker_id: str) -> Iterator[str]:
     """One migrated database per worker that nobody writes to for good."""
-    runner = asyncio.Runner()
-    databases = _fresh_database(server_dsn, template_name, f"{worker_id}_shared")
-    with runner:
-        yield runner.run(anext(databases))
+    with asyncio.Runner() as runner:
+        databases = AsyncExitStack()
+        yield runner.run(databases.enter_async_context(_fresh_database(server_dsn, template_name, f"{worker_id}_shared")))
         runner.run(databases.aclose())
 
 

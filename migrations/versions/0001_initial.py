@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from alembic import context, op
+from alembic.util import CommandError
 
 revision: Final = "0001"
 down_revision: Final = None
@@ -25,4 +26,4 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     message = "there is nothing before the first schema: drop the database instead"
-    raise NotImplementedError(message)
+    raise CommandError(message)

@@ -96,13 +96,14 @@ CREATE TABLE rooms (
     forward_extremities bigint[] NOT NULL,
     CONSTRAINT rooms_pkey PRIMARY KEY (room_nid),
     CONSTRAINT rooms_room_id_key UNIQUE (room_id),
-    CONSTRAINT rooms_extremities_check CHECK ((current_state_group IS NULL) = (forward_extremities = '{}'))
+    CONSTRAINT rooms_extremities_check CHECK (forward_extremities = '{}' OR current_state_group IS NOT NULL)
 ) WITH (fillfactor = 70);
 COMMENT ON TABLE rooms IS
     'One row a room, rewritten by every append (its free space keeps those updates in the page). A room known only by '
     'outliers has no forward extremity and no current state.';
 COMMENT ON COLUMN rooms.write_version IS 'Grows by one with each write to the room. A writer that planned on an older number is refused.';
 COMMENT ON COLUMN rooms.next_audience IS 'The next audience of the main line (see visibility).';
+COMMENT ON COLUMN rooms.current_state_group IS 'The resolution of the states after the forward extremities; an empty state where there are none yet.';
 COMMENT ON COLUMN rooms.last_stream_ordering IS 'Position of the latest live event. Serves: which rooms changed since a token.';
 COMMENT ON COLUMN rooms.max_topological_ordering IS 'Largest topological ordering ever given in the room; 0 for none.';
 COMMENT ON COLUMN rooms.forward_extremities IS 'Events that no held, accepted live event names as parent.';

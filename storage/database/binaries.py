@@ -84,7 +84,6 @@ class Account:
         The output goes to a file, not a pipe: what the program leaves running would keep a pipe open. The locks we hold
         are not inherited (only `descriptors` are).
         """
-        identity = {"user": self.uid, "group": self.gid, "extra_groups": []} if self.switch else {}
         with tempfile.TemporaryFile() as output:
             status = subprocess.run(  # noqa: S603  # our own programs, no shell
                 command,
@@ -97,7 +96,9 @@ class Account:
                 pass_fds=descriptors,
                 start_new_session=True,
                 timeout=timeout,
-                **identity,
+                user=self.uid if self.switch else None,
+                group=self.gid if self.switch else None,
+                extra_groups=[] if self.switch else None,
             ).returncode
             output.seek(0)
             return status, output.read().decode(errors="replace").strip()

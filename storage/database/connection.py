@@ -18,7 +18,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
-from typing import Any, Final, Literal, LiteralString, Protocol, Self, TypeVar
+from typing import Any, Final, Literal, LiteralString, NamedTuple, Protocol, Self, TypeVar
 
 import asyncpg
 
@@ -40,14 +40,8 @@ BEGIN: Final[dict[tuple[Isolation, bool], LiteralString]] = {
 }
 
 
-class Row(Protocol):
-    """A NamedTuple class whose fields are the columns of a statement, in order."""
-
-    @classmethod
-    def _make(cls, iterable: Iterable[Any], /) -> Self: ...
-
-
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=NamedTuple)
+"""The row type of a statement: its fields are the columns, in order."""
 
 
 class Observer(Protocol):
@@ -116,7 +110,7 @@ class Connection:
             start = perf_counter()
             result = await call(*args)
         except DRIVER_ERRORS as error:
-            raise translate(error, closed=self._driver.is_closed()) from error
+            raise translate(error, closed=_is_closed(self._driver)) from error
         observer.after(statement, perf_counter() - start)
         return result
 
@@ -147,7 +141,7 @@ class Database:
                 reset=_keep,
                 server_settings=_server_settings(config),
             )
-        except DRIVER_ERRORS as error:
+        except (*DRIVER_ERRORS, ValueError) as error:  # ValueError: parts of the DSN that are no numbers
             raise translate(error, connecting=True) from error
         return cls(pool, config, observer)
 
@@ -243,6 +237,14 @@ def _server_settings(config: Config) -> dict[str, str]:
     }
 
 
+def _is_closed(driver: Any) -> bool:
+    """Whether the connection is gone; the pool takes a dead one back from under us, and then refuses to be asked."""
+    try:
+        return bool(driver.is_closed())
+    except asyncpg.InterfaceError:
+        return True
+
+
 async def _keep(_: Any) -> None:
     """The pool's reset on release: nothing, see the module's docstring."""
 
@@ -261,7 +263,7 @@ async def _commit(conn: Connection) -> None:
 async def _roll_back(conn: Connection) -> None:
     """Leave no transaction open, whatever state the connection is in; a connection that cannot be saved is dropped."""
     driver = conn._driver  # noqa: SLF001  # the two classes are one thing in two parts
-    if driver.is_closed():
+    if _is_closed(driver):
         return
     try:
         await driver.execute("ROLLBACK", timeout=10)

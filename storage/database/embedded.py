@@ -166,7 +166,7 @@ class EmbeddedPostgres:
             _pause(deadline, f"the server in {self.directory} (process {process.pid}) does not answer")
 
     def _create_cluster(self) -> None:
-        """initdb beside the place, then a rename: a cluster is there whole or not at all."""
+        """Initialise beside the place, then rename: a cluster is there whole or not at all."""
         fresh = self.directory / "postgresql.new"
         if fresh.exists():
             shutil.rmtree(fresh)
@@ -202,7 +202,19 @@ class EmbeddedPostgres:
             with self._account.names_of(self._data, sockets) as ([data, socket_name], descriptors):
                 options = shlex.join(_server_options(self._config, socket_name))
                 seconds = max(int(deadline - time.monotonic()), 1)
-                command = [chosen.path / "pg_ctl", "start", "-w", "-t", str(seconds), "-D", data, "-l", f"{data}/server.log", "-o", options]
+                command: list[str | Path] = [
+                    chosen.path / "pg_ctl",
+                    "start",
+                    "-w",
+                    "-t",
+                    str(seconds),
+                    "-D",
+                    data,
+                    "-l",
+                    f"{data}/server.log",
+                    "-o",
+                    options,
+                ]
                 status, output = self._account.run(command, descriptors=descriptors, timeout=seconds + 10)
             if status == 0:
                 return

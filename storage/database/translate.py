@@ -79,7 +79,38 @@ CONFLICTS: Final[Mapping[str, str]] = {
 }
 """Constraints that fail where two writers meet: `DatabaseConflict`, and the second attempt sees what the other wrote."""
 
-INVARIANTS: Final[Mapping[str, str]] = {}
+INVARIANTS: Final[Mapping[str, str]] = {
+    # Numbers come from sequences, and no row is written under an old one.
+    "principals_pkey": "principal_nids is a sequence",
+    "event_types_pkey": "type_nids is a sequence",
+    "state_keys_pkey": "state_key_nids is a sequence",
+    "rooms_pkey": "room_nids is a sequence",
+    "events_pkey": "event_nids is a sequence; an event takes over the number of a missing one, which leaves its table",
+    "events_stream_ordering_key": "events_stream is a sequence",
+    "missing_events_pkey": "event_nids is a sequence",
+    "state_groups_pkey": "state_group_nids is a sequence",
+    "auth_chains_chain_nid_sequence_number_key": "auth_chain_nids is a sequence, and one write counts within a chain",
+    # One write at a time per room (rooms.write_version), which knows what is there.
+    "waiting_redactions_pkey": "a redaction waits once, in the write that stores it",
+    "current_state_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
+    "state_deltas_pkey": "a position changes each key once",
+    "memberships_pkey": "written by INSERT … ON CONFLICT",
+    "auth_chains_pkey": "an event takes its place in the write that stores it",
+    "auth_chain_links_pkey": "links are made with the place they start from",
+    "visibility_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
+    "audiences_pkey": "numbers are given out under the room's write_version",
+    # What a row says of itself; computed in one place each.
+    "deployment_singleton_check": "the column is never given",
+    "state_keys_type_nid_fkey": "types are interned before state keys, and neither is ever removed",
+    "rooms_extremities_check": "persist/ writes both columns from one value",
+    "events_outlier_check": "persist/ makes a row of an outlier or of an event with its place, never of a mixture",
+    "events_state_after_check": "persist/ gives a group only to accepted state events",
+    "events_membership_check": "membership is computed from type and state key",
+    "state_groups_path_check": "state/ appends the new group to the path",
+    "state_groups_keys_check": "both arrays come from one mapping",
+    "state_groups_member_keys_check": "both arrays come from one mapping",
+    "visibility_counts_check": "counts follow current_state, under the room's write_version",
+}
 """Constraints that only a defect of this engine can violate, with what guarantees them: `ConstraintViolated`."""
 
 

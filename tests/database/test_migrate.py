@@ -1,0 +1,148 @@
+"""Migrations arrive at exactly schema.sql, online and as a script, from the source and from a wheel."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import asyncpg
+import pytest
+from alembic.config import Config as AlembicConfig
+from alembic.script import ScriptDirectory
+
+from storage.database import Database
+from storage.database.migrate import HEAD_REVISION, check_schema, current_revision, migrate, migration_sql, scripts_directory
+from storage.errors import SchemaOutOfDate
+from tests.database.catalogue import catalogue_of
+from tests.postgres import with_database
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = (ROOT / "storage/database/schema.sql").read_text(encoding="utf-8")
+
+
+async def run_script(dsn: str, script: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(script)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+async def schema_catalogue(empty_dsn: str) -> dict[str, list[str]]:
+    await run_script(empty_dsn, SCHEMA)
+    return await catalogue_of(empty_dsn)
+
+
+@pytest.mark.every_postgres
+async def test_migrations_arrive_at_the_schema(dsn: str, schema_catalogue: dict[str, list[str]]) -> None:
+    migrated = await catalogue_of(dsn)
+    assert len(migrated["columns"]) > 50
+    assert len(migrated["comments"]) > 20
+    for kind, expected in schema_catalogue.items():
+        assert migrated[kind] == expected, f"{kind} differ; before the first release: python migrations/freeze.py"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE events ALTER COLUMN depth DROP NOT NULL",
+        "ALTER TABLE events ALTER COLUMN depth SET DEFAULT 0",
+        "ALTER TABLE events ALTER COLUMN json SET STORAGE EXTENDED",
+        "ALTER TABLE rooms SET (fillfactor = 71)",
+        "ALTER TABLE rooms DROP CONSTRAINT rooms_extremities_check",
+        "DROP INDEX events_room_stream_idx",
+        "COMMENT ON TABLE events IS 'other'",
+        "COMMENT ON INDEX events_room_stream_idx IS NULL",
+        "ALTER SEQUENCE event_nids INCREMENT 7",
+        "CREATE OR REPLACE FUNCTION refuse_stale_plan(detail text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+        "DELETE FROM event_types WHERE type_nid = 18",
+    ],
+)
+async def test_the_comparison_sees_a_difference(dsn: str, change: str) -> None:
+    before = await catalogue_of(dsn)
+    await run_script(dsn, change)
+    assert await catalogue_of(dsn) != before
+
+
+@pytest.mark.every_postgres
+async def test_the_printed_script_arrives_at_the_schema(server_dsn: str, schema_catalogue: dict[str, list[str]], worker_id: str) -> None:
+    name = f"storage_test_script_{os.getpid()}_{worker_id}"
+    await run_script(server_dsn, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'")
+    try:
+        await run_script(with_database(server_dsn, name), migration_sql())
+        assert await catalogue_of(with_database(server_dsn, name)) == schema_catalogue
+        async with await Database.open(with_database(server_dsn, name)) as database, database.connection() as conn:
+            await check_schema(conn)
+    finally:
+        await run_script(server_dsn, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def test_the_revision_is_checked(empty_dsn: str) -> None:
+    async with await Database.open(empty_dsn) as database, database.connection() as conn:
+        with pytest.raises(SchemaOutOfDate) as caught:
+            await check_schema(conn)
+        assert caught.value.found is None
+        assert "room-storage migrate" in str(caught.value)
+        assert await migrate(empty_dsn) == HEAD_REVISION
+        await check_schema(conn)
+        await conn.execute("UPDATE alembic_version SET version_num = '0000'")
+        with pytest.raises(SchemaOutOfDate) as caught:
+            await check_schema(conn)
+        assert (caught.value.found, caught.value.wanted) == ("0000", HEAD_REVISION)
+
+
+def test_the_head_is_the_one_the_package_wants() -> None:
+    scripts = ScriptDirectory.from_config(AlembicConfig(config_args={"script_location": str(scripts_directory())}))
+    assert scripts.get_heads() == [HEAD_REVISION]
+
+
+async def test_many_may_migrate_at_once(empty_dsn: str) -> None:
+    assert await asyncio.gather(*(migrate(empty_dsn) for _ in range(2))) == [HEAD_REVISION] * 2
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-m", "alembic", "-x", f"dsn={empty_dsn}", "upgrade", "head", cwd=ROOT)
+        for _ in range(2)
+    ]
+    assert [await process.wait() for process in processes] == [0, 0]
+
+
+async def test_processes_that_migrate_an_empty_database_at_once(empty_dsn: str) -> None:
+    processes = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "alembic", "upgrade", "head", cwd=ROOT, env={**os.environ, "STORAGE_DSN": empty_dsn}
+        )
+        for _ in range(3)
+    ]
+    assert [await process.wait() for process in processes] == [0, 0, 0]
+    async with await Database.open(empty_dsn) as database, database.connection() as conn:
+        assert await current_revision(conn) == HEAD_REVISION
+
+
+async def test_a_migration_that_fails_leaves_nothing(empty_dsn: str) -> None:
+    await run_script(empty_dsn, "CREATE FUNCTION refuse_stale_plan(detail text) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    before = await catalogue_of(empty_dsn)
+    with pytest.raises(Exception, match="refuse_stale_plan"):
+        await migrate(empty_dsn)
+    assert await catalogue_of(empty_dsn) == before
+
+
+def test_alembic_prints_the_script_without_a_database() -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "STORAGE_DSN"}
+    command = [sys.executable, "-m", "alembic", "upgrade", "head", "--sql"]
+    printed = subprocess.run(command, cwd=ROOT, env=environ, check=True, capture_output=True, text=True).stdout
+    assert printed.strip() == migration_sql().strip()
+    assert printed.startswith("BEGIN;")
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_the_migrations(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "uv", "build", "--quiet", "--wheel", "--out-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    here = {f"storage/migrations/{path.relative_to(ROOT / 'migrations')}" for path in (ROOT / "migrations").rglob("*") if path.is_file()}
+    wanted = {name for name in here if "__pycache__" not in name}
+    assert wanted <= names
+    assert {"storage/database/schema.sql", "storage/py.typed"} <= names

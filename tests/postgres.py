@@ -1,0 +1,31 @@
+"""Which Postgres the tests run on, and DSNs of its databases."""
+
+import os
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+
+from storage.database.binaries import Binaries
+
+DEBIAN_BINARIES: Final = Path("/usr/lib/postgresql/15/bin")
+
+
+def chosen_binaries() -> Binaries | None:
+    """The programs that STORAGE_TEST_POSTGRES asks for; None: those of the wheel."""
+    match os.environ.get("STORAGE_TEST_POSTGRES", "embedded"):
+        case "embedded":
+            return None
+        case "debian":
+            return Binaries.at(DEBIAN_BINARIES)
+        case other:
+            message = f"STORAGE_TEST_POSTGRES={other!r}: embedded or debian"
+            raise pytest.UsageError(message)
+
+
+def with_database(dsn: str, name: str) -> str:
+    """The DSN of another database on the same server."""
+    parts = urlsplit(dsn)
+    netloc = parts.netloc or "@"  # urlunsplit would drop the slashes of an empty one
+    return urlunsplit((parts.scheme, netloc, f"/{name}", parts.query, ""))
