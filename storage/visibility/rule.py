@@ -1,0 +1,49 @@
+"""Who may see an event: the rule itself, from the history visibility and the membership at the event. Pure.
+
+Specification: client-server API, "Room History Visibility"; for servers, server-server API, the reads of events (backfill,
+/event, /state). The table of audiences must give the same answers for every event; this is what it is checked against.
+
+The state at an event is the state before it, but an event that itself changes the history visibility, or the
+membership of who asks, is seen under the more permissive of before and after. So both are arguments; for any other
+event they are equal, and None stands for a missing event.
+"""
+
+from itertools import product
+
+
+def user_may_see(
+    visibility_before: str | None,
+    visibility_after: str | None,
+    membership_before: str | None,
+    membership_after: str | None,
+    joined_later: bool,
+) -> bool:
+    """Whether a user may see an event, given their own membership; `joined_later`: they joined at any time after it.
+
+    Rejected, soft-failed and outlier events, redactions and ignored senders are not looked at here.
+    """
+    return any(
+        visibility == "world_readable"
+        or membership == "join"
+        or (visibility == "invited" and membership == "invite")
+        or (_is_shared(visibility) and joined_later)
+        for visibility, membership in product((visibility_before, visibility_after), (membership_before, membership_after))
+    )
+
+
+def server_may_see(
+    visibility_before: str | None, visibility_after: str | None, membership_before: str | None, membership_after: str | None
+) -> bool:
+    """Whether a remote server may have an event whole (else redacted), given the highest membership of its users."""
+    return any(
+        visibility == "world_readable"
+        or _is_shared(visibility)
+        or membership == "join"
+        or (visibility == "invited" and membership == "invite")
+        for visibility, membership in product((visibility_before, visibility_after), (membership_before, membership_after))
+    )
+
+
+def _is_shared(visibility: str | None) -> bool:
+    """The default: no history visibility event, or a value that is not one of the four."""
+    return visibility not in ("world_readable", "invited", "joined")
