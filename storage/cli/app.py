@@ -1,0 +1,57 @@
+"""The list of commands, and how an error ends: one sentence on standard error and an exit code, never a traceback.
+
+To add a command: a module of this package with a function `command` (typer's options), and a line below.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from storage.cli import migrate
+from storage.cli.common import ExitCode, print_json
+from storage.errors import DatabaseError, StorageCorrupt, StorageError
+
+app = typer.Typer(
+    name="room-storage",
+    help="The rooms of a Matrix homeserver, on Postgres. Exit codes: 0 done, 1 done with findings, 2 bad usage or input, 3 no database.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def room_storage() -> None:
+    """Make typer expect a command even while there is only one."""
+
+
+app.command("migrate")(migrate.command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code. Usage errors are reported by typer, with exit code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(given, prog_name="room-storage")
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else ExitCode.DONE
+    except StorageError as error:
+        _report(error, as_json="--json" in given)
+        return _exit_code(error)
+    return ExitCode.DONE
+
+
+def _exit_code(error: StorageError) -> ExitCode:
+    if isinstance(error, DatabaseError):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.FINDINGS if isinstance(error, StorageCorrupt) else ExitCode.USAGE
+
+
+def _report(error: StorageError, *, as_json: bool) -> None:
+    """What went wrong, for people on standard error, for programs on standard output."""
+    if as_json:
+        print_json({"error": type(error).__name__, "message": str(error)})
+    else:
+        typer.echo(f"error: {error}", err=True)

@@ -1,0 +1,88 @@
+"""What all commands share: options, exit codes, output for people or for programs, and where the database is."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from enum import IntEnum
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from storage.config import Config
+from storage.database.embedded import embedded_postgres
+
+T = TypeVar("T")
+
+DsnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn", envvar="STORAGE_DSN", metavar="DSN", help="postgresql://…; without it, the embedded Postgres.", show_default=False
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs instead of a table for people.")]
+
+
+class ExitCode(IntEnum):
+    """What a program that calls us learns."""
+
+    DONE = 0
+    FINDINGS = 1
+    """Done, and there is something to look at: a rejected line, a broken invariant."""
+    USAGE = 2
+    """Bad usage or input; nothing was done."""
+    UNAVAILABLE = 3
+    """The database could not be reached or refused."""
+
+
+INTERRUPTED: Final = 130
+"""As a shell reports a program that ended by SIGINT."""
+
+
+@asynccontextmanager
+async def database_dsn(dsn: str | None, config: Config) -> AsyncIterator[str]:
+    """The given DSN, or that of the embedded Postgres for as long as the block runs."""
+    if dsn is not None:
+        yield dsn
+        return
+    async with embedded_postgres(config=config) as embedded:
+        yield embedded
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine to its end; an interrupt cancels it, so that it can tidy up, and ends the program."""
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+
+
+def print_json(value: object) -> None:
+    """One JSON document, on one line."""
+    typer.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool) -> None:
+    """A table for people; for programs a list of objects."""
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        numeric = bool(rows) and all(isinstance(row[columns.index(column)], int | float) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row))
+    Console().print(table)
+
+
+def print_values(values: Mapping[str, object], *, as_json: bool) -> None:
+    """Names and values: an object for programs, two columns for people."""
+    if as_json:
+        print_json(dict(values))
+        return
+    width = max(map(len, values), default=0)
+    for name, value in values.items():
+        typer.echo(f"{name:<{width}}  {'' if value is None else value}")

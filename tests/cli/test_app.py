@@ -1,0 +1,80 @@
+"""The command line: exit codes, output for people and for programs, no tracebacks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage.cli import main
+from storage.database.migrate import HEAD_REVISION, migration_sql
+
+ROOT = Path(__file__).resolve().parents[2]
+NOBODY = "postgresql://postgres@127.0.0.1:1/nowhere"
+
+
+def room_storage(*arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    """`python -m storage` as a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("STORAGE_")} | environ
+    return subprocess.run(
+        [sys.executable, "-m", "storage", *arguments], cwd=ROOT, env=environment, check=False, capture_output=True, text=True
+    )
+
+
+def test_migrate_brings_the_schema_up_and_says_so(empty_dsn: str) -> None:
+    for _ in range(2):
+        done = room_storage("migrate", "--json", "--dsn", empty_dsn)
+        assert (done.returncode, json.loads(done.stdout)) == (0, {"revision": HEAD_REVISION, "wanted": HEAD_REVISION})
+    done = room_storage("migrate", STORAGE_DSN=empty_dsn)
+    assert done.returncode == 0
+    assert HEAD_REVISION in done.stdout
+    assert done.stderr == ""
+
+
+def test_migrate_without_a_dsn_uses_the_embedded_postgres(tmp_path: Path) -> None:
+    done = room_storage("migrate", "--json", STORAGE_DATA_DIR=str(tmp_path / "data"), STORAGE_EMBEDDED_SHARED_BUFFERS_MB="16")
+    assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, HEAD_REVISION)
+    assert done.stderr == ""
+    assert (tmp_path / "data" / "postgresql").exists()
+
+
+def test_migrate_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["migrate", "--sql"]) == 0
+    assert capsys.readouterr().out == migration_sql()
+
+
+@pytest.mark.parametrize(
+    "arguments,code,told",
+    [
+        (["--help"], 0, "migrate"),
+        (["migrate", "-h"], 0, "--sql"),
+        (["nonsense"], 2, "nonsense"),
+        (["migrate", "--nonsense"], 2, "nonsense"),
+        (["migrate", "--dsn", "mysql://x"], 2, "DSN"),
+        (["migrate", "--dsn", NOBODY], 3, "error: "),
+    ],
+)
+def test_exit_codes(arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == code
+    printed = capsys.readouterr()
+    assert told in (printed.out if code == 0 else printed.err)
+    assert "Traceback" not in printed.err
+
+
+def test_without_a_command_there_is_help() -> None:
+    done = room_storage()
+    assert done.returncode == 2
+    assert "migrate" in done.stdout + done.stderr
+
+
+def test_a_setting_that_does_not_fit_is_named() -> None:
+    done = room_storage("migrate", "--dsn", NOBODY, STORAGE_POOL_SIZE_MAX="many")
+    assert done.returncode == 2
+    assert "STORAGE_POOL_SIZE_MAX" in done.stderr
+
+
+def test_an_error_for_programs_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["migrate", "--json", "--dsn", NOBODY]) == 3
+    assert json.loads(capsys.readouterr().out)["error"] == "DatabaseUnavailable"
