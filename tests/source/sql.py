@@ -1,0 +1,117 @@
+"""Finds the SQL of the package and the row types it is read into. No registry: the source is read.
+
+The convention: a statement is a module-level constant whose name starts with `SQL_`:
+
+    SQL_ROOM: Final = "SELECT room_nid, room_version FROM rooms WHERE room_id = $1::text"
+
+and it is associated with a row type by its use: `conn.fetch(SQL_ROOM, room_id, row=RoomRow)` or `conn.fetchrow(…)` anywhere in the
+package, both names as the calling module knows them.
+"""
+
+import ast
+import importlib
+import importlib.util
+import pkgutil
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import storage
+
+OPTIONAL = {"storage.pipeline": "pyspark"}
+"""Packages that need an extra: left out where it is not installed."""
+
+
+class Statement(NamedTuple):
+    """One constant."""
+
+    module: str
+    name: str
+    sql: str
+
+
+class Use(NamedTuple):
+    """One place where a statement's rows get their type."""
+
+    place: str
+    sql: str
+    row: Any
+
+
+def modules() -> list[types.ModuleType]:
+    """All modules of the package."""
+    names = [found.name for found in pkgutil.walk_packages(storage.__path__, "storage.")]
+    missing = [package for package, needs in OPTIONAL.items() if importlib.util.find_spec(needs) is None]
+    wanted = [name for name in names if not name.endswith("__main__") and not any(name.startswith(package) for package in missing)]
+    return [importlib.import_module(name) for name in wanted]
+
+
+def statements() -> list[Statement]:
+    """All constants, each under the module that defines it."""
+    return [
+        Statement(module.__name__, name, getattr(module, name))
+        for module in modules()
+        for name in assigned_names(tree_of(module))
+        if name.startswith("SQL_")
+    ]
+
+
+def uses() -> list[Use]:
+    """All calls of fetch and fetchrow with a constant and a row type."""
+    return [use for module in modules() for use in _uses_in(module)]
+
+
+def _uses_in(module: types.ModuleType) -> Iterator[Use]:
+    for node in ast.walk(tree_of(module)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"fetch", "fetchrow"}):
+            continue
+        row = next((keyword.value for keyword in node.keywords if keyword.arg == "row"), None)
+        if node.args and isinstance(node.args[0], ast.Name) and node.args[0].id.startswith("SQL_") and isinstance(row, ast.Name):
+            place = f"{module.__name__}:{node.lineno}"
+            yield Use(place, getattr(module, node.args[0].id), getattr(module, row.id))
+
+
+def tree_of(module: types.ModuleType) -> ast.Module:
+    """The source of a module, parsed."""
+    assert module.__file__ is not None
+    return ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+
+
+def assigned_names(tree: ast.Module) -> Iterator[str]:
+    """Names assigned at module level, annotated or not."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+PYTHON_TYPES = {
+    "bool": bool,
+    "bytea": bytes,
+    "int2": int,
+    "int4": int,
+    "int8": int,
+    "oid": int,
+    "float4": float,
+    "float8": float,
+    "name": str,
+    "text": str,
+    "varchar": str,
+    "regclass": str,
+}
+"""What the driver makes of a column; other types are not compared."""
+
+
+def fields_of(row: Any) -> dict[str, type | None]:
+    """Field name to the plain type it is annotated with (NewTypes and None taken away); None where it is something else."""
+    return {name: _plain(hint) for name, hint in get_type_hints(row).items() if name in row._fields}
+
+
+def _plain(hint: Any) -> type | None:
+    members = [member for member in get_args(hint) if member is not type(None)] if type(None) in get_args(hint) else [hint]
+    if len(members) != 1:
+        return None
+    plain = members[0]
+    while hasattr(plain, "__supertype__"):
+        plain = plain.__supertype__
+    return plain if isinstance(plain, type) and plain in set(PYTHON_TYPES.values()) else None

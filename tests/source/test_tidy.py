@@ -1,0 +1,169 @@
+"""The shape of the source: small files and functions, flat classes, SQL in constants, nothing left over."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES_PER_FILE = 500
+LINES_PER_FUNCTION = 70
+HARMLESS_BASES = {"Protocol", "Generic", "Enum", "IntEnum", "StrEnum"}
+SQL_START = re.compile(r"\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|MERGE INTO|TRUNCATE|LOCK TABLE)\s")
+LEFT_OVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError|\bxfail\(|time\.sleep\(")
+SLEEP_IS_POLLING = {"storage/database/embedded.py"}
+"""Waiting for another process that tells nobody when it is done."""
+
+LOCAL_PATH = re.compile(r"(?<![\w.])/(work|root|home)/\w")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files of the repository that git knows or would add."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return sorted(ROOT / name for name in listed if name and (ROOT / name).is_file())
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+SOURCES = tracked("storage/**.py", "migrations/**.py", "benchmarks/**.py")
+ALL_PYTHON = tracked("*.py")
+
+
+def trees(paths: list[Path]) -> Iterator[tuple[str, ast.Module]]:
+    for path in paths:
+        yield name_of(path), ast.parse(path.read_text(encoding="utf-8"))
+
+
+# ----------------------------------------------------------------------------------------------------------------- checks
+
+
+def long_functions(name: str, tree: ast.Module) -> list[str]:
+    """Functions of more than LINES_PER_FUNCTION lines."""
+    return [
+        f"{name}:{node.lineno} {node.name}: {lines_of(node)} lines"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines_of(node) > LINES_PER_FUNCTION
+    ]
+
+
+def lines_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def mixed_classes(name: str, tree: ast.Module) -> list[str]:
+    """Classes with two bases that mean something."""
+    return [
+        f"{name}:{node.lineno} {node.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and len([base for base in node.bases if base_name(base) not in HARMLESS_BASES]) > 1
+    ]
+
+
+def base_name(base: ast.expr) -> str:
+    return ast.unparse(base).partition("[")[0].rpartition(".")[2]
+
+
+def loose_sql(name: str, tree: ast.Module) -> list[str]:
+    """Statements that are not the value of a module-level constant SQL_…, and any that is put together from pieces."""
+    constants = {
+        id(node.value)
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id.startswith("SQL_")
+    }
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [
+        f"{name}:{node.lineno} {str(node.value).strip()[:60]!r}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and SQL_START.match(node.value)
+        and id(node) not in constants | docstrings
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------------ tests
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(SOURCES) > 10
+    assert len(ALL_PYTHON) > len(SOURCES)
+
+
+def test_files_are_of_one_topic() -> None:
+    lengths = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in ALL_PYTHON}
+    assert {name: lines for name, lines in lengths.items() if lines > LINES_PER_FILE} == {}
+
+
+def test_functions_can_be_seen_at_once() -> None:
+    assert [found for name, tree in trees(ALL_PYTHON) for found in long_functions(name, tree)] == []
+
+
+def test_classes_are_flat() -> None:
+    assert [found for name, tree in trees(SOURCES) for found in mixed_classes(name, tree)] == []
+
+
+def test_sql_stands_in_constants() -> None:
+    package = [path for path in SOURCES if path.is_relative_to(ROOT / "storage")]
+    assert [found for name, tree in trees(package) for found in loose_sql(name, tree)] == []
+
+
+def test_nothing_is_left_over() -> None:
+    found = [
+        f"{name_of(path)}:{number} {line.strip()}"
+        for path in ALL_PYTHON
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if LEFT_OVER.search(line) and not ("time.sleep(" in line and name_of(path) in SLEEP_IS_POLLING)
+    ]
+    assert found == []
+
+
+def test_no_file_knows_the_machine_it_was_written_on() -> None:
+    texts = [path for path in tracked() if path.suffix not in {".png", ".gz", ".zst"} and path != Path(__file__)]
+    found = [
+        f"{name_of(path)}:{number} {line.strip()[:100]}"
+        for path in texts
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if LOCAL_PATH.search(line)
+    ]
+    assert found == []
+
+
+def test_the_lock_file_names_no_registry() -> None:
+    lines = (ROOT / ".ci/requirements.lock").read_text(encoding="utf-8").splitlines()
+    assert len(lines) > 30
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9._-]+==[\w.+!-]+( ; .+)?", line)] == []
+
+
+@pytest.mark.parametrize(
+    "check,source",
+    [
+        (long_functions, "def f():\n" + "    pass\n" * LINES_PER_FUNCTION),
+        (mixed_classes, "class A(B, C): ..."),
+        (loose_sql, "def f():\n    return 'SELECT 1'"),
+        (loose_sql, "QUERY: Final = 'SELECT 1'"),
+        (loose_sql, "def f(x):\n    return f'SELECT {x} FROM y'"),
+        (loose_sql, "SQL_X: Final = f'SELECT {x} FROM y'"),
+    ],
+)
+def test_a_check_sees_what_it_is_for(check: object, source: str) -> None:
+    assert len(check("x.py", ast.parse(source))) == 1  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "check,source",
+    [
+        (long_functions, "def f():\n" + "    pass\n" * (LINES_PER_FUNCTION - 1)),
+        (mixed_classes, "class A(B, Protocol[T]): ..."),
+        (loose_sql, "SQL_X: Final = 'SELECT 1'"),
+        (loose_sql, "def f():\n    '''SELECT 1 is a statement.'''\n    g('Select a room')"),
+    ],
+)
+def test_a_check_lets_the_rest_pass(check: object, source: str) -> None:
+    assert check("x.py", ast.parse(source)) == []  # type: ignore[operator]
