@@ -7,7 +7,7 @@ All servers lie under ``.test`` and all users are numbers.
 
 from storage.testing.assembly import How, Reference
 from storage.testing.builder import RoomBuilder
-from storage.testing.delivery import deliver_late, deliver_shuffled, deliver_with_gap
+from storage.testing.delivery import deliver_late, deliver_shuffled, deliver_with_gap, respell
 from storage.testing.generate import RoomStream, build_room, generate_room, stream_room
 from storage.testing.keys import KEY_ID, signing_key, verify_key, verify_keys
 from storage.testing.model import BuiltEvent, Expected, GeneratedEvent, GeneratedRoom, Origin, State, ndjson_line, write_ndjson
@@ -35,6 +35,7 @@ __all__ = [
     "deliver_with_gap",
     "generate_room",
     "ndjson_line",
+    "respell",
     "signing_key",
     "stream_room",
     "verify_key",

@@ -98,8 +98,8 @@ def _says_on(world: World, user: str, side: Side) -> bool:
 def join(world: World) -> BuiltEvent | None:
     """An invited user, one who left, or a new one joins; where the join rule is against it, somebody invites them."""
     rng = world.rng
-    known = world.invited.draw(rng) if rng.random() < 0.5 else world.gone.draw(rng) if rng.random() < 0.4 else None
-    user = known or world.newcomer()
+    known = (world.invited.draw(rng) if rng.random() < 0.3 else None) or world.gone.draw(rng)
+    user = world.newcomer() if known is None or rng.random() < world.shape.newcomers else known
     side = world.side(user)
     membership = side.room.membership(user)
     if membership in ("join", "ban"):

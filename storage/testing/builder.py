@@ -191,12 +191,13 @@ class RoomBuilder:
         history_visibility: str = "shared",
         users: Mapping[str, int] | None = None,
         name: str | None = None,
+        content: Mapping[str, Any] | None = None,
     ) -> BuiltEvent:
         """The usual beginning: create, join, power levels, join rules, history visibility, maybe a name. Returns the create event.
 
-        `users` are given power levels besides the creator's.
+        `users` are given power levels besides the creator's; `content` goes to the create event.
         """
-        created = self.create(creator)
+        created = self.create(creator, content)
         self.join(creator)
         self.state_event(creator, "m.room.power_levels", contents.power_levels(self.version, [creator], users))
         self.join_rules(creator, join_rule)
@@ -222,6 +223,14 @@ class RoomBuilder:
     def invite(self, sender: str, target: str, **how: Unpack[How]) -> BuiltEvent:
         """An invite."""
         return self.member(sender, target, "invite", **how)
+
+    def third_party_invite(self, sender: str, token: str, *, name: str = "u…@h…", **how: Unpack[How]) -> BuiltEvent:
+        """An invite of somebody of whom only an address is known."""
+        return self.state_event(sender, "m.room.third_party_invite", contents.third_party_invite(name), token, **how)
+
+    def third_party_member(self, sender: str, target: str, token: str, *, name: str = "u…@h…", **how: Unpack[How]) -> BuiltEvent:
+        """The invite that follows when the address turns out to be the user `target`."""
+        return self.member(sender, target, "invite", contents.third_party_member(token, target, name), **how)
 
     def knock(self, user_id: str, *, reason: str | None = None, **how: Unpack[How]) -> BuiltEvent:
         """A knock (version 7 and later, join rule ``knock``)."""

@@ -3,9 +3,15 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from signedjson.sign import sign_json
+from unpaddedbase64 import encode_base64
+
 from storage.testing.drafting import number_of
+from storage.testing.keys import signing_key, verify_key
 
 Content = dict[str, Any]
+
+IDENTITY_SERVER: Final = "identity.test"
 
 LEVELS: Final[Mapping[str, Any]] = {
     "ban": 50,
@@ -46,6 +52,24 @@ def power_levels(room_version: str, creators: Iterable[str], users: Mapping[str,
 def member(membership: str, more: Mapping[str, Any]) -> Content:
     """Content of m.room.member; values of None are left out."""
     return {"membership": membership, **{key: value for key, value in more.items() if value is not None}}
+
+
+def third_party_invite(name: str) -> Content:
+    """Content of m.room.third_party_invite, with the public key of an invented identity server."""
+    public = encode_base64(verify_key(IDENTITY_SERVER).encode())
+    where = f"https://{IDENTITY_SERVER}/key"
+    return {
+        "display_name": name,
+        "key_validity_url": where,
+        "public_key": public,
+        "public_keys": [{"key_validity_url": where, "public_key": public}],
+    }
+
+
+def third_party_member(token: str, user_id: str, name: str) -> Content:
+    """What the invite of `user_id` needs besides its membership, signed by the identity server."""
+    signed = sign_json({"mxid": user_id, "token": token}, IDENTITY_SERVER, signing_key(IDENTITY_SERVER))
+    return {"third_party_invite": {"display_name": name, "signed": signed}}
 
 
 def join_rules(rule: str, allowed_rooms: Iterable[str]) -> Content:

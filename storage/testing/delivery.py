@@ -1,14 +1,14 @@
 """How a built room reaches a store: in order, late, shuffled, or with a stretch that this server never got."""
 
+import json
 import random
 from collections.abc import Iterable, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Any
 
 from storage.ids import EventId
 from storage.testing.builder import RoomBuilder
 from storage.testing.model import BuiltEvent, GeneratedEvent, GeneratedRoom
-
-LATE_RATE: Final = 0.3
 
 
 def deliver_shuffled(room: RoomBuilder, seed: int = 0) -> GeneratedRoom:
@@ -66,6 +66,22 @@ def deliver_with_gap(room: RoomBuilder, start: int, stop: int) -> GeneratedRoom:
         order.append(event.generated(state_before=sorted(state)))
     order += [event.generated("backfill") for event in events[start:stop]]
     return _room(room, order)
+
+
+def respell(event: GeneratedEvent, rng: random.Random) -> GeneratedEvent:
+    """The same JSON in bytes that are not canonical: keys shuffled, spaces, everything beyond ASCII escaped."""
+    shuffled = _shuffled(json.loads(event.pdu), rng)
+    separators = rng.choice([(", ", ": "), (" ,", " :"), (",", ":")])
+    return replace(event, pdu=json.dumps(shuffled, separators=separators, ensure_ascii=rng.random() < 0.8).encode())
+
+
+def _shuffled(value: Any, rng: random.Random) -> Any:
+    if isinstance(value, list):
+        return [_shuffled(one, rng) for one in value]
+    if not isinstance(value, dict):
+        return value
+    keys = rng.sample(sorted(value), len(value))
+    return {key: _shuffled(value[key], rng) for key in keys}
 
 
 def _outliers(room: RoomBuilder, ids: Iterable[EventId]) -> list[GeneratedEvent]:

@@ -15,6 +15,7 @@ from storage.ids import EventId, RoomId
 from storage.testing import contents, population
 from storage.testing.actions import ACTIONS, message
 from storage.testing.builder import RoomBuilder
+from storage.testing.delivery import respell
 from storage.testing.keys import verify_keys
 from storage.testing.model import BuiltEvent, GeneratedEvent, GeneratedRoom
 from storage.testing.oddities import ODDITIES
@@ -44,9 +45,12 @@ class RoomStream:
     def __iter__(self) -> Iterator[GeneratedEvent]:
         world = World(self.shape, self.seed, sign=self.sign, version=self.room_version)
         made = itertools.islice(_endless(world, trim=True), self.count)
-        late = self.shape.odd.late
-        delivered = held_back(made, late, random.Random(self.seed)) if late else made  # noqa: S311
-        return (event.generated() for event in delivered)
+        late, respelled = self.shape.odd.late, self.shape.odd.respelled
+        rng = random.Random(self.seed)  # noqa: S311  (the same delivery every time)
+        delivered = held_back(made, late, rng) if late else made
+        for event in delivered:
+            delivery = event.generated()
+            yield respell(delivery, rng) if respelled and rng.random() < respelled else delivery
 
 
 def stream_room(shape: Shape, count: int, *, seed: int = 0, version: str | None = None, sign: bool = True) -> RoomStream:

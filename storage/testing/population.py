@@ -28,7 +28,7 @@ _SYLLABLES: Final = (
     "qua",
 )
 _TEXT_WORDS: Final = 4_000
-_MEAN_LOG_LENGTH: Final = 4.25
+_MEAN_LOG_LENGTH: Final = 4.7
 _SPREAD_LOG_LENGTH: Final = 0.9
 _LENGTH_MAX: Final = 4_000
 
@@ -86,7 +86,7 @@ _TEXT: Final = _made_text()
 
 
 def text(rng: random.Random) -> str:
-    """A message body: mostly a line, seldom some thousand characters (log-normal, 105 on average)."""
+    """A message body: mostly a line, seldom some thousand characters (log-normal, 165 characters on average)."""
     length = min(_LENGTH_MAX, int(math.exp(_MEAN_LOG_LENGTH + _SPREAD_LOG_LENGTH * rng.gauss(0, 1))) + 1)
     start = int(rng.random() * (len(_TEXT) - length))
     return _TEXT[start : start + length].strip() or "ok"

@@ -23,6 +23,8 @@ class Odd:
     oversized: float = 0.0
     early_redaction: float = 0.0
     """A redaction on another branch than its target, delivered before it."""
+    respelled: float = 0.0
+    """The same JSON in other bytes: key order, spaces, escapes. Hashes and ids stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Shape:
     """How many users join before the mix below takes over."""
     rush: float = 0.5
     """Until then: the share of joins among the events."""
+    newcomers: float = 0.6
+    """The share of joins by users who were never there; the others come back, while there are any."""
     skew: float = 3.0
     """How unequal the speakers are; 1 is equal."""
     mix: Mapping[str, float] = field(default_factory=dict)
@@ -89,6 +93,7 @@ JOIN_LEAVE_STORM: Final = Shape(
     "join_leave_storm",
     servers=20,
     members=200,
+    newcomers=0.1,
     skew=1.0,
     mix={"message": 10, "join": 50, "leave": 45, "profile": 5, "kick": 0.5, "ban": 0.5, "unban": 0.2, "visibility": 0.1},
     fork_rate=0.01,
@@ -118,5 +123,6 @@ ODD_SOME: Final = Odd(
     bad_signature=0.003,
     oversized=0.001,
     early_redaction=0.005,
+    respelled=0.02,
 )
 """A little of everything odd."""

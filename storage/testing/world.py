@@ -20,6 +20,7 @@ from storage.testing.population import Roster, profile, server_names
 from storage.testing.shapes import Shape
 
 RECENT_MAX: Final = 64
+PARTIAL_HEAL_RATE: Final = 0.1
 TRIES: Final = 20
 GAP_MS_MEAN: Final = 20_000
 NODES_MAX: Final = 20_000
@@ -68,6 +69,8 @@ class World:
             self.partition_left -= 1
             if self.partition_left == 0:
                 self._heal()
+            elif len(self.sides) > 2 and self.rng.random() < PARTIAL_HEAL_RATE:
+                self._heal_two()
         elif len(self.side_of) > 1 and self.rng.random() < self.shape.fork_rate:
             self._part()
 
@@ -85,6 +88,14 @@ class World:
         self.whole.recent.extend(said for side in self.sides for said in list(side.recent)[-RECENT_MAX // len(self.sides) :])
         self.sides = [self.whole]
         self.side_of = dict.fromkeys(self.side_of, self.whole)
+
+    def _heal_two(self) -> None:
+        """Two sides find each other while others are still cut off: a merge of merges follows."""
+        left, right = self.rng.sample(self.sides, 2)
+        left.room.merge(right.room)
+        left.recent.extend(list(right.recent)[-RECENT_MAX // 2 :])
+        self.sides.remove(right)
+        self.side_of = {name: left if side is right else side for name, side in self.side_of.items()}
 
     @property
     def is_whole(self) -> bool:

@@ -149,3 +149,110 @@ def test_old_versions_cite_by_id_and_hash() -> None:
     parent = room.event(last.prev_events[0])
     wanted = events.reference_hash(json.loads(parent.pdu), "1")
     assert decode_base64(last.json["prev_events"][0][1]["sha256"]) == wanted
+
+
+def test_what_the_state_does_not_allow_is_an_error() -> None:
+    room = RoomBuilder("11")
+    admin, other = room.user(1), room.user(2)
+    room.start(admin)
+    count = len(room.events)
+    with pytest.raises(ValueError, match="would be rejected"):
+        room.message(other)
+    with pytest.raises(ValueError, match="would not be rejected"):
+        room.message(admin, expected="rejected")
+    assert len(room.events) == count
+    assert room.message(other, expected="rejected").expected == "rejected"
+
+
+def test_restricted_joins_are_signed_by_the_authorising_server_too() -> None:
+    room = RoomBuilder("10")
+    admin, other = room.user(1), room.user(2)
+    room.start(admin)
+    room.join_rules(admin, "restricted", allow=["!space:s1.test"])
+    joined = room.join(other, via=admin)
+    assert set(joined.json["signatures"]) == {"s1.test", "s2.test"}
+    assert joined.auth_events.count(room.state["m.room.member", admin]) == 1
+    assert room.membership(other) == "join"
+
+
+def test_knocks_invites_and_their_ends() -> None:
+    room = RoomBuilder("11")
+    admin, other, third = (room.user(number) for number in (1, 2, 3))
+    room.start(admin, join_rule="knock")
+    room.knock(other, reason="please")
+    room.invite(admin, other)
+    room.join(other)
+    room.invite(other, third)
+    room.leave(third)
+    room.knock(third)
+    room.kick(admin, third, reason="no")
+    assert (room.membership(other), room.membership(third)) == ("join", "leave")
+
+
+@pytest.mark.parametrize("version", ["1", "11", "12"])
+def test_third_party_invites_pass_the_rules(version: str) -> None:
+    room = RoomBuilder(version)
+    admin, other = room.user(1), room.user(2)
+    room.start(admin, join_rule="invite")
+    room.third_party_invite(admin, "token")
+    invited = room.third_party_member(admin, other, "token")
+    assert room.state["m.room.third_party_invite", "token"] in invited.auth_events
+    room.join(other)
+
+
+def test_power_levels_are_changed_and_not_replaced() -> None:
+    room = RoomBuilder("11")
+    admin, other, third = (room.user(number) for number in (1, 2, 3))
+    room.start(admin)
+    room.power_levels(admin, users={other: 50})
+    room.power_levels(admin, {"invite": 50}, users={third: 10})
+    content = room.content("m.room.power_levels")
+    assert content["users"] == {admin: 100, other: 50, third: 10}
+    assert (content["invite"], content["ban"]) == (50, 50)
+
+
+def test_creators_of_twelve_stand_above_the_levels() -> None:
+    room = RoomBuilder("12")
+    admin, other = room.user(1), room.user(2)
+    room.start(admin, content={"additional_creators": [other]})
+    room.join(other)
+    room.history_visibility(other, "joined")
+    assert room.content("m.room.power_levels")["users"] == {}
+
+
+def test_relations_name_their_targets() -> None:
+    room = RoomBuilder("11")
+    admin = room.user(1)
+    room.start(admin)
+    said = room.message(admin)
+    relations = [
+        room.react(admin, said).content["m.relates_to"],
+        room.edit(admin, said, "better").content["m.relates_to"],
+        room.reply(admin, said, "yes").content["m.relates_to"]["m.in_reply_to"],
+        room.threaded(admin, said, "more").content["m.relates_to"],
+    ]
+    assert {relation["event_id"] for relation in relations} == {said.event_id}
+
+
+def test_redactions_name_their_target_where_the_version_wants_it() -> None:
+    for version in ("10", "11"):
+        room = RoomBuilder(version)
+        admin = room.user(1)
+        room.start(admin)
+        said = room.message(admin)
+        redaction = room.redact(admin, said)
+        assert events.parse(redaction.pdu, version).redacts == said.event_id
+        assert ("redacts" in redaction.json) == (version == "10")
+
+
+def test_a_view_at_an_old_event_leaves_the_room_alone() -> None:
+    room = RoomBuilder("11")
+    admin, other = room.user(1), room.user(2)
+    room.start(admin)
+    room.join(other)
+    before = room.message(other)
+    room.ban(admin, other)
+    heads = room.heads
+    stale = room.at(before).message(other, "still here", expected="soft_failed")
+    assert stale.prev_events == (before.event_id,)
+    assert room.heads == heads
