@@ -34,7 +34,8 @@ class BuiltEvent:
 
     `state_before` and `state_after` are the true states by state resolution, (type, state key) -> event id; a rejected
     or invalid event leaves the state as it was. `topological` is 1 for the create event and else 1 + the largest of
-    the parents', whatever `depth` claims. `expected` is None for an ordinary event: allowed by its own state.
+    the parents', whatever `depth` claims. `expected` is None for an ordinary event: allowed by its own state, hence never
+    rejected, but perhaps soft-failed where another branch came first.
     """
 
     event_id: EventId
