@@ -1,0 +1,199 @@
+"""The oracle's answering half: who may see what, pages, federation reads, sync.
+
+Every answer is found by looking at every event. Where a store may know better which order events have (gaps: the claimed
+depth is a hint there), the caller sets `positions`, and the oracle uses those numbers instead of its own.
+
+Where the rules leave a choice:
+
+* Federation reads pass through rejected events without returning them; soft-failed ones are returned.
+* `min_depth` is about the depth that the sender claims; the walk goes on through events that it leaves out.
+* The walk of `missing_events` is breadth first, parents in the order in which the event names them.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from storage.errors import StateUnknown
+from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
+from tests.oracle.receiver import Held, Receiver, State
+from tests.oracle.sight import Sight, server_sees, user_sees
+
+Position = tuple[int, int]
+VISIBILITY = ("m.room.history_visibility", "")
+HIGHEST_FIRST = ("join", "invite", "knock", "leave", "ban")
+
+
+class Oracle(Receiver):
+    """A server that has all the time in the world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions: Mapping[EventId, Position] = {}  # (topological, stream) as the store has them; empty: the oracle's own
+
+    def position(self, event_id: EventId) -> Position:
+        """(topological, stream) of a timeline event."""
+        if event_id in self.positions:
+            return self.positions[event_id]
+        return self.topological_ordering(event_id), self.get(event_id).arrival
+
+    def _by_position(self, ids: Iterable[EventId]) -> list[EventId]:
+        return [event_id for _, event_id in sorted((self.position(event_id), event_id) for event_id in set(ids))]
+
+    # ---------------------------------------------------------------------------------------------------- visibility
+
+    def membership_in(self, state: State, user_id: str) -> str | None:
+        event_id = state.get(("m.room.member", user_id))
+        return None if event_id is None else self.get(event_id).event.content.get("membership")
+
+    def membership(self, room_id: RoomId, user_id: str) -> str | None:
+        """In the room's current state."""
+        return self.membership_in(self.current_state(room_id), user_id)
+
+    def rooms_of(self, user_id: str, membership: str = "join") -> set[RoomId]:
+        return {room_id for room_id in self.versions if self.membership(room_id, user_id) == membership}
+
+    def users(self, room_id: RoomId) -> set[UserId]:
+        """Everybody who was ever a sender or a member, whatever became of the event."""
+        timeline = self.timeline(room_id).values()
+        members = {UserId(held.event.state_key) for held in timeline if held.event.type == "m.room.member" and held.event.state_key}
+        return members | {held.event.sender for held in timeline}
+
+    def joined_later(self, event_id: EventId, user_id: str) -> bool:
+        """Joined now, or by an accepted join that lies after the event in topological order."""
+        event = self.get(event_id).event
+        if self.membership(event.room_id, user_id) == "join":
+            return True
+        joins = [
+            join_id
+            for join_id, held in self.timeline(event.room_id).items()
+            if held.accepted
+            and held.event.type == "m.room.member"
+            and held.event.state_key == user_id
+            and held.event.content.get("membership") == "join"
+        ]
+        return any(self.position(join_id)[0] > self.position(event_id)[0] for join_id in joins)
+
+    def _visibility_in(self, state: State) -> str | None:
+        event_id = state.get(VISIBILITY)
+        return None if event_id is None else self.get(event_id).event.content.get("history_visibility")
+
+    def _server_membership(self, state: State, server_name: str) -> str | None:
+        """The highest membership of the server's users."""
+        users = [state_key for kind, state_key in state if kind == "m.room.member" and server_name_of(state_key) == server_name]
+        found = {self.membership_in(state, user) for user in users}
+        return next((membership for membership in HIGHEST_FIRST if membership in found), None)
+
+    def visible_to_user(self, user_id: str, ids: Iterable[EventId]) -> set[EventId]:
+        return {event_id for event_id in ids if event_id in self.held and self._visible_to_user(user_id, event_id)}
+
+    def _visible_to_user(self, user_id: str, event_id: EventId) -> bool:
+        if not self.get(event_id).accepted:
+            return False
+        before, after = self.state_before(event_id), self.state_after(event_id)
+        event = self.get(event_id).event
+        sight = Sight(
+            changes_visibility=event.is_state and event.key == VISIBILITY,
+            changes_membership=event.is_state and event.key == ("m.room.member", user_id),
+            visibility=(self._visibility_in(before), self._visibility_in(after)),
+            membership=(self.membership_in(before, user_id), self.membership_in(after, user_id)),
+        )
+        return user_sees(sight, joined_later=self.joined_later(event_id, user_id))
+
+    def visible_to_server(self, server_name: str, ids: Iterable[EventId]) -> set[EventId]:
+        return {event_id for event_id in ids if event_id in self.held and self._visible_to_server(server_name, event_id)}
+
+    def _visible_to_server(self, server_name: str, event_id: EventId) -> bool:
+        held = self.get(event_id)
+        if held.outlier or held.rejected:
+            return False
+        before, after = self.state_before(event_id), self.state_after(event_id)
+        sight = Sight(
+            changes_visibility=held.event.is_state and held.event.key == VISIBILITY,
+            changes_membership=_is_member_of(held, ServerName(server_name)),
+            visibility=(self._visibility_in(before), self._visibility_in(after)),
+            membership=(self._server_membership(before, server_name), self._server_membership(after, server_name)),
+        )
+        return server_sees(sight)
+
+    # --------------------------------------------------------------------------------------------------------- pages
+
+    def messages(
+        self,
+        room_id: RoomId,
+        user_id: str,
+        *,
+        after: Position | None = None,
+        upto: Position | None = None,
+        direction: str = "b",
+        limit: int | None = None,
+    ) -> list[EventId]:
+        """All that the user may see in after < position <= upto; "b": newest first."""
+        found = self._by_position(self.visible_to_user(user_id, self.timeline(room_id)))
+        found = [event_id for event_id in found if (after is None or after < self.position(event_id))]
+        found = [event_id for event_id in found if (upto is None or self.position(event_id) <= upto)]
+        return (found[::-1] if direction == "b" else found)[:limit]
+
+    # ---------------------------------------------------------------------------------------------------- federation
+
+    def _ancestors(self, ids: Iterable[EventId]) -> set[EventId]:
+        """These timeline events and all that lies before them, as far as it is held."""
+        found: set[EventId] = set()
+        todo = [event_id for event_id in ids if self.in_timeline(event_id)]
+        while todo:
+            event_id = todo.pop()
+            if event_id not in found:
+                found.add(event_id)
+                todo.extend(parent for parent in self.get(event_id).event.prev_event_ids if self.in_timeline(parent))
+        return found
+
+    def backfill(self, room_id: RoomId, ids: Iterable[EventId], limit: int | None = None) -> list[EventId]:
+        """The events and their ancestors, newest first by (topological, stream)."""
+        timeline = self.timeline(room_id)
+        found = self._ancestors(event_id for event_id in ids if event_id in timeline)
+        return self._by_position(event_id for event_id in found if not self.get(event_id).rejected)[::-1][:limit]
+
+    def missing_events(
+        self, room_id: RoomId, earliest: Iterable[EventId], latest: Iterable[EventId], *, limit: int = 10, min_depth: int = 0
+    ) -> list[EventId]:
+        """What lies between `earliest` and `latest`, both left out: found from `latest` back, answered oldest first."""
+        stop, start = set(earliest), list(latest)
+        timeline = self.timeline(room_id)
+        seen = stop | set(start)
+        queue = [event_id for event_id in start if event_id in timeline and event_id not in stop]
+        found: list[EventId] = []
+        while queue and len(found) < limit:
+            for parent in self.get(queue.pop(0)).event.prev_event_ids:
+                if parent not in seen and parent in timeline:
+                    seen.add(parent)
+                    queue.append(parent)
+                    if not self.get(parent).rejected and self.get(parent).event.depth >= min_depth:
+                        found.append(parent)
+        return self._by_position(found[:limit])
+
+    def auth_chain(self, ids: Iterable[EventId]) -> set[EventId]:
+        """The auth events of the events, and theirs, recursively; an event itself only if another cites it."""
+        found: set[EventId] = set()
+        todo = [cited for event_id in ids for cited in self.get(event_id).event.auth_event_ids]
+        while todo:
+            event_id = todo.pop()
+            if event_id not in found:
+                found.add(event_id)
+                todo.extend(self.get(event_id).event.auth_event_ids)
+        return found
+
+    def auth_chain_difference(self, sets: Iterable[Iterable[EventId]]) -> set[EventId]:
+        """What is in the auth chains of some of the sets, but not of all."""
+        chains = [self.auth_chain(ids) for ids in sets]
+        return set().union(*chains) - set(chains[0]).intersection(*chains) if chains else set()
+
+    def state_ids(self, event_id: EventId) -> tuple[set[EventId], set[EventId]]:
+        """(state before the event, auth chains of that state)."""
+        held = self.get(event_id)
+        if held.state_before is None:
+            raise StateUnknown(event_id)
+        state = set(held.state_before.values())
+        return state, self.auth_chain(state)
+
+
+def _is_member_of(held: Held, server_name: ServerName) -> bool:
+    key = held.event.state_key
+    return held.event.type == "m.room.member" and key is not None and server_name_of(key) == server_name

@@ -1,0 +1,320 @@
+"""The oracle's receiving half: PDUs come in, and everything that follows from the graph alone.
+
+A room is a dict of held events in order of arrival; every answer is computed from it anew, as the specification defines
+it: no index, no cache, no database. Slow on purpose, and written without a look at the store. It shares with it
+storage.event (what an event is) and the authorisation rules of storage.auth; state resolution is the literal twin.
+
+Where the rules leave a choice, the oracle takes the first of these:
+
+* A batch is received in the order of its input, but an event waits for its own parents and auth events in the batch.
+* An event that is held as an outlier keeps its first bytes when it comes again.
+* `state_before` is looked at only if a parent is not held (or held as an outlier).
+* A live event that comes after its own live child is no forward extremity: the child already names it.
+* What backfill brings never becomes an extremity, so a room of backfill alone has none, and its current state is empty.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from storage.auth import check, check_auth_events, keys_needed, redaction_allowed
+from storage.errors import AuthDenied, InvalidEvent, StateUnknown, UnknownEvent, UnknownRoom, UnknownRoomVersion
+from storage.event import Event, parse
+from storage.ids import EventId, RoomId, StateKey
+from tests.auth.literal_resolution import Room, resolve_literally
+
+Outcome = Literal["stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid"]
+Origin = Literal["live", "backfill", "outlier"]
+State = dict[StateKey, EventId]
+Pdu = bytes | dict[str, Any]
+CREATE = ("m.room.create", "")
+_UNREADABLE = (UnknownRoomVersion, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+@dataclass
+class Held:
+    """An event that is held, and what was decided when it came."""
+
+    event: Event
+    origin: Origin
+    arrival: int  # the oracle's stream ordering: 1, 2, 3 … over all rooms, outliers too
+    rejected: bool
+    soft_failed: bool
+    state_before: State | None  # None: an outlier
+
+    @property
+    def outlier(self) -> bool:
+        return self.origin == "outlier"
+
+    @property
+    def accepted(self) -> bool:
+        """An event of the timeline that nothing speaks against."""
+        return not (self.outlier or self.rejected or self.soft_failed)
+
+
+class Receiver:
+    """`append`, and the state, order and edges of what is held."""
+
+    def __init__(self) -> None:
+        self.held: dict[EventId, Held] = {}  # in order of arrival
+        self.versions: dict[RoomId, str] = {}
+        self.missing: dict[EventId, set[EventId]] = {}  # of the events that the last append called "missing_parents"
+        self.current_states: list[tuple[int, RoomId, State]] = []  # every change: (arrival, room, state from then on)
+        self._arrivals = 0
+
+    # ----------------------------------------------------------------------------------------------------- receiving
+
+    def append(
+        self,
+        pdus: Iterable[Pdu],
+        *,
+        room_version: str | None = None,
+        origin: Origin = "live",
+        state_before: Mapping[EventId, Iterable[EventId]] | None = None,
+    ) -> list[tuple[EventId | None, Outcome]]:
+        """(event id, outcome) of each PDU, in order of the input."""
+        self.missing = {}
+        batch = list(pdus)
+        versions = {**self._versions_in(batch), **self.versions}
+        outcomes: dict[int, tuple[EventId | None, Outcome]] = {}
+        events: dict[int, Event] = {}
+        for place, pdu in enumerate(batch):
+            try:
+                events[place] = parse(pdu, _version_of(pdu, versions, room_version))
+            except InvalidEvent as error:
+                outcomes[place] = (EventId(error.event_id) if error.event_id else None, "invalid")
+            except _UNREADABLE:
+                outcomes[place] = (None, "invalid")
+        for place in in_causal_order(events):
+            event = events[place]
+            given = (state_before or {}).get(event.event_id)
+            outcomes[place] = (event.event_id, self._receive(event, origin, None if given is None else list(given)))
+        return [outcomes[place] for place in range(len(batch))]
+
+    def _versions_in(self, batch: Sequence[Pdu]) -> dict[RoomId, str]:
+        """What the create events of a batch say about their rooms."""
+        versions: dict[RoomId, str] = {}
+        for pdu in batch:
+            try:
+                version = _said_version(_read(pdu))
+                if version is not None:
+                    versions[parse(pdu, version).room_id] = version
+            except (InvalidEvent, *_UNREADABLE):
+                continue
+        return versions
+
+    def _receive(self, event: Event, origin: Origin, given: Sequence[EventId] | None) -> Outcome:
+        known = self.held.get(event.event_id)
+        if known is not None:
+            if origin == "outlier" or not known.outlier:
+                return "duplicate"
+            event = known.event
+        missing = {auth for auth in event.auth_event_ids if auth not in self.held}
+        gaps = {parent for parent in event.prev_event_ids if not self.in_timeline(parent)}
+        if origin != "outlier" and gaps:
+            missing |= gaps if given is None else {of_state for of_state in given if of_state not in self.held}
+        if missing:
+            self.missing[event.event_id] = missing
+            return "missing_parents"
+        if origin == "outlier":
+            state = None
+        elif gaps:
+            state = {self.held[of_state].event.key: of_state for of_state in given or () if self.held[of_state].event.is_state}
+        else:
+            state = self._resolve(event.room_version.identifier, [self._after(parent) for parent in event.prev_event_ids])
+        return self._hold(event, origin, state)
+
+    def _hold(self, event: Event, origin: Origin, state: State | None) -> Outcome:
+        rejected = not self._allowed_by_auth_events(event) or (state is not None and not self._allowed_by_state(event, state))
+        current = self._current(event.room_id)
+        soft_failed = not rejected and origin == "live" and bool(current) and not self._allowed_by_state(event, current)
+        self.held.pop(event.event_id, None)
+        self._arrivals += 1
+        self.held[event.event_id] = Held(event, origin, self._arrivals, rejected, soft_failed, state)
+        self.versions.setdefault(event.room_id, event.room_version.identifier)
+        if self._current(event.room_id) != current:
+            self.current_states.append((self._arrivals, event.room_id, self._current(event.room_id)))
+        if rejected:
+            return "rejected"
+        if soft_failed:
+            return "soft_failed"
+        return "stored" if event.content_hash_valid else "redacted"
+
+    def _allowed_by_auth_events(self, event: Event) -> bool:
+        everything = {event_id: held.event for event_id, held in self.held.items()}
+        try:
+            check_auth_events(event, everything, self._rejected())
+        except AuthDenied:
+            return False
+        return True
+
+    def _allowed_by_state(self, event: Event, state: State) -> bool:
+        auth_state = {key: self.held[state[key]].event for key in {*keys_needed(event), CREATE} if key in state}
+        try:
+            check(event, auth_state, event.room_version)
+        except AuthDenied:
+            return False
+        return True
+
+    # --------------------------------------------------------------------------------------------------------- state
+
+    def _rejected(self) -> frozenset[EventId]:
+        return frozenset(event_id for event_id, held in self.held.items() if held.rejected)
+
+    def _resolve(self, version: str, states: Sequence[State]) -> State:
+        if not states:
+            return {}
+        if all(state == states[0] for state in states):
+            return states[0]
+        everything = {event_id: held.event for event_id, held in self.held.items()}
+        return resolve_literally(Room(version, everything, self._rejected()), states)
+
+    def _after(self, event_id: EventId) -> State:
+        """A soft-failed event changes the state after it, a rejected one does not."""
+        held = self.held[event_id]
+        if held.state_before is None:
+            raise StateUnknown(event_id)
+        if held.rejected or not held.event.is_state:
+            return held.state_before
+        return {**held.state_before, held.event.key: event_id}
+
+    def _current(self, room_id: RoomId) -> State:
+        extremities = self._extremities(room_id)
+        if not extremities:
+            return {}
+        return self._resolve(self.versions[room_id], [self._after(extremity) for extremity in sorted(extremities)])
+
+    def state_before(self, event_id: EventId) -> State:
+        held = self.get(event_id)
+        if held.state_before is None:
+            raise StateUnknown(event_id)
+        return dict(held.state_before)
+
+    def state_after(self, event_id: EventId) -> State:
+        self.get(event_id)
+        return dict(self._after(event_id))
+
+    def current_state(self, room_id: RoomId) -> State:
+        """The resolution of the states after all forward extremities."""
+        self._known_room(room_id)
+        return dict(self._current(room_id))
+
+    def current_state_at(self, room_id: RoomId, arrival: int) -> State:
+        """The current state as it was once the event of that arrival had come."""
+        states = [state for at, room, state in self.current_states if room == room_id and at <= arrival]
+        return dict(states[-1]) if states else {}
+
+    # ----------------------------------------------------------------------------------------------- edges and order
+
+    def get(self, event_id: EventId) -> Held:
+        if event_id not in self.held:
+            raise UnknownEvent(event_id)
+        return self.held[event_id]
+
+    def _known_room(self, room_id: RoomId) -> None:
+        if room_id not in self.versions:
+            raise UnknownRoom(room_id)
+
+    def in_timeline(self, event_id: EventId) -> bool:
+        return event_id in self.held and not self.held[event_id].outlier
+
+    def timeline(self, room_id: RoomId) -> dict[EventId, Held]:
+        """The events of a room that are no outliers, rejected and soft-failed ones among them, in order of arrival."""
+        return {event_id: held for event_id, held in self.held.items() if held.event.room_id == room_id and not held.outlier}
+
+    def forward_extremities(self, room_id: RoomId) -> set[EventId]:
+        """Accepted live events that no accepted live event has as a parent, not even behind rejected or soft-failed ones."""
+        self._known_room(room_id)
+        return self._extremities(room_id)
+
+    def _extremities(self, room_id: RoomId) -> set[EventId]:
+        live = {event_id: held for event_id, held in self.timeline(room_id).items() if held.accepted and held.origin == "live"}
+        return set(live) - {reached for held in live.values() for reached in self._reached(held.event)}
+
+    def _reached(self, event: Event) -> set[EventId]:
+        reached: set[EventId] = set()
+        todo = [parent for parent in event.prev_event_ids if self.in_timeline(parent)]
+        while todo:
+            parent = todo.pop()
+            if parent not in reached and not self.held[parent].accepted:
+                todo.extend(above for above in self.held[parent].event.prev_event_ids if self.in_timeline(above))
+            reached.add(parent)
+        return reached
+
+    def backward_extremities(self, room_id: RoomId) -> set[EventId]:
+        """Parents of timeline events that are not in the timeline: not held, or held as outliers."""
+        self._known_room(room_id)
+        return {parent for held in self.timeline(room_id).values() for parent in held.event.prev_event_ids if not self.in_timeline(parent)}
+
+    def topological_orderings(self, room_id: RoomId) -> dict[EventId, int]:
+        """1 + the largest of the parents', 1 where there is none. As a store must have it only in a room without gaps."""
+        self._known_room(room_id)
+        orderings = dict.fromkeys(self.timeline(room_id), 1)
+        changed = True
+        while changed:
+            changed = False
+            for event_id in orderings:
+                parents = [orderings[parent] for parent in self.held[event_id].event.prev_event_ids if parent in orderings]
+                if parents and orderings[event_id] != 1 + max(parents):
+                    orderings[event_id] = 1 + max(parents)
+                    changed = True
+        return orderings
+
+    def topological_ordering(self, event_id: EventId) -> int:
+        return self.topological_orderings(self.get(event_id).event.room_id)[event_id]
+
+    # ---------------------------------------------------------------------------------------------------- redactions
+
+    def redacted_by(self, event_id: EventId) -> EventId | None:
+        """Of the accepted redactions of this event that its sender may not refuse, the first by (origin_server_ts, id)."""
+        target = self.get(event_id).event
+        found = [
+            (held.event.origin_server_ts, redaction_id)
+            for redaction_id, held in self.held.items()
+            if held.event.type == "m.room.redaction"
+            and held.accepted
+            and held.event.redacts == event_id
+            and held.event.room_id == target.room_id
+            and self._may_redact(held, target)
+        ]
+        return min(found)[1] if found else None
+
+    def _may_redact(self, redaction: Held, target: Event) -> bool:
+        state = {key: self.held[event_id].event for key, event_id in (redaction.state_before or {}).items()}
+        return redaction_allowed(redaction.event, target.sender, state, redaction.event.room_version)
+
+
+def _read(pdu: Pdu) -> dict[str, Any]:
+    read = json.loads(pdu) if isinstance(pdu, bytes) else pdu
+    if not isinstance(read, dict):
+        raise TypeError(f"a PDU is an object, not {read!r}")
+    return read
+
+
+def _said_version(read: Mapping[str, Any]) -> str | None:
+    """The room version that a create event says."""
+    if read["type"] != CREATE[0] or "state_key" not in read:
+        return None
+    return str(read["content"].get("room_version", "1"))
+
+
+def _version_of(pdu: Pdu, versions: Mapping[RoomId, str], named: str | None) -> str:
+    """That of the room (known, or by its create event in the batch), of a create event its own, else what the caller names."""
+    read = _read(pdu)
+    version = versions.get(read.get("room_id", ""), _said_version(read) or named)
+    if version is None:
+        raise UnknownRoomVersion(version)
+    return version
+
+
+def in_causal_order(events: Mapping[int, Event]) -> list[int]:
+    """The places of a batch: again and again the first whose parents and auth events in the batch have all had their turn."""
+    waiting = dict(events)
+    ordered: list[int] = []
+    while waiting:
+        ids = {event.event_id for event in waiting.values()}
+        free = [place for place, event in waiting.items() if not (ids - {event.event_id}) & {*event.prev_event_ids, *event.auth_event_ids}]
+        ordered.append((free or list(waiting))[0])  # in a circle (ids of versions 1 and 2 can form one) nobody is free
+        del waiting[ordered[-1]]
+    return ordered

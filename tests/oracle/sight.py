@@ -1,0 +1,65 @@
+"""The rule of history visibility once more, for the oracle: by the sentences of the specification, in their order.
+
+storage/visibility/rule.py asks one question over all combinations of before and after; here an event's own change is looked
+at only where it changes what is asked about. That both agree is a test.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What matters about an event for one who asks: (before, after) of the history visibility and of their membership."""
+
+    changes_visibility: bool
+    changes_membership: bool
+    visibility: tuple[str | None, str | None]
+    membership: tuple[str | None, str | None]
+
+    def cases(self) -> list[tuple[str, str | None]]:
+        """(visibility, membership) at the event: before it, and also after it if it changes one of them."""
+        at = [(self.visibility[0], self.membership[0])]
+        if self.changes_visibility:
+            at.append((self.visibility[1], self.membership[0]))
+        if self.changes_membership:
+            at.append((self.visibility[0], self.membership[1]))
+        return [(_known(visibility), membership) for visibility, membership in at]
+
+
+def _known(visibility: object) -> str:
+    if visibility == "world_readable":
+        return "world_readable"
+    if visibility == "invited":
+        return "invited"
+    if visibility == "joined":
+        return "joined"
+    return "shared"
+
+
+def user_sees(sight: Sight, *, joined_later: bool) -> bool:
+    return any(_user_allowed(visibility, membership, joined_later) for visibility, membership in sight.cases())
+
+
+def _user_allowed(visibility: str, membership: str | None, joined_later: bool) -> bool:
+    """Client-server API, "Server behaviour" of room history visibility, rules 1 to 5."""
+    if visibility == "world_readable":
+        return True
+    if membership == "join":
+        return True
+    if visibility == "shared" and joined_later:
+        return True
+    if membership == "invite" and visibility == "invited":  # noqa: SIM103  (one sentence, one line)
+        return True
+    return False
+
+
+def server_sees(sight: Sight) -> bool:
+    return any(_server_allowed(visibility, membership) for visibility, membership in sight.cases())
+
+
+def _server_allowed(visibility: str, membership: str | None) -> bool:
+    if visibility in {"world_readable", "shared"}:
+        return True
+    if visibility == "invited":
+        return membership in {"invite", "join"}
+    return membership == "join"

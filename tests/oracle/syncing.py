@@ -1,0 +1,114 @@
+"""/sync as the oracle would answer it, and a client that believes nothing but what it was sent.
+
+Positions are arrivals (the oracle's stream ordering); `since=0` with `initial=True` is a first sync. Only what rules.md section 8
+and the specification leave no choice in is modelled; where a room has nothing new, it is left out.
+"""
+
+from dataclasses import dataclass, field
+
+from storage.ids import EventId, RoomId
+from tests.oracle.oracle import Oracle
+from tests.oracle.receiver import Held, State
+
+
+@dataclass(frozen=True)
+class RoomAnswer:
+    """One joined or left room. `state` leads from `since` to the start of the timeline, `state_after` (with `removed`) to its end."""
+
+    timeline: list[EventId]
+    limited: bool
+    state: State
+    state_after: State
+    removed: set[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    next_batch: int
+    join: dict[RoomId, RoomAnswer] = field(default_factory=dict)
+    leave: dict[RoomId, RoomAnswer] = field(default_factory=dict)
+    invite: set[RoomId] = field(default_factory=set)
+    knock: set[RoomId] = field(default_factory=set)
+
+
+def sync(oracle: Oracle, user_id: str, since: int | None, *, limit: int = 10) -> Answer:
+    """What this user is told who has heard everything up to `since` (None: nothing)."""
+    answer = Answer(max((held.arrival for held in oracle.held.values()), default=0))
+    for room_id in oracle.versions:
+        member = own_member_event(oracle, room_id, user_id)
+        if member is None:
+            continue
+        membership = member.event.content.get("membership")
+        news = since is None or member.arrival > since
+        if membership == "join":
+            _joined(oracle, answer, room_id, user_id, since, limit)
+        elif membership == "invite" and news:
+            answer.invite.add(room_id)
+        elif membership == "knock" and news:
+            answer.knock.add(room_id)
+        elif membership in {"leave", "ban"} and since is not None and news:
+            answer.leave[room_id] = _room(oracle, room_id, user_id, since, member.arrival, limit)
+    return answer
+
+
+def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str) -> Held | None:
+    """In the current state; of a room that the server is not in, the last that was fetched or received (an invite, its end)."""
+    if oracle.forward_extremities(room_id):
+        event_id = oracle.current_state(room_id).get(("m.room.member", user_id))
+        return None if event_id is None else oracle.get(event_id)
+    own = [
+        held
+        for held in oracle.held.values()
+        if held.event.room_id == room_id and held.event.is_state and held.event.key == ("m.room.member", user_id) and not held.rejected
+    ]
+    return own[-1] if own else None
+
+
+def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, user_id: str, since: int | None, limit: int) -> None:
+    """A room that was not joined at `since` is told from its beginning."""
+    then = {} if since is None else oracle.current_state_at(room_id, since)
+    start = since if since is not None and oracle.membership_in(then, user_id) == "join" else 0
+    told = _room(oracle, room_id, user_id, start, answer.next_batch, limit)
+    if since is None or told.timeline or told.state_after or told.removed:
+        answer.join[room_id] = told
+
+
+def _room(oracle: Oracle, room_id: RoomId, user_id: str, since: int, upto: int, limit: int) -> RoomAnswer:
+    live = [event_id for event_id, held in oracle.timeline(room_id).items() if held.origin == "live" and since < held.arrival <= upto]
+    visible = oracle.visible_to_user(user_id, live)
+    timeline = [event_id for event_id in live if event_id in visible]
+    told = timeline[len(timeline) - limit :] if len(timeline) > limit else timeline
+    then, now = oracle.current_state_at(room_id, since), oracle.current_state_at(room_id, upto)
+    at_start = oracle.current_state_at(room_id, oracle.get(told[0]).arrival - 1) if told else now
+    return RoomAnswer(
+        timeline=told,
+        limited=len(timeline) > limit,
+        state={key: event_id for key, event_id in at_start.items() if then.get(key) != event_id},
+        state_after={key: event_id for key, event_id in now.items() if then.get(key) != event_id},
+        removed=set(then) - set(now),
+    )
+
+
+class Client:
+    """Keeps the state and the timeline of the joined rooms by what sync says, and nothing else."""
+
+    def __init__(self, user_id: str) -> None:
+        self.user_id = user_id
+        self.since: int | None = None
+        self.states: dict[RoomId, State] = {}
+        self.timelines: dict[RoomId, list[EventId]] = {}
+
+    def hear(self, answer: Answer) -> None:
+        """Apply one answer. AssertionError if an event is told twice."""
+        for room_id, told in answer.join.items():
+            state = self.states.setdefault(room_id, {})
+            state.update(told.state_after)
+            for key in told.removed:
+                state.pop(key, None)
+            timeline = self.timelines.setdefault(room_id, [])
+            assert not set(timeline) & set(told.timeline), "told twice"
+            timeline.extend(told.timeline)
+        for room_id in answer.leave:
+            self.states.pop(room_id, None)
+            self.timelines.pop(room_id, None)
+        self.since = answer.next_batch

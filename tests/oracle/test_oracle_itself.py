@@ -1,0 +1,432 @@
+"""The oracle on rooms written by hand, where the right answer can be seen by looking.
+
+The state before and after every event is also compared with what the builder of the room knows of it, whatever order the
+room arrives in.
+"""
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from storage.errors import StateUnknown, UnknownEvent, UnknownRoom
+from storage.ids import EventId, RoomId
+from storage.testing import BuiltEvent, RoomBuilder
+from storage.visibility import server_may_see, user_may_see
+from tests.oracle.oracle import Oracle
+from tests.oracle.receiver import Outcome
+from tests.oracle.sight import Sight, server_sees, user_sees
+from tests.oracle.syncing import Client, sync
+
+VISIBILITIES = ["world_readable", "shared", "invited", "joined", None, "friends"]
+MEMBERSHIPS = ["join", "invite", "knock", "leave", "ban", None]
+
+
+def outcomes(answers: Sequence[tuple[str | None, Outcome]]) -> list[Outcome]:
+    return [outcome for _, outcome in answers]
+
+
+def new_room(version: str = "11", visibility: str = "shared", **more: str) -> tuple[RoomBuilder, str, str]:
+    """A room of user 1 (s1.test), and user 2 (s2.test), who has joined."""
+    room = RoomBuilder(version, sign=False)
+    room.start(room.user(1), history_visibility=visibility, **more)  # type: ignore[arg-type]
+    room.join(room.user(2))
+    return room, room.user(1), room.user(2)
+
+
+def filled(room: RoomBuilder) -> Oracle:
+    oracle = Oracle()
+    assert set(outcomes(oracle.append(room.pdus))) == {"stored"}
+    return oracle
+
+
+def ids(*events: BuiltEvent) -> list[EventId]:
+    return [event.event_id for event in events]
+
+
+# ------------------------------------------------------------------------------------------------------------- receiving
+
+
+@pytest.mark.parametrize("version", ["1", "2", "3", "5", "6", "8", "10", "11", "12"])
+def test_a_forked_room_in_any_order_has_the_states_that_its_builder_knows(version: str) -> None:
+    room, admin, other = new_room(version)
+    left, right = room.fork(2)
+    left.topic(admin, "left")
+    left.message(other)
+    right.topic(admin, "right")
+    right.power_levels(admin, users={other: 50})
+    right.topic(other, "by the other")
+    room.merge(left, right)
+    room.message(admin)
+    for seed in range(4):
+        pdus = room.pdus
+        random.Random(seed).shuffle(pdus)
+        oracle = Oracle()
+        assert set(outcomes(oracle.append(pdus))) == {"stored"}
+        for event in room.events:
+            assert oracle.state_before(event.event_id) == dict(event.state_before)
+            assert oracle.state_after(event.event_id) == dict(event.state_after)
+            assert oracle.topological_ordering(event.event_id) == event.topological
+        assert oracle.current_state(room.room_id) == dict(room.state)
+        assert oracle.forward_extremities(room.room_id) == set(room.heads)
+        assert oracle.backward_extremities(room.room_id) == set()
+
+
+def test_appending_again_is_a_duplicate_and_changes_nothing() -> None:
+    room, admin, _ = new_room()
+    room.message(admin)
+    oracle = filled(room)
+    before = (list(oracle.held.values()), oracle.current_state(room.room_id))
+    assert set(outcomes(oracle.append(room.pdus))) == {"duplicate"}
+    assert (list(oracle.held.values()), oracle.current_state(room.room_id)) == before
+
+
+def test_twice_in_one_batch() -> None:
+    room, _, _ = new_room()
+    oracle = Oracle()
+    assert outcomes(oracle.append([*room.pdus, *room.pdus])) == ["stored"] * len(room.pdus) + ["duplicate"] * len(room.pdus)
+
+
+def test_what_cannot_be_read_is_invalid_and_harms_nothing_else() -> None:
+    room, _, _ = new_room()
+    oracle = Oracle()
+    bad: list[bytes] = [b"", b"[]", b"{", b'{"type": 5}', b'"m.room.create"', b'{"type":"m.room.message","room_id":"!unknown:s1.test"}']
+    answers = oracle.append([*bad, *room.pdus])
+    assert outcomes(answers)[: len(bad)] == ["invalid"] * len(bad)
+    assert set(outcomes(answers)[len(bad) :]) == {"stored"}
+
+
+def test_a_missing_parent_makes_its_descendants_wait() -> None:
+    room, admin, _ = new_room()
+    lost = room.message(admin, "lost")
+    child, grandchild = room.message(admin, "child"), room.message(admin, "grandchild")
+    oracle = Oracle()
+    oracle.append([event.pdu for event in room.events if event is not lost and event is not child and event is not grandchild])
+    assert outcomes(oracle.append([child.pdu, grandchild.pdu])) == ["missing_parents", "missing_parents"]
+    assert oracle.missing == {child.event_id: {lost.event_id}, grandchild.event_id: {child.event_id}}
+    assert outcomes(oracle.append([grandchild.pdu, child.pdu, lost.pdu])) == ["stored"] * 3
+    with pytest.raises(UnknownEvent):
+        oracle.state_before(EventId("$nothing"))
+    with pytest.raises(UnknownRoom):
+        oracle.current_state(RoomId("!nothing:s1.test"))
+
+
+def test_a_gap_with_the_state_given_and_filled_later() -> None:
+    room, admin, other = new_room()
+    start = len(room.events)
+    topic = room.topic(admin, "in the gap")
+    room.message(other, "in the gap too")
+    after = room.message(admin, "after the gap")
+    oracle = Oracle()
+    oracle.append([event.pdu for event in room.events[:start]])
+    assert outcomes(oracle.append([topic.pdu], origin="outlier")) == ["stored"]
+    with pytest.raises(StateUnknown):
+        oracle.state_before(topic.event_id)
+    given = {after.event_id: [*after.state_before.values()]}
+    too_much = {after.event_id: [*given[after.event_id], EventId("$nowhere")]}
+    assert outcomes(oracle.append([after.pdu], state_before=too_much)) == ["missing_parents"]
+    assert oracle.missing == {after.event_id: {"$nowhere"}}
+    assert outcomes(oracle.append([after.pdu], state_before=given)) == ["stored"]
+    assert oracle.state_before(after.event_id) == dict(after.state_before)
+    assert oracle.backward_extremities(room.room_id) == set(after.prev_events)
+    assert oracle.forward_extremities(room.room_id) == {room.events[start - 1].event_id, after.event_id}
+    assert outcomes(oracle.append([event.pdu for event in room.events[start:-1]], origin="backfill")) == ["stored", "stored"]
+    assert oracle.backward_extremities(room.room_id) == set()
+    assert oracle.state_before(topic.event_id) == dict(topic.state_before)
+    assert [oracle.topological_ordering(event.event_id) for event in room.events] == list(range(1, len(room.events) + 1))
+
+
+def test_rejected_by_the_state_before_it() -> None:
+    room, admin, other = new_room()
+    refused = room.topic(other, "not allowed", expected="rejected")
+    child = room.at(refused).message(admin, "on its own merits")
+    oracle = Oracle()
+    assert outcomes(oracle.append(room.pdus))[-2:] == ["rejected", "stored"]
+    assert oracle.state_after(refused.event_id) == dict(refused.state_before)
+    assert oracle.forward_extremities(room.room_id) == {child.event_id}
+
+
+def test_an_event_that_cites_a_rejected_one_is_rejected() -> None:
+    room, admin, other = new_room()
+    refused = room.power_levels(other, users={other: 100}, expected="rejected")
+    cites = [room.state[key] for key in [("m.room.create", ""), ("m.room.member", admin)]]
+    child = room.message(admin, auth=[*cites, refused], expected="rejected")
+    oracle = Oracle()
+    assert outcomes(oracle.append(room.pdus))[-2:] == ["rejected", "rejected"]
+    assert not oracle.get(child.event_id).accepted
+
+
+def test_soft_failed_after_a_ban_on_another_branch() -> None:
+    room, admin, other = new_room()
+    ours, theirs = room.fork(2)
+    ban = ours.ban(admin, other)
+    late = theirs.topic(admin, "before the ban")
+    evading = theirs.message(other, "did not hear of the ban")
+    next_one = theirs.message(admin, "on both")
+    oracle = Oracle()
+    oracle.append([event.pdu for event in room.events if event not in (late, evading, next_one)])
+    assert outcomes(oracle.append([late.pdu, evading.pdu, next_one.pdu])) == ["stored", "soft_failed", "stored"]
+    assert oracle.forward_extremities(room.room_id) == {ban.event_id, next_one.event_id}
+    assert oracle.visible_to_user(admin, ids(evading, next_one)) == {next_one.event_id}
+    assert oracle.visible_to_server("s1.test", ids(evading)) == {evading.event_id}
+    assert oracle.backfill(room.room_id, [next_one.event_id], 2) == ids(next_one, evading)
+
+
+def test_backfill_is_checked_but_not_soft_failed_and_moves_no_extremity() -> None:
+    room, admin, other = new_room()
+    ours, theirs = room.fork(2)
+    ban = ours.ban(admin, other)
+    old = theirs.message(other, "before the ban")
+    oracle = Oracle()
+    oracle.append([event.pdu for event in room.events if event is not old])
+    assert outcomes(oracle.append([old.pdu], origin="backfill")) == ["stored"]
+    assert oracle.forward_extremities(room.room_id) == {ban.event_id}
+
+
+def test_a_late_parent_is_no_extremity_if_its_child_is_there() -> None:
+    room, admin, _ = new_room()
+    parent = room.message(admin, "parent")
+    child = room.message(admin, "child")
+    oracle = Oracle()
+    oracle.append([event.pdu for event in room.events if event not in (parent, child)])
+    oracle.append([child.pdu], state_before={child.event_id: [*child.state_before.values()]})
+    assert outcomes(oracle.append([parent.pdu])) == ["stored"]
+    assert oracle.forward_extremities(room.room_id) == {child.event_id}
+
+
+def test_a_wrong_content_hash_shows_the_redacted_form() -> None:
+    room, admin, other = new_room()
+    damaged = room.message(other, "secret", damage="content_hash")
+    oracle = Oracle()
+    assert outcomes(oracle.append(room.pdus))[-1] == "redacted"
+    assert oracle.get(damaged.event_id).event.content == {}
+    assert oracle.visible_to_user(admin, ids(damaged)) == set(ids(damaged))
+
+
+# ------------------------------------------------------------------------------------------------------------ redactions
+
+
+@pytest.mark.parametrize("version", ["1", "6", "11", "12"])
+@pytest.mark.parametrize("redaction_first", [False, True])
+def test_redactions_in_any_order_the_first_by_time_wins(version: str, redaction_first: bool) -> None:
+    room, admin, other = new_room(version)
+    target = room.message(other, "oops")
+    ours, theirs = room.fork(2)
+    second = ours.redact(admin, target, ts=target.origin_server_ts + 9)
+    first = theirs.redact(admin, target, ts=target.origin_server_ts + 5)
+    oracle = Oracle()
+    oracle.append([event.pdu for event in room.events[:-3]])
+    if redaction_first:
+        oracle.append([target.pdu], origin="outlier")
+    oracle.append([target.pdu, second.pdu])
+    assert oracle.redacted_by(target.event_id) == second.event_id
+    oracle.append([first.pdu])
+    assert oracle.redacted_by(target.event_id) == first.event_id
+    assert oracle.redacted_by(first.event_id) is None
+
+
+def test_who_may_redact() -> None:
+    room, admin, _ = new_room("11")
+    neighbour, stranger = room.user(7, "s1.test"), room.user(8, "s3.test")
+    for user in (neighbour, stranger):
+        room.join(user)
+    target = room.message(neighbour, "mine")
+    by_stranger = room.redact(stranger, target)
+    oracle = filled(room)
+    assert oracle.get(by_stranger.event_id).accepted
+    assert oracle.redacted_by(target.event_id) is None
+    by_server = room.redact(admin, target)
+    oracle.append([by_server.pdu])
+    assert oracle.redacted_by(target.event_id) == by_server.event_id
+
+
+# ------------------------------------------------------------------------------------------------------------ visibility
+
+
+def test_both_statements_of_the_rule_agree() -> None:
+    visibilities, memberships = list(itertools.product(VISIBILITIES, VISIBILITIES)), list(itertools.product(MEMBERSHIPS, MEMBERSHIPS))
+    for visibility, membership, later in itertools.product(visibilities, memberships, [False, True]):
+        if visibility[0] != visibility[1] and membership[0] != membership[1]:
+            continue  # no event changes both
+        sight = Sight(visibility[0] != visibility[1], membership[0] != membership[1], visibility, membership)
+        assert user_sees(sight, joined_later=later) == user_may_see(*visibility, *membership, later)
+        assert server_sees(sight) == server_may_see(*visibility, *membership)
+
+
+@pytest.mark.parametrize(
+    "visibility, seen",
+    [
+        ("world_readable", ["before", "invite", "invited", "join", "joined", "leave", "after"]),
+        ("shared", ["before", "invite", "invited", "join", "joined", "leave"]),
+        ("invited", ["invite", "invited", "join", "joined", "leave"]),
+        ("joined", ["join", "joined", "leave"]),
+    ],
+)
+def test_a_user_who_is_invited_joins_and_leaves(visibility: str, seen: list[str]) -> None:
+    room, admin, _ = new_room(visibility=visibility)
+    guest = room.user(3)
+    events = {
+        "before": room.message(admin),
+        "invite": room.invite(admin, guest),
+        "invited": room.message(admin),
+        "join": room.join(guest),
+        "joined": room.message(admin),
+        "leave": room.leave(guest),
+        "after": room.message(admin),
+    }
+    oracle = filled(room)
+    assert oracle.visible_to_user(guest, ids(*events.values())) == {events[name].event_id for name in seen}
+    assert oracle.visible_to_user(admin, ids(*events.values())) == set(ids(*events.values()))
+    page = oracle.messages(room.room_id, guest)
+    assert [event_id for event_id in page if event_id in set(ids(*events.values()))] == [events[name].event_id for name in reversed(seen)]
+    assert oracle.messages(room.room_id, guest, direction="f", limit=3) == page[::-1][:3]
+    at = [oracle.position(event_id) for event_id in page]
+    assert oracle.messages(room.room_id, guest, after=at[2], upto=at[0]) == page[:2]
+
+
+def test_a_change_of_visibility_and_servers() -> None:
+    room, admin, other = new_room(visibility="joined")
+    closed = room.message(admin)
+    opening = room.history_visibility(admin, "shared")
+    opened = room.message(admin)
+    oracle = filled(room)
+    everything = ids(closed, opening, opened)
+    assert oracle.visible_to_server("s2.test", everything) == set(everything)
+    assert oracle.visible_to_server("s3.test", everything) == set(ids(opening, opened))
+    assert oracle.visible_to_user(room.user(3), everything) == set()
+    assert oracle.visible_to_user(other, everything) == set(everything)
+
+
+def test_rejected_events_and_outliers_are_seen_by_nobody() -> None:
+    room, admin, other = new_room(visibility="world_readable")
+    refused = room.topic(other, "no", expected="rejected")
+    outlier = room.message(admin)
+    oracle = Oracle()
+    oracle.append([event.pdu for event in room.events if event is not outlier])
+    oracle.append([outlier.pdu], origin="outlier")
+    assert oracle.visible_to_user(admin, ids(refused, outlier)) == set()
+    assert oracle.visible_to_server("s1.test", ids(refused, outlier)) == set()
+
+
+# ------------------------------------------------------------------------------------------------------ federation reads
+
+
+def test_traversal_of_a_fork() -> None:
+    room, admin, other = new_room()
+    base = room.message(admin, "base")
+    ours, theirs = room.fork(2)
+    a1, a2 = ours.message(admin, "a1"), ours.message(admin, "a2")
+    b1 = theirs.message(other, "b1")
+    room.merge(ours, theirs)
+    top = room.message(admin, "top")
+    oracle = filled(room)
+    assert oracle.backfill(room.room_id, ids(top), 5) == ids(top, a2, b1, a1, base)
+    assert oracle.backfill(room.room_id, ids(b1), 2) == ids(b1, base)
+    assert oracle.missing_events(room.room_id, ids(base), ids(top)) == ids(a1, b1, a2)
+    assert oracle.missing_events(room.room_id, [EventId("$unknown")], ids(top), limit=2) == ids(b1, a2)
+    assert oracle.missing_events(room.room_id, ids(base), ids(top), min_depth=a2.depth) == ids(a2)
+
+
+def test_auth_chains_and_state_ids() -> None:
+    room, _, other = new_room()
+    create, join, power, rules, *_ = room.events
+    message = room.message(other)
+    oracle = filled(room)
+    own = {message.state_before[key] for key in [("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", other)]}
+    assert oracle.auth_chain(ids(message)) == own | set(ids(create, join, power, rules))
+    assert oracle.auth_chain(ids(create)) == set()
+    state, chain = oracle.state_ids(message.event_id)
+    assert state == set(message.state_before.values())
+    assert chain == oracle.auth_chain(state)
+    assert oracle.auth_chain_difference([ids(join), ids(power)]) == set(ids(join))
+
+
+# ------------------------------------------------------------------------------------------------------------------ sync
+
+
+def test_a_client_that_only_syncs_knows_the_state_and_every_event() -> None:
+    room, admin, other = new_room()
+    oracle = Oracle()
+    client = Client(admin)
+    ours, theirs = room.fork(2)
+    ours.topic(admin, "ours")
+    ours.ban(admin, other)
+    theirs.topic(admin, "theirs")
+    room.merge(ours, theirs)
+    room.message(admin)
+    for event in room.events:
+        oracle.append([event.pdu])
+        client.hear(sync(oracle, admin, client.since))
+        if room.room_id in client.states:
+            assert client.states[room.room_id] == oracle.current_state(room.room_id)
+    assert client.timelines[room.room_id] == ids(*room.events)
+    assert sync(oracle, admin, client.since).join == {}
+
+
+def test_the_membership_of_each_room_decides_where_it_is_told() -> None:
+    room, admin, other = new_room()
+    guest = room.user(3)
+    oracle = filled(room)
+    seen = {"since": sync(oracle, guest, None)}
+    assert (seen["since"].join, seen["since"].invite) == ({}, set())
+
+    def step(event: BuiltEvent) -> None:
+        since = seen["since"].next_batch
+        oracle.append([event.pdu])
+        seen["since"] = sync(oracle, guest, since)
+
+    step(room.invite(admin, guest))
+    assert seen["since"].invite == {room.room_id}
+    step(room.join(guest))
+    assert seen["since"].join[room.room_id].timeline == [event.event_id for event in room.events][-10:]
+    assert seen["since"].join[room.room_id].state_after == oracle.current_state(room.room_id)
+    last = room.message(other)
+    step(last)
+    assert seen["since"].join[room.room_id].timeline == ids(last)
+    kick = room.kick(admin, guest)
+    step(kick)
+    assert seen["since"].leave[room.room_id].timeline == ids(kick)
+    step(room.message(admin))
+    assert seen["since"].leave == {}
+    assert seen["since"].join == {}
+
+
+def test_a_limited_timeline_starts_where_its_state_ends() -> None:
+    room, admin, _ = new_room()
+    oracle = filled(room)
+    since = sync(oracle, admin, None).next_batch
+    events = [room.topic(admin, "one"), room.message(admin), room.topic(admin, "two"), room.message(admin)]
+    oracle.append([event.pdu for event in events])
+    told = sync(oracle, admin, since, limit=2).join[room.room_id]
+    assert told.limited
+    assert told.timeline == ids(*events[2:])
+    assert told.state == {("m.room.topic", ""): events[0].event_id}
+    assert told.state_after == {("m.room.topic", ""): events[2].event_id}
+
+
+def test_backfill_is_never_in_a_sync() -> None:
+    room, admin, _ = new_room()
+    start = len(room.events)
+    for number in range(3):
+        room.message(admin, str(number))
+    oracle = Oracle()
+    oracle.append([event.pdu for event in room.events[:start]])
+    last = room.events[-1]
+    oracle.append([last.pdu], state_before={last.event_id: [*last.state_before.values()]})
+    since = sync(oracle, admin, None).next_batch
+    oracle.append([event.pdu for event in room.events[start:-1]], origin="backfill")
+    assert sync(oracle, admin, since).join == {}
+    assert [event.event_id for event in room.events[start:]] == oracle.messages(room.room_id, admin)[2::-1]
+
+
+def test_an_invite_from_another_server_comes_as_an_outlier() -> None:
+    room, admin, _ = new_room()
+    guest = room.user(3)
+    invite = room.invite(admin, guest)
+    oracle = Oracle()
+    state = [room.event(event_id) for event_id in (*invite.auth_events, *room.graph.auth_chain([invite.event_id]))]
+    answers = oracle.append([*(event.pdu for event in state), invite.pdu], room_version="11", origin="outlier")
+    assert set(outcomes(answers)) == {"stored", "duplicate"}
+    assert sync(oracle, guest, None).invite == {room.room_id}
+    assert oracle.current_state(room.room_id) == {}
