@@ -134,8 +134,24 @@ def test_one_encoding_gives_the_hashes_of_two(
     pdu = {**pdu, "depth": depth, "content": {**content, "inside": inside}}
     pdu["hashes"] = {"sha256": content_hash(pdu)} if hashes is None else hashes
     if hashes is None:
-        pdu["content"]["own"] = {"depth": depth, "hashes": pdu["hashes"], "x": 1}
+        pdu["content"]["own"] = {"a": 1, "depth": depth, "hashes": pdu["hashes"], "x": 1}
     assert fits_and_id(pdu, ROOM_VERSIONS[version]) == (content_hash_fits(pdu), event_id(pdu, version))
+
+
+@pytest.mark.parametrize(
+    "hashes,inside",
+    [
+        # The piece that is looked for stands in the content as well; only in the content, as a second hash follows; only in the
+        # content, as a quote or a backslash is escaped where the hash stands.
+        ({"sha256": "x"}, {"a": 1, "depth": 7, "hashes": {"sha256": "x"}, "z": 1}),
+        ({"sha256": "x", "sha512": "y"}, {"a": 1, "depth": 7, "hashes": {"sha256": "x"}, "z": 1}),
+        ({"sha256": 'x"},"i":{"c":"d'}, {"a": 1, "depth": 7, "hashes": {"sha256": "x"}, "i": {"c": "d"}, "z": 1}),
+        ({"sha256": "a\\b"}, {"a": 1, "depth": 7, "hashes": {"sha256": "a\b"}, "z": 1}),
+    ],
+)
+def test_a_content_that_imitates_an_event_is_hashed_like_any_other(hashes: dict[str, Any], inside: dict[str, Any]) -> None:
+    pdu = {**signed_pdu("11"), "content": {"x": inside}, "hashes": hashes}
+    assert fits_and_id(pdu, ROOM_VERSIONS["11"]) == (False, event_id(pdu, "11"))
 
 
 # --------------------------------------------------------------------------------------------------------- hostile input
