@@ -22,6 +22,7 @@ import shlex
 import shutil
 import signal
 import socket
+import struct
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -52,6 +53,10 @@ SAME_START_SECONDS: Final = 60
 """How far the start of a process and the one noted in the lock file may differ: clocks are set."""
 
 POLL_SECONDS: Final = 0.02
+
+ANSWER_SECONDS: Final = 2
+SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
+"""The protocol's smallest question: length and code. A server answers it with one letter, before any authentication."""
 
 
 class EmbeddedPostgres:
@@ -261,13 +266,16 @@ class EmbeddedPostgres:
             path.write_text("\n".join([str(NO_PROCESS), *lines[1:], ""]))
 
     def _answers(self) -> bool:
-        """Whether the server has come up and takes connections on the socket."""
+        """Whether the server has come up and answers on the socket: it says yes or no to a request for encryption."""
         with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(ANSWER_SECONDS)
             try:
                 client.connect(str(self._socket_directory() / f".s.PGSQL.{PORT}"))
+                client.sendall(SSL_REQUEST)
+                answered = client.recv(1) in {b"N", b"S"}
             except OSError:
                 return False
-        return _status(self._data) in {"ready", "standby"}
+        return answered and _status(self._data) in {"ready", "standby"}
 
     def _shut_down(self) -> None:
         process = self._process()

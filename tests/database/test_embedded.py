@@ -138,7 +138,9 @@ def test_a_killed_server_is_recovered(place: Path) -> None:
     server = server_in(place, Config(embedded_shared_buffers_mb=16, embedded_fsync=True))
     run_sql(server.start(), "CREATE TABLE t (n int)", "INSERT INTO t VALUES (7) RETURNING n")
     assert server.pid is not None
-    os.kill(server.pid, signal.SIGKILL)
+    process = psutil.Process(server.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    assert server._gone(process)
     assert run_sql(server.start(), "SELECT n FROM t") == 7
     assert "database system was interrupted" in server.log.read_text()
     server.stop()

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,19 +19,19 @@ SLEEP_IS_POLLING = {"storage/database/embedded.py"}
 LOCAL_PATH = re.compile(r"(?<![\w.])/(work|root|home)/\w")
 
 
-def tracked(*patterns: str) -> list[Path]:
-    """Files of the repository that git knows or would add."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    return sorted(ROOT / name for name in listed if name and (ROOT / name).is_file())
+def files_below(*folders: str, suffix: str = "") -> list[Path]:
+    """Files in those folders of the project, without what tools leave there."""
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file() and path.name.endswith(suffix)]
+    return sorted(path for path in found if "__pycache__" not in path.parts and "results" not in path.parts)
 
 
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-SOURCES = tracked("storage/**.py", "migrations/**.py", "benchmarks/**.py")
-ALL_PYTHON = tracked("*.py")
+SOURCES = files_below("storage", "migrations", "benchmarks", suffix=".py")
+ALL_PYTHON = [*SOURCES, *files_below("tests", suffix=".py")]
+TOP = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
 
 
 def trees(paths: list[Path]) -> Iterator[tuple[str, ast.Module]]:
@@ -125,7 +124,8 @@ def test_nothing_is_left_over() -> None:
 
 
 def test_no_file_knows_the_machine_it_was_written_on() -> None:
-    texts = [path for path in tracked() if path.suffix not in {".png", ".gz", ".zst"} and path != Path(__file__)]
+    everything = [*TOP, *files_below("storage", "migrations", "benchmarks", "tests", "docs", ".ci")]
+    texts = [path for path in everything if path.suffix not in {".png", ".gz", ".zst", ".parquet"} and path != Path(__file__)]
     found = [
         f"{name_of(path)}:{number} {line.strip()[:100]}"
         for path in texts
