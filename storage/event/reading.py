@@ -115,6 +115,8 @@ def _read_lexemes(raw: bytes, decoder: json.JSONDecoder) -> dict[str, Any]:
         raise
     except UnicodeDecodeError as error:
         raise InvalidEvent("not UTF-8") from error
+    except RecursionError as error:  # only where the caller's own stack is deep: the nesting is limited before
+        raise InvalidEvent("nested too deeply") from error
     except ValueError as error:
         raise InvalidEvent(f"not JSON: {error}") from error
     if type(value) is not dict:

@@ -44,11 +44,7 @@ def verify(pdu: dict[str, Any], room_version: str | RoomVersion, server_name: st
     """
     version = version_of(room_version)
     key_id = f"{verify_key.alg}:{verify_key.version}"
-    redacted = redact(pdu, version)
-    try:
-        reason = _fault(redacted, server_name, key_id, verify_key)
-    except InvalidEvent as error:
-        reason = error.reason
+    reason = _fault(redact(pdu, version), server_name, key_id, verify_key)
     if reason is not None:
         raise InvalidSignature(reason, event_id=_id_if_any(pdu, version), server_name=server_name, key_id=key_id)
 
@@ -59,11 +55,12 @@ def _fault(redacted: dict[str, Any], server_name: str, key_id: str, verify_key: 
     signature = by_server.get(key_id) if isinstance(by_server, dict) else None
     if not isinstance(signature, str):
         return "missing"
-    canonical(redacted)
     try:
         verify_signed_json(redacted, server_name, verify_key)
     except SignatureVerifyException as error:
         return str(error)
+    except (ValueError, TypeError, RecursionError) as error:  # of the encoding
+        return f"not JSON: {error}"
     return None
 
 

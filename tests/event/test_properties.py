@@ -154,6 +154,14 @@ def test_a_content_that_imitates_an_event_is_hashed_like_any_other(hashes: dict[
     assert fits_and_id(pdu, ROOM_VERSIONS["11"]) == (False, event_id(pdu, "11"))
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("extra", [{}, {"display_name": "d"}])
+def test_a_content_that_redaction_shortens_inside_is_hashed_in_its_redacted_form(version: str, extra: dict[str, Any]) -> None:
+    invite = {"membership": "invite", "third_party_invite": {"signed": {"token": "t"}, **extra}}
+    pdu = signed_pdu(version, type="m.room.member", state_key="@b:c", content=invite)
+    assert fits_and_id(pdu, ROOM_VERSIONS[version]) == (True, event_id(pdu, version))
+
+
 # --------------------------------------------------------------------------------------------------------- hostile input
 
 
