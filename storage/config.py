@@ -36,7 +36,7 @@ class Config:
     """Longest wait for Postgres to answer a new connection."""
 
     statement_timeout_ms: int = 60_000
-    """Longest run of one statement before it is cancelled (`DatabaseUnavailable`). Maintenance passes its own."""
+    """Longest run of one statement before it is cancelled (`DatabaseUnavailable`). Long maintenance opens a `Database` with a larger one."""
 
     lock_timeout_ms: int = 10_000
     """Longest wait for a row, table or advisory lock before the transaction is repeated."""
@@ -52,6 +52,28 @@ class Config:
 
     retry_delay_ms_max: int = 500
     """Largest upper bound of that pause."""
+
+    # --------------------------------------------------------------------------------------------------------- writer
+
+    writer_batch_max: int = 1_000
+    """Events gathered into one write, unless a single append brings more."""
+
+    writer_queue_max: int = 10_000
+    """Appends that may wait for the writer; further ones wait before they are queued."""
+
+    # --------------------------------------------------------------------------------------------------------- caches
+
+    cache_events_max: int = 50_000
+    """Rows of events (about 1 kB each), and contents of state events, that the writer remembers."""
+
+    cache_groups_max: int = 2_000
+    """States that the writer remembers; they share what they have in common."""
+
+    cache_rooms_max: int = 10_000
+    """Rooms that the writer remembers."""
+
+    cache_names_max: int = 500_000
+    """State keys, users and servers whose numbers a process remembers."""
 
     # ---------------------------------------------------------------------------------------------- embedded Postgres
 

@@ -1,6 +1,5 @@
 """What all commands share: options, exit codes, output for people or for programs, and where the database is."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -8,6 +7,7 @@ from enum import IntEnum
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -54,7 +54,7 @@ async def database_dsn(dsn: str | None, config: Config) -> AsyncIterator[str]:
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine to its end; an interrupt cancels it, so that it can tidy up, and ends the program."""
     try:
-        return asyncio.run(work)
+        return uvloop.run(work)
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
 

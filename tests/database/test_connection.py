@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 
@@ -17,6 +17,7 @@ from storage.errors import (
     InputError,
     StorageClosed,
 )
+from tests.proxy import CommitEater
 
 INSERT = "INSERT INTO event_types (type_nid, type) VALUES ($1::int, $2::text)"
 COUNT = "SELECT count(*) FROM event_types WHERE type_nid >= 1000"
@@ -163,6 +164,18 @@ async def test_a_commit_whose_answer_is_lost_is_of_unknown_outcome(dsn: str) -> 
         with pytest.raises(CommitUnknown):  # run does not repeat it either
             await database.run(lambda conn: conn.execute(INSERT, 5000, "a"))
         assert lost.statements.count("COMMIT") == 2
+
+
+@pytest.mark.parametrize("lost,stored", [("answer", 1), ("request", 0)])
+async def test_a_commit_lost_on_the_wire_is_of_unknown_outcome(dsn: str, lost: Literal["answer", "request"], stored: int) -> None:
+    async with CommitEater(dsn) as eater, await Database.open(eater.dsn) as database:
+        eater.eat(lost)
+        with pytest.raises(CommitUnknown):
+            await database.run(lambda conn: conn.execute(INSERT, 5000, "a"))
+        assert eater.eaten == 1
+        async with database.connection() as conn:
+            assert await conn.fetchval(COUNT) == stored
+        await database.run(lambda conn: conn.execute(INSERT, 5001, "b"))
 
 
 # --------------------------------------------------------------------------------------------------------------- retries
