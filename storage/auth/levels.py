@@ -8,7 +8,6 @@ Source: client-server API, m.room.power_levels; room versions 1 (strings), 2 (fl
 """
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -33,8 +32,8 @@ DEFAULTS: Final[Mapping[str, int]] = {
 }
 """The single levels of a power levels event, each with its value where the event (or the whole event) is missing."""
 
-_INTEGER_TEXT: Final = re.compile(r"[+-]?0*([0-9]{1,308})", re.ASCII)
-"""At most as many digits as a double has; longer ones are out of range."""
+_DIGITS_MAX: Final = 308
+"""As many as a double has; longer numbers are out of range."""
 
 
 def read_level(value: object, version: RoomVersion) -> int | None:
@@ -48,11 +47,21 @@ def read_level(value: object, version: RoomVersion) -> int | None:
     if version.power_levels == "integer":
         return None
     if isinstance(value, str):
-        text = value.strip()
-        return int(text) if _INTEGER_TEXT.fullmatch(text) else None
+        return _read_text(value.strip())
     if version.power_levels == "float" and isinstance(value, float) and math.isfinite(value):
         return int(value)
     return None
+
+
+def _read_text(text: str) -> int | None:
+    """The number in base 10; never handed to `int` before its length is known, which has a limit of its own."""
+    digits = text[1:] if text[:1] in {"+", "-"} else text
+    if not (digits.isascii() and digits.isdigit()):
+        return None
+    significant = digits.lstrip("0") or "0"
+    if len(significant) > _DIGITS_MAX:
+        return None
+    return -int(significant) if text[0] == "-" else int(significant)
 
 
 def creator_of(create: Event, version: RoomVersion) -> object:

@@ -30,7 +30,7 @@ class Mainline:
         """The mainline position of an event, by the closest of its ancestors by power levels that is in the mainline."""
         walked: dict[EventId, None] = {}  # the event's chain, newest first
         ahead = power_parent(event, self._lookup)
-        if ahead is None:
+        if ahead is None or (self._next is None and not self._grown):  # nothing to be based on, or no mainline
             return inf
         while True:
             if ahead is not None:

@@ -1,0 +1,93 @@
+"""The fast resolution against the literal one, on random rooms; and that those rooms would show mistakes."""
+
+from dataclasses import fields
+from itertools import permutations
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import given
+
+from storage.auth import auth_difference, conflicted_subgraph, needed_events, resolve, resolve_conflicts, split_conflicts
+from storage.event import Event
+from storage.ids import EventId, StateKey
+from tests.auth.literal_resolution import CORRECT, Room, Variant, resolve_literally
+from tests.auth.random_rooms import Conflict, build_conflict, conflicts
+from tests.auth.settings import thorough
+
+
+def literal(conflict: Conflict, variant: Variant = CORRECT) -> dict[StateKey, EventId]:
+    return resolve_literally(Room(conflict.version, conflict.events, conflict.rejected, variant), conflict.states)
+
+
+def fast(conflict: Conflict) -> dict[StateKey, EventId]:
+    return resolve(conflict.version, conflict.states, conflict.events, rejected=conflict.rejected)
+
+
+@thorough
+@given(conflicts())
+def test_agrees_with_the_literal_transcription(conflict: Conflict) -> None:
+    assert fast(conflict) == literal(conflict)
+
+
+@thorough
+@given(conflicts())
+def test_the_order_of_the_states_and_of_the_events_does_not_matter(conflict: Conflict) -> None:
+    results = []
+    for states in permutations(conflict.states):
+        events = dict(reversed(conflict.events.items()))
+        shuffled = [dict(reversed(state.items())) for state in states]
+        results.append(resolve(conflict.version, shuffled, events, rejected=conflict.rejected))
+    assert all(result == fast(conflict) for result in results)
+
+
+class LookedUp(dict[StateKey, EventId]):
+    """A state that may be asked for single keys only."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("the unconflicted state was walked")
+
+    keys = items = values = __len__ = __iter__
+
+
+@thorough
+@given(conflicts())
+def test_the_live_path_comes_to_the_same(conflict: Conflict) -> None:
+    """From an auth difference and a subgraph of an index, loading events in rounds, never walking the unconflicted state."""
+    unconflicted, conflicted = split_conflicts(conflict.states)
+    difference = auth_difference([state.values() for state in conflict.states], conflict.events)
+    subgraph = conflicted_subgraph(set().union(*conflicted.values()), conflict.events)
+    asked_only = LookedUp(unconflicted)
+    for known_subgraph in (subgraph, None):
+        loaded: dict[EventId, Event] = {}
+        absent: set[EventId] = set()
+        given_: dict[str, Any] = {"rejected": conflict.rejected, "conflicted_subgraph": known_subgraph}
+        for _ in range(100):
+            wanted = needed_events(conflict.version, asked_only, conflicted, difference, loaded, absent=absent, **given_)
+            assert not wanted & loaded.keys()
+            assert not wanted & absent
+            if not wanted:
+                break
+            loaded |= {event_id: conflict.events[event_id] for event_id in wanted if event_id in conflict.events}
+            absent |= wanted - conflict.events.keys()
+        else:
+            pytest.fail("asks for more and more")
+        decided = resolve_conflicts(conflict.version, asked_only, conflicted, difference, loaded, **given_)
+        assert decided.keys().isdisjoint(unconflicted)
+        assert unconflicted | decided == fast(conflict)
+
+
+IN_VERSIONS = {
+    "without_subgraph": ("12",),
+    "start_from_unconflicted": ("12",),
+    "start_from_nothing": ("2", "6", "10"),
+    "v1_lowest_depth": ("1",),
+    "missing_key_is_no_conflict": ("2", "10", "12"),
+}
+
+
+@pytest.mark.parametrize("mistake", [field.name for field in fields(Variant)])
+def test_the_random_rooms_show_mistakes(mistake: str) -> None:
+    """Each wrong variant of the algorithm differs from the right one in some random room: the comparison above can fail."""
+    wrong = Variant(**{mistake: True})
+    rooms = (build_conflict(IN_VERSIONS.get(mistake, ("2", "6", "10", "12")), number, 40) for number in range(2000))
+    assert any(literal(room) != literal(room, wrong) for room in rooms)
