@@ -5,6 +5,7 @@ and the specification leave no choice in is modelled; where a room has nothing n
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from storage.ids import EventId, RoomId
 from tests.oracle.oracle import Oracle
@@ -24,7 +25,7 @@ class RoomAnswer:
 
 @dataclass(frozen=True)
 class Answer:
-    next_batch: int
+    next_batch: Any  # of the oracle: an arrival
     join: dict[RoomId, RoomAnswer] = field(default_factory=dict)
     leave: dict[RoomId, RoomAnswer] = field(default_factory=dict)
     invite: set[RoomId] = field(default_factory=set)
@@ -94,7 +95,7 @@ class Client:
 
     def __init__(self, user_id: str) -> None:
         self.user_id = user_id
-        self.since: int | None = None
+        self.since: Any | None = None
         self.states: dict[RoomId, State] = {}
         self.timelines: dict[RoomId, list[EventId]] = {}
 

@@ -1,0 +1,109 @@
+"""What two servers that heard the same must agree on about a room, as plain values, and where they differ."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from storage.ids import EventId, RoomId
+from tests.oracle.oracle import Oracle, Position
+from tests.oracle.receiver import Origin, Outcome
+from tests.oracle.syncing import Answer
+
+Facts = dict[str, Any]
+EVERYTHING = 1_000_000
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Whose view is compared."""
+
+    users: Sequence[str]
+    servers: Sequence[str]
+
+
+class Subject(Protocol):
+    """What runs beside the oracle: a store, behind an adapter that runs its coroutines to their end."""
+
+    def append(
+        self,
+        pdus: Sequence[bytes],
+        *,
+        room_version: str | None,
+        origin: Origin,
+        state_before: Mapping[EventId, Sequence[EventId]] | None,
+    ) -> list[tuple[EventId | None, Outcome]]:
+        """As `Oracle.append`."""
+
+    def positions(self, room_id: RoomId) -> dict[EventId, Position]:
+        """(topological, stream) of every timeline event."""
+
+    def facts(self, room_id: RoomId, audience: Audience) -> Facts:
+        """As `oracle_facts`: the same keys, the same plain values."""
+
+    def sync(self, user_id: str, since: Any | None, limit: int) -> Answer:
+        """As `tests.oracle.syncing.sync`; `next_batch` is what the next call gets as `since`, of any type."""
+
+
+def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience) -> Facts:
+    held = {event_id: one for event_id, one in oracle.held.items() if one.event.room_id == room_id}
+    timeline = oracle.timeline(room_id)
+    latest = sorted(oracle.forward_extremities(room_id))
+    earliest = [event_id for event_id in timeline if not oracle.get(event_id).event.prev_event_ids]
+    return {
+        "flags": {event_id: (one.outlier, one.rejected, one.soft_failed, oracle.redacted_by(event_id)) for event_id, one in held.items()},
+        "state before": {event_id: oracle.state_before(event_id) for event_id in timeline},
+        "state after": {event_id: oracle.state_after(event_id) for event_id in timeline},
+        "current state": oracle.current_state(room_id),
+        "forward extremities": set(latest),
+        "backward extremities": oracle.backward_extremities(room_id),
+        "seen by user": {user: oracle.visible_to_user(user, held) for user in audience.users},
+        "seen by server": {server: oracle.visible_to_server(server, held) for server in audience.servers},
+        "messages": {user: oracle.messages(room_id, user) for user in audience.users},
+        "backfill": oracle.backfill(room_id, latest, EVERYTHING),
+        "backfill 3": oracle.backfill(room_id, latest, 3),
+        "missing events": oracle.missing_events(room_id, earliest, latest, limit=EVERYTHING),
+        "state ids": {event_id: oracle.state_ids(event_id) for event_id in latest},
+        "auth chains": {event_id: oracle.auth_chain([event_id]) for event_id in held},
+    }
+
+
+def differences(expected: Facts, found: Facts, path: str = "") -> list[str]:
+    """One line for each value that differs, with the way to it."""
+    lines: list[str] = []
+    for key in sorted({*expected, *found}, key=str):
+        where = f"{path}/{key}"
+        if key not in expected or key not in found:
+            lines.append(f"{where}: {'not expected' if key in found else 'not found'}")
+            continue
+        one, other = expected[key], found[key]
+        if isinstance(one, dict) and isinstance(other, dict):
+            lines += differences(one, other, where)
+        elif isinstance(one, set) and isinstance(other, Collection) and one != set(other):
+            lines.append(f"{where}: too few {sorted(one - set(other))}, too many {sorted(set(other) - one)}")
+        elif one != other and not isinstance(one, set):
+            lines.append(f"{where}: expected {one}, found {other}")
+    return lines
+
+
+def order_violations(oracle: Oracle, room_id: RoomId, positions: Mapping[EventId, Position], *, exact: bool) -> list[str]:
+    """What must hold of any store's order: a position for each timeline event, parents first, arrivals in stream order.
+
+    `exact`: the room never had a gap, so its topological order is that of the oracle.
+    """
+    timeline = oracle.timeline(room_id)
+    if set(positions) != set(timeline):
+        return [f"positions of {sorted(set(positions) ^ set(timeline))}"]
+    lines = [
+        f"{event_id} at {positions[event_id]} is not after its parent {parent} at {positions[parent]}"
+        for event_id, held in timeline.items()
+        for parent in held.event.prev_event_ids
+        if parent in positions and positions[parent][0] >= positions[event_id][0]
+    ]
+    by_stream = sorted(timeline, key=lambda event_id: positions[event_id][1])
+    if by_stream != list(timeline):
+        lines.append(f"stream order {by_stream}, order of arrival {list(timeline)}")
+    if exact:
+        own = oracle.topological_orderings(room_id)
+        wrong = [event_id for event_id in timeline if positions[event_id][0] != own[event_id]]
+        lines += [f"{event_id}: topological {positions[event_id][0]}, expected {own[event_id]}" for event_id in wrong]
+    return lines

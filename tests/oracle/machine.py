@@ -1,0 +1,292 @@
+"""A hypothesis state machine that writes rooms, delivers them in every bad way, and compares a subject with the oracle.
+
+To put a store beside the oracle: derive from `RoomMachine`, return the adapter of `tests.oracle.facts.Subject` from
+`open_subject`, close it in `close_subject`, and hand the class to `run_machine`.
+
+Writing and delivering are apart: rooms grow on branches of a builder, and what was written waits in `undelivered` until a
+delivery picks it, so that order, batch size and origin are free. Each run switches some operations off (swarm testing):
+bugs that one kind of operation would wash away need runs without it.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from storage.ids import EventId, RoomId
+from storage.testing import BuiltEvent, RoomBuilder
+from tests.oracle.facts import Audience, Subject, differences, oracle_facts, order_violations
+from tests.oracle.oracle import Oracle
+from tests.oracle.receiver import Origin
+from tests.oracle.syncing import Answer, Client, sync
+
+T = TypeVar("T")
+
+VERSIONS: Final = ("1", "2", "3", "6", "9", "10", "11", "12")
+USERS: Final = tuple(f"@user{number}:s{1 + number % 3}.test" for number in range(1, 6))
+SERVERS: Final = ("s1.test", "s2.test", "s3.test", "s4.test")
+AUDIENCE: Final = Audience(USERS, SERVERS)
+
+Write = Callable[[RoomBuilder, str, str, Any], BuiltEvent]
+WRITES: Final[Mapping[str, Write]] = {
+    "message": lambda room, one, _, how: room.message(one, **how),
+    "topic": lambda room, one, _, how: room.topic(one, f"topic {len(room.events)}", **how),
+    "join": lambda room, one, _, how: room.join(one, **how),
+    "leave": lambda room, one, _, how: room.leave(one, **how),
+    "invite": lambda room, one, other, how: room.invite(one, other, **how),
+    "kick": lambda room, one, other, how: room.kick(one, other, **how),
+    "ban": lambda room, one, other, how: room.ban(one, other, **how),
+    "unban": lambda room, one, other, how: room.unban(one, other, **how),
+    "promote": lambda room, one, other, how: room.power_levels(one, users={other: 50}, **how),
+    "lock": lambda room, one, _, how: room.power_levels(one, {"events_default": 50}, **how),
+    "close": lambda room, one, _, how: room.join_rules(one, "invite", **how),
+    "open": lambda room, one, _, how: room.join_rules(one, "public", **how),
+    "history open to all": lambda room, one, _, how: room.history_visibility(one, "world_readable", **how),
+    "history shared": lambda room, one, _, how: room.history_visibility(one, "shared", **how),
+    "history for the invited": lambda room, one, _, how: room.history_visibility(one, "invited", **how),
+    "history for the joined": lambda room, one, _, how: room.history_visibility(one, "joined", **how),
+}
+DELIVERIES: Final = ("shuffled", "again", "fetched", "after a gap", "backfill", "junk")
+ODDITIES: Final = ("fork", "redact", "refused", "depth", "damage", "clock")
+JUNK: Final = (b"", b"null", b'{"type":"m.room.message"}', b"\xff\xfe", b'{"type":"m.room.create","state_key":"","content":[]}')
+
+
+def pick(data: st.DataObject, items: Sequence[T]) -> T:
+    """One of them; what a failing example prints is its place, not the whole event."""
+    return items[data.draw(st.integers(0, len(items) - 1))]
+
+
+def shuffled(data: st.DataObject, items: Sequence[T]) -> list[T]:
+    """Any order."""
+    return [items[place] for place in data.draw(st.permutations(range(len(items))))]
+
+
+class RoomMachine(RuleBasedStateMachine):
+    """One or two rooms of five users on three servers, an oracle, and the subject."""
+
+    versions: ClassVar[Sequence[str]] = VERSIONS
+
+    def open_subject(self) -> Subject:
+        """A new, empty subject."""
+        raise NotImplementedError
+
+    def close_subject(self, subject: Subject) -> None:
+        """Free what it holds."""
+
+    @initialize(
+        data=st.data(),
+        rooms=st.integers(1, 2),
+        writes=st.sets(st.sampled_from(sorted(WRITES)), min_size=4).map(sorted),
+        others=st.sets(st.sampled_from([*DELIVERIES, *ODDITIES])),
+    )
+    def begin(self, data: st.DataObject, rooms: int, writes: list[str], others: set[str]) -> None:
+        version = data.draw(st.sampled_from(self.versions))
+        self.oracle, self.subject = Oracle(), self.open_subject()
+        self.writes, self.on = writes, others
+        self.version = version
+        self.branches: list[RoomBuilder] = []
+        self.undelivered: list[BuiltEvent] = []
+        self.delivered: list[BuiltEvent] = []
+        self.had_gaps: set[RoomId] = set()
+        self.clients = {user: Client(user) for user in USERS[:3]}
+        self.replays = {user: Client(user) for user in USERS[:3]}
+        for number in range(rooms):
+            room = RoomBuilder(version, seed=number, sign=False)
+            room.start(USERS[number], join_rule="public", users={USERS[2]: 50} if data.draw(st.booleans()) else None)
+            for user in USERS[: data.draw(st.integers(0, 4))]:
+                room.join(user)
+            self.branches.append(room)
+            self.undelivered += room.events
+
+    # ------------------------------------------------------------------------------------------------------- writing
+
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def write(self, data: st.DataObject, count: int) -> None:
+        branch = pick(data, self.branches)
+        for _ in range(count):
+            self._write_something(data, branch)
+
+    def _write_something(self, data: st.DataObject, branch: RoomBuilder) -> None:
+        """One event; what its own state does not allow is written as refused, or not at all."""
+        one, other = pick(data, USERS), pick(data, USERS)
+        action = WRITES[data.draw(st.sampled_from(self.writes))]
+        how: dict[str, Any] = {}
+        if "depth" in self.on and data.draw(st.booleans()):
+            how["depth"] = data.draw(st.sampled_from([1, 2, 9999, 2**52]))
+        if "clock" in self.on and data.draw(st.booleans()):
+            how["ts"] = 1_700_000_000_000 + data.draw(st.integers(-5, 5))
+        if "damage" in self.on and data.draw(st.integers(0, 3)) == 0:
+            how["damage"] = "content_hash"
+        self._write(lambda more: action(branch, one, other, {**how, **more}))
+
+    def _write(self, action: Callable[[dict[str, Any]], BuiltEvent]) -> None:
+        try:
+            self.undelivered.append(action({}))
+        except ValueError:
+            if "refused" in self.on:
+                self.undelivered.append(action({"expected": "rejected"}))
+
+    @precondition(lambda self: "redact" in self.on)
+    @rule(data=st.data(), one=st.sampled_from(USERS))
+    def redact(self, data: st.DataObject, one: str) -> None:
+        branch = pick(data, self.branches)
+        target = pick(data, branch.events)
+        self._write(lambda more: branch.redact(one, target, **more))
+
+    @precondition(lambda self: "fork" in self.on and len(self.branches) < 5)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        """A branch from where another is, or from any event of the past."""
+        branch = pick(data, self.branches)
+        roots = [event for event in branch.events if event.expected != "rejected"]
+        self.branches.append(branch.at(pick(data, roots)) if data.draw(st.booleans()) else branch.fork(1)[0])
+
+    @precondition(lambda self: "fork" in self.on)
+    @rule(data=st.data(), left=st.integers(1, 3), right=st.integers(1, 3))
+    def fork_and_merge(self, data: st.DataObject, left: int, right: int) -> None:
+        branch = pick(data, self.branches)
+        side = branch.fork(1)[0]
+        for one, count in ((side, left), (branch, right)):
+            for _ in range(count):
+                self._write_something(data, one)
+        self._merge(branch, side)
+
+    @precondition(lambda self: len(self.branches) > 2)
+    @rule(data=st.data())
+    def merge(self, data: st.DataObject) -> None:
+        one, other = shuffled(data, self.branches)[:2]
+        if one.graph is other.graph:
+            self.branches = [branch for branch in self.branches if branch is not other]
+            self._merge(one, other)
+
+    def _merge(self, one: RoomBuilder, other: RoomBuilder) -> None:
+        """The next event has the heads of both as parents, and is by whoever may speak."""
+        one.merge(other)
+        speaker = next((user for user in USERS if one.membership(user) == "join"), USERS[0])
+        self._write(lambda more: one.message(speaker, **more))
+
+    # ---------------------------------------------------------------------------------------------------- delivering
+
+    def append(self, events: Iterable[BuiltEvent], origin: Origin = "live", given: Mapping[EventId, list[EventId]] | None = None) -> None:
+        events = list(events)
+        self._append([event.pdu for event in events], origin, given)
+        stored = {event.event_id for event in events if self.oracle.in_timeline(event.event_id)}
+        self.delivered += [event for event in self.undelivered if event.event_id in stored]
+        self.undelivered = [event for event in self.undelivered if event.event_id not in stored]
+        for room_id in {event.room_id for event in events} & set(self.oracle.versions):
+            self.compare(room_id)
+
+    def _append(self, pdus: Sequence[bytes], origin: Origin, given: Mapping[EventId, list[EventId]] | None) -> None:
+        expected = self.oracle.append(pdus, room_version=self.version, origin=origin, state_before=given)
+        found = self.subject.append(pdus, room_version=self.version, origin=origin, state_before=given)
+        lines = [f"outcome of {one}: found {other}" for one, other in zip(expected, found, strict=True) if one != other]
+        assert not lines, "\n".join(lines)
+
+    def compare(self, room_id: RoomId) -> None:
+        if self.oracle.backward_extremities(room_id):
+            self.had_gaps.add(room_id)
+        positions = self.subject.positions(room_id)
+        lines = order_violations(self.oracle, room_id, positions, exact=room_id not in self.had_gaps)
+        assert not lines, "\n".join(lines)
+        self.oracle.positions = {**self.oracle.positions, **positions}
+        lines = differences(oracle_facts(self.oracle, room_id, AUDIENCE), self.subject.facts(room_id, AUDIENCE))
+        assert not lines, "\n".join(lines)
+
+    @precondition(lambda self: self.undelivered)
+    @rule(size=st.integers(1, 8))
+    def deliver(self, size: int) -> None:
+        """In the order of writing."""
+        self.append(self.undelivered[:size])
+
+    @precondition(lambda self: "shuffled" in self.on and self.undelivered)
+    @rule(data=st.data(), size=st.integers(1, 8))
+    def deliver_shuffled(self, data: st.DataObject, size: int) -> None:
+        """Any events in any order; what has no parents yet stays undelivered."""
+        self.append(shuffled(data, self.undelivered)[:size])
+
+    @precondition(lambda self: "again" in self.on and self.delivered)
+    @rule(data=st.data(), origin=st.sampled_from(["live", "backfill", "outlier"]))
+    def deliver_again(self, data: st.DataObject, origin: Origin) -> None:
+        some = [pick(data, self.delivered) for _ in range(data.draw(st.integers(1, 4)))]
+        self.append([*some, *self.undelivered[:1], *some], origin)
+
+    @precondition(lambda self: "fetched" in self.on and self.undelivered)
+    @rule(data=st.data())
+    def deliver_outlier(self, data: st.DataObject) -> None:
+        """An event with its auth chain, as when an invite arrives or a state is fetched."""
+        event = pick(data, self.undelivered)
+        self.append([*self._with_auth_chains([event.event_id], self._builder(event)), event], "outlier")
+
+    @precondition(lambda self: "after a gap" in self.on and self.undelivered)
+    @rule(data=st.data())
+    def deliver_after_a_gap(self, data: st.DataObject) -> None:
+        """An event whose parents are not held, with the state before it, fetched as outliers."""
+        event = pick(data, self.undelivered)
+        builder = self._builder(event)
+        state = list(event.state_before.values())
+        fetched = {*self._with_auth_chains([event.event_id, *state], builder), *(builder.event(event_id) for event_id in state)}
+        self.append([other for other in builder.events if other in fetched], "outlier")
+        self.append([event], given={event.event_id: state})
+
+    @precondition(lambda self: "backfill" in self.on and self.undelivered)
+    @rule(size=st.integers(1, 8))
+    def deliver_backfill(self, size: int) -> None:
+        self.append(self.undelivered[:size], "backfill")
+
+    @precondition(lambda self: "junk" in self.on)
+    @rule(junk=st.lists(st.sampled_from(JUNK), min_size=1, max_size=3))
+    def deliver_junk(self, junk: list[bytes]) -> None:
+        self._append([*junk, *(event.pdu for event in self.delivered[-1:]), *junk], "live", None)
+
+    def _builder(self, event: BuiltEvent) -> RoomBuilder:
+        return next(branch for branch in self.branches if branch.room_id == event.room_id)
+
+    def _with_auth_chains(self, ids: Iterable[EventId], builder: RoomBuilder) -> list[BuiltEvent]:
+        chain = builder.graph.auth_chain(list(ids))
+        return [event for event in builder.events if event.event_id in chain]
+
+    # ---------------------------------------------------------------------------------------------------------- sync
+
+    @rule(user=st.sampled_from(USERS[:3]), limit=st.sampled_from([3, 100]))
+    def sync(self, user: str, limit: int) -> None:
+        expected = sync(self.oracle, user, self.clients[user].since, limit=limit)
+        found = self.subject.sync(user, self.replays[user].since, limit)
+        for answer, client in ((expected, self.clients[user]), (found, self.replays[user])):
+            client.hear(answer)
+        lines = differences(_plain(expected), _plain(found))
+        assert not lines, "\n".join(lines)
+        for room_id, state in self.replays[user].states.items():
+            lines = differences({"replayed": self.oracle.current_state(room_id)}, {"replayed": state})
+            assert not lines, "\n".join(lines)
+
+    def teardown(self) -> None:
+        """In the end all is delivered, and every event has the state before it that its builder knows."""
+        if not hasattr(self, "subject"):
+            return
+        try:
+            self.append(self.undelivered)
+            assert not self.undelivered
+            for event in self.delivered:
+                assert self.oracle.state_before(event.event_id) == dict(event.state_before)
+        finally:
+            self.close_subject(self.subject)
+
+
+def _plain(answer: Answer) -> dict[str, Any]:
+    rooms = itertools.chain(answer.join.items(), answer.leave.items())
+    return {
+        "rooms": {room_id: vars(told) for room_id, told in rooms},
+        "joined": set(answer.join),
+        "left": set(answer.leave),
+        "invited": answer.invite,
+        "knocked": answer.knock,
+    }
+
+
+def run_machine(machine: type[RoomMachine], *, examples: int, steps: int = 30, **more: Any) -> None:
+    """Run it; `more` are settings of hypothesis."""
+    chosen: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), **more}
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=steps, **chosen))

@@ -1,0 +1,142 @@
+"""The machine against the oracle itself: once right, fed one PDU at a time, and once with each of some well-known mistakes.
+
+A machine that does not notice a mistake is a defect of the machine.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import Phase
+
+from storage.event import Event
+from storage.ids import EventId, RoomId
+from tests.oracle.facts import Audience, Facts, oracle_facts
+from tests.oracle.machine import RoomMachine, run_machine
+from tests.oracle.oracle import Oracle, Position
+from tests.oracle.receiver import Held, Origin, Outcome, State
+from tests.oracle.syncing import Answer, sync
+
+
+class OracleSubject:
+    """An oracle in the place of a store."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+
+    def append(
+        self,
+        pdus: Sequence[bytes],
+        *,
+        room_version: str | None,
+        origin: Origin,
+        state_before: Mapping[EventId, Sequence[EventId]] | None,
+    ) -> list[tuple[EventId | None, Outcome]]:
+        return self.oracle.append(pdus, room_version=room_version, origin=origin, state_before=state_before)
+
+    def positions(self, room_id: RoomId) -> dict[EventId, Position]:
+        timeline = self.oracle.timeline(room_id)
+        return {event_id: self.oracle.position(event_id) for event_id in timeline}
+
+    def facts(self, room_id: RoomId, audience: Audience) -> Facts:
+        return oracle_facts(self.oracle, room_id, audience)
+
+    def sync(self, user_id: str, since: Any | None, limit: int) -> Answer:
+        return sync(self.oracle, user_id, since, limit=limit)
+
+
+def machine_with(oracle: type[Oracle]) -> type[RoomMachine]:
+    class Machine(RoomMachine):
+        def open_subject(self) -> OracleSubject:
+            return OracleSubject(oracle())
+
+    return Machine
+
+
+class OneByOne(Oracle):
+    """Gets every PDU in a call of its own, each time the first for which all is there: that must change nothing."""
+
+    def append(self, pdus: Iterable[Any], **how: Any) -> list[tuple[EventId | None, Outcome]]:
+        waiting = dict(enumerate(pdus))
+        answers: dict[int, tuple[EventId | None, Outcome]] = {}
+        place: int | None = 0
+        while place is not None:
+            place = None
+            for tried, pdu in waiting.items():
+                answers[tried] = super().append([pdu], **how)[0]
+                if answers[tried][1] != "missing_parents":
+                    place = tried
+                    break
+            waiting.pop(-1 if place is None else place, None)
+        return [answers[tried] for tried in sorted(answers)]
+
+
+class LastParentWins(Oracle):
+    """No state resolution."""
+
+    def _resolve(self, version: str, states: Sequence[State]) -> State:
+        del version
+        return states[-1] if states else {}
+
+
+class IgnoresTheCurrentState(Oracle):
+    """No soft failure."""
+
+    def _hold(self, event: Event, origin: Origin, state: State | None) -> Outcome:
+        outcome = super()._hold(event, origin, state)
+        self.held[event.event_id].soft_failed = False
+        return outcome
+
+
+class TrustsTheDepth(Oracle):
+    """The sender's word for the topological ordering."""
+
+    def topological_orderings(self, room_id: RoomId) -> dict[EventId, int]:
+        return {event_id: held.event.depth for event_id, held in self.timeline(room_id).items()}
+
+
+class LetsAnybodyRedact(Oracle):
+    def _may_redact(self, redaction: Held, target: Event) -> bool:
+        del redaction, target
+        return True
+
+
+class ForgetsSharedHistory(Oracle):
+    """Who left has lost what was shared."""
+
+    def joined_later(self, event_id: EventId, user_id: str) -> bool:
+        return self.membership(self.get(event_id).event.room_id, user_id) == "join"
+
+
+class BackfillIsNews(Oracle):
+    """Backfilled events become extremities."""
+
+    def _hold(self, event: Event, origin: Origin, state: State | None) -> Outcome:
+        return super()._hold(event, "live" if origin == "backfill" else origin, state)
+
+
+class StateAfterForStateBefore(Oracle):
+    def state_ids(self, event_id: EventId) -> tuple[set[EventId], set[EventId]]:
+        state = set(self.state_after(event_id).values())
+        return state, self.auth_chain(state)
+
+
+def test_batches_do_not_matter() -> None:
+    run_machine(machine_with(OneByOne), examples=30)
+
+
+@pytest.mark.parametrize(
+    "mistaken",
+    [
+        LastParentWins,
+        IgnoresTheCurrentState,
+        TrustsTheDepth,
+        LetsAnybodyRedact,
+        ForgetsSharedHistory,
+        BackfillIsNews,
+        StateAfterForStateBefore,
+    ],
+)
+def test_the_machine_notices(mistaken: type[Oracle]) -> None:
+    with pytest.raises(AssertionError):
+        run_machine(machine_with(mistaken), examples=400, phases=[Phase.generate], derandomize=True, report_multiple_bugs=False)
