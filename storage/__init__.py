@@ -28,8 +28,13 @@ from storage.errors import (
     UnknownUser,
 )
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId
+from storage.persist import AppendResult
+from storage.queries.events import StoredEvent
+from storage.store import Store
+from storage.store import open_store as open  # noqa: A004  # storage.open is the public name
 
 __all__ = [
+    "AppendResult",
     "AuthDenied",
     "CommitUnknown",
     "Config",
@@ -55,9 +60,12 @@ __all__ = [
     "StorageClosed",
     "StorageCorrupt",
     "StorageError",
+    "Store",
+    "StoredEvent",
     "UnknownEvent",
     "UnknownRoom",
     "UnknownRoomVersion",
     "UnknownUser",
     "UserId",
+    "open",
 ]

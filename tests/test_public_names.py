@@ -3,9 +3,9 @@
 import storage
 
 NAMES = """
-AuthDenied CommitUnknown Config ConstraintViolated DatabaseConflict DatabaseError DatabaseFull DatabaseUnavailable EventId InputError
+AppendResult AuthDenied CommitUnknown Config ConstraintViolated DatabaseConflict DatabaseError DatabaseFull DatabaseUnavailable EventId InputError
 InvalidEvent InvalidIdentifier InvalidSignature InvalidToken PermissionRefused ProtocolError ResyncNeeded RoomId SchemaOutOfDate
-ServerName StateKey StateUnknown StorageClosed StorageCorrupt StorageError UnknownEvent UnknownRoom UnknownRoomVersion UnknownUser UserId
+ServerName StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent UnknownEvent UnknownRoom UnknownRoomVersion UnknownUser UserId open
 """
 
 

@@ -1,0 +1,371 @@
+-- The schema of today, whole and commented. The migrations arrive at exactly this; a test compares the two catalogues.
+--
+-- Conventions
+--   * Text stands at the border only: rooms, event types, state keys, users and servers are interned, and everything
+--     inside refers to their numbers (nids). A nid never changes and is never reused. 0 is never a nid.
+--   * nids and state groups are handed out in blocks: a sequence gives the first number of a block as long as its
+--     increment. So they have holes and say nothing about order.
+--   * Order is told by stream_ordering (when this server learned of it) and topological_ordering (causality).
+--   * Times are milliseconds since 1970, UTC, as int8.
+--   * Every index names the query it serves. No index without a query.
+--   * A write is planned in memory against rooms.write_version and applied by one statement that compares and
+--     sets it (storage/persist): what is read while planning is immutable, or guarded by that number.
+
+-- ------------------------------------------------------------------------------------------------ this deployment
+
+CREATE TABLE deployment (
+    deployment_id text NOT NULL,
+    created_ts bigint NOT NULL,
+    singleton boolean NOT NULL DEFAULT true,
+    CONSTRAINT deployment_pkey PRIMARY KEY (singleton),
+    CONSTRAINT deployment_singleton_check CHECK (singleton)
+);
+COMMENT ON TABLE deployment IS 'One row. Tokens carry the deployment id, so that a token of another database is refused.';
+
+-- ------------------------------------------------------------------------------------------------ interned names
+
+CREATE SEQUENCE principal_nids AS int START 1000 INCREMENT 100;
+CREATE TABLE principals (
+    principal_nid int NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    CONSTRAINT principals_pkey PRIMARY KEY (principal_nid),
+    CONSTRAINT principals_name_key UNIQUE (name)
+);
+COMMENT ON TABLE principals IS
+    'Users (name starts with @) and servers (a bare server name). 1 and 2 are no real principals: 1 stands for '
+    'everybody (audiences that are world readable), 2 for whoever has joined at some time (audiences under "shared").';
+COMMENT ON CONSTRAINT principals_name_key ON principals IS 'Serves: intern a user or server by name.';
+INSERT INTO principals (principal_nid, name) VALUES (1, '*everybody'), (2, '*shared');
+
+CREATE SEQUENCE type_nids AS int START 1000 INCREMENT 10;
+CREATE TABLE event_types (
+    type_nid int NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    CONSTRAINT event_types_pkey PRIMARY KEY (type_nid),
+    CONSTRAINT event_types_type_key UNIQUE (type)
+);
+COMMENT ON TABLE event_types IS 'Event types. Those below 1000 are known to the code (storage/ids.py).';
+COMMENT ON CONSTRAINT event_types_type_key ON event_types IS 'Serves: intern an event type.';
+INSERT INTO event_types (type_nid, type) VALUES
+    (1, 'm.room.create'),
+    (2, 'm.room.member'),
+    (3, 'm.room.power_levels'),
+    (4, 'm.room.join_rules'),
+    (5, 'm.room.history_visibility'),
+    (6, 'm.room.third_party_invite'),
+    (7, 'm.room.redaction'),
+    (8, 'm.room.message'),
+    (9, 'm.room.name'),
+    (10, 'm.room.topic'),
+    (11, 'm.room.canonical_alias'),
+    (12, 'm.room.avatar'),
+    (13, 'm.room.encryption'),
+    (14, 'm.room.guest_access'),
+    (15, 'm.room.server_acl'),
+    (16, 'm.room.tombstone'),
+    (17, 'm.reaction'),
+    (18, 'm.room.encrypted');
+
+CREATE SEQUENCE state_key_nids AS int START 1000 INCREMENT 100;
+CREATE TABLE state_keys (
+    state_key_nid int NOT NULL,
+    type_nid int NOT NULL,
+    state_key text COLLATE "C" NOT NULL,
+    CONSTRAINT state_keys_pkey PRIMARY KEY (state_key_nid),
+    CONSTRAINT state_keys_type_nid_state_key_key UNIQUE (type_nid, state_key),
+    CONSTRAINT state_keys_type_nid_fkey FOREIGN KEY (type_nid) REFERENCES event_types (type_nid)
+);
+COMMENT ON TABLE state_keys IS
+    'Pairs (type, state key). Those below 1000 are known to the code (storage/ids.py): type n with the empty state key is n.';
+COMMENT ON CONSTRAINT state_keys_type_nid_state_key_key ON state_keys IS 'Serves: intern a state key; all members of a state.';
+INSERT INTO state_keys (state_key_nid, type_nid, state_key)
+SELECT type_nid, type_nid, '' FROM event_types WHERE type_nid IN (1, 3, 4, 5, 9, 10, 11, 12, 13, 14, 15, 16);
+
+-- ------------------------------------------------------------------------------------------------ rooms
+
+CREATE SEQUENCE room_nids AS int START 1 INCREMENT 10;
+CREATE TABLE rooms (
+    write_version bigint NOT NULL,
+    room_nid int NOT NULL,
+    next_audience bigint NOT NULL,
+    current_state_group bigint,
+    last_stream_ordering bigint,
+    max_topological_ordering bigint NOT NULL,
+    room_id text COLLATE "C" NOT NULL,
+    room_version text COLLATE "C" NOT NULL,
+    forward_extremities bigint[] NOT NULL,
+    CONSTRAINT rooms_pkey PRIMARY KEY (room_nid),
+    CONSTRAINT rooms_room_id_key UNIQUE (room_id),
+    CONSTRAINT rooms_extremities_check CHECK (forward_extremities = '{}' OR current_state_group IS NOT NULL)
+) WITH (fillfactor = 70);
+COMMENT ON TABLE rooms IS
+    'One row a room, rewritten by every append (its free space keeps those updates in the page). A room known only by '
+    'outliers has no forward extremity and no current state.';
+COMMENT ON COLUMN rooms.write_version IS 'Grows by one with each write to the room. A writer that planned on an older number is refused.';
+COMMENT ON COLUMN rooms.next_audience IS 'The next audience of the main line (see visibility).';
+COMMENT ON COLUMN rooms.current_state_group IS 'The resolution of the states after the forward extremities; an empty state where there are none yet.';
+COMMENT ON COLUMN rooms.last_stream_ordering IS 'Position of the latest live event. Serves: which rooms changed since a token.';
+COMMENT ON COLUMN rooms.max_topological_ordering IS 'Largest topological ordering ever given in the room; 0 for none.';
+COMMENT ON COLUMN rooms.forward_extremities IS 'Events that no held, accepted live event names as parent.';
+COMMENT ON CONSTRAINT rooms_room_id_key ON rooms IS 'Serves: intern a room.';
+
+-- ------------------------------------------------------------------------------------------------ events
+
+CREATE SEQUENCE event_nids AS bigint START 1 INCREMENT 1000;
+CREATE SEQUENCE events_stream AS bigint START 2;
+COMMENT ON SEQUENCE events_stream IS
+    'Positions of the streams "events" and "backfill": they share one sequence, so that stream_ordering is unique over all events.';
+
+CREATE TABLE events (
+    event_nid bigint NOT NULL,
+    stream_ordering bigint,
+    topological_ordering bigint,
+    depth bigint NOT NULL,
+    origin_server_ts bigint NOT NULL,
+    received_ts bigint NOT NULL,
+    state_group_before bigint,
+    state_group_after bigint,
+    audience bigint,
+    redacted_by bigint,
+    room_nid int NOT NULL,
+    sender_nid int NOT NULL,
+    type_nid int NOT NULL,
+    state_key_nid int,
+    encoding smallint NOT NULL,
+    membership smallint,
+    outlier boolean NOT NULL,
+    backfilled boolean NOT NULL,
+    soft_failed boolean NOT NULL,
+    redacted_form boolean NOT NULL,
+    event_id text COLLATE "C" NOT NULL,
+    rejected text,
+    prev_events bigint[] NOT NULL,
+    auth_events bigint[] NOT NULL,
+    json bytea NOT NULL,
+    CONSTRAINT events_pkey PRIMARY KEY (event_nid),
+    CONSTRAINT events_event_id_key UNIQUE (event_id),
+    CONSTRAINT events_stream_ordering_key UNIQUE (stream_ordering),
+    CONSTRAINT events_outlier_check CHECK (
+        outlier = (stream_ordering IS NULL)
+        AND outlier = (topological_ordering IS NULL)
+        AND outlier = (state_group_before IS NULL)
+        AND outlier = (audience IS NULL)
+    ),
+    CONSTRAINT events_state_after_check CHECK (state_group_after IS NULL OR (state_key_nid IS NOT NULL AND rejected IS NULL AND NOT outlier)),
+    CONSTRAINT events_membership_check CHECK ((membership IS NOT NULL) = (type_nid = 2 AND state_key_nid IS NOT NULL))
+);
+ALTER TABLE events ALTER COLUMN json SET STORAGE EXTERNAL;
+COMMENT ON TABLE events IS 'One row holds everything about an event. Only the flags, and what an outlier lacks, ever change.';
+COMMENT ON COLUMN events.event_nid IS 'Never changes, also when an outlier arrives in the timeline.';
+COMMENT ON COLUMN events.stream_ordering IS 'When this server learned of the event: its position in the stream "events", or "backfill" if backfilled. NULL for outliers.';
+COMMENT ON COLUMN events.topological_ordering IS 'Causal order: larger than that of every held parent in the room. Computed here, never the claimed depth. NULL for outliers.';
+COMMENT ON COLUMN events.depth IS 'As claimed by the sender (clamped to int8). Never used for order.';
+COMMENT ON COLUMN events.origin_server_ts IS 'As claimed by the sender (clamped to int8).';
+COMMENT ON COLUMN events.state_group_before IS 'The state before the event. NULL for outliers.';
+COMMENT ON COLUMN events.state_group_after IS 'The state after an accepted state event. NULL: the same as before it.';
+COMMENT ON COLUMN events.audience IS 'Who may see it: the audience that visibility.audiences speaks of. NULL for outliers.';
+COMMENT ON COLUMN events.redacted_by IS 'The redaction that took effect on it: smallest (origin_server_ts, event_id) if there are several.';
+COMMENT ON COLUMN events.encoding IS 'How json is packed: 0 = the bytes as received.';
+COMMENT ON COLUMN events.membership IS 'Of m.room.member: 0 other or missing, 1 ban, 2 leave, 3 knock, 4 invite, 5 join.';
+COMMENT ON COLUMN events.backfilled IS 'History: never goes down /sync.';
+COMMENT ON COLUMN events.soft_failed IS 'Refused by the room''s current state when it arrived: never shown to clients, never an extremity.';
+COMMENT ON COLUMN events.redacted_form IS 'Its content hash was wrong: only the redacted form is valid and ever shown. json has the received bytes.';
+COMMENT ON COLUMN events.rejected IS 'The auth rule that refused it, with the reason. NULL: accepted.';
+COMMENT ON COLUMN events.prev_events IS 'Parents, in the order of the PDU: nids of events or of missing_events. Empty for outliers.';
+COMMENT ON COLUMN events.auth_events IS 'Auth events, in the order of the PDU. All held.';
+COMMENT ON COLUMN events.json IS 'The received bytes, packed as encoding says.';
+COMMENT ON CONSTRAINT events_pkey ON events IS 'Serves: events by nid; traversal of edges.';
+COMMENT ON CONSTRAINT events_event_id_key ON events IS 'Serves: events by id; duplicates.';
+COMMENT ON CONSTRAINT events_stream_ordering_key ON events IS 'Serves: rows of the streams "events" and "backfill" in order.';
+
+CREATE INDEX events_room_topological_idx ON events (room_nid, topological_ordering, stream_ordering) WHERE NOT outlier;
+COMMENT ON INDEX events_room_topological_idx IS 'Serves: pages of history; children within a range of the order (repair).';
+CREATE INDEX events_room_stream_idx ON events (room_nid, stream_ordering) WHERE NOT outlier AND NOT backfilled;
+COMMENT ON INDEX events_room_stream_idx IS 'Serves: the timeline of a room for /sync.';
+
+CREATE TABLE missing_events (
+    event_nid bigint NOT NULL,
+    room_nid int NOT NULL,
+    event_id text COLLATE "C" NOT NULL,
+    child_nids bigint[] NOT NULL,
+    CONSTRAINT missing_events_pkey PRIMARY KEY (event_nid),
+    CONSTRAINT missing_events_event_id_key UNIQUE (event_id)
+);
+COMMENT ON TABLE missing_events IS
+    'Parents that are named by a held event and are not held themselves, or only as outliers: the backward extremities, or gaps. '
+    'When the event arrives it takes over the nid and leaves this table, so that edges never need rewriting.';
+COMMENT ON COLUMN missing_events.child_nids IS 'The held events that name it.';
+COMMENT ON CONSTRAINT missing_events_event_id_key ON missing_events IS 'Serves: an arriving event finds the nid that waits for it.';
+CREATE INDEX missing_events_room_idx ON missing_events (room_nid);
+COMMENT ON INDEX missing_events_room_idx IS 'Serves: the backward extremities of a room.';
+
+CREATE TABLE waiting_redactions (
+    redaction_nid bigint NOT NULL,
+    room_nid int NOT NULL,
+    target_event_id text COLLATE "C" NOT NULL,
+    CONSTRAINT waiting_redactions_pkey PRIMARY KEY (redaction_nid)
+);
+COMMENT ON TABLE waiting_redactions IS 'Accepted redactions whose target is not held yet (or only as an outlier).';
+CREATE INDEX waiting_redactions_target_idx ON waiting_redactions (target_event_id);
+COMMENT ON INDEX waiting_redactions_target_idx IS 'Serves: an arriving event finds the redactions that wait for it.';
+
+-- ------------------------------------------------------------------------------------------------ state
+
+CREATE SEQUENCE state_group_nids AS bigint START 1 INCREMENT 1000;
+CREATE TABLE state_groups (
+    state_group bigint NOT NULL,
+    digest bigint NOT NULL,
+    audience bigint NOT NULL,
+    room_nid int NOT NULL,
+    entry_count int NOT NULL,
+    path bigint[] NOT NULL,
+    runs smallint[] NOT NULL,
+    key_nids int[] NOT NULL,
+    event_nids bigint[] NOT NULL,
+    member_key_nids int[] NOT NULL,
+    member_event_nids bigint[] NOT NULL,
+    CONSTRAINT state_groups_pkey PRIMARY KEY (state_group),
+    CONSTRAINT state_groups_path_check CHECK (path[cardinality(path)] = state_group),
+    CONSTRAINT state_groups_keys_check CHECK (cardinality(key_nids) = cardinality(event_nids)),
+    CONSTRAINT state_groups_member_keys_check CHECK (cardinality(member_key_nids) = cardinality(member_event_nids))
+);
+ALTER TABLE state_groups
+    ALTER COLUMN key_nids SET STORAGE EXTERNAL,
+    ALTER COLUMN event_nids SET STORAGE EXTERNAL,
+    ALTER COLUMN member_key_nids SET STORAGE EXTERNAL,
+    ALTER COLUMN member_event_nids SET STORAGE EXTERNAL;
+COMMENT ON TABLE state_groups IS
+    'One immutable row per distinct state, holding only what changed against its path. Reading: fold the rows of the path, root '
+    'first, by position in the path. Members stand apart, so that reading the rest of a big root never touches them.';
+COMMENT ON COLUMN state_groups.digest IS 'Order-independent sum over the entries: equal states have equal digests.';
+COMMENT ON COLUMN state_groups.audience IS 'The audience of events that are sent under this state and do not change it.';
+COMMENT ON COLUMN state_groups.entry_count IS 'Size of the whole state.';
+COMMENT ON COLUMN state_groups.path IS 'The groups to fold: root first, this group last.';
+COMMENT ON COLUMN state_groups.runs IS 'How many rows of the path stand at each level, high to low (storage/state/levels.py).';
+COMMENT ON COLUMN state_groups.event_nids IS '0 removes the key.';
+COMMENT ON COLUMN state_groups.member_event_nids IS '0 removes the key.';
+CREATE INDEX state_groups_room_digest_idx ON state_groups (room_nid, digest);
+COMMENT ON INDEX state_groups_room_digest_idx IS 'Serves: a merge finds the group that already holds the resolved state.';
+
+CREATE TABLE current_state (
+    event_nid bigint NOT NULL,
+    room_nid int NOT NULL,
+    state_key_nid int NOT NULL,
+    membership smallint,
+    CONSTRAINT current_state_pkey PRIMARY KEY (room_nid, state_key_nid)
+) WITH (fillfactor = 85);
+COMMENT ON TABLE current_state IS 'The resolved state of each room, the one of rooms.current_state_group, by key.';
+COMMENT ON COLUMN current_state.membership IS 'As events.membership; NULL for other types.';
+COMMENT ON CONSTRAINT current_state_pkey ON current_state IS 'Serves: current state of a room, whole or by key.';
+
+CREATE TABLE state_deltas (
+    stream_ordering bigint NOT NULL,
+    event_nid bigint,
+    prev_event_nid bigint,
+    room_nid int NOT NULL,
+    state_key_nid int NOT NULL,
+    CONSTRAINT state_deltas_pkey PRIMARY KEY (room_nid, stream_ordering, state_key_nid)
+);
+COMMENT ON TABLE state_deltas IS 'What each position of the events stream changed in the current state of its room.';
+COMMENT ON COLUMN state_deltas.event_nid IS 'The new value. NULL: the key was removed (by state resolution).';
+COMMENT ON COLUMN state_deltas.prev_event_nid IS 'The value before. NULL: the key is new.';
+COMMENT ON CONSTRAINT state_deltas_pkey ON state_deltas IS 'Serves: the state that changed between two tokens.';
+
+CREATE TABLE memberships (
+    stream_ordering bigint NOT NULL,
+    event_nid bigint NOT NULL,
+    principal_nid int NOT NULL,
+    room_nid int NOT NULL,
+    membership smallint NOT NULL,
+    CONSTRAINT memberships_pkey PRIMARY KEY (principal_nid, room_nid)
+) WITH (fillfactor = 85);
+COMMENT ON TABLE memberships IS
+    'Each local user''s membership in each room: of the current state, or of an outlier (an invite or knock over federation) '
+    'where this server is not in the room.';
+COMMENT ON COLUMN memberships.stream_ordering IS 'Position of the last change.';
+COMMENT ON CONSTRAINT memberships_pkey ON memberships IS 'Serves: rooms of a user.';
+
+-- ------------------------------------------------------------------------------------------------ auth chains
+
+CREATE SEQUENCE auth_chain_nids AS bigint START 1 INCREMENT 1000;
+CREATE TABLE auth_chains (
+    event_nid bigint NOT NULL,
+    chain_nid bigint NOT NULL,
+    sequence_number int NOT NULL,
+    CONSTRAINT auth_chains_pkey PRIMARY KEY (event_nid),
+    CONSTRAINT auth_chains_chain_nid_sequence_number_key UNIQUE (chain_nid, sequence_number)
+);
+COMMENT ON TABLE auth_chains IS
+    'Chain cover of the auth graph: each state event has a place in one chain, and reaches every earlier place of that chain.';
+COMMENT ON CONSTRAINT auth_chains_pkey ON auth_chains IS 'Serves: where an event stands.';
+COMMENT ON CONSTRAINT auth_chains_chain_nid_sequence_number_key ON auth_chains IS 'Serves: the events of a stretch of a chain.';
+
+CREATE TABLE auth_chain_links (
+    chain_nid bigint NOT NULL,
+    target_chain_nid bigint NOT NULL,
+    sequence_number int NOT NULL,
+    target_sequence_number int NOT NULL,
+    CONSTRAINT auth_chain_links_pkey PRIMARY KEY (chain_nid, sequence_number, target_chain_nid)
+);
+COMMENT ON TABLE auth_chain_links IS
+    'From this place on, the chain reaches the target chain up to the target place. Only links that say more than earlier ones.';
+COMMENT ON CONSTRAINT auth_chain_links_pkey ON auth_chain_links IS 'Serves: which chains a place reaches.';
+
+-- ------------------------------------------------------------------------------------------------ visibility
+
+CREATE TABLE visibility (
+    last_join_topological bigint,
+    room_nid int NOT NULL,
+    principal_nid int NOT NULL,
+    joined_count int NOT NULL,
+    invited_count int NOT NULL,
+    audiences int8multirange NOT NULL,
+    CONSTRAINT visibility_pkey PRIMARY KEY (room_nid, principal_nid),
+    CONSTRAINT visibility_counts_check CHECK (joined_count >= 0 AND invited_count >= 0)
+) WITH (fillfactor = 85);
+COMMENT ON TABLE visibility IS
+    'Who may see what: the audiences of a room that a local user, a server, everybody (principal 1) or whoever joined later '
+    '(principal 2) may see. An event is visible to a principal whose audiences contain the event''s audience.';
+COMMENT ON COLUMN visibility.last_join_topological IS
+    'Local users: largest topological ordering of their accepted joins; events under "shared" before it are theirs. NULL: never joined.';
+COMMENT ON COLUMN visibility.joined_count IS 'Users of this principal (itself, or those of the server) that are joined in the current state.';
+COMMENT ON COLUMN visibility.invited_count IS 'The same for invited.';
+COMMENT ON COLUMN visibility.audiences IS
+    'A range without an upper end: the principal is in the audience of the current state, and so of what comes next.';
+COMMENT ON CONSTRAINT visibility_pkey ON visibility IS 'Serves: the join of every read that filters.';
+
+CREATE TABLE audiences (
+    audience bigint NOT NULL,
+    room_nid int NOT NULL,
+    branches int NOT NULL,
+    continued boolean NOT NULL,
+    CONSTRAINT audiences_pkey PRIMARY KEY (room_nid, audience)
+);
+COMMENT ON TABLE audiences IS
+    'The numbers in use. They lie on lines: the main line follows the current state in steps of 2^40, and the numbers between two '
+    'steps are for lines that branch off there (storage/visibility/numbers.py).';
+COMMENT ON COLUMN audiences.branches IS 'How many lines branch off this number.';
+COMMENT ON COLUMN audiences.continued IS 'The line goes on after this number.';
+COMMENT ON CONSTRAINT audiences_pkey ON audiences IS 'Serves: give a number to a new audience.';
+
+-- ------------------------------------------------------------------------------------------------ streams
+
+CREATE TABLE stream_positions (
+    stream_name text COLLATE "C" NOT NULL,
+    instance_name text COLLATE "C" NOT NULL,
+    stream_id bigint NOT NULL,
+    CONSTRAINT stream_positions_pkey PRIMARY KEY (stream_name, instance_name)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE stream_positions IS
+    'How far each writer has got in each stream: all its facts up to here are committed. Written in the transaction of the facts.';
+COMMENT ON CONSTRAINT stream_positions_pkey ON stream_positions IS 'Serves: positions at start-up and in each sync.';
+
+-- ------------------------------------------------------------------------------------------------ functions
+
+CREATE FUNCTION refuse_stale_plan(detail text) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the plan of this write is out of date' USING ERRCODE = 'RS001', DETAIL = detail;
+END
+$$;
+COMMENT ON FUNCTION refuse_stale_plan IS 'Ends a write whose plan no longer fits the tables; the writer plans again.';

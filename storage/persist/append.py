@@ -1,0 +1,71 @@
+"""`append`: PDUs in, results out, in the order given."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Database
+from storage.event import Event
+from storage.ids import EventId
+from storage.persist import intake
+from storage.persist.intake import Pdu, VerifyKeys
+from storage.persist.plan import Incoming
+from storage.persist.results import AppendResult, Origin
+from storage.persist.writer import Writer
+
+SQL_ROOM_VERSIONS: Final[LiteralString] = """
+SELECT room_id, room_version
+FROM rooms
+WHERE room_id = ANY($1::text[])
+"""
+
+
+class RoomVersionRow(NamedTuple):
+    """The version of a room."""
+
+    room_id: str
+    room_version: str
+
+
+async def append(
+    database: Database,
+    writer: Writer,
+    pdus: Sequence[Pdu],
+    *,
+    room_version: str | None,
+    origin: Origin,
+    state_before: Mapping[str, Iterable[str]] | None,
+    verify_keys: VerifyKeys | None,
+) -> list[AppendResult]:
+    """Read, check and store a batch (api.md, "Writing")."""
+    rooms = intake.room_ids(pdus)
+    known = await _known_versions(database, writer, {room for room in rooms if room is not None})
+    results: dict[int, AppendResult] = {}
+    events: dict[int, Event] = {}
+    for index, version in enumerate(intake.versions(pdus, rooms, known, room_version)):
+        read = intake.read(pdus[index], version)
+        refused = read if isinstance(read, AppendResult) else await _bad_signature(read, verify_keys)
+        if refused is not None:
+            results[index] = refused
+        elif isinstance(read, Event):
+            events[index] = read
+    indexes = list(events)
+    ordered = [indexes[at] for at in intake.in_order(list(events.values()))]
+    given = {event_id: tuple(EventId(one) for one in ids) for event_id, ids in (state_before or {}).items()}
+    incoming = [Incoming(events[index], origin, given.get(events[index].event_id)) for index in ordered]
+    if incoming:
+        results.update(zip(ordered, await writer.append(incoming), strict=True))
+    return [results[index] for index in range(len(pdus))]
+
+
+async def _bad_signature(event: Event, verify_keys: VerifyKeys | None) -> AppendResult | None:
+    return None if verify_keys is None else await intake.check_signatures(event, verify_keys)
+
+
+async def _known_versions(database: Database, writer: Writer, room_ids: set[str]) -> dict[str, str]:
+    """The versions of the rooms that the store knows."""
+    cached = {room_id: row.room_version for room_id in room_ids if (row := writer.caches.rooms.get(room_id)) is not None}
+    lacking = room_ids - cached.keys()
+    if lacking:
+        async with database.connection() as conn:
+            cached.update(await conn.fetch(SQL_ROOM_VERSIONS, list(lacking), row=RoomVersionRow))
+    return cached

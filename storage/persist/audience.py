@@ -1,0 +1,229 @@
+"""Audiences at persist time: which number a state gets, and whose ranges change by it.
+
+The set of principals that an audience stands for is a function of a state: everybody joined, those invited where the
+history visibility is "invited", and the two that stand for "shared" and "world readable" (`storage.visibility.numbers` tells how
+numbers are chosen, design.md section 6 why). Only the keys in which two states differ are looked at.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from storage.database.names import INVITE, JOIN, KEY_HISTORY_VISIBILITY, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED, TYPE_MEMBER
+from storage.ids import server_name_of
+from storage.persist.draft import Draft
+from storage.persist.rows import AudienceRow, EventRow, VisibilityRow
+from storage.persist.step import Step
+from storage.state.groups import Group, changed_keys
+from storage.visibility import numbers, ranges
+
+RANKS: Final = {"joined": 0, "invited": 1, "shared": 2, "world_readable": 3}
+MISSING: Final = "shared"  # what a room without the event, or with an unknown value, has
+
+Counts = tuple[int, int]  # users of a principal that are joined, and invited
+
+
+def history_visibility(draft: Draft, group: Group | None) -> str:
+    """The history visibility of a state; "shared" if it has none that is known."""
+    nid = None if group is None else group.entries.get(KEY_HISTORY_VISIBILITY)
+    if nid is None:
+        return MISSING
+    value = draft.events_of((nid,))[nid].content.get("history_visibility")
+    return value if isinstance(value, str) and value in RANKS else MISSING
+
+
+def admits(visibility: str, counts: Counts) -> bool:
+    """Whether a principal with so many joined and invited users is in the audience."""
+    joined, invited = counts
+    return joined > 0 or (visibility == "invited" and invited > 0)
+
+
+def advance(step: Step, target: Group) -> int | None:
+    """The room's current state becomes ``target``: open and close ranges. The new number, or None if nobody's sight changes."""
+    if step.main == target.state_group:
+        return None
+    main = step.main_group()
+    before, after = history_visibility(step.draft, main), history_visibility(step.draft, target)
+    moved = _moved(step, main, target)
+    changed: dict[int, VisibilityRow] = {}
+    number = step.next_audience
+    opened = False
+    concerned = moved.keys() | _invited(step, main, target, before, after)
+    step.ensure_visible({*concerned, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED})
+    for principal in concerned:
+        row = step.visible(principal)
+        counts = _sum(row, moved.get(principal, (0, 0)))
+        admitted = admits(after, counts)
+        audiences = _set(row.audiences, number, None, admitted=admitted) if admitted != row.current else row.audiences
+        opened |= admitted != row.current
+        changed[principal] = row._replace(audiences=audiences, joined_count=counts[0], invited_count=counts[1])
+    for principal, admitted in _flags(after):
+        row = step.visible(principal)
+        if row.current != admitted:
+            changed[principal] = row._replace(audiences=_set(row.audiences, number, None, admitted=admitted))
+            opened = True
+    step.set_visible(changed)
+    step.main = target.state_group
+    if not opened:
+        return None
+    return _next_main(step)
+
+
+def branch(step: Step, base: Group, target: Group) -> int:
+    """The number for a state that is not the current one and was derived from ``base``."""
+    before, after = history_visibility(step.draft, base), history_visibility(step.draft, target)
+    differs: dict[int, bool] = {}
+    moved = _moved(step, base, target)
+    concerned = moved.keys() | _invited(step, base, target, before, after)
+    step.ensure_visible({*concerned, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED})
+    main = step.main_group()
+    offset = {} if main is None or main.state_group == base.state_group else _moved(step, main, base)
+    for principal in concerned:
+        counts = _sum(step.visible(principal), offset.get(principal, (0, 0)))
+        gained = moved.get(principal, (0, 0))
+        admitted = admits(after, (counts[0] + gained[0], counts[1] + gained[1]))
+        if admitted != admits(before, counts):
+            differs[principal] = admitted
+    old = dict(_flags(before))
+    differs.update((principal, admitted) for principal, admitted in _flags(after) if old[principal] != admitted)
+    return _off(step, base.audience, differs) if differs else base.audience
+
+
+def either(step: Step, one: Group, other: Group) -> int:
+    """The number for an event that changes the history visibility: who may see it under either value."""
+    values = [history_visibility(step.draft, one), history_visibility(step.draft, other)]
+    ranks = [RANKS[value] for value in values]
+    if RANKS["invited"] in ranks and max(ranks) > RANKS["invited"]:
+        invited = one if values[0] == "invited" else other
+        added = dict.fromkeys((principal for principal, admitted in _flags(values[1] if invited is one else values[0]) if admitted), True)
+        return _off(step, invited.audience, added)
+    return one.audience if ranks[0] > ranks[1] else other.audience
+
+
+def _off(step: Step, base: int, differs: dict[int, bool]) -> int:
+    """A new number off ``base``'s, at which these principals' sight is as told and everybody else's as at ``base``."""
+    row = step.audience(base)
+    continues = None if row.continued or numbers.depth(base) == 0 else numbers.following(base)
+    new = continues or numbers.branching(base, row.branches)
+    if new is None:
+        return _alone(step, base, differs)
+    step.audiences[base] = row._replace(continued=True) if continues else row._replace(branches=row.branches + 1)
+    step.audiences[new.number] = AudienceRow(0, continued=False)
+    for principal, admitted in differs.items():
+        visible = step.visible(principal)
+        step.visibility[principal] = visible._replace(audiences=_set(visible.audiences, new.number, new.end, admitted=admitted))
+    return new.number
+
+
+def _alone(step: Step, base: int, differs: dict[int, bool]) -> int:
+    """No room left near ``base``: a number of the main line for one state alone, told for every principal of the room."""
+    number = _next_main(step)
+    end = number + numbers.UNIT[0]
+    for principal in step.draft.answer(("principals", step.room_nid)):
+        visible = step.visible(principal)
+        admitted = differs.get(principal, ranges.contains(visible.audiences, base))
+        if admitted != visible.current:
+            step.visibility[principal] = visible._replace(audiences=_set(visible.audiences, number, end, admitted=admitted))
+    return number
+
+
+def _next_main(step: Step) -> int:
+    number = step.next_audience
+    step.audiences[number] = AudienceRow(0, continued=False)
+    step.next_audience = number + numbers.UNIT[0]
+    return number
+
+
+def _set(old: ranges.Ranges, low: int, high: int | None, *, admitted: bool) -> ranges.Ranges:
+    return ranges.add(old, low, high) if admitted else ranges.remove(old, low, high)
+
+
+def _flags(visibility: str) -> tuple[tuple[int, bool], tuple[int, bool]]:
+    rank = RANKS[visibility]
+    return (PRINCIPAL_EVERYBODY, rank == RANKS["world_readable"]), (PRINCIPAL_SHARED, rank >= RANKS["shared"])
+
+
+def _moved(step: Step, base: Group | None, target: Group) -> dict[int, Counts]:
+    """By how much the joined and invited users of each principal grow from one state to another; no entry where nothing moves."""
+    keys = set(target.entries) if base is None else changed_keys(base, target)
+    moved: dict[int, Counts] = {}
+    for user, old, new in _memberships(step.draft, base, target, keys):
+        gained = ((new == JOIN) - (old == JOIN), (new == INVITE) - (old == INVITE))
+        if gained != (0, 0):
+            for principal in principals_of(step.draft, user):
+                total = moved.get(principal, (0, 0))
+                moved[principal] = (total[0] + gained[0], total[1] + gained[1])
+    return moved
+
+
+def _memberships(draft: Draft, base: Group | None, target: Group, keys: Iterable[int]) -> list[tuple[str, int | None, int | None]]:
+    """(user, membership in one state, in the other) for the member keys among these."""
+    keys = list(keys)
+    draft.ensure_state_key_names(keys)
+    members = {key: name[1] for key in keys if (name := draft.state_key_name(key))[0] == TYPE_MEMBER}
+    entries = [target.entries] if base is None else [base.entries, target.entries]
+    draft.ensure_rows(nid for key in members for state in entries if (nid := state.get(key)))
+    draft.ensure_principals(name for user in members.values() for name in _principal_names(draft, user))
+    return [
+        (user, None if base is None else _membership(draft, base.entries.get(key)), _membership(draft, target.entries.get(key)))
+        for key, user in members.items()
+    ]
+
+
+def _membership(draft: Draft, nid: int | None) -> int | None:
+    return None if nid is None else draft.row_of(nid).membership
+
+
+def principals_of(draft: Draft, user: str) -> list[int]:
+    """Whose rows a user's membership concerns: the server's, and the user's own if it is local."""
+    return [draft.principal_nid(name) for name in _principal_names(draft, user)]
+
+
+def _principal_names(draft: Draft, user: str) -> list[str]:
+    server = server_name_of(user)
+    names = [server] if server != draft.server_name else [server, user]
+    return [name for name in names if name]
+
+
+def _sum(row: VisibilityRow, gained: Counts) -> Counts:
+    """The users of a principal in another state than the current one, of which ``gained`` tells the difference."""
+    return row.joined_count + gained[0], row.invited_count + gained[1]
+
+
+def _invited(step: Step, base: Group | None, target: Group, before: str, after: str) -> set[int]:
+    """The principals with invited users, where the visibility changes so that invitations begin or cease to matter."""
+    if before == after or "invited" not in (before, after):
+        return set()
+    keys = set[int]()
+    for group in (base, target):
+        if group is not None:
+            keys |= _invited_keys(step.draft, group)
+    return {principal for key in keys for principal in principals_of(step.draft, step.draft.state_key_name(key)[1])}
+
+
+def _invited_keys(draft: Draft, group: Group) -> set[int]:
+    new = {nid: draft.new_events[nid].row for nid in group.entries.values() if nid in draft.new_events}
+    held = frozenset(nid for nid in group.entries.values() if nid not in new)
+    found: set[int] = set(draft.answer(("invited", held))) if held else set()
+    return found | {row.state_key_nid for row in new.values() if row.membership == INVITE and row.state_key_nid is not None}
+
+
+def note_join(step: Step, user: str, order: int) -> None:
+    """An accepted join of a local user stands at this place of the order: what is "shared" and before it becomes the user's."""
+    if server_name_of(user) != step.draft.server_name:
+        return
+    principal = step.draft.principal_nid(user)
+    row = step.visible(principal)
+    if row.last_join_topological is None or row.last_join_topological < order:
+        step.visibility[principal] = row._replace(last_join_topological=order)
+
+
+def of_event(step: Step, row: EventRow, before: Group, after: Group) -> int:
+    """The audience of an event: of the state before it, or after it where that shows more to those concerned."""
+    if before.state_group == after.state_group or before.audience == after.audience:
+        return before.audience
+    if row.state_key_nid == KEY_HISTORY_VISIBILITY:
+        return either(step, before, after)
+    old = before.entries.get(row.state_key_nid or 0)
+    rank = {JOIN: 2, INVITE: 1}
+    was = rank.get(_membership(step.draft, old) or 0, 0)
+    return after.audience if rank.get(row.membership or 0, 0) >= was else before.audience

@@ -1,0 +1,86 @@
+"""The auth difference of several states, and the conflicted subgraph, for state resolution.
+
+Source: room versions, state resolution v2 ("full conflicted set") and v2.1; rules.md, section 7.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from storage.ids import EventId
+from storage.persist.draft import Draft
+from storage.state.groups import Group
+
+Graph = Mapping[int, tuple[int, ...]]
+
+
+class Chains(NamedTuple):
+    """Event ids: those in the auth chain of some state but not of all, and those on a path between two conflicted events."""
+
+    difference: set[EventId]
+    subgraph: set[EventId]
+
+
+def auth_difference(draft: Draft, states: Sequence[Group], keys: set[int]) -> Chains:
+    """The auth difference of states that differ in these keys only."""
+    conflicted = [{state.entries[key] for key in keys if key in state.entries} for state in states]
+    graph = auth_graph(draft, set().union(*conflicted))
+    chains = [reach(graph, nids) for nids in conflicted]
+    difference = set[int]().union(*chains) - chains[0].intersection(*chains[1:])
+    if difference:
+        common = [nid for key, nid in states[0].entries.items() if key not in keys]
+        difference -= reach(auth_graph(draft, common), common)
+    between = _between(graph, set().union(*conflicted))
+    return Chains(_ids(draft, difference), _ids(draft, between))
+
+
+def auth_graph(draft: Draft, nids: Iterable[int]) -> Graph:
+    """The auth events of these events and of all that they reach: what this draft adds, and what the database has."""
+    graph: dict[int, tuple[int, ...]] = {}
+    committed: set[int] = set()
+    front = list(nids)
+    while front:
+        nid = front.pop()
+        if nid in graph or nid in committed:
+            continue
+        edges = draft.new_auth_events(nid)
+        if edges is None:
+            committed.add(nid)
+        else:
+            graph[nid] = edges
+            front.extend(edges)
+    if committed:
+        graph.update(draft.answer(("auth_graph", frozenset(committed))))
+    return graph
+
+
+def reach(graph: Graph, nids: Iterable[int]) -> set[int]:
+    """The auth chain of these events: all that they reach, themselves only if another one reaches them."""
+    reached: set[int] = set()
+    front = [parent for nid in nids for parent in graph[nid]]
+    while front:
+        nid = front.pop()
+        if nid not in reached:
+            reached.add(nid)
+            front.extend(graph[nid])
+    return reached
+
+
+def _between(graph: Graph, conflicted: set[int]) -> set[int]:
+    """What lies on an auth path between two of these, the ends included: reached by one, and reaching one."""
+    down = reach(graph, conflicted) | conflicted
+    children: dict[int, list[int]] = {}
+    for nid in down:
+        for parent in graph[nid]:
+            children.setdefault(parent, []).append(nid)
+    up = set(conflicted)
+    front = list(conflicted)
+    while front:
+        for child in children.get(front.pop(), ()):
+            if child not in up:
+                up.add(child)
+                front.append(child)
+    return down & up
+
+
+def _ids(draft: Draft, nids: Iterable[int]) -> set[EventId]:
+    return {EventId(draft.row_of(nid).event_id) for nid in nids}

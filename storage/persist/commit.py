@@ -1,0 +1,56 @@
+"""After the commit: what the draft holds is true now, and goes into the caches."""
+
+from storage.persist.context import Caches
+from storage.persist.draft import Draft
+from storage.persist.rows import RoomRow
+
+
+def absorb(caches: Caches, draft: Draft, positions: dict[int, int]) -> None:
+    """Take a committed draft into the caches, with the positions that its events took."""
+    for row in draft.rows.values():
+        if row is not None:
+            position = positions.get(row.event_nid)
+            caches.add_row(row if position is None else row._replace(stream_ordering=position))
+    for nid, event in draft.events.items():
+        if event.state_key is not None:
+            caches.events[nid] = event
+    caches.groups.update(draft.groups)
+    caches.visibility.update(draft.visibility)
+    caches.audiences.update(draft.audiences)
+    for event_id, gap in draft.missing.items():
+        if gap is None:
+            caches.missing.pop(event_id, None)
+        else:
+            caches.missing[event_id] = gap
+    _absorb_names(caches, draft)
+    _absorb_rooms(caches, draft)
+    caches.trim()
+
+
+def _absorb_names(caches: Caches, draft: Draft) -> None:
+    caches.names.learn(
+        types=((name, nid) for name, nid in draft.types.items() if nid is not None),
+        state_keys=((key, nid) for key, nid in draft.state_keys.items() if nid is not None),
+        principals=((name, nid) for name, nid in draft.principals.items() if nid is not None),
+    )
+    for nid, key in draft.state_key_names.items():
+        caches.names.state_key_names[nid] = key
+
+
+def _absorb_rooms(caches: Caches, draft: Draft) -> None:
+    for room_id, row in draft.rooms.items():
+        if row is not None and row.write_version:
+            caches.rooms[room_id] = row
+    for room in draft.room_drafts.values():
+        caches.merged.update(room.merged)
+        if room.changed:
+            caches.rooms[room.row.room_id] = RoomRow(
+                room_nid=room.row.room_nid,
+                room_id=room.row.room_id,
+                room_version=room.row.room_version,
+                write_version=room.row.write_version + 1,
+                next_audience=room.next_audience,
+                current_state_group=room.current,
+                max_topological_ordering=room.max_order,
+                forward_extremities=tuple(room.extremities),
+            )

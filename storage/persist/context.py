@@ -1,0 +1,281 @@
+"""What planning reads: caches of committed rows, overlaid by what the batch in hand has added.
+
+Planning is synchronous and touches no database. Where it lacks something it raises `Needs`, which names what is missing;
+the driver loads it (`storage.persist.load`) and asks again. Nothing is changed before everything that a decision needs is
+there, so asking again is harmless. Cached rows are immutable, or guarded by `rooms.write_version`: a plan made from a stale
+cache is refused when it is written, and the rooms concerned are forgotten.
+"""
+
+from collections.abc import Hashable, Iterable
+from typing import Any, Final, TypeVar
+
+from storage.database.names import Names
+from storage.errors import StorageCorrupt
+from storage.event import Event
+from storage.persist.rows import UNSEEN, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
+from storage.state.groups import Group
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+ABSENT: Final[Any] = None  # looked up in the database, and not there
+
+
+class Needs(Exception):  # noqa: N818  # a question to the driver, not an error
+    """Planning cannot go on without these: kind of thing -> keys."""
+
+    def __init__(self, kind: str, keys: Iterable[Hashable]) -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.keys = set(keys)
+
+
+class Bounded(dict[K, V]):
+    """A dict that forgets its older half when it has outgrown its limit. Trimmed between batches, never while planning."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def trim(self) -> None:
+        """Forget the older half if there are too many entries."""
+        if len(self) > self.limit:
+            for key in list(self)[: len(self) - self.limit // 2]:
+                del self[key]
+
+
+class Caches:
+    """What one process remembers of committed rows. Every value may be forgotten at any time between batches."""
+
+    def __init__(self, *, events: int, groups: int, rooms: int, names: int) -> None:
+        self.names = Names(names)
+        self.rooms: Bounded[str, RoomRow] = Bounded(rooms)
+        self.rows: Bounded[str, EventRow] = Bounded(events)
+        self.row_ids: Bounded[int, str] = Bounded(events)
+        self.missing: Bounded[str, MissingRow] = Bounded(events)
+        self.events: Bounded[int, Event] = Bounded(events)
+        self.groups: Bounded[int, Group] = Bounded(groups)
+        self.visibility: Bounded[tuple[int, int], VisibilityRow] = Bounded(events)
+        self.audiences: Bounded[tuple[int, int], AudienceRow] = Bounded(events)
+        self.merged: Bounded[frozenset[int], int] = Bounded(groups)
+
+    def add_row(self, row: EventRow) -> None:
+        """Remember an event's row under its id and its nid."""
+        self.rows[row.event_id] = row
+        self.row_ids[row.event_nid] = row.event_id
+
+    def trim(self) -> None:
+        """Keep within the limits."""
+        for cache in vars(self).values():
+            if isinstance(cache, Bounded):
+                cache.trim()
+
+    def forget(self) -> None:
+        """Forget everything: after a refused plan, whose reason may lie in any of the rows."""
+        for cache in vars(self).values():
+            if isinstance(cache, Bounded):
+                cache.clear()
+        self.names.forget()
+
+
+class Reader:
+    """The overlay of one batch over the caches. What is added here reaches the caches only after the commit."""
+
+    def __init__(self, caches: Caches) -> None:
+        self.caches = caches
+        self.rows: dict[str, EventRow | None] = {}
+        self.row_ids: dict[int, str] = {}  # "" where no event has the nid
+        self.missing: dict[str, MissingRow | None] = {}
+        self.waiting: dict[str, tuple[int, ...]] = {}
+        self.pending: EventRow | None = None
+        self.pending_event: Event | None = None
+        self.events: dict[int, Event] = {}
+        self.groups: dict[int, Group] = {}
+        self.visibility: dict[tuple[int, int], VisibilityRow] = {}
+        self.audiences: dict[tuple[int, int], AudienceRow] = {}
+        self.rooms: dict[str, RoomRow | None] = {}
+        self.types: dict[str, int | None] = {}
+        self.type_names: dict[int, str] = {}
+        self.state_keys: dict[tuple[int, str], int | None] = {}
+        self.state_key_names: dict[int, tuple[int, str]] = {}
+        self.principals: dict[str, int | None] = {}
+        self.answers: dict[Hashable, Any] = {}
+
+    def row(self, event_id: str) -> EventRow | None:
+        """The row of an event, or None if it is not held."""
+        if self.pending is not None and self.pending.event_id == event_id:
+            return self.pending
+        if event_id in self.rows:
+            return self.rows[event_id]
+        row = self.caches.rows.get(event_id)
+        if row is None:
+            raise Needs("event_ids", (event_id,))
+        return row
+
+    def find_row(self, event_nid: int) -> EventRow | None:
+        """The row of an event by nid, or None if it is only referred to, and not held."""
+        if self.pending is not None and self.pending.event_nid == event_nid:
+            return self.pending
+        event_id = self.row_ids.get(event_nid)
+        if event_id is None:
+            event_id = self.caches.row_ids.get(event_nid)
+        if event_id == "":
+            return None
+        row = None if event_id is None else self.rows.get(event_id) or self.caches.rows.get(event_id)
+        if row is None:
+            raise Needs("event_nids", (event_nid,))
+        return row
+
+    def row_of(self, event_nid: int) -> EventRow:
+        """The row of an event that must be held; `StorageCorrupt` if it is not."""
+        row = self.find_row(event_nid)
+        if row is None:
+            raise StorageCorrupt("an event that a row refers to is not held", event_nid=event_nid)
+        return row
+
+    def missing_row(self, event_id: str) -> MissingRow | None:
+        """What waits for an event that is not held in the timeline, or None if nothing does."""
+        if event_id in self.missing:
+            return self.missing[event_id]
+        row = self.caches.missing.get(event_id)
+        if row is None:
+            raise Needs("event_ids", (event_id,))
+        return row
+
+    def waiting_for(self, event_id: str) -> tuple[int, ...]:
+        """The nids of the redactions that wait for an event."""
+        if event_id not in self.waiting:
+            raise Needs("event_ids", (event_id,))
+        return self.waiting[event_id]
+
+    def events_of(self, event_nids: Iterable[int]) -> dict[int, Event]:
+        """Events with their content, by nid. All must be held."""
+        found: dict[int, Event] = {}
+        unknown: list[int] = []
+        for nid in event_nids:
+            event = self.events.get(nid) or self.caches.events.get(nid)
+            if event is None and self.pending is not None and self.pending.event_nid == nid:
+                event = self.pending_event
+            if event is None:
+                unknown.append(nid)
+            else:
+                found[nid] = event
+        if unknown:
+            raise Needs("events", unknown)
+        return found
+
+    def group(self, state_group: int) -> Group:
+        """A state group with its whole state."""
+        group = self.groups.get(state_group) or self.caches.groups.get(state_group)
+        if group is None:
+            raise Needs("groups", (state_group,))
+        return group
+
+    def visible(self, room_nid: int, principal_nid: int) -> VisibilityRow:
+        """The visibility row of a principal; `UNSEEN` if it has none."""
+        key = (room_nid, principal_nid)
+        row = self.visibility.get(key) or self.caches.visibility.get(key)
+        if row is None:
+            raise Needs("visibility", (key,))
+        return row
+
+    def audience(self, room_nid: int, number: int) -> AudienceRow:
+        """The row of an audience in use."""
+        key = (room_nid, number)
+        row = self.audiences.get(key) or self.caches.audiences.get(key)
+        if row is None:
+            raise Needs("audiences", (key,))
+        return row
+
+    def room(self, room_id: str) -> RoomRow | None:
+        """The row of a room, or None if the store does not know it."""
+        if room_id in self.rooms:
+            return self.rooms[room_id]
+        row = self.caches.rooms.get(room_id)
+        if row is None:
+            raise Needs("rooms", (room_id,))
+        return row
+
+    def find_type(self, name: str) -> int | None:
+        """The nid of an event type, or None if it has none yet."""
+        nid = self.caches.names.types.get(name) or self.types.get(name)
+        if nid is None and name not in self.types:
+            raise Needs("types", (name,))
+        return nid
+
+    def type_name(self, type_nid: int) -> str:
+        """The event type behind a nid."""
+        name = self.caches.names.type_names.get(type_nid) or self.type_names.get(type_nid)
+        if name is None:
+            raise Needs("type_names", (type_nid,))
+        return name
+
+    def find_state_key(self, type_nid: int, state_key: str) -> int | None:
+        """The nid of a state key, or None if it has none yet."""
+        key = (type_nid, state_key)
+        nid = self.caches.names.state_keys.get(key) or self.state_keys.get(key)
+        if nid is None and key not in self.state_keys:
+            raise Needs("state_keys", (key,))
+        return nid
+
+    def state_key_name(self, state_key_nid: int) -> tuple[int, str]:
+        """The type nid and the state key behind a nid."""
+        name = self.caches.names.state_key_names.get(state_key_nid) or self.state_key_names.get(state_key_nid)
+        if name is None:
+            raise Needs("state_key_names", (state_key_nid,))
+        return name
+
+    def find_principal(self, name: str) -> int | None:
+        """The nid of a user or server, or None if it has none yet."""
+        nid = self.caches.names.principals.get(name) or self.principals.get(name)
+        if nid is None and name not in self.principals:
+            raise Needs("principals", (name,))
+        return nid
+
+    # ---------------------------------------------------------------------------------------------- many at once
+
+    def ensure_ids(self, event_ids: Iterable[str]) -> None:
+        """Know of each of these events whether it is held."""
+        pending = self.pending.event_id if self.pending is not None else None
+        self._ensure("event_ids", (one for one in event_ids if one != pending), self.rows, self.caches.rows)
+
+    def ensure_rows(self, event_nids: Iterable[int]) -> None:
+        """Have the rows of these events."""
+        pending = self.pending.event_nid if self.pending is not None else None
+        self._ensure("event_nids", (nid for nid in event_nids if nid != pending), self.row_ids, self.caches.row_ids)
+
+    def ensure_state_key_names(self, state_key_nids: Iterable[int]) -> None:
+        """Have the names behind these state keys."""
+        self._ensure("state_key_names", state_key_nids, self.state_key_names, self.caches.names.state_key_names)
+
+    def ensure_principals(self, names: Iterable[str]) -> None:
+        """Know the nids of these users and servers, or that they have none."""
+        self._ensure("principals", names, self.principals, self.caches.names.principals)
+
+    def ensure_visible(self, room_nid: int, principal_nids: Iterable[int]) -> None:
+        """Have the visibility rows of these principals."""
+        keys = ((room_nid, principal) for principal in principal_nids)
+        self._ensure("visibility", keys, self.visibility, self.caches.visibility)
+
+    @staticmethod
+    def _ensure(kind: str, keys: Iterable[Any], overlay: dict[Any, Any], cache: dict[Any, Any]) -> None:
+        unknown = {key for key in keys if key not in overlay and key not in cache}
+        if unknown:
+            raise Needs(kind, unknown)
+
+    def assume_new(self, event_ids: Iterable[str]) -> None:
+        """Take these events for never heard of, without asking. A write that was planned so is refused if it is not true."""
+        for event_id in event_ids:
+            if event_id not in self.caches.rows:
+                self.rows[event_id] = None
+                self.missing[event_id] = None
+                self.waiting[event_id] = ()
+
+    def answer(self, question: Hashable) -> Any:
+        """What the database said to a question that only it can answer (see `storage.persist.load`)."""
+        if question not in self.answers:
+            raise Needs("questions", (question,))
+        return self.answers[question]
+
+
+__all__ = ["ABSENT", "UNSEEN", "Bounded", "Caches", "Needs", "Reader", "StorageCorrupt"]

@@ -1,0 +1,238 @@
+"""What one write will change, as it grows event by event.
+
+A `Draft` overlays the caches (see `storage.persist.context.Reader`) and collects the rows that `storage.persist.write`
+sends in one statement. Nothing in it reaches the caches before the commit.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from storage.event import Event
+from storage.persist.context import Caches, Needs, Reader
+from storage.persist.rows import AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
+from storage.state.groups import Group
+from storage.visibility.numbers import FIRST
+
+BLOCK_LENGTHS: Final = {  # the increments of the sequences in the schema
+    "event_nids": 1000,
+    "state_group_nids": 1000,
+    "state_key_nids": 100,
+    "type_nids": 10,
+    "principal_nids": 100,
+    "room_nids": 10,
+    "auth_chain_nids": 1000,
+}
+
+
+class Blocks:
+    """Numbers taken from the sequences ahead of need, a block at a time; those left over at the end are lost, which is harmless."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[str, list[range]] = {name: [] for name in BLOCK_LENGTHS}
+
+    def put(self, sequence: str, first: int) -> None:
+        """A new block."""
+        self._ranges[sequence].append(range(first, first + BLOCK_LENGTHS[sequence]))
+
+    def left(self, sequence: str) -> int:
+        """How many numbers are at hand."""
+        return sum(map(len, self._ranges[sequence]))
+
+    def take(self, sequence: str) -> int:
+        """The next number; `Needs` if there is none at hand."""
+        blocks = self._ranges[sequence]
+        if not blocks:
+            raise Needs("nids", (sequence,))
+        number = blocks[0][0]
+        blocks[0] = blocks[0][1:]
+        if not blocks[0]:
+            del blocks[0]
+        return number
+
+
+class NewEvent(NamedTuple):
+    """A row to insert into `events`: its columns and the received bytes."""
+
+    row: EventRow
+    raw: bytes
+
+
+class Delta(NamedTuple):
+    """A change of a room's current state, at the position of the event that caused it."""
+
+    room_nid: int
+    cause_nid: int
+    state_key_nid: int
+    event_nid: int | None
+    prev_event_nid: int | None
+
+
+class Membership(NamedTuple):
+    """A local user's new membership in a room. ``cause_nid`` None: an outlier, which has no position of its own."""
+
+    principal_nid: int
+    room_nid: int
+    membership: int
+    event_nid: int
+    cause_nid: int | None
+
+
+@dataclass(slots=True)
+class RoomDraft:
+    """A room while a batch is planned."""
+
+    row: RoomRow
+    extremities: dict[int, None]
+    current: int | None
+    next_audience: int
+    max_order: int
+    changed: bool = False
+    live_nids: list[int] = field(default_factory=list)
+    group_digests: dict[int, list[int]] = field(default_factory=dict)
+    merged: dict[frozenset[int], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, row: RoomRow) -> "RoomDraft":
+        """The room as it is in the table."""
+        extremities = dict.fromkeys(row.forward_extremities)
+        return cls(row, extremities, row.current_state_group, row.next_audience, row.max_topological_ordering)
+
+
+class Draft(Reader):
+    """The rows that one write inserts and changes, over what the process knows."""
+
+    def __init__(self, caches: Caches, blocks: Blocks, server_name: str) -> None:
+        super().__init__(caches)
+        self.blocks = blocks
+        self.server_name = server_name
+        self.room_drafts: dict[str, RoomDraft] = {}
+        self.new_types: dict[str, int] = {}
+        self.new_state_keys: dict[tuple[int, str], int] = {}
+        self.new_principals: dict[str, int] = {}
+        self.reserved: dict[str, int] = {}
+        self.new_events: dict[int, NewEvent] = {}
+        self.changed_events: dict[int, EventRow] = {}
+        self.placed: dict[int, None] = {}  # nids that take a position, in order
+        self.new_missing: dict[str, MissingRow] = {}
+        self.gone_missing: dict[str, MissingRow] = {}
+        self.new_groups: dict[int, Group] = {}
+        self.current_changes: dict[tuple[int, int], tuple[int, int | None]] = {}
+        self.deltas: list[Delta] = []
+        self.memberships: dict[tuple[int, int], Membership] = {}
+        self.new_visibility: dict[tuple[int, int], VisibilityRow] = {}
+        self.new_audiences: dict[tuple[int, int], AudienceRow] = {}
+        self.new_rooms: dict[str, RoomRow] = {}
+        self.new_waiting: dict[int, tuple[int, str]] = {}
+        self.gone_waiting: dict[int, None] = {}
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything to write."""
+        return any(room.changed for room in self.room_drafts.values())
+
+    # ---------------------------------------------------------------------------------------------- names
+
+    def type_nid(self, name: str) -> int:
+        """The nid of an event type, given out now if it has none."""
+        nid = self.new_types.get(name) or self.find_type(name)
+        if nid is None:
+            nid = self.blocks.take("type_nids")
+            self.new_types[name] = self.types[name] = nid
+            self.type_names[nid] = name
+        return nid
+
+    def state_key_nid(self, type_nid: int, state_key: str) -> int:
+        """The nid of a state key, given out now if it has none."""
+        key = (type_nid, state_key)
+        nid = self.find_state_key(type_nid, state_key)
+        if nid is None:
+            nid = self.blocks.take("state_key_nids")
+            self.new_state_keys[key] = self.state_keys[key] = nid
+            self.state_key_names[nid] = key
+        return nid
+
+    def principal_nid(self, name: str) -> int:
+        """The nid of a user or server, given out now if it has none."""
+        nid = self.find_principal(name)
+        if nid is None:
+            nid = self.blocks.take("principal_nids")
+            self.new_principals[name] = self.principals[name] = nid
+        return nid
+
+    def new_room(self, room_id: str, room_version: str) -> RoomRow:
+        """A room that the store does not know yet."""
+        row = RoomRow(self.blocks.take("room_nids"), room_id, room_version, 0, FIRST, None, 0, ())
+        self.rooms[room_id] = self.new_rooms[room_id] = row
+        return row
+
+    # ---------------------------------------------------------------------------------------------- events
+
+    def nid_for(self, event_id: str) -> int:
+        """The nid for an event that has none yet; the same one each time it is asked for in this draft."""
+        nid = self.reserved.get(event_id)
+        if nid is None:
+            nid = self.reserved[event_id] = self.blocks.take("event_nids")
+        return nid
+
+    def waiting_for(self, event_id: str) -> tuple[int, ...]:
+        """The nids of the redactions that wait for an event, those of this draft among them."""
+        new = tuple(nid for nid, (_, target) in self.new_waiting.items() if target == event_id)
+        return (*super().waiting_for(event_id), *new)
+
+    def new_auth_events(self, event_nid: int) -> tuple[int, ...] | None:
+        """The auth events of an event that this draft adds; None for one that is committed."""
+        if self.pending is not None and self.pending.event_nid == event_nid:
+            return self.pending.auth_events
+        new = self.new_events.get(event_nid)
+        return None if new is None else new.row.auth_events
+
+    def add_event(self, row: EventRow, event: Event) -> None:
+        """A new event; a timeline event takes the next position."""
+        self.rows[row.event_id] = row
+        self.row_ids[row.event_nid] = row.event_id
+        self.events[row.event_nid] = event
+        self.new_events[row.event_nid] = NewEvent(row, event.raw)
+        if not row.outlier:
+            self.placed[row.event_nid] = None
+
+    def change_event(self, row: EventRow) -> None:
+        """New values for an event that is held, or that this draft adds."""
+        self.rows[row.event_id] = row
+        self.row_ids[row.event_nid] = row.event_id
+        if row.event_nid in self.new_events:
+            self.new_events[row.event_nid] = self.new_events[row.event_nid]._replace(row=row)
+        else:
+            self.changed_events[row.event_nid] = row
+
+    def place_outlier(self, row: EventRow, event: Event) -> None:
+        """An outlier that arrives in the timeline: it keeps its nid and takes a position."""
+        self.events[row.event_nid] = event
+        self.change_event(row)
+        self.placed[row.event_nid] = None
+
+    def add_missing(self, row: MissingRow) -> None:
+        """A parent that is not held, or one more child of it."""
+        self.missing[row.event_id] = self.new_missing[row.event_id] = row
+
+    def drop_missing(self, row: MissingRow) -> None:
+        """A missing parent that has arrived."""
+        self.missing[row.event_id] = None
+        self.new_missing.pop(row.event_id, None)
+        self.gone_missing[row.event_id] = row
+
+    # ---------------------------------------------------------------------------------------------- state and audiences
+
+    def add_groups(self, room: RoomDraft, groups: Iterable[Group]) -> None:
+        """New state groups."""
+        for group in groups:
+            self.groups[group.state_group] = self.new_groups[group.state_group] = group
+            room.group_digests.setdefault(group.digest, []).append(group.state_group)
+
+    def set_visibility(self, key: tuple[int, int], row: VisibilityRow) -> None:
+        """A principal's new row."""
+        self.visibility[key] = self.new_visibility[key] = row
+
+    def set_audience(self, key: tuple[int, int], row: AudienceRow) -> None:
+        """An audience's new row."""
+        self.audiences[key] = self.new_audiences[key] = row

@@ -1,0 +1,390 @@
+"""Loading what planning needs: one statement per kind of thing, whatever the number of keys.
+
+Everything loaded is put where `storage.persist.context.Reader` looks for it; what was not found is remembered as absent for
+the batch in hand only.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
+from typing import Any, Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.event import load as load_event
+from storage.persist.context import Needs
+from storage.persist.draft import BLOCK_LENGTHS, Blocks, Draft
+from storage.persist.rows import UNSEEN, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
+from storage.state.read import read_groups
+from storage.visibility import ranges
+
+SQL_EVENTS_BY_ID: Final[LiteralString] = """
+SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
+    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
+    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events
+FROM events
+WHERE event_id = ANY($1::text[])
+"""
+
+SQL_EVENTS_BY_NID: Final[LiteralString] = """
+SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
+    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
+    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events
+FROM events
+WHERE event_nid = ANY($1::bigint[])
+"""
+
+SQL_EVENTS_FROM_ORDER: Final[LiteralString] = """
+SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
+    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
+    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events
+FROM events
+WHERE room_nid = $1::int
+    AND topological_ordering >= $2::bigint
+    AND NOT outlier
+ORDER BY topological_ordering, stream_ordering
+LIMIT $3::bigint
+"""
+
+SQL_GAPS: Final[LiteralString] = """
+SELECT 'missing' AS kind, event_nid, event_id, room_nid, child_nids
+FROM missing_events
+WHERE event_id = ANY($1::text[])
+UNION ALL
+SELECT 'waiting', redaction_nid, target_event_id, room_nid, NULL
+FROM waiting_redactions
+WHERE target_event_id = ANY($1::text[])
+"""
+
+SQL_CONTENT: Final[LiteralString] = """
+SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.json, r.room_version
+FROM events e
+JOIN rooms r USING (room_nid)
+WHERE e.event_nid = ANY($1::bigint[])
+"""
+
+SQL_ROOMS: Final[LiteralString] = """
+SELECT room_nid, room_id, room_version, write_version, next_audience, current_state_group, max_topological_ordering, forward_extremities
+FROM rooms
+WHERE room_id = ANY($1::text[])
+"""
+
+SQL_PRINCIPALS: Final[LiteralString] = """
+SELECT name, principal_nid AS nid
+FROM principals
+WHERE name = ANY($1::text[])
+"""
+
+SQL_TYPES: Final[LiteralString] = """
+SELECT type AS name, type_nid AS nid
+FROM event_types
+WHERE type = ANY($1::text[]) OR type_nid = ANY($2::int[])
+"""
+
+SQL_STATE_KEYS: Final[LiteralString] = """
+SELECT k.type_nid, k.state_key, k.state_key_nid
+FROM state_keys k
+JOIN unnest($1::int[], $2::text[]) AS wanted (type_nid, state_key) USING (type_nid, state_key)
+"""
+
+SQL_STATE_KEY_NAMES: Final[LiteralString] = """
+SELECT type_nid, state_key, state_key_nid
+FROM state_keys
+WHERE state_key_nid = ANY($1::int[])
+"""
+
+SQL_VISIBILITY: Final[LiteralString] = """
+SELECT v.room_nid, v.principal_nid, v.audiences::text AS audiences, v.last_join_topological, v.joined_count, v.invited_count
+FROM visibility v
+JOIN unnest($1::int[], $2::int[]) AS wanted (room_nid, principal_nid) USING (room_nid, principal_nid)
+"""
+
+SQL_AUDIENCES: Final[LiteralString] = """
+SELECT a.room_nid, a.audience, a.branches, a.continued
+FROM audiences a
+JOIN unnest($1::int[], $2::bigint[]) AS wanted (room_nid, audience) USING (room_nid, audience)
+"""
+
+SQL_NIDS: Final[LiteralString] = """
+SELECT 'event_nids' AS name, nextval('event_nids') AS nid FROM generate_series(1, $1::int)
+UNION ALL
+SELECT 'state_group_nids', nextval('state_group_nids') FROM generate_series(1, $2::int)
+UNION ALL
+SELECT 'state_key_nids', nextval('state_key_nids') FROM generate_series(1, $3::int)
+UNION ALL
+SELECT 'type_nids', nextval('type_nids') FROM generate_series(1, $4::int)
+UNION ALL
+SELECT 'principal_nids', nextval('principal_nids') FROM generate_series(1, $5::int)
+UNION ALL
+SELECT 'room_nids', nextval('room_nids') FROM generate_series(1, $6::int)
+UNION ALL
+SELECT 'auth_chain_nids', nextval('auth_chain_nids') FROM generate_series(1, $7::int)
+"""
+
+SQL_DIGEST: Final[LiteralString] = """
+SELECT state_group
+FROM state_groups
+WHERE room_nid = $1::int AND digest = $2::bigint
+ORDER BY state_group
+"""
+
+SQL_AUTH_GRAPH: Final[LiteralString] = """
+WITH RECURSIVE chain AS (
+    SELECT event_nid, auth_events
+    FROM events
+    WHERE event_nid = ANY($1::bigint[])
+    UNION
+    SELECT e.event_nid, e.auth_events
+    FROM chain c
+    CROSS JOIN unnest(c.auth_events) AS parent (event_nid)
+    JOIN events e ON e.event_nid = parent.event_nid
+)
+SELECT event_nid, auth_events
+FROM chain
+"""
+
+SQL_INVITED: Final[LiteralString] = """
+SELECT state_key_nid
+FROM events
+WHERE event_nid = ANY($1::bigint[]) AND membership = 4
+"""
+
+SQL_ROOM_PRINCIPALS: Final[LiteralString] = """
+SELECT principal_nid
+FROM visibility
+WHERE room_nid = $1::int
+"""
+
+
+class GapRow(NamedTuple):
+    """What waits for an event: its gap, or a redaction."""
+
+    kind: str
+    event_nid: int
+    event_id: str
+    room_nid: int
+    child_nids: list[int] | None
+
+
+class ContentRow(NamedTuple):
+    """The bytes of an event, and how to read them."""
+
+    event_nid: int
+    event_id: str
+    encoding: int
+    redacted_form: bool
+    json: bytes
+    room_version: str
+
+
+class NameRow(NamedTuple):
+    """A name and its nid."""
+
+    name: str
+    nid: int
+
+
+class StateKeyRow(NamedTuple):
+    """A state key and its nid."""
+
+    type_nid: int
+    state_key: str
+    state_key_nid: int
+
+
+class SeenRow(NamedTuple):
+    """A row of `visibility`."""
+
+    room_nid: int
+    principal_nid: int
+    audiences: str
+    last_join_topological: int | None
+    joined_count: int
+    invited_count: int
+
+
+class NumberRow(NamedTuple):
+    """A row of `audiences`."""
+
+    room_nid: int
+    audience: int
+    branches: int
+    continued: bool
+
+
+class GraphRow(NamedTuple):
+    """An event of the auth graph."""
+
+    event_nid: int
+    auth_events: list[int]
+
+
+async def load(conn: Connection, draft: Draft, needs: Needs) -> None:
+    """Load what a decision lacks."""
+    await LOADERS[needs.kind](conn, draft, needs.keys)
+
+
+async def fill_blocks(conn: Connection, blocks: Blocks, wanted: dict[str, int]) -> None:
+    """Have at least so many numbers of each sequence at hand. No statement if there are enough."""
+    lacking = [max(0, wanted.get(name, 0) - blocks.left(name)) for name in BLOCK_LENGTHS]
+    if not any(lacking):
+        return
+    counts = [-(-lack // length) for lack, length in zip(lacking, BLOCK_LENGTHS.values(), strict=True)]
+    for name, first in await conn.fetch(SQL_NIDS, *counts, row=NameRow):
+        blocks.put(name, first)
+
+
+async def _nids(conn: Connection, draft: Draft, keys: Collection[str]) -> None:
+    await fill_blocks(conn, draft.blocks, dict.fromkeys(keys, 1))
+
+
+async def _event_ids(conn: Connection, draft: Draft, keys: Collection[str]) -> None:
+    rows = await conn.fetch(SQL_EVENTS_BY_ID, list(keys), row=EventRow)
+    gaps = await conn.fetch(SQL_GAPS, list(keys), row=GapRow)
+    for key in keys:
+        draft.rows.setdefault(key, None)
+        draft.missing.setdefault(key, None)
+        draft.waiting.setdefault(key, ())
+    _keep_rows(draft, rows)
+    for gap in gaps:
+        if gap.kind == "waiting":
+            draft.waiting[gap.event_id] = (*draft.waiting[gap.event_id], gap.event_nid)
+        elif gap.event_id not in draft.new_missing and gap.event_id not in draft.gone_missing:
+            draft.missing[gap.event_id] = MissingRow(gap.event_nid, gap.event_id, gap.room_nid, tuple(gap.child_nids or ()))
+
+
+async def _event_nids(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
+    rows = await conn.fetch(SQL_EVENTS_BY_NID, list(keys), row=EventRow)
+    for key in keys:
+        draft.row_ids.setdefault(key, "")
+    _keep_rows(draft, rows)
+
+
+def _keep_rows(draft: Draft, rows: Iterable[EventRow]) -> list[EventRow]:
+    """Rows from the database; those that this draft has changed stay as the draft has them."""
+    kept = []
+    for row in rows:
+        known = draft.rows.get(row.event_id)
+        if known is None:
+            known = row._replace(prev_events=tuple(row.prev_events), auth_events=tuple(row.auth_events))
+            draft.rows[row.event_id] = known
+        draft.row_ids[row.event_nid] = row.event_id
+        kept.append(known)
+    return kept
+
+
+async def _events(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
+    for row in await conn.fetch(SQL_CONTENT, list(keys), row=ContentRow):
+        draft.events[row.event_nid] = load_event(row.json, row.room_version, row.event_id, redacted=row.redacted_form)
+
+
+async def _groups(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
+    draft.groups.update(await read_groups(conn, keys))
+
+
+async def _rooms(conn: Connection, draft: Draft, keys: Collection[str]) -> None:
+    for key in keys:
+        draft.rooms.setdefault(key, None)
+    for row in await conn.fetch(SQL_ROOMS, list(keys), row=RoomRow):
+        draft.rooms[row.room_id] = row._replace(forward_extremities=tuple(row.forward_extremities))
+
+
+async def _types(conn: Connection, draft: Draft, keys: Collection[str]) -> None:
+    for key in keys:
+        draft.types.setdefault(key, None)
+    _keep_types(draft, await conn.fetch(SQL_TYPES, list(keys), [], row=NameRow))
+
+
+async def _type_names(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
+    _keep_types(draft, await conn.fetch(SQL_TYPES, [], list(keys), row=NameRow))
+
+
+def _keep_types(draft: Draft, rows: Iterable[NameRow]) -> None:
+    for name, nid in rows:
+        draft.types[name] = nid
+        draft.type_names[nid] = name
+
+
+async def _state_keys(conn: Connection, draft: Draft, keys: Collection[tuple[int, str]]) -> None:
+    for key in keys:
+        draft.state_keys.setdefault(key, None)
+    _keep_state_keys(draft, await conn.fetch(SQL_STATE_KEYS, [key[0] for key in keys], [key[1] for key in keys], row=StateKeyRow))
+
+
+async def _state_key_names(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
+    _keep_state_keys(draft, await conn.fetch(SQL_STATE_KEY_NAMES, list(keys), row=StateKeyRow))
+
+
+def _keep_state_keys(draft: Draft, rows: Iterable[StateKeyRow]) -> None:
+    for type_nid, state_key, nid in rows:
+        draft.state_keys[type_nid, state_key] = nid
+        draft.state_key_names[nid] = (type_nid, state_key)
+
+
+async def _principals(conn: Connection, draft: Draft, keys: Collection[str]) -> None:
+    for key in keys:
+        draft.principals.setdefault(key, None)
+    draft.principals.update(await conn.fetch(SQL_PRINCIPALS, list(keys), row=NameRow))
+
+
+async def _visibility(conn: Connection, draft: Draft, keys: Collection[tuple[int, int]]) -> None:
+    for key in keys:
+        draft.visibility.setdefault(key, UNSEEN)
+    for row in await conn.fetch(SQL_VISIBILITY, [key[0] for key in keys], [key[1] for key in keys], row=SeenRow):
+        if (row.room_nid, row.principal_nid) not in draft.new_visibility:
+            seen = VisibilityRow(ranges.from_text(row.audiences), row.last_join_topological, row.joined_count, row.invited_count)
+            draft.visibility[row.room_nid, row.principal_nid] = seen
+
+
+async def _audiences(conn: Connection, draft: Draft, keys: Collection[tuple[int, int]]) -> None:
+    for row in await conn.fetch(SQL_AUDIENCES, [key[0] for key in keys], [key[1] for key in keys], row=NumberRow):
+        if (row.room_nid, row.audience) not in draft.new_audiences:
+            draft.audiences[row.room_nid, row.audience] = AudienceRow(row.branches, row.continued)
+
+
+async def _questions(conn: Connection, draft: Draft, keys: Collection[tuple[Any, ...]]) -> None:
+    for question in keys:
+        draft.answers[question] = await ANSWERS[question[0]](conn, draft, *question[1:])
+
+
+async def _digest(conn: Connection, _: Draft, room_nid: int, digest: int) -> list[int]:
+    return await conn.fetchvals(SQL_DIGEST, room_nid, digest)
+
+
+async def _auth_graph(conn: Connection, _: Draft, nids: frozenset[int]) -> dict[int, tuple[int, ...]]:
+    return {row.event_nid: tuple(row.auth_events) for row in await conn.fetch(SQL_AUTH_GRAPH, list(nids), row=GraphRow)}
+
+
+async def _order(conn: Connection, draft: Draft, room_nid: int, lowest: int, limit: int) -> list[EventRow]:
+    return _keep_rows(draft, await conn.fetch(SQL_EVENTS_FROM_ORDER, room_nid, lowest, limit, row=EventRow))
+
+
+async def _invited(conn: Connection, _: Draft, nids: frozenset[int]) -> list[int]:
+    return await conn.fetchvals(SQL_INVITED, list(nids))
+
+
+async def _room_principals(conn: Connection, _: Draft, room_nid: int) -> list[int]:
+    return await conn.fetchvals(SQL_ROOM_PRINCIPALS, room_nid)
+
+
+LOADERS: Final[dict[str, Callable[[Connection, Draft, Any], Awaitable[None]]]] = {
+    "nids": _nids,
+    "event_ids": _event_ids,
+    "event_nids": _event_nids,
+    "events": _events,
+    "groups": _groups,
+    "rooms": _rooms,
+    "types": _types,
+    "type_names": _type_names,
+    "state_keys": _state_keys,
+    "state_key_names": _state_key_names,
+    "principals": _principals,
+    "visibility": _visibility,
+    "audiences": _audiences,
+    "questions": _questions,
+}
+
+ANSWERS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
+    "digest": _digest,
+    "auth_graph": _auth_graph,
+    "order": _order,
+    "invited": _invited,
+    "principals": _room_principals,
+}

@@ -1,0 +1,146 @@
+"""The state where several states meet: resolved if they disagree, stored as the smallest difference to any of them.
+
+Only the keys in which the states differ are looked at, and only the auth events that can matter are loaded; nothing here
+costs work proportional to the size of the room's state.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from storage.auth import needed_events, resolve_conflicts
+from storage.errors import StorageCorrupt
+from storage.event import Event
+from storage.ids import EventId, StateKey
+from storage.persist.chains import auth_difference
+from storage.persist.draft import Draft
+from storage.persist.step import Step
+from storage.state.groups import REMOVED, Group, State, changed_keys, derive
+
+Derive = Callable[[Group, Mapping[int, int]], Group]
+
+
+def merge(step: Step, groups: Sequence[Group], new: Derive) -> Group:
+    """The group of the resolution of these states. ``new`` makes a group from a base and a change; it may not be called at all."""
+    distinct = {group.state_group: group for group in groups}
+    if len(distinct) == 1:
+        return groups[0]
+    question = frozenset(distinct)
+    known = step.merged_before(question)
+    if known is not None:
+        return known
+    states = sorted(distinct.values(), key=lambda group: group.state_group)
+    resolved = _resolve(step, states)
+    result = _smallest(step, states, resolved, new)
+    step.merged[question] = result.state_group
+    return result
+
+
+def _resolve(step: Step, states: Sequence[Group]) -> dict[int, int]:
+    """The value of each key in which the states differ; `REMOVED` where resolution took it away."""
+    draft, room = step.draft, step.room
+    keys = set[int]().union(*(changed_keys(states[0], other) for other in states[1:]))
+    values = {key: {group.entries[key] for group in states if key in group.entries} for key in keys}
+    chains = auth_difference(draft, states, keys)
+    conflicted = {_text_key(draft, key): {_event_id(draft, nid) for nid in nids} for key, nids in values.items()}
+    events = Loaded(draft)
+    unconflicted = Unconflicted(draft, states[0], keys)
+    arguments = (room.row.room_version, unconflicted, conflicted, chains.difference)
+    while wanted := needed_events(*arguments, events, rejected=events.rejected, absent=events.absent, conflicted_subgraph=chains.subgraph):
+        events.add(wanted)  # in rounds: what is found tells what to look for next
+    result = resolve_conflicts(*arguments, events, rejected=events.rejected, conflicted_subgraph=chains.subgraph)
+    return {key: _nid(draft, result.get(_text_key(draft, key))) for key in keys}
+
+
+class Loaded(Mapping[EventId, Event]):
+    """The events that a resolution has at hand, by id; which of them are rejected, and which ids are not held."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._events: dict[EventId, Event] = {}
+        self.rejected: set[EventId] = set()
+        self.absent: set[EventId] = set()
+
+    def add(self, ids: Iterable[EventId]) -> None:
+        """Take these in; those not held are remembered as `absent`."""
+        ids = list(ids)
+        self._draft.ensure_ids(ids)
+        rows = {one: self._draft.row(one) for one in ids}
+        self.absent.update(one for one, row in rows.items() if row is None)
+        held = {row.event_nid: row for row in rows.values() if row is not None}
+        for nid, event in self._draft.events_of(held).items():
+            self._events[event.event_id] = event
+            if held[nid].rejected is not None:
+                self.rejected.add(event.event_id)
+
+    def __getitem__(self, event_id: EventId) -> Event:
+        return self._events[event_id]
+
+    def __iter__(self) -> Iterator[EventId]:
+        return iter(self._events)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+
+class Unconflicted(Mapping[StateKey, EventId]):
+    """A state without the keys in conflict, looked up by key."""
+
+    def __init__(self, draft: Draft, group: Group, conflicted: set[int]) -> None:
+        self._draft = draft
+        self._group = group
+        self._conflicted = conflicted
+
+    def __getitem__(self, key: StateKey) -> EventId:
+        type_nid = self._draft.find_type(key[0])
+        key_nid = None if type_nid is None else self._draft.find_state_key(type_nid, key[1])
+        if key_nid is None or key_nid in self._conflicted or key_nid not in self._group.entries:
+            raise KeyError(key)
+        return _event_id(self._draft, self._group.entries[key_nid])
+
+    def __iter__(self) -> Iterator[StateKey]:
+        return (_text_key(self._draft, key) for key in self._group.entries if key not in self._conflicted)
+
+    def __len__(self) -> int:
+        return sum(key not in self._conflicted for key in self._group.entries)
+
+
+def _smallest(step: Step, states: Sequence[Group], resolved: Mapping[int, int], new: Derive) -> Group:
+    """A group that has the resolved state already, else one derived from the state that it differs least from."""
+    changes = [(group, _change(group, resolved)) for group in states]
+    base, change = min(changes, key=lambda pair: len(pair[1]))
+    if not change:
+        return base
+    wanted = derive(base, change, 0, 0)
+    return same_state(step, wanted.entries, wanted.digest) or new(base, change)
+
+
+def _change(base: Group, resolved: Mapping[int, int]) -> dict[int, int]:
+    return {key: value for key, value in resolved.items() if base.entries.get(key, REMOVED) != value}
+
+
+def same_state(step: Step, entries: State, digest: int) -> Group | None:
+    """A group of the room that holds just this state, or None."""
+    candidates = [*step.room.group_digests.get(digest, ()), *(group.state_group for group in step.groups.values())]
+    candidates += step.draft.answer(("digest", step.room_nid, digest))
+    for number in candidates:
+        group = step.group(number)
+        if group.digest == digest and group.entries == entries:
+            return group
+    return None
+
+
+def _text_key(draft: Draft, key_nid: int) -> StateKey:
+    type_nid, state_key = draft.state_key_name(key_nid)
+    return draft.type_name(type_nid), state_key
+
+
+def _event_id(draft: Draft, nid: int) -> EventId:
+    return EventId(draft.row_of(nid).event_id)
+
+
+def _nid(draft: Draft, event_id: EventId | None) -> int:
+    if event_id is None:
+        return REMOVED
+    row = draft.row(event_id)
+    if row is None:
+        raise StorageCorrupt("state resolution chose an event that is not held", event_id=event_id)
+    return row.event_nid

@@ -1,0 +1,272 @@
+"""The decision about one event, from its checks to the rows it adds. Pure: reads and fills a `Draft`, no I/O.
+
+An event goes through: is it held already; are its auth events and parents held; its place in the order; the state before
+it; the verdict of the auth rules; the state after it; the room's extremities and current state; its audience; redactions.
+Everything up to `_store` only reads (it may stop with `Needs` and be asked again); `_store` only writes.
+"""
+
+from dataclasses import dataclass
+
+from storage.database.names import JOIN, TYPE_MEMBER, membership_code
+from storage.event import Event
+from storage.ids import EventId
+from storage.persist import audience, redactions
+from storage.persist.draft import Delta, Draft, Membership, RoomDraft
+from storage.persist.place import Parents, Placement, extremities_after, parents_of, place
+from storage.persist.receive import Verdict, verdict
+from storage.persist.results import AppendResult, Origin
+from storage.persist.rows import EventRow
+from storage.persist.states import after_event, before_event, current_after
+from storage.persist.step import Step
+from storage.state.groups import Group, changed_keys
+
+INT8_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A parsed PDU on its way in. ``state_before``: the ids of the state before it, given by the caller."""
+
+    event: Event
+    origin: Origin
+    state_before: tuple[EventId, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a timeline event."""
+
+    row: EventRow
+    placement: Placement
+    before: Group
+    after: Group
+    current: Group | None
+    extremities: dict[int, None] | None
+    redactions: redactions.Redactions
+    held_outlier: bool
+
+
+def plan_event(draft: Draft, incoming: Incoming) -> AppendResult:
+    """Decide, and add the rows to the draft. `Needs` if something has to be loaded first; then nothing was added."""
+    event = incoming.event
+    draft.pending = draft.pending_event = None
+    row = draft.row(event.event_id)
+    if row is not None and not (row.outlier and incoming.origin != "outlier"):
+        return AppendResult(event.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering)
+    room = room_of(draft, event)
+    auth_rows, missing = _auth_rows(draft, event)
+    if missing:
+        return _refused(event, missing)
+    if incoming.origin == "outlier":
+        return _plan_outlier(draft, room, incoming, auth_rows)
+    parents = parents_of(draft, event)
+    missing = _unknown_state(draft, room, incoming, parents)
+    if missing:
+        return _refused(event, missing)
+    nid = _nid(draft, event, row)
+    step = Step(draft, room)
+    decision, judged = _decide(step, incoming, nid, parents, auth_rows, held_outlier=row is not None)
+    _store(step, decision, event)
+    return _result(event, decision.row, judged)
+
+
+def room_of(draft: Draft, event: Event) -> RoomDraft:
+    """The room of an event, made known if it is new."""
+    known = draft.room_drafts.get(event.room_id)
+    if known is None:
+        row = draft.room(event.room_id) or draft.new_room(event.room_id, event.room_version.identifier)
+        known = draft.room_drafts[event.room_id] = RoomDraft.of(row)
+    return known
+
+
+def _auth_rows(draft: Draft, event: Event) -> tuple[list[EventRow], list[EventId]]:
+    """The rows of the auth events (from version 12 on with the create event that the room id names), and the ids not held."""
+    ids = list(dict.fromkeys(event.auth_event_ids))
+    if event.room_version.create_room_id and event.type != "m.room.create":
+        create_id = EventId("$" + event.room_id[1:])
+        ids += [] if create_id in ids else [create_id]
+    draft.ensure_ids(ids)
+    rows = [draft.row(one) for one in ids]
+    return [row for row in rows if row is not None], [one for one, row in zip(ids, rows, strict=True) if row is None]
+
+
+def _unknown_state(draft: Draft, room: RoomDraft, incoming: Incoming, parents: Parents) -> list[EventId]:
+    """The ids that are lacking to know the state before an event; none if it is known."""
+    if not parents.missing:
+        return []
+    if incoming.state_before is None:
+        return [EventId(one) for one in parents.missing]
+    draft.ensure_ids(incoming.state_before)
+    rows = [(one, draft.row(one)) for one in incoming.state_before]
+    return [one for one, row in rows if row is None or row.state_key_nid is None or row.room_nid != room.row.room_nid]
+
+
+def _plan_outlier(draft: Draft, room: RoomDraft, incoming: Incoming, auth_rows: list[EventRow]) -> AppendResult:
+    event = incoming.event
+    judged = verdict(draft, event, auth_rows, None, None)
+    row = _row(draft, room, incoming, _nid(draft, event, None), auth_rows)._replace(outlier=True, rejected=judged.rejected)
+    step = Step(draft, room)
+    membership = _own_membership(step, row, event)
+    draft.add_event(row, event)
+    if membership is not None:
+        draft.memberships[membership.principal_nid, membership.room_nid] = membership
+    room.changed = True
+    return _result(event, row, judged)
+
+
+def _nid(draft: Draft, event: Event, row: EventRow | None) -> int:
+    """The nid of an event: that of the outlier, of the gap that waits for it, or a new one."""
+    if row is not None:
+        return row.event_nid
+    gap = draft.missing_row(event.event_id)
+    return draft.nid_for(event.event_id) if gap is None else gap.event_nid
+
+
+def _own_membership(step: Step, row: EventRow, event: Event) -> Membership | None:
+    """What an outlier says of a local user where this server is not in the room: an invite or knock over federation, or its end."""
+    draft = step.draft
+    if row.membership is None or row.rejected is not None or event.state_key is None:
+        return None
+    if not event.state_key.endswith(":" + draft.server_name) or row.membership == JOIN:
+        return None
+    if step.room.current is not None and step.visible(draft.principal_nid(draft.server_name)).joined_count:
+        return None
+    return Membership(draft.principal_nid(event.state_key), row.room_nid, row.membership, row.event_nid, None)
+
+
+def _decide(
+    step: Step, incoming: Incoming, nid: int, parents: Parents, auth_rows: list[EventRow], *, held_outlier: bool
+) -> tuple[Decision, Verdict]:
+    draft, room, event = step.draft, step.room, incoming.event
+    live = incoming.origin == "live"
+    placement = place(draft, room, event, nid, parents)
+    before = before_event(step, incoming.state_before, parents)
+    row = _row(draft, room, incoming, nid, auth_rows)
+    current = step.main_group() if live and room.extremities else None
+    judged = verdict(draft, event, auth_rows, before, current)
+    row = row._replace(
+        topological_ordering=placement.order,
+        prev_events=placement.prev_events,
+        state_group_before=before.state_group,
+        soft_failed=judged.soft_failed is not None,
+        rejected=judged.rejected,
+    )
+    draft.pending, draft.pending_event = row, event  # found by its nid while its own effects are worked out
+    after, extremities, current = before, None, None
+    if judged.rejected is None:
+        extremities = extremities_after(draft, room, nid, parents.held) if live and row.accepted else None
+        after, current = _states(step, row, before, extremities)
+        if row.membership == JOIN and row.accepted:
+            audience.note_join(step, event.state_key or "", placement.order)
+    row = row._replace(
+        state_group_after=None if after is before else after.state_group, audience=audience.of_event(step, row, before, after)
+    )
+    _note_moved_joins(step, placement)
+    found = redactions.find(step, row, event, before)
+    row = row._replace(redacted_by=found.redacted_by)
+    return Decision(row, placement, before, after, current, extremities, found, held_outlier), judged
+
+
+def _states(step: Step, row: EventRow, before: Group, extremities: dict[int, None] | None) -> tuple[Group, Group | None]:
+    """The state after the event, and the room's current state if the event is an extremity now."""
+    alone = extremities is not None and len(extremities) == 1
+    after = after_event(step, row, before, becomes_current=alone)
+    if extremities is None:
+        return after, None
+    return after, after if alone else current_after(step, extremities, row.event_nid, after)
+
+
+def _note_moved_joins(step: Step, placement: Placement) -> None:
+    for nid, order in placement.moves.items():
+        row = step.draft.row_of(nid)
+        if row.membership == JOIN and row.accepted and row.state_key_nid is not None:
+            audience.note_join(step, step.draft.state_key_name(row.state_key_nid)[1], order)
+
+
+def _row(draft: Draft, room: RoomDraft, incoming: Incoming, nid: int, auth_rows: list[EventRow]) -> EventRow:
+    """The row of an event as far as the event itself tells."""
+    event = incoming.event
+    type_nid = draft.type_nid(event.type)
+    auth = {row.event_id: row.event_nid for row in auth_rows}
+    return EventRow(
+        event_nid=nid,
+        event_id=event.event_id,
+        room_nid=room.row.room_nid,
+        stream_ordering=None,
+        topological_ordering=None,
+        depth=_int8(event.depth),
+        origin_server_ts=_int8(event.origin_server_ts),
+        state_group_before=None,
+        state_group_after=None,
+        audience=None,
+        redacted_by=None,
+        sender_nid=draft.principal_nid(event.sender),
+        type_nid=type_nid,
+        state_key_nid=None if event.state_key is None else draft.state_key_nid(type_nid, event.state_key),
+        membership=None if event.state_key is None or type_nid != TYPE_MEMBER else membership_code(event.content.get("membership")),
+        outlier=False,
+        backfilled=incoming.origin == "backfill",
+        soft_failed=False,
+        redacted_form=not event.content_hash_valid,
+        rejected=None,
+        prev_events=(),
+        auth_events=tuple(auth[one] for one in dict.fromkeys(event.auth_event_ids)),
+    )
+
+
+def _int8(number: int) -> int:
+    return max(-INT8_MAX - 1, min(number, INT8_MAX))
+
+
+def _store(step: Step, decision: Decision, event: Event) -> None:
+    """Move a complete decision into the draft."""
+    draft, room, row, placement = step.draft, step.room, decision.row, decision.placement
+    draft.pending = draft.pending_event = None
+    old = room.current
+    step.commit()
+    if decision.held_outlier:
+        draft.place_outlier(row, event)
+    else:
+        draft.add_event(row, event)
+    for gap in placement.missing:
+        draft.add_missing(gap)
+    if placement.arrived is not None:
+        draft.drop_missing(placement.arrived)
+    for nid, order in placement.moves.items():
+        draft.change_event(draft.row_of(nid)._replace(topological_ordering=order))
+    room.max_order = max(room.max_order, placement.order, *placement.moves.values())
+    room.changed = True
+    redactions.store(draft, decision.redactions, row)
+    if decision.extremities is not None and decision.current is not None:
+        room.extremities = decision.extremities
+        _store_current(draft, room, row.event_nid, None if old is None else draft.group(old), decision.current)
+
+
+def _store_current(draft: Draft, room: RoomDraft, cause_nid: int, old: Group | None, new: Group) -> None:
+    """The differences between the old and the new current state."""
+    room_nid = room.row.room_nid
+    for key in sorted(set(new.entries) if old is None else changed_keys(old, new)):
+        before = None if old is None else old.entries.get(key)
+        nid = new.entries.get(key)
+        membership = None if nid is None else draft.row_of(nid).membership
+        draft.deltas.append(Delta(room_nid, cause_nid, key, nid, before))
+        draft.current_changes[room_nid, key] = (nid or 0, membership)
+        type_nid, user = draft.state_key_name(key)
+        if type_nid == TYPE_MEMBER and user.endswith(":" + draft.server_name):
+            principal = draft.principal_nid(user)
+            draft.memberships[principal, room_nid] = Membership(principal, room_nid, membership or 0, nid or 0, cause_nid)
+
+
+def _refused(event: Event, missing: list[EventId]) -> AppendResult:
+    return AppendResult(event.event_id, "missing_parents", f"{len(missing)} events that it builds on are not held", missing=tuple(missing))
+
+
+def _result(event: Event, row: EventRow, judged: Verdict) -> AppendResult:
+    order = row.topological_ordering
+    if judged.rejected is not None:
+        return AppendResult(event.event_id, "rejected", judged.rejected, None, order)
+    if judged.soft_failed is not None:
+        return AppendResult(event.event_id, "soft_failed", judged.soft_failed, None, order)
+    if row.redacted_form:
+        return AppendResult(event.event_id, "redacted", "the content hash does not fit: only the redacted form is valid", None, order)
+    return AppendResult(event.event_id, "stored", None, None, order)

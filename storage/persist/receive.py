@@ -1,0 +1,81 @@
+"""The checks of a received PDU against its own auth events, the state before it and the room's current state.
+
+Source: server-server API, "Checks performed on receipt of a PDU", steps 4 to 6. Signatures and hashes came before
+(storage.event); what the verdict means for the tables comes after (storage.persist.plan).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from storage.auth import check, check_auth_events, keys_needed
+from storage.errors import AuthDenied
+from storage.event import Event
+from storage.ids import EventId, StateKey
+from storage.persist.draft import Draft
+from storage.persist.rows import EventRow
+from storage.state.groups import Group
+
+CREATE_KEY: StateKey = ("m.room.create", "")
+
+
+class Verdict(NamedTuple):
+    """``rejected`` holds the reason, or None. A soft-failed event has its reason in ``soft_failed``."""
+
+    rejected: str | None = None
+    soft_failed: str | None = None
+
+
+def verdict(draft: Draft, event: Event, auth_rows: Iterable[EventRow], before: Group | None, current: Group | None) -> Verdict:
+    """What the auth rules say. ``before`` None: an outlier, checked by its auth events alone; ``current`` None: no soft failure."""
+    rows = list(auth_rows)
+    events = draft.events_of(row.event_nid for row in rows)
+    claimed = {one.event_id: one for one in events.values()}
+    rejected = {EventId(row.event_id) for row in rows if row.rejected is not None}
+    state = {} if before is None or event.type == CREATE_KEY[0] else auth_state(draft, before, keys_needed(event))
+    try:
+        check_auth_events(event, claimed, rejected)
+        if state and not _same(state, claimed):
+            check(event, state, event.room_version)
+    except AuthDenied as denied:
+        return Verdict(rejected=_reason(denied))
+    if before is None or current is None or current.state_group == before.state_group:
+        return Verdict()
+    return _soft(draft, event, state, current)
+
+
+def _soft(draft: Draft, event: Event, checked: Mapping[StateKey, Event], current: Group) -> Verdict:
+    state = auth_state(draft, current, keys_needed(event))
+    if state == checked:
+        return Verdict()
+    try:
+        check(event, state, event.room_version)
+    except AuthDenied as denied:
+        return Verdict(soft_failed=_reason(denied))
+    return Verdict()
+
+
+def auth_state(draft: Draft, group: Group, keys: Iterable[StateKey]) -> dict[StateKey, Event]:
+    """The events of a state under these keys, and its create event."""
+    nids: dict[StateKey, int] = {}
+    for key in {CREATE_KEY, *keys}:
+        nid = state_nid(draft, group, key)
+        if nid is not None:
+            nids[key] = nid
+    events = draft.events_of(nids.values())
+    return {key: events[nid] for key, nid in nids.items()}
+
+
+def state_nid(draft: Draft, group: Group, key: StateKey) -> int | None:
+    """The event nid of a state under a key, or None."""
+    type_nid = draft.find_type(key[0])
+    key_nid = None if type_nid is None else draft.find_state_key(type_nid, key[1])
+    return None if key_nid is None else group.entries.get(key_nid)
+
+
+def _same(state: Mapping[StateKey, Event], claimed: Mapping[EventId, Event]) -> bool:
+    """Whether the state's events are just those that the event names, which have been checked already."""
+    return len(state) == len(claimed) and all(one.event_id in claimed for one in state.values())
+
+
+def _reason(denied: AuthDenied) -> str:
+    return f"{denied.rule}: {denied.reason}"

@@ -1,0 +1,31 @@
+"""What an append answers, one per PDU."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from storage.ids import EventId
+
+Origin = Literal["live", "backfill", "outlier"]
+Outcome = Literal["stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid"]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """The outcome for one PDU (api.md, "Writing").
+
+    ``event_id`` is None only for what could not be read. ``reason`` is text where something was refused. The orderings are
+    those of an event that is in the timeline, None for outliers and for what was not stored. ``missing`` are the ids of
+    prev and auth events (or events of the given state) that are not held.
+    """
+
+    event_id: EventId | None
+    outcome: Outcome
+    reason: str | None = None
+    stream_ordering: int | None = None
+    topological_ordering: int | None = None
+    missing: tuple[EventId, ...] = ()
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the store holds the event now."""
+        return self.outcome not in ("missing_parents", "invalid")

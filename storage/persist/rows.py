@@ -1,0 +1,99 @@
+"""What the planner knows of the tables: one NamedTuple per kind of row, as loaded and as written."""
+
+from typing import NamedTuple
+
+from storage.errors import StorageCorrupt
+from storage.visibility.ranges import EMPTY, Ranges, unending
+
+
+class EventRow(NamedTuple):
+    """One row of `events` without the bytes. Outliers have None in orderings, groups and audience."""
+
+    event_nid: int
+    event_id: str
+    room_nid: int
+    stream_ordering: int | None
+    topological_ordering: int | None
+    depth: int
+    origin_server_ts: int
+    state_group_before: int | None
+    state_group_after: int | None
+    audience: int | None
+    redacted_by: int | None
+    sender_nid: int
+    type_nid: int
+    state_key_nid: int | None
+    membership: int | None
+    outlier: bool
+    backfilled: bool
+    soft_failed: bool
+    redacted_form: bool
+    rejected: str | None
+    prev_events: tuple[int, ...]
+    auth_events: tuple[int, ...]
+
+    @property
+    def after(self) -> int:
+        """The state group after the event; only for events that are no outliers."""
+        group = self.state_group_after or self.state_group_before
+        if group is None:
+            raise StorageCorrupt("an outlier has no state", event_id=self.event_id)
+        return group
+
+    @property
+    def order(self) -> int:
+        """The topological ordering; only for events that are no outliers."""
+        if self.topological_ordering is None:
+            raise StorageCorrupt("an outlier has no place in the order", event_id=self.event_id)
+        return self.topological_ordering
+
+    @property
+    def accepted(self) -> bool:
+        """Passed all checks on arrival: neither rejected nor soft-failed."""
+        return self.rejected is None and not self.soft_failed
+
+
+class RoomRow(NamedTuple):
+    """One row of `rooms`. ``write_version`` 0 is a room that is not in the table yet."""
+
+    room_nid: int
+    room_id: str
+    room_version: str
+    write_version: int
+    next_audience: int
+    current_state_group: int | None
+    max_topological_ordering: int
+    forward_extremities: tuple[int, ...]
+
+
+class MissingRow(NamedTuple):
+    """One row of `missing_events`: an event that others name as parent and that is not held in the timeline."""
+
+    event_nid: int
+    event_id: str
+    room_nid: int
+    child_nids: tuple[int, ...]
+
+
+class VisibilityRow(NamedTuple):
+    """One row of `visibility`, without its key. A principal without a row is `UNSEEN`."""
+
+    audiences: Ranges
+    last_join_topological: int | None
+    joined_count: int
+    invited_count: int
+
+    @property
+    def current(self) -> bool:
+        """Whether the principal is in the audience of the current state."""
+        return unending(self.audiences)
+
+
+UNSEEN = VisibilityRow(EMPTY, None, 0, 0)
+
+
+class AudienceRow(NamedTuple):
+    """One row of `audiences`, without its key."""
+
+    branches: int
+    continued: bool

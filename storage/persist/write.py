@@ -1,0 +1,331 @@
+"""The write: one statement that applies a whole draft, or nothing of it.
+
+It takes the rooms' locks in a fixed order, compares and sets their write versions, gives the timeline events their positions,
+inserts and changes rows, and moves this writer's positions. If a room was written to since the draft was planned, or an event
+that was taken for new is known under another nid, it ends with `StalePlan` and changes nothing.
+"""
+
+from collections.abc import Iterable
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.database.names import TYPE_MEMBER
+from storage.persist.draft import Draft, RoomDraft
+from storage.persist.rows import EventRow
+from storage.state.groups import Group
+from storage.visibility import ranges
+
+SQL_WRITE: Final[LiteralString] = """
+WITH
+locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait for each other
+    SELECT room_nid, pg_advisory_xact_lock(1919905645, room_nid)
+    FROM (SELECT unnest($1::int[]) AS room_nid ORDER BY 1) AS ordered
+),
+positioned AS MATERIALIZED (  -- after the locks, as late as can be
+    SELECT input.event_nid, input.room_nid, input.backfilled, nextval('events_stream') AS stream_ordering
+    FROM (
+        SELECT event_nid, room_nid, backfilled
+        FROM unnest($2::bigint[], $3::int[], $4::boolean[]) WITH ORDINALITY AS i (event_nid, room_nid, backfilled, ordinal)
+        WHERE (SELECT count(*) FROM locked) >= 0
+        ORDER BY ordinal
+    ) AS input
+),
+new_room AS (
+    INSERT INTO rooms (room_nid, room_id, room_version, write_version, next_audience, current_state_group,
+        last_stream_ordering, max_topological_ordering, forward_extremities)
+    SELECT i.room_nid, i.room_id, i.room_version, 1, i.next_audience, i.current_state_group,
+        (SELECT max(p.stream_ordering) FROM positioned p WHERE p.room_nid = i.room_nid AND NOT p.backfilled),
+        i.max_topological_ordering, i.extremities::bigint[]
+    FROM unnest($5::int[], $6::text[], $7::text[], $8::bigint[], $9::bigint[], $10::bigint[], $11::text[])
+        AS i (room_nid, room_id, room_version, next_audience, current_state_group, max_topological_ordering, extremities)
+    RETURNING room_nid
+),
+old_room AS (  -- the compare-and-set
+    UPDATE rooms r
+    SET write_version = r.write_version + 1,
+        next_audience = i.next_audience,
+        current_state_group = i.current_state_group,
+        last_stream_ordering = COALESCE(
+            (SELECT max(p.stream_ordering) FROM positioned p WHERE p.room_nid = i.room_nid AND NOT p.backfilled),
+            r.last_stream_ordering
+        ),
+        max_topological_ordering = i.max_topological_ordering,
+        forward_extremities = i.extremities::bigint[]
+    FROM unnest($12::int[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::text[])
+            AS i (room_nid, write_version, next_audience, current_state_group, max_topological_ordering, extremities)
+        JOIN locked USING (room_nid)
+    WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
+    RETURNING r.room_nid
+),
+new_type AS (
+    INSERT INTO event_types (type_nid, type)
+    SELECT * FROM unnest($18::int[], $19::text[])
+),
+new_state_key AS (
+    INSERT INTO state_keys (state_key_nid, type_nid, state_key)
+    SELECT * FROM unnest($20::int[], $21::int[], $22::text[])
+),
+new_principal AS (
+    INSERT INTO principals (principal_nid, name)
+    SELECT * FROM unnest($23::int[], $24::text[])
+),
+new_event AS (
+    INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, received_ts,
+        state_group_before, state_group_after, audience, redacted_by, room_nid, sender_nid, type_nid, state_key_nid,
+        encoding, membership, outlier, backfilled, soft_failed, redacted_form, event_id, rejected, prev_events, auth_events, json)
+    SELECT i.event_nid, p.stream_ordering, i.topological_ordering, i.depth, i.origin_server_ts, $25::bigint,
+        i.state_group_before, i.state_group_after, i.audience, i.redacted_by, i.room_nid, i.sender_nid, i.type_nid, i.state_key_nid,
+        0, i.membership, i.outlier, i.backfilled, i.soft_failed, i.redacted_form, i.event_id, i.rejected,
+        i.prev_events::bigint[], i.auth_events::bigint[], i.json
+    FROM unnest($26::bigint[], $27::bigint[], $28::bigint[], $29::bigint[], $30::bigint[], $31::bigint[], $32::bigint[], $33::bigint[],
+            $34::int[], $35::int[], $36::int[], $37::int[], $38::smallint[], $39::boolean[], $40::boolean[], $41::boolean[],
+            $42::boolean[], $43::text[], $44::text[], $45::text[], $46::text[], $47::bytea[])
+            AS i (event_nid, topological_ordering, depth, origin_server_ts, state_group_before, state_group_after, audience, redacted_by,
+                room_nid, sender_nid, type_nid, state_key_nid, membership, outlier, backfilled, soft_failed,
+                redacted_form, event_id, rejected, prev_events, auth_events, json)
+        LEFT JOIN positioned p USING (event_nid)
+),
+changed_event AS (
+    UPDATE events e
+    SET stream_ordering = COALESCE(p.stream_ordering, e.stream_ordering),
+        topological_ordering = i.topological_ordering,
+        state_group_before = i.state_group_before,
+        state_group_after = i.state_group_after,
+        audience = i.audience,
+        redacted_by = i.redacted_by,
+        outlier = i.outlier,
+        backfilled = i.backfilled,
+        soft_failed = i.soft_failed,
+        rejected = i.rejected,
+        prev_events = i.prev_events::bigint[]
+    FROM unnest($48::bigint[], $49::bigint[], $50::bigint[], $51::bigint[], $52::bigint[], $53::bigint[],
+            $54::boolean[], $55::boolean[], $56::boolean[], $57::text[], $58::text[])
+            AS i (event_nid, topological_ordering, state_group_before, state_group_after, audience, redacted_by,
+                outlier, backfilled, soft_failed, rejected, prev_events)
+        LEFT JOIN positioned p USING (event_nid)
+    WHERE e.event_nid = i.event_nid
+),
+new_gap AS (
+    INSERT INTO missing_events (event_nid, room_nid, event_id, child_nids)
+    SELECT i.event_nid, i.room_nid, i.event_id, i.child_nids::bigint[]
+    FROM unnest($59::bigint[], $60::int[], $61::text[], $62::text[]) AS i (event_nid, room_nid, event_id, child_nids)
+    ON CONFLICT (event_nid) DO UPDATE SET child_nids = EXCLUDED.child_nids
+),
+filled_gap AS (
+    DELETE FROM missing_events
+    WHERE event_id = ANY($63::text[])
+    RETURNING event_nid
+),
+new_group AS (
+    INSERT INTO state_groups (state_group, digest, audience, room_nid, entry_count, path, runs,
+        key_nids, event_nids, member_key_nids, member_event_nids)
+    SELECT i.state_group, i.digest, i.audience, i.room_nid, i.entry_count, i.path::bigint[], i.runs::smallint[],
+        i.key_nids::int[], i.event_nids::bigint[], i.member_key_nids::int[], i.member_event_nids::bigint[]
+    FROM unnest($64::bigint[], $65::bigint[], $66::bigint[], $67::int[], $68::int[], $69::text[], $70::text[],
+            $71::text[], $72::text[], $73::text[], $74::text[])
+        AS i (state_group, digest, audience, room_nid, entry_count, path, runs, key_nids, event_nids, member_key_nids, member_event_nids)
+),
+set_state AS (
+    INSERT INTO current_state (room_nid, state_key_nid, event_nid, membership)
+    SELECT * FROM unnest($75::int[], $76::int[], $77::bigint[], $78::smallint[])
+    ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid, membership = EXCLUDED.membership
+),
+removed_state AS (
+    DELETE FROM current_state c
+    USING unnest($79::int[], $80::int[]) AS i (room_nid, state_key_nid)
+    WHERE c.room_nid = i.room_nid AND c.state_key_nid = i.state_key_nid
+),
+new_delta AS (
+    INSERT INTO state_deltas (room_nid, stream_ordering, state_key_nid, event_nid, prev_event_nid)
+    SELECT i.room_nid, p.stream_ordering, i.state_key_nid, i.event_nid, i.prev_event_nid
+    FROM unnest($81::int[], $82::bigint[], $83::int[], $84::bigint[], $85::bigint[])
+            AS i (room_nid, cause_nid, state_key_nid, event_nid, prev_event_nid)
+        JOIN positioned p ON p.event_nid = i.cause_nid
+),
+set_membership AS (
+    INSERT INTO memberships (principal_nid, room_nid, membership, event_nid, stream_ordering)
+    SELECT i.principal_nid, i.room_nid, i.membership, i.event_nid, COALESCE(p.stream_ordering, nextval('events_stream'))
+    FROM unnest($86::int[], $87::int[], $88::smallint[], $89::bigint[], $90::bigint[])
+            AS i (principal_nid, room_nid, membership, event_nid, cause_nid)
+        LEFT JOIN positioned p ON p.event_nid = i.cause_nid
+    ON CONFLICT (principal_nid, room_nid) DO UPDATE
+        SET membership = EXCLUDED.membership, event_nid = EXCLUDED.event_nid, stream_ordering = EXCLUDED.stream_ordering
+    RETURNING stream_ordering
+),
+set_visibility AS (
+    INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count)
+    SELECT i.room_nid, i.principal_nid, i.audiences::int8multirange, i.last_join_topological, i.joined_count, i.invited_count
+    FROM unnest($91::int[], $92::int[], $93::text[], $94::bigint[], $95::int[], $96::int[])
+        AS i (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count)
+    ON CONFLICT (room_nid, principal_nid) DO UPDATE
+        SET audiences = EXCLUDED.audiences,
+            last_join_topological = EXCLUDED.last_join_topological,
+            joined_count = EXCLUDED.joined_count,
+            invited_count = EXCLUDED.invited_count
+),
+set_audience AS (
+    INSERT INTO audiences (room_nid, audience, branches, continued)
+    SELECT * FROM unnest($97::int[], $98::bigint[], $99::int[], $100::boolean[])
+    ON CONFLICT (room_nid, audience) DO UPDATE SET branches = EXCLUDED.branches, continued = EXCLUDED.continued
+),
+new_waiting AS (
+    INSERT INTO waiting_redactions (redaction_nid, room_nid, target_event_id)
+    SELECT * FROM unnest($101::bigint[], $102::int[], $103::text[])
+),
+settled AS (
+    DELETE FROM waiting_redactions
+    WHERE target_event_id = ANY($63::text[])
+    RETURNING redaction_nid
+),
+latest AS (  -- the positions this write takes, per stream
+    SELECT CASE WHEN backfilled THEN 'backfill' ELSE 'events' END AS stream_name, max(stream_ordering) AS stream_id
+    FROM positioned
+    GROUP BY 1
+    UNION ALL
+    SELECT 'events', max(stream_ordering) FROM set_membership HAVING count(*) > 0
+),
+set_position AS (
+    INSERT INTO stream_positions (stream_name, instance_name, stream_id)
+    SELECT stream_name, $104::text, max(stream_id) FROM latest GROUP BY 1
+    ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
+),
+fresh AS MATERIALIZED (
+    SELECT CASE
+        WHEN (SELECT count(*) FROM old_room) <> cardinality($12::int[]) THEN refuse_stale_plan('rooms')
+        WHEN EXISTS (SELECT event_nid FROM filled_gap EXCEPT SELECT unnest($105::bigint[])) THEN refuse_stale_plan('missing_events')
+        WHEN EXISTS (SELECT redaction_nid FROM settled EXCEPT SELECT unnest($106::bigint[])) THEN refuse_stale_plan('waiting_redactions')
+    END AS stale
+)
+SELECT p.event_nid, p.stream_ordering
+FROM positioned p
+WHERE (SELECT stale FROM fresh) IS NULL
+UNION ALL
+SELECT NULL, NULL
+WHERE (SELECT stale FROM fresh) IS NOT NULL
+"""
+
+
+class PositionRow(NamedTuple):
+    """The position that an event took."""
+
+    event_nid: int
+    stream_ordering: int
+
+
+async def write(conn: Connection, draft: Draft, instance_name: str, received_ts: int) -> dict[int, int]:
+    """Apply the draft; the stream ordering of each event that took one, by nid."""
+    rows = await conn.fetch(SQL_WRITE, *arguments(draft, instance_name, received_ts), row=PositionRow)
+    return dict(rows)
+
+
+def arguments(draft: Draft, instance_name: str, received_ts: int) -> list[object]:
+    """The parameters of the statement, in order."""
+    changed = [room for room in draft.room_drafts.values() if room.changed]
+    placed = [draft.row_of(nid) for nid in draft.placed]
+    return [
+        [room.row.room_nid for room in changed],
+        *_columns(((row.event_nid, row.room_nid, row.backfilled) for row in placed), 3),
+        *_columns((_new_room(room) for room in changed if not room.row.write_version), 7),
+        *_columns((_old_room(room) for room in changed if room.row.write_version), 6),
+        *_columns(((nid, name) for name, nid in draft.new_types.items()), 2),
+        *_columns(((nid, *key) for key, nid in draft.new_state_keys.items()), 3),
+        *_columns(((nid, name) for name, nid in draft.new_principals.items()), 2),
+        received_ts,
+        *_columns((_new_event(new.row, new.raw) for new in draft.new_events.values()), 22),
+        *_columns(map(_changed_event, draft.changed_events.values()), 11),
+        *_columns(((gap.event_nid, gap.room_nid, gap.event_id, _array(gap.child_nids)) for gap in draft.new_missing.values()), 4),
+        [row.event_id for row in placed],
+        *_columns((_new_group(draft, group) for group in draft.new_groups.values()), 11),
+        *_columns(((*key, *value) for key, value in draft.current_changes.items() if value[0]), 4),
+        *_columns((key for key, value in draft.current_changes.items() if not value[0]), 2),
+        *_columns(((d.room_nid, d.cause_nid, d.state_key_nid, d.event_nid, d.prev_event_nid) for d in draft.deltas), 5),
+        *_columns(draft.memberships.values(), 5),
+        *_columns(((*key, ranges.to_text(row[0]), *row[1:]) for key, row in draft.new_visibility.items()), 6),
+        *_columns(((*key, *row) for key, row in draft.new_audiences.items()), 4),
+        *_columns(((nid, *value) for nid, value in draft.new_waiting.items()), 3),
+        instance_name,
+        [gap.event_nid for gap in draft.gone_missing.values()],
+        list(draft.gone_waiting),
+    ]
+
+
+def _columns(rows: Iterable[Iterable[object]], width: int) -> list[list[object]]:
+    """Rows turned into columns, as unnest takes them."""
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
+
+
+def _array(numbers: Iterable[int]) -> str:
+    return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def _new_room(room: RoomDraft) -> tuple[object, ...]:
+    row = room.row
+    extremities = _array(room.extremities)
+    return row.room_nid, row.room_id, row.room_version, room.next_audience, room.current, room.max_order, extremities
+
+
+def _old_room(room: RoomDraft) -> tuple[object, ...]:
+    row = room.row
+    return row.room_nid, row.write_version, room.next_audience, room.current, room.max_order, _array(room.extremities)
+
+
+def _new_event(row: EventRow, raw: bytes) -> tuple[object, ...]:
+    return (
+        row.event_nid,
+        row.topological_ordering,
+        row.depth,
+        row.origin_server_ts,
+        row.state_group_before,
+        row.state_group_after,
+        row.audience,
+        row.redacted_by,
+        row.room_nid,
+        row.sender_nid,
+        row.type_nid,
+        row.state_key_nid,
+        row.membership,
+        row.outlier,
+        row.backfilled,
+        row.soft_failed,
+        row.redacted_form,
+        row.event_id,
+        row.rejected,
+        _array(row.prev_events),
+        _array(row.auth_events),
+        raw,
+    )
+
+
+def _changed_event(row: EventRow) -> tuple[object, ...]:
+    return (
+        row.event_nid,
+        row.topological_ordering,
+        row.state_group_before,
+        row.state_group_after,
+        row.audience,
+        row.redacted_by,
+        row.outlier,
+        row.backfilled,
+        row.soft_failed,
+        row.rejected,
+        _array(row.prev_events),
+    )
+
+
+def _new_group(draft: Draft, group: Group) -> tuple[object, ...]:
+    delta = group.steps[-1].delta
+    members = {key: event for key, event in delta.items() if draft.state_key_name(key)[0] == TYPE_MEMBER}
+    others = {key: event for key, event in delta.items() if key not in members}
+    return (
+        group.state_group,
+        group.digest,
+        group.audience,
+        group.room_nid,
+        len(group.entries),
+        _array(step.state_group for step in group.steps),
+        _array(group.runs),
+        _array(others),
+        _array(others.values()),
+        _array(members),
+        _array(members.values()),
+    )

@@ -1,0 +1,203 @@
+"""Group commit: appends of many tasks and rooms are planned together and written by one statement, one write at a time.
+
+A lone append waits for nobody; while a write is under way others gather, and go into the next one. Planning is optimistic:
+nothing is locked while it runs, and a write that was planned on rows that have changed since is refused, whole. Then the
+caches are dropped and it is planned again, this time holding the rooms' locks, so that it cannot lose twice.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Final, LiteralString
+
+from storage.database.connection import Connection, Database
+from storage.errors import DatabaseConflict, DatabaseError, DatabaseFull, DatabaseUnavailable, StorageClosed, StorageCorrupt
+from storage.persist.commit import absorb
+from storage.persist.context import Caches, Needs
+from storage.persist.draft import Blocks, Draft
+from storage.persist.load import load
+from storage.persist.plan import Incoming, plan_event
+from storage.persist.prefetch import prefetch
+from storage.persist.results import AppendResult
+from storage.persist.write import write
+
+SQL_LOCK_ROOMS: Final[LiteralString] = """
+SELECT pg_advisory_xact_lock(1919905645, room_nid)
+FROM (SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[]) ORDER BY room_nid) AS ordered
+"""
+
+ROUNDS_MAX: Final = 10_000  # loads for one event; a state resolution takes some dozens
+
+
+class _Unsure(Exception):  # noqa: N818  # a turn of the plan, not an error
+    """An event that was taken for new cannot be stored: look up whether it is held already."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One append call on its way."""
+
+    incoming: Sequence[Incoming]
+    future: asyncio.Future[list[AppendResult]]
+
+
+class Writer:
+    """The writer of one store: a queue, a task that empties it, and the caches that planning reads."""
+
+    def __init__(self, database: Database, *, server_name: str, instance_name: str) -> None:
+        config = database.config
+        self._database = database
+        self._server_name = server_name
+        self._instance_name = instance_name
+        self._blocks = Blocks()
+        self._queue: deque[Job] = deque()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Semaphore(config.writer_queue_max)
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._attempts = config.transaction_attempts
+        self._batch_max = config.writer_batch_max
+        self.caches = Caches(
+            events=config.cache_events_max, groups=config.cache_groups_max, rooms=config.cache_rooms_max, names=config.cache_names_max
+        )
+        self.on_commit: list[Callable[[Draft, dict[int, int]], None]] = []
+
+    def start(self) -> None:
+        """Begin to work; needs a running event loop."""
+        self._task = asyncio.create_task(self._work(), name="storage-writer")
+
+    async def close(self) -> None:
+        """Finish what is queued, then stop. Appends that come later get `StorageClosed`."""
+        self._closed = True
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    async def append(self, incoming: Sequence[Incoming]) -> list[AppendResult]:
+        """Store a batch; one result per event, in order. Waits while the queue is full.
+
+        Cancelling the caller does not take back what is under way. Raises what the database said if nothing could be stored.
+        """
+        async with self._room:
+            if self._closed:
+                raise StorageClosed("writer")
+            job = Job(incoming, asyncio.get_running_loop().create_future())
+            self._queue.append(job)
+            self._wake.set()
+            return await job.future
+
+    async def _work(self) -> None:
+        while not (self._closed and not self._queue):
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue:
+                await self._serve(self._gather())
+
+    def _gather(self) -> list[Job]:
+        """The jobs for the next write: at least one, and then as many as keep it within its size."""
+        jobs = [self._queue.popleft()]
+        size = len(jobs[0].incoming)
+        while self._queue and size + len(self._queue[0].incoming) <= self._batch_max:
+            jobs.append(self._queue.popleft())
+            size += len(jobs[-1].incoming)
+        return jobs
+
+    async def _serve(self, jobs: list[Job]) -> None:
+        """Answer these jobs. One that fails is taken out and answered alone; the others are written without it."""
+        try:
+            results = await self._write(jobs)
+        except (DatabaseUnavailable, DatabaseFull) as error:
+            _fail(jobs, error)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer to whoever waits
+            if len(jobs) == 1:
+                _fail(jobs, error)
+                return
+            for job in jobs:
+                await self._serve([job])
+        else:
+            for job, answers in zip(jobs, results, strict=True):
+                if not job.future.done():
+                    job.future.set_result(answers)
+
+    async def _write(self, jobs: list[Job]) -> list[list[AppendResult]]:
+        try:
+            return await self._attempt(jobs, self._database.connection(), assume_new=True, locked=False)
+        except _Unsure:
+            pass
+        except DatabaseConflict:
+            self.caches.forget()
+        except DatabaseError:
+            self.caches.forget()
+            raise
+        return await self._write_locked(jobs)
+
+    async def _write_locked(self, jobs: list[Job]) -> list[list[AppendResult]]:
+        """The second way: look everything up, and hold the rooms' locks while planning."""
+        for _ in range(1, self._attempts):
+            try:
+                return await self._attempt(jobs, self._database.transaction(), assume_new=False, locked=True)
+            except DatabaseConflict:
+                self.caches.forget()
+            except DatabaseError:
+                self.caches.forget()
+                raise
+        return await self._attempt(jobs, self._database.transaction(), assume_new=False, locked=True)
+
+    async def _attempt(
+        self, jobs: list[Job], connection: AbstractAsyncContextManager[Connection], *, assume_new: bool, locked: bool
+    ) -> list[list[AppendResult]]:
+        """Plan and write once. `_Unsure`: an assumption needs checking before the answers can be given."""
+        incoming = [one for job in jobs for one in job.incoming]
+        draft = Draft(self.caches, self._blocks, self._server_name)
+        async with connection as conn:
+            if locked:
+                await conn.execute(SQL_LOCK_ROOMS, list({one.event.room_id for one in incoming}))
+            if assume_new:
+                draft.assume_new(one.event.event_id for one in incoming)
+            await prefetch(conn, draft, incoming)
+            answers = [await _decide(conn, draft, one) for one in incoming]
+            if assume_new and any(answer.outcome == "missing_parents" for answer in answers):
+                raise _Unsure
+            positions = await write(conn, draft, self._instance_name, _now_ms()) if draft.has_changes else {}
+        absorb(self.caches, draft, positions)
+        for callback in self.on_commit:
+            callback(draft, positions)
+        return _split(jobs, [_positioned(draft, answer, positions) for answer in answers])
+
+
+async def _decide(conn: Connection, draft: Draft, incoming: Incoming) -> AppendResult:
+    """Plan one event, loading what it lacks."""
+    for _ in range(ROUNDS_MAX):
+        try:
+            return plan_event(draft, incoming)
+        except Needs as needs:
+            lacking = needs
+        await load(conn, draft, lacking)
+    raise StorageCorrupt("planning does not come to an end", event_id=incoming.event.event_id)
+
+
+def _positioned(draft: Draft, answer: AppendResult, positions: dict[int, int]) -> AppendResult:
+    """The answer with the position the event took."""
+    row = None if answer.event_id is None else draft.rows.get(answer.event_id)
+    if row is None or row.event_nid not in positions:
+        return answer
+    return replace(answer, stream_ordering=positions[row.event_nid], topological_ordering=row.topological_ordering)
+
+
+def _split(jobs: list[Job], answers: list[AppendResult]) -> list[list[AppendResult]]:
+    parts = iter(answers)
+    return [[next(parts) for _ in job.incoming] for job in jobs]
+
+
+def _fail(jobs: list[Job], error: Exception) -> None:
+    for job in jobs:
+        if not job.future.done():
+            job.future.set_exception(error)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,1 @@
+"""Room state: groups as levelled deltas (levels, groups), and reading them (read)."""

@@ -1,0 +1,58 @@
+"""Reading state groups: one index scan over the rows of their paths, folded by position."""
+
+from collections.abc import Collection
+from typing import Final, LiteralString, NamedTuple
+
+from immutables import Map
+
+from storage.database.connection import Connection
+from storage.errors import StorageCorrupt
+from storage.state.groups import Group, Step, applied
+
+SQL_GROUPS: Final[LiteralString] = """
+SELECT state_group, digest, audience, room_nid, path, runs, key_nids, event_nids, member_key_nids, member_event_nids
+FROM state_groups
+WHERE state_group IN (SELECT unnest(path) FROM state_groups WHERE state_group = ANY($1::bigint[]))
+"""
+
+
+class GroupRow(NamedTuple):
+    """A row of `state_groups`."""
+
+    state_group: int
+    digest: int
+    audience: int
+    room_nid: int
+    path: list[int]
+    runs: list[int]
+    key_nids: list[int]
+    event_nids: list[int]
+    member_key_nids: list[int]
+    member_event_nids: list[int]
+
+
+async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[int, Group]:
+    """These groups with their whole states; `StorageCorrupt` if one, or a row of its path, is not there."""
+    rows = {row.state_group: row for row in await conn.fetch(SQL_GROUPS, list(state_groups), row=GroupRow)}
+    absent = [wanted for wanted in state_groups if wanted not in rows]
+    if absent:
+        raise StorageCorrupt("a state group that is referred to is not there", state_groups=absent)
+    return {wanted: _group(rows[wanted], rows) for wanted in state_groups}
+
+
+def _group(row: GroupRow, rows: dict[int, GroupRow]) -> Group:
+    lost = [part for part in row.path if part not in rows]
+    if lost:
+        raise StorageCorrupt("a state group misses rows of its path", state_group=row.state_group, lost=lost)
+    steps = [Step(part, entries_of(rows[part])) for part in row.path]
+    entries: Map[int, int] = Map(steps[0].delta)
+    for step in steps[1:]:
+        entries = applied(entries, step.delta)
+    return Group(row.state_group, row.room_nid, entries, tuple(steps), tuple(row.runs), row.digest, row.audience)
+
+
+def entries_of(row: GroupRow) -> dict[int, int]:
+    """The entries of one row: members and the others."""
+    entries = dict(zip(row.key_nids, row.event_nids, strict=True))
+    entries.update(zip(row.member_key_nids, row.member_event_nids, strict=True))
+    return entries
