@@ -51,7 +51,7 @@ class Store:
         *,
         room_version: str | None = None,
         origin: Origin = "live",
-        state_before: Mapping[str, Iterable[str]] | None = None,
+        state_before: Mapping[EventId, Iterable[EventId]] | None = None,
         verify_keys: VerifyKeys | None = None,
     ) -> list[AppendResult]:
         """Store PDUs; one result per PDU, in order (api.md, "Writing"). A bad PDU is an outcome, never an exception."""

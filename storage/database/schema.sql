@@ -186,6 +186,7 @@ COMMENT ON INDEX events_room_stream_idx IS 'Serves: the timeline of a room for /
 CREATE TABLE missing_events (
     event_nid bigint NOT NULL,
     room_nid int NOT NULL,
+    covered boolean NOT NULL,
     event_id text COLLATE "C" NOT NULL,
     child_nids bigint[] NOT NULL,
     CONSTRAINT missing_events_pkey PRIMARY KEY (event_nid),
@@ -194,6 +195,8 @@ CREATE TABLE missing_events (
 COMMENT ON TABLE missing_events IS
     'Parents that are named by a held event and are not held themselves, or only as outliers: the backward extremities, or gaps. '
     'When the event arrives it takes over the nid and leaves this table, so that edges never need rewriting.';
+COMMENT ON COLUMN missing_events.covered IS
+    'An accepted live event stands on it, directly or over events that were not accepted: it will be no forward extremity.';
 COMMENT ON COLUMN missing_events.child_nids IS 'The held events that name it.';
 COMMENT ON CONSTRAINT missing_events_event_id_key ON missing_events IS 'Serves: an arriving event finds the nid that waits for it.';
 CREATE INDEX missing_events_room_idx ON missing_events (room_nid);

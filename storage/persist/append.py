@@ -33,7 +33,7 @@ async def append(
     *,
     room_version: str | None,
     origin: Origin,
-    state_before: Mapping[str, Iterable[str]] | None,
+    state_before: Mapping[EventId, Iterable[EventId]] | None,
     verify_keys: VerifyKeys | None,
 ) -> list[AppendResult]:
     """Read, check and store a batch (api.md, "Writing")."""
@@ -50,7 +50,7 @@ async def append(
             events[index] = read
     indexes = list(events)
     ordered = [indexes[at] for at in intake.in_order(list(events.values()))]
-    given = {event_id: tuple(EventId(one) for one in ids) for event_id, ids in (state_before or {}).items()}
+    given = {event_id: tuple(ids) for event_id, ids in (state_before or {}).items()}
     incoming = [Incoming(events[index], origin, given.get(events[index].event_id)) for index in ordered]
     if incoming:
         results.update(zip(ordered, await writer.append(incoming), strict=True))

@@ -86,6 +86,7 @@ class Reader:
         self.rows: dict[str, EventRow | None] = {}
         self.row_ids: dict[int, str] = {}  # "" where no event has the nid
         self.missing: dict[str, MissingRow | None] = {}
+        self.gap_ids: dict[int, str] = {}
         self.waiting: dict[str, tuple[int, ...]] = {}
         self.pending: EventRow | None = None
         self.pending_event: Event | None = None
@@ -141,6 +142,12 @@ class Reader:
         if row is None:
             raise Needs("event_ids", (event_id,))
         return row
+
+    def gap(self, event_nid: int) -> MissingRow | None:
+        """The gap that a nid stands for; None if the event has arrived."""
+        if event_nid not in self.gap_ids:
+            raise Needs("gap_nids", (event_nid,))
+        return self.missing_row(self.gap_ids[event_nid])
 
     def waiting_for(self, event_id: str) -> tuple[int, ...]:
         """The nids of the redactions that wait for an event."""

@@ -214,6 +214,7 @@ class Draft(Reader):
     def add_missing(self, row: MissingRow) -> None:
         """A parent that is not held, or one more child of it."""
         self.missing[row.event_id] = self.new_missing[row.event_id] = row
+        self.gap_ids[row.event_nid] = row.event_id
 
     def drop_missing(self, row: MissingRow) -> None:
         """A missing parent that has arrived."""

@@ -44,13 +44,19 @@ LIMIT $3::bigint
 """
 
 SQL_GAPS: Final[LiteralString] = """
-SELECT 'missing' AS kind, event_nid, event_id, room_nid, child_nids
+SELECT 'missing' AS kind, event_nid, event_id, room_nid, covered, child_nids
 FROM missing_events
 WHERE event_id = ANY($1::text[])
 UNION ALL
-SELECT 'waiting', redaction_nid, target_event_id, room_nid, NULL
+SELECT 'waiting', redaction_nid, target_event_id, room_nid, NULL, NULL
 FROM waiting_redactions
 WHERE target_event_id = ANY($1::text[])
+"""
+
+SQL_GAP_IDS: Final[LiteralString] = """
+SELECT event_id AS name, event_nid AS nid
+FROM missing_events
+WHERE event_nid = ANY($1::bigint[])
 """
 
 SQL_CONTENT: Final[LiteralString] = """
@@ -160,6 +166,7 @@ class GapRow(NamedTuple):
     event_nid: int
     event_id: str
     room_nid: int
+    covered: bool | None
     child_nids: list[int] | None
 
 
@@ -247,7 +254,11 @@ async def _event_ids(conn: Connection, draft: Draft, keys: Collection[str]) -> N
         if gap.kind == "waiting":
             draft.waiting[gap.event_id] = (*draft.waiting[gap.event_id], gap.event_nid)
         elif gap.event_id not in draft.new_missing and gap.event_id not in draft.gone_missing:
-            draft.missing[gap.event_id] = MissingRow(gap.event_nid, gap.event_id, gap.room_nid, tuple(gap.child_nids or ()))
+            draft.missing[gap.event_id] = MissingRow(*gap[1:4], covered=bool(gap.covered), child_nids=tuple(gap.child_nids or ()))
+
+
+async def _gap_nids(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
+    draft.gap_ids.update((nid, event_id) for event_id, nid in await conn.fetch(SQL_GAP_IDS, list(keys), row=NameRow))
 
 
 async def _event_nids(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
@@ -368,6 +379,7 @@ LOADERS: Final[dict[str, Callable[[Connection, Draft, Any], Awaitable[None]]]] =
     "nids": _nids,
     "event_ids": _event_ids,
     "event_nids": _event_nids,
+    "gap_nids": _gap_nids,
     "events": _events,
     "groups": _groups,
     "rooms": _rooms,

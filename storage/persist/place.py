@@ -74,7 +74,7 @@ def _gap(draft: Draft, room: RoomDraft, event_id: str, child_nid: int) -> Missin
         return known._replace(child_nids=(*known.child_nids, child_nid))
     outlier = draft.row(event_id)
     nid = draft.nid_for(event_id) if outlier is None else outlier.event_nid
-    return MissingRow(nid, event_id, room.row.room_nid, (child_nid,))
+    return MissingRow(nid, event_id, room.row.room_nid, covered=False, child_nids=(child_nid,))
 
 
 def _moves(draft: Draft, room: RoomDraft, start: dict[int, int], lowest: int) -> dict[int, int]:
@@ -101,21 +101,39 @@ def _in_order(
     return [(nid, at, parents) for at, nid, parents in rows if at >= lowest and (upto is None or at < upto)]
 
 
-def extremities_after(draft: Draft, room: RoomDraft, nid: int, parents: Iterable[EventRow]) -> dict[int, None]:
-    """The forward extremities once an accepted live event stands on these parents.
+class Ends(NamedTuple):
+    """The forward extremities after an event, and the gaps that it covers besides those of its own parents."""
 
-    Parents cease to be extremities, also those behind rejected or soft-failed ones, which never were.
+    extremities: dict[int, None]
+    covered: list[MissingRow]
+
+
+def ends_after(draft: Draft, room: RoomDraft, row: EventRow, parents: Iterable[EventRow], *, covered: bool) -> Ends:
+    """The ends of the room once an event stands on these parents. ``covered``: an extremity stands on the event already.
+
+    What an accepted live event names as parent is no extremity, also behind events that were not accepted, which never were.
     """
     left = dict(room.extremities)
+    ends = Ends(left, [])
     front = list(parents)
     seen: set[int] = set()
     while front:
-        row = front.pop()
-        left.pop(row.event_nid, None)
-        if not row.accepted and row.event_nid not in seen:
-            seen.add(row.event_nid)
-            draft.ensure_rows(row.prev_events)
-            above = [draft.find_row(parent) for parent in row.prev_events]
-            front.extend(parent for parent in above if parent is not None and not parent.outlier)
-    left[nid] = None
-    return left
+        parent = front.pop()
+        left.pop(parent.event_nid, None)
+        if not parent.accepted and parent.event_nid not in seen:
+            seen.add(parent.event_nid)
+            front.extend(_above(draft, parent, ends.covered))
+    if row.accepted and not covered:
+        left[row.event_nid] = None
+    return ends
+
+
+def _above(draft: Draft, row: EventRow, covered: list[MissingRow]) -> list[EventRow]:
+    """The parents of an event that was not accepted; gaps among them are covered now."""
+    draft.ensure_rows(row.prev_events)
+    found = [(nid, draft.find_row(nid)) for nid in row.prev_events]
+    for nid, parent in found:
+        gap = draft.gap(nid) if parent is None or parent.outlier else None
+        if gap is not None and not gap.covered:
+            covered.append(gap._replace(covered=True))
+    return [parent for _, parent in found if parent is not None and not parent.outlier]

@@ -12,7 +12,7 @@ from storage.event import Event
 from storage.ids import EventId
 from storage.persist import audience, redactions
 from storage.persist.draft import Delta, Draft, Membership, RoomDraft
-from storage.persist.place import Parents, Placement, extremities_after, parents_of, place
+from storage.persist.place import Ends, Parents, Placement, ends_after, parents_of, place
 from storage.persist.receive import Verdict, verdict
 from storage.persist.results import AppendResult, Origin
 from storage.persist.rows import EventRow
@@ -41,7 +41,7 @@ class Decision:
     before: Group
     after: Group
     current: Group | None
-    extremities: dict[int, None] | None
+    ends: Ends | None
     redactions: redactions.Redactions
     held_outlier: bool
 
@@ -152,26 +152,33 @@ def _decide(
         rejected=judged.rejected,
     )
     draft.pending, draft.pending_event = row, event  # found by its nid while its own effects are worked out
-    after, extremities, current = before, None, None
-    if judged.rejected is None:
-        extremities = extremities_after(draft, room, nid, parents.held) if live and row.accepted else None
-        after, current = _states(step, row, before, extremities)
-        if row.membership == JOIN and row.accepted:
-            audience.note_join(step, event.state_key or "", placement.order)
+    ends = _ends(step, row, parents, placement, live=live)
+    after, current = _states(step, row, before, ends)
+    if row.membership == JOIN and row.accepted:
+        audience.note_join(step, event.state_key or "", placement.order)
     row = row._replace(
         state_group_after=None if after is before else after.state_group, audience=audience.of_event(step, row, before, after)
     )
     _note_moved_joins(step, placement)
     found = redactions.find(step, row, event, before)
     row = row._replace(redacted_by=found.redacted_by)
-    return Decision(row, placement, before, after, current, extremities, found, held_outlier), judged
+    return Decision(row, placement, before, after, current, ends, found, held_outlier), judged
 
 
-def _states(step: Step, row: EventRow, before: Group, extremities: dict[int, None] | None) -> tuple[Group, Group | None]:
-    """The state after the event, and the room's current state if the event is an extremity now."""
-    alone = extremities is not None and len(extremities) == 1
-    after = after_event(step, row, before, becomes_current=alone)
-    if extremities is None:
+def _ends(step: Step, row: EventRow, parents: Parents, placement: Placement, *, live: bool) -> Ends | None:
+    """The room's ends if the event changes them: it is accepted and live, or it was not accepted and an extremity stands on it."""
+    covered = placement.arrived is not None and placement.arrived.covered
+    if not (live if row.accepted else covered):
+        return None
+    return ends_after(step.draft, step.room, row, parents.held, covered=covered)
+
+
+def _states(step: Step, row: EventRow, before: Group, ends: Ends | None) -> tuple[Group, Group | None]:
+    """The state after the event, and the room's current state if the event changes the extremities."""
+    extremities = {} if ends is None else ends.extremities
+    alone = list(extremities) == [row.event_nid]
+    after = before if row.rejected is not None else after_event(step, row, before, becomes_current=alone)
+    if ends is None:
         return after, None
     return after, after if alone else current_after(step, extremities, row.event_nid, after)
 
@@ -229,6 +236,8 @@ def _store(step: Step, decision: Decision, event: Event) -> None:
     else:
         draft.add_event(row, event)
     for gap in placement.missing:
+        draft.add_missing(gap._replace(covered=gap.covered or decision.ends is not None))
+    for gap in decision.ends.covered if decision.ends is not None else ():
         draft.add_missing(gap)
     if placement.arrived is not None:
         draft.drop_missing(placement.arrived)
@@ -237,8 +246,9 @@ def _store(step: Step, decision: Decision, event: Event) -> None:
     room.max_order = max(room.max_order, placement.order, *placement.moves.values())
     room.changed = True
     redactions.store(draft, decision.redactions, row)
-    if decision.extremities is not None and decision.current is not None:
-        room.extremities = decision.extremities
+    if decision.ends is not None:
+        room.extremities = decision.ends.extremities
+    if decision.current is not None:
         _store_current(draft, room, row.event_nid, None if old is None else draft.group(old), decision.current)
 
 

@@ -72,6 +72,7 @@ class MissingRow(NamedTuple):
     event_nid: int
     event_id: str
     room_nid: int
+    covered: bool
     child_nids: tuple[int, ...]
 
 

@@ -35,9 +35,9 @@ def after_event(step: Step, row: EventRow, before: Group, *, becomes_current: bo
 
 
 def current_after(step: Step, extremities: Mapping[int, None], nid: int, after: Group) -> Group:
-    """The room's current state: the resolution of the states after all extremities, of which the event in hand is one."""
-    rows = [step.draft.row_of(one) for one in extremities if one != nid]
-    current = merged(step, [after, *(step.group(row.after) for row in rows)])
+    """The room's current state: the resolution of the states after all extremities; ``after`` is that of the event in hand."""
+    others = [step.group(step.draft.row_of(one).after) for one in extremities if one != nid]
+    current = merged(step, [after, *others] if nid in extremities else others)
     audience.advance(step, current)
     return current
 

@@ -106,14 +106,14 @@ changed_event AS (
     WHERE e.event_nid = i.event_nid
 ),
 new_gap AS (
-    INSERT INTO missing_events (event_nid, room_nid, event_id, child_nids)
-    SELECT i.event_nid, i.room_nid, i.event_id, i.child_nids::bigint[]
-    FROM unnest($59::bigint[], $60::int[], $61::text[], $62::text[]) AS i (event_nid, room_nid, event_id, child_nids)
-    ON CONFLICT (event_nid) DO UPDATE SET child_nids = EXCLUDED.child_nids
+    INSERT INTO missing_events (event_nid, event_id, room_nid, covered, child_nids)
+    SELECT i.event_nid, i.event_id, i.room_nid, i.covered, i.child_nids::bigint[]
+    FROM unnest($59::bigint[], $60::text[], $61::int[], $62::boolean[], $63::text[]) AS i (event_nid, event_id, room_nid, covered, child_nids)
+    ON CONFLICT (event_nid) DO UPDATE SET covered = EXCLUDED.covered, child_nids = EXCLUDED.child_nids
 ),
 filled_gap AS (
     DELETE FROM missing_events
-    WHERE event_id = ANY($63::text[])
+    WHERE event_id = ANY($64::text[])
     RETURNING event_nid
 ),
 new_group AS (
@@ -121,31 +121,31 @@ new_group AS (
         key_nids, event_nids, member_key_nids, member_event_nids)
     SELECT i.state_group, i.digest, i.audience, i.room_nid, i.entry_count, i.path::bigint[], i.runs::smallint[],
         i.key_nids::int[], i.event_nids::bigint[], i.member_key_nids::int[], i.member_event_nids::bigint[]
-    FROM unnest($64::bigint[], $65::bigint[], $66::bigint[], $67::int[], $68::int[], $69::text[], $70::text[],
-            $71::text[], $72::text[], $73::text[], $74::text[])
+    FROM unnest($65::bigint[], $66::bigint[], $67::bigint[], $68::int[], $69::int[], $70::text[], $71::text[],
+            $72::text[], $73::text[], $74::text[], $75::text[])
         AS i (state_group, digest, audience, room_nid, entry_count, path, runs, key_nids, event_nids, member_key_nids, member_event_nids)
 ),
 set_state AS (
     INSERT INTO current_state (room_nid, state_key_nid, event_nid, membership)
-    SELECT * FROM unnest($75::int[], $76::int[], $77::bigint[], $78::smallint[])
+    SELECT * FROM unnest($76::int[], $77::int[], $78::bigint[], $79::smallint[])
     ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid, membership = EXCLUDED.membership
 ),
 removed_state AS (
     DELETE FROM current_state c
-    USING unnest($79::int[], $80::int[]) AS i (room_nid, state_key_nid)
+    USING unnest($80::int[], $81::int[]) AS i (room_nid, state_key_nid)
     WHERE c.room_nid = i.room_nid AND c.state_key_nid = i.state_key_nid
 ),
 new_delta AS (
     INSERT INTO state_deltas (room_nid, stream_ordering, state_key_nid, event_nid, prev_event_nid)
     SELECT i.room_nid, p.stream_ordering, i.state_key_nid, i.event_nid, i.prev_event_nid
-    FROM unnest($81::int[], $82::bigint[], $83::int[], $84::bigint[], $85::bigint[])
+    FROM unnest($82::int[], $83::bigint[], $84::int[], $85::bigint[], $86::bigint[])
             AS i (room_nid, cause_nid, state_key_nid, event_nid, prev_event_nid)
         JOIN positioned p ON p.event_nid = i.cause_nid
 ),
 set_membership AS (
     INSERT INTO memberships (principal_nid, room_nid, membership, event_nid, stream_ordering)
     SELECT i.principal_nid, i.room_nid, i.membership, i.event_nid, COALESCE(p.stream_ordering, nextval('events_stream'))
-    FROM unnest($86::int[], $87::int[], $88::smallint[], $89::bigint[], $90::bigint[])
+    FROM unnest($87::int[], $88::int[], $89::smallint[], $90::bigint[], $91::bigint[])
             AS i (principal_nid, room_nid, membership, event_nid, cause_nid)
         LEFT JOIN positioned p ON p.event_nid = i.cause_nid
     ON CONFLICT (principal_nid, room_nid) DO UPDATE
@@ -155,7 +155,7 @@ set_membership AS (
 set_visibility AS (
     INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count)
     SELECT i.room_nid, i.principal_nid, i.audiences::int8multirange, i.last_join_topological, i.joined_count, i.invited_count
-    FROM unnest($91::int[], $92::int[], $93::text[], $94::bigint[], $95::int[], $96::int[])
+    FROM unnest($92::int[], $93::int[], $94::text[], $95::bigint[], $96::int[], $97::int[])
         AS i (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count)
     ON CONFLICT (room_nid, principal_nid) DO UPDATE
         SET audiences = EXCLUDED.audiences,
@@ -165,16 +165,16 @@ set_visibility AS (
 ),
 set_audience AS (
     INSERT INTO audiences (room_nid, audience, branches, continued)
-    SELECT * FROM unnest($97::int[], $98::bigint[], $99::int[], $100::boolean[])
+    SELECT * FROM unnest($98::int[], $99::bigint[], $100::int[], $101::boolean[])
     ON CONFLICT (room_nid, audience) DO UPDATE SET branches = EXCLUDED.branches, continued = EXCLUDED.continued
 ),
 new_waiting AS (
     INSERT INTO waiting_redactions (redaction_nid, room_nid, target_event_id)
-    SELECT * FROM unnest($101::bigint[], $102::int[], $103::text[])
+    SELECT * FROM unnest($102::bigint[], $103::int[], $104::text[])
 ),
 settled AS (
     DELETE FROM waiting_redactions
-    WHERE target_event_id = ANY($63::text[])
+    WHERE target_event_id = ANY($64::text[])
     RETURNING redaction_nid
 ),
 latest AS (  -- the positions this write takes, per stream
@@ -186,14 +186,14 @@ latest AS (  -- the positions this write takes, per stream
 ),
 set_position AS (
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
-    SELECT stream_name, $104::text, max(stream_id) FROM latest GROUP BY 1
+    SELECT stream_name, $105::text, max(stream_id) FROM latest GROUP BY 1
     ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
 ),
 fresh AS MATERIALIZED (
     SELECT CASE
         WHEN (SELECT count(*) FROM old_room) <> cardinality($12::int[]) THEN refuse_stale_plan('rooms')
-        WHEN EXISTS (SELECT event_nid FROM filled_gap EXCEPT SELECT unnest($105::bigint[])) THEN refuse_stale_plan('missing_events')
-        WHEN EXISTS (SELECT redaction_nid FROM settled EXCEPT SELECT unnest($106::bigint[])) THEN refuse_stale_plan('waiting_redactions')
+        WHEN EXISTS (SELECT event_nid FROM filled_gap EXCEPT SELECT unnest($106::bigint[])) THEN refuse_stale_plan('missing_events')
+        WHEN EXISTS (SELECT redaction_nid FROM settled EXCEPT SELECT unnest($107::bigint[])) THEN refuse_stale_plan('waiting_redactions')
     END AS stale
 )
 SELECT p.event_nid, p.stream_ordering
@@ -233,7 +233,7 @@ def arguments(draft: Draft, instance_name: str, received_ts: int) -> list[object
         received_ts,
         *_columns((_new_event(new.row, new.raw) for new in draft.new_events.values()), 22),
         *_columns(map(_changed_event, draft.changed_events.values()), 11),
-        *_columns(((gap.event_nid, gap.room_nid, gap.event_id, _array(gap.child_nids)) for gap in draft.new_missing.values()), 4),
+        *_columns(((*gap[:4], _array(gap.child_nids)) for gap in draft.new_missing.values()), 5),
         [row.event_id for row in placed],
         *_columns((_new_group(draft, group) for group in draft.new_groups.values()), 11),
         *_columns(((*key, *value) for key, value in draft.current_changes.items() if value[0]), 4),
