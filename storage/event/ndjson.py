@@ -1,0 +1,107 @@
+r"""PDUs in lines of text: one a line, alone or in an envelope, cut out byte for byte.
+
+A line is a PDU, or an envelope ``{"pdu": {…}, "room_version": "11", "origin": "live", "state_before": ["$…", …]}`` of which only
+``pdu`` must be there; other keys are passed over. Of a key that stands twice the last one counts, as in every server.
+An object that has a ``sender`` is a PDU, whatever else it has: so no PDU is taken for an envelope because of a key ``pdu`` of its own.
+
+The bytes of a PDU are what was signed and hashed by others, and must come out as they went in. So nothing is encoded
+again: the JSON reader tells where in the text each value ends, and that stretch of the line is the PDU. A text that was decoded
+strictly from UTF-8 encodes to the same bytes, so it does not matter that the reader works on text.
+
+Here no PDU is judged: a line that is JSON is read, and `storage.event.parse` says what is wrong with it.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeGuard, cast
+
+from storage.errors import InvalidEvent
+
+Origin = Literal["live", "backfill", "outlier"]
+
+ORIGINS: Final = ("live", "backfill", "outlier")
+WHITESPACE: Final = " \t\r\n"
+
+_READER: Final = json.JSONDecoder(parse_int=float, strict=False)  # numbers are only looked at; float reads one of any length
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a line holds. ``origin`` and ``room_version`` are None, ``state_before`` as well, where the line does not say.
+
+    ``fields`` are the PDU's own, read at a glance (numbers as float, no checks): enough to sort by, not to store.
+    """
+
+    pdu: bytes
+    room_version: str | None = None
+    origin: Origin | None = None
+    state_before: tuple[str, ...] | None = None
+    fields: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+
+def read_line(raw: bytes) -> Line:
+    """The PDU of a line, with or without the line break. `InvalidEvent` says what is wrong with the line."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidEvent(f"not UTF-8: byte {error.start + 1} of the line") from None
+    try:
+        start = _skip(text, 0)
+        value, end = _READER.raw_decode(text, start)
+        if _skip(text, end) != len(text):
+            raise InvalidEvent(f"not JSON: there is more after the end of the value, at character {end + 1}")
+    except json.JSONDecodeError as error:
+        raise InvalidEvent(f"not JSON: {error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise InvalidEvent("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise InvalidEvent("not a JSON object")
+    if "pdu" not in value or "sender" in value:
+        return Line(text[start:end].encode(), fields=value)
+    return _opened(text, start, value)
+
+
+def member(text: str, start: int, key: str) -> str | None:
+    """The text of a member's value, as it stands, in the JSON object that begins at ``start``; the last one of that name.
+
+    Only for a text that has been read as JSON before.
+    """
+    found = None
+    at = _skip(text, start + 1)
+    while text[at] != "}":
+        name, at = _READER.raw_decode(text, at)
+        begin = _skip(text, _skip(text, at) + 1)  # past the colon
+        _, at = _READER.raw_decode(text, begin)
+        if name == key:
+            found = text[begin:at]
+        at = _skip(text, at)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+    return found
+
+
+def _opened(text: str, start: int, envelope: dict[str, Any]) -> Line:
+    """The line of an envelope."""
+    pdu = envelope["pdu"]
+    if not isinstance(pdu, dict):
+        raise InvalidEvent("pdu is not an object")
+    room_version, origin, state = envelope.get("room_version"), envelope.get("origin"), envelope.get("state_before")
+    if not isinstance(room_version, str | None):
+        raise InvalidEvent("room_version is not a string")
+    if origin is not None and origin not in ORIGINS:
+        raise InvalidEvent(f"origin {origin!r} is none of {', '.join(ORIGINS)}")
+    if state is not None and not _are_strings(state):
+        raise InvalidEvent("state_before is not a list of event ids")
+    cut = cast("str", member(text, start, "pdu"))
+    return Line(cut.encode(), room_version, origin, None if state is None else tuple(state), pdu)
+
+
+def _are_strings(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _skip(text: str, at: int) -> int:
+    """The first position from ``at`` on that is not JSON's white space."""
+    while at < len(text) and text[at] in WHITESPACE:
+        at += 1
+    return at

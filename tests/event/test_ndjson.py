@@ -1,0 +1,125 @@
+"""Lines of NDJSON: the PDU is cut out as it stands, whatever the spelling around it and in it."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import InvalidEvent
+from storage.event.ndjson import Line, read_line
+from storage.testing import SHAPES, generate_room, ndjson_line, respell
+
+PDU = r'{ "type" : "m.x","content":{"a":[1e2, -0 ,1.0],"b":"\u00e9\/ \"}{é"} ,"depth":1e400 }'
+
+SPELLINGS = {
+    "alone": PDU,
+    "alone with a line break": f" \t{PDU} \r\n",
+    "a PDU with a key pdu": '{"sender":"@a:b","pdu":{"type":"not this"}}',
+    "first": f'{{"pdu":{PDU},"origin":"live"}}',
+    "last, odd spacing": f' {{ "origin"\t:\r"live" ,\t"pdu" :  {PDU}  }} ',
+    "an escaped key": rf'{{"\u0070d\u0075":{PDU}}}',
+    "the key nested before": f'{{"x":{{"pdu":{{"type":"no"}}}},"pdu":{PDU}}}',
+    "the key nested after": f'{{"pdu":{PDU},"x":[{{"pdu":{{"type":"no"}}}}]}}',
+    "the key as a text": f'{{"x":"\\"pdu\\":{{}}","pdu":{PDU},"y":"pdu"}}',
+    "twice": f'{{"pdu":{{"type":"no"}},"pdu":{PDU}}}',
+    "twice, first wrong": f'{{"pdu":[1,{{}}],"pdu":{PDU}}}',
+    "numbers beyond measure": f'{{"x":{"9" * 6000},"y":-1e99999,"pdu":{PDU},"z":NaN}}',
+    "braces in texts": f'{{"}}{{":"}}","pdu":{PDU}}}',
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_the_bytes_are_those_of_the_line(name: str) -> None:
+    wanted = SPELLINGS[name] if name == "a PDU with a key pdu" else PDU
+    assert read_line(SPELLINGS[name].encode()).pdu == wanted.encode()
+
+
+def test_an_envelope_says_how_to_store() -> None:
+    line = read_line(f'{{"state_before":["$a","$b"],"room_version":"4","pdu":{PDU},"origin":"backfill","received":5}}'.encode())
+    assert line == Line(PDU.encode(), "4", "backfill", ("$a", "$b"))
+    assert line.fields["type"] == "m.x"
+    assert read_line(f'{{"pdu":{PDU}}}'.encode()) == Line(PDU.encode(), None, None, None)
+    assert read_line(f'{{"pdu":{PDU},"origin":null,"room_version":null,"state_before":null}}'.encode()) == Line(PDU.encode())
+
+
+def test_lone_surrogates_and_control_characters_are_left_to_the_parser() -> None:
+    for text in (r'{"type":"\ud800"}', '{"type":"\x01"}'):
+        assert read_line(f'{{"pdu":{text}}}'.encode()).pdu == text.encode()
+
+
+@pytest.mark.parametrize(
+    "raw,told",
+    [
+        (b"", "not JSON"),
+        (b"nonsense", "not JSON: Expecting value at character 1"),
+        (b'{"type":1', "not JSON"),
+        (b'{"type":1}}', "more after the end of the value, at character 11"),
+        (b'{"type":1} {"type":2}', "more after"),
+        (b'{"type":1,}', "not JSON"),
+        (b"{'type':1}", "not JSON"),
+        (b'{"pdu":{}', "not JSON"),
+        (b'["pdu"]', "not a JSON object"),
+        (b"7", "not a JSON object"),
+        (b'{"type":"\xff"}', "not UTF-8: byte 10"),
+        (b'{"type":"\xed\xa0\x80"}', "not UTF-8"),
+        (b'{"pdu":' + b"[" * 100_000, "nested too deeply"),
+        (b'{"pdu":"{}"}', "pdu is not an object"),
+        (b'{"pdu":null}', "pdu is not an object"),
+        (b'{"pdu":{},"room_version":11}', "room_version"),
+        (b'{"pdu":{},"origin":"sideways"}', "'sideways' is none of live, backfill, outlier"),
+        (b'{"pdu":{},"origin":["live"]}', "none of"),
+        (b'{"pdu":{},"state_before":"$a"}', "state_before"),
+        (b'{"pdu":{},"state_before":["$a",1]}', "state_before"),
+    ],
+)
+def test_a_bad_line_is_told_apart(raw: bytes, told: str) -> None:
+    with pytest.raises(InvalidEvent) as caught:
+        read_line(raw)
+    assert told in caught.value.reason
+
+
+def test_generated_rooms_come_out_as_they_went_in() -> None:
+    rng = random.Random(1)
+    for event in generate_room(SHAPES["fork_heavy"], 300, seed=3):
+        other = respell(event, rng)
+        line = read_line(ndjson_line(other))
+        assert (line.pdu, line.room_version, line.origin) == (other.pdu, other.room_version, other.origin)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.just("pdu"), inner, max_size=3),
+    max_leaves=10,
+)
+SPACE = st.text(" \t\r", max_size=2)
+
+
+@given(
+    pdu=st.dictionaries(st.text() | st.just("pdu"), VALUES),
+    around=st.lists(st.tuples(st.text() | st.sampled_from(["pdu", "x"]), VALUES), max_size=4),
+    place=st.integers(0, 4),
+    ascii_only=st.booleans(),
+    space=SPACE,
+    data=st.data(),
+)
+def test_any_object_is_cut_out_of_any_envelope(
+    pdu: dict[str, object],
+    around: list[tuple[str, object]],
+    place: int,
+    ascii_only: bool,
+    space: str,
+    data: st.DataObject,
+) -> None:
+    own = {"room_version", "origin", "state_before", "sender"}
+    inner = json.dumps(pdu, ensure_ascii=ascii_only, separators=(space + ",", ": "))
+    members = [(key, json.dumps(value)) for key, value in around if key not in own]
+    members = [*members[:place], ("pdu", inner), *((key, value) for key, value in members[place:] if key != "pdu")]
+    glue = data.draw(SPACE)
+    text = "{" + f"{glue},{space}".join(f"{json.dumps(key)}{space}:{glue}{value}" for key, value in members) + space + "}"
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:  # a lone surrogate that was not escaped has no bytes
+        return
+    assert read_line(encoded).pdu == inner.encode()
