@@ -11,6 +11,9 @@ from storage.persist.rows import EventRow, MissingRow
 SWEEP_ROWS = 512  # events of the order read at a time when some have to move up
 
 
+WALK_EVENTS_MAX = 1_000  # events that cannot be extremities, looked behind for extremities that are none any more
+
+
 class Parents(NamedTuple):
     """The parents of an event: those in the timeline, and the ids of the others (not held, or outliers), each once."""
 
@@ -111,25 +114,31 @@ class Ends(NamedTuple):
 def ends_after(draft: Draft, room: RoomDraft, row: EventRow, parents: Iterable[EventRow], *, covered: bool) -> Ends:
     """The ends of the room once an event stands on these parents. ``covered``: an extremity stands on the event already.
 
-    What an accepted live event names as parent is no extremity, also behind events that were not accepted, which never were.
+    What an accepted live event names as parent is no extremity, also behind events that cannot be one themselves: those not
+    accepted, and backfilled ones.
     """
     left = dict(room.extremities)
     ends = Ends(left, [])
     front = list(parents)
     seen: set[int] = set()
-    while front:
+    while front and len(seen) < WALK_EVENTS_MAX:
         parent = front.pop()
         left.pop(parent.event_nid, None)
-        if not parent.accepted and parent.event_nid not in seen:
+        if not _may_end(parent) and parent.event_nid not in seen:
             seen.add(parent.event_nid)
             front.extend(_above(draft, parent, ends.covered))
-    if row.accepted and not covered:
+    if _may_end(row) and not covered:
         left[row.event_nid] = None
     return ends
 
 
+def _may_end(row: EventRow) -> bool:
+    """Whether an event may be a forward extremity at all."""
+    return row.accepted and not row.backfilled
+
+
 def _above(draft: Draft, row: EventRow, covered: list[MissingRow]) -> list[EventRow]:
-    """The parents of an event that was not accepted; gaps among them are covered now."""
+    """The parents of an event that cannot be an extremity; gaps among them are covered now."""
     draft.ensure_rows(row.prev_events)
     found = [(nid, draft.find_row(nid)) for nid in row.prev_events]
     for nid, parent in found:

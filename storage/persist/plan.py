@@ -55,14 +55,13 @@ def plan_event(draft: Draft, incoming: Incoming) -> AppendResult:
         return AppendResult(event.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering)
     room = room_of(draft, event)
     auth_rows, missing = _auth_rows(draft, event)
+    parents = parents_of(draft, event)
+    if incoming.origin != "outlier":
+        missing += _unknown_state(draft, room, incoming, parents)
     if missing:
         return _refused(event, missing)
     if incoming.origin == "outlier":
         return _plan_outlier(draft, room, incoming, auth_rows)
-    parents = parents_of(draft, event)
-    missing = _unknown_state(draft, room, incoming, parents)
-    if missing:
-        return _refused(event, missing)
     nid = _nid(draft, event, row)
     step = Step(draft, room)
     decision, judged = _decide(step, incoming, nid, parents, auth_rows, held_outlier=row is not None)
@@ -166,9 +165,9 @@ def _decide(
 
 
 def _ends(step: Step, row: EventRow, parents: Parents, placement: Placement, *, live: bool) -> Ends | None:
-    """The room's ends if the event changes them: it is accepted and live, or it was not accepted and an extremity stands on it."""
+    """The room's ends if the event changes them: it is accepted and live, or an extremity stands on it."""
     covered = placement.arrived is not None and placement.arrived.covered
-    if not (live if row.accepted else covered):
+    if not (covered or (live and row.accepted)):
         return None
     return ends_after(step.draft, step.room, row, parents.held, covered=covered)
 
@@ -268,7 +267,9 @@ def _store_current(draft: Draft, room: RoomDraft, cause_nid: int, old: Group | N
 
 
 def _refused(event: Event, missing: list[EventId]) -> AppendResult:
-    return AppendResult(event.event_id, "missing_parents", f"{len(missing)} events that it builds on are not held", missing=tuple(missing))
+    return AppendResult(
+        event.event_id, "missing_parents", f"{len(missing)} events that it builds on are not held", missing=tuple(dict.fromkeys(missing))
+    )
 
 
 def _result(event: Event, row: EventRow, judged: Verdict) -> AppendResult:
