@@ -151,9 +151,8 @@ async def test_a_gap_is_listed_and_filled(store: Store) -> None:
     assert await store.backward_extremities(room.room_id) == set()
     held = await store.events([event.event_id for event in room.events])
     orders = {event_id: one.topological_ordering for event_id, one in held.items()}
-    for event in room.events:
-        for parent in event.prev_events:
-            assert (orders[parent] or 0) < (orders[event.event_id] or 0)
+    edges = [(parent, event.event_id) for event in room.events for parent in event.prev_events]
+    assert all((orders[parent] or 0) < (orders[child] or 0) for parent, child in edges)
     assert await store.forward_extremities(room.room_id) == set(room.heads)
 
 
@@ -247,6 +246,7 @@ async def test_failure_at_any_statement_changes_nothing(dsn: str) -> None:
         await store.append(room.pdus[:5])
         observer.seen, observer.count = 0, -1
         before = await logical_tables(store.database)
+        results: list[storage.AppendResult] = []
         for count in range(100):
             store.writer.caches.forget()
             observer.seen, observer.count, observer.failed = 0, count, False
