@@ -22,6 +22,16 @@ DsnOption = Annotated[
         "--dsn", envvar="STORAGE_DSN", metavar="DSN", help="postgresql://…; without it, the embedded Postgres.", show_default=False
     ),
 ]
+ServerNameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server-name",
+        envvar="STORAGE_SERVER_NAME",
+        metavar="NAME",
+        help="The homeserver's name: its users are local, and what they may see is written down.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs instead of a table for people.")]
 
 
@@ -37,6 +47,9 @@ class ExitCode(IntEnum):
     """The database could not be reached or refused."""
 
 
+NO_SERVER: Final = "localhost.invalid"
+"""A server name without users (RFC 2606)."""
+
 INTERRUPTED: Final = 130
 """As a shell reports a program that ended by SIGINT."""
 
@@ -49,6 +62,13 @@ async def database_dsn(dsn: str | None, config: Config) -> AsyncIterator[str]:
         return
     async with embedded_postgres(config=config) as embedded:
         yield embedded
+
+
+def server_name_or_none(given: str | None) -> str:
+    """The name that was given; else, with a word about it, one that no user belongs to."""
+    if given is None:
+        typer.echo("note: without --server-name no user counts as local, so that the rooms will not show up in anybody's sync", err=True)
+    return given or NO_SERVER
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -1,0 +1,110 @@
+"""`room-storage import`: PDUs from NDJSON files into the store."""
+
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Annotated, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, print_values, run, server_name_or_none
+from storage.cli.importing import Import, Rejects, Summary
+from storage.cli.importing.reading import check_readable
+from storage.config import Config
+from storage.errors import InputError
+from storage.store import open_store
+
+INSTANCE_NAME = "import"
+OUTCOMES = ("stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid", "bad_line")
+
+
+def command(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="NDJSON; - for standard input.", show_default=False)],
+    *,
+    dsn: DsnOption = None,
+    server_name: ServerNameOption = None,
+    rejects: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep what was not stored, with the reason (NDJSON).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Store the PDUs of files: one a line, or {"pdu": …, "room_version": …, "origin": …, "state_before": […]}.
+
+    What builds on events that come later is tried again at the end. Run again after an interrupt: what is stored stays.
+    """
+    sizes = [check_readable(file) for file in files]
+    with ExitStack() as stack:
+        target = None if rejects is None else stack.enter_context(_opened(rejects))
+        bar = stack.enter_context(Bar(None if None in sizes else sum(size or 0 for size in sizes)))
+        started = time.monotonic()
+        summary = run(_import(files, dsn, server_name_or_none(server_name), Rejects(target), bar))
+        seconds = time.monotonic() - started
+    print_values(told(summary, seconds), as_json=as_json)
+    if findings(summary):
+        raise typer.Exit(ExitCode.FINDINGS)
+
+
+def told(summary: Summary, seconds: float) -> dict[str, object]:
+    """The summary, for people and programs: lines, each outcome, what was not stored, how long it took."""
+    return {
+        "lines": summary.lines,
+        **{outcome: summary.outcomes[outcome] for outcome in OUTCOMES},
+        "rejects": findings(summary),
+        "rounds": summary.rounds,
+        "seconds": round(seconds, 3),
+        "lines_per_second": round(summary.lines / seconds) if seconds else 0,
+    }
+
+
+def findings(summary: Summary) -> int:
+    """How many lines were not stored."""
+    return sum(summary.outcomes[outcome] for outcome in ("missing_parents", "invalid", "bad_line"))
+
+
+async def _import(files: list[str], dsn: str | None, server_name: str, rejects: Rejects, bar: "Bar") -> Summary:
+    async with open_store(dsn, server_name=server_name, instance_name=INSTANCE_NAME, config=Config.from_env()) as store:
+        return await Import(store, rejects, progress=bar).run(files)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+
+
+class Bar:
+    """A progress bar on standard error; nothing where that is no terminal."""
+
+    def __init__(self, total_bytes: int | None) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[lines]:,} lines"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._progress.add_task("importing", total=total_bytes, lines=0)
+        self._lines = 0
+        self._again = False
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def lines_done(self, count: int, size: int) -> None:
+        """See `storage.cli.importing.run.Progress`."""
+        self._lines += count
+        self._progress.update(self._task, advance=count if self._again else size, lines=self._lines)
+
+    def round_begins(self, lines: int) -> None:
+        """See `storage.cli.importing.run.Progress`."""
+        self._again = True
+        self._lines = 0
+        self._task = self._progress.add_task("trying again", total=lines, lines=0)

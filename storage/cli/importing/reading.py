@@ -1,0 +1,135 @@
+"""Files and pipes, read in pieces and split into numbered lines.
+
+A pipe may be silent for long. It is read in a thread, so that what has come so far gets stored meanwhile, and the thread waits
+for the pipe and for a wake-up at once, so that an interrupt never waits for a line.
+"""
+
+import asyncio
+import os
+import select
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from storage.errors import InputError
+
+STANDARD_INPUT: Final = "-"
+CHUNK_BYTES: Final = 1 << 18
+LINE_BYTES_MAX: Final = 16 << 20
+"""A PDU has at most 64 KiB; its envelope may list the state before it, which is large in large rooms."""
+
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+class RawLine(NamedTuple):
+    """A line as it stands in its file, without the line break. ``whole`` is False where it was too long to be kept."""
+
+    source: str
+    number: int
+    raw: bytes
+    whole: bool
+
+
+@dataclass(slots=True)
+class Splitter:
+    """Pieces of a file in, lines out. Empty lines are counted and not given."""
+
+    source: str
+    line_bytes_max: int = LINE_BYTES_MAX
+    _number: int = 0
+    _parts: list[bytes] = field(default_factory=list)
+    _length: int = 0
+
+    def feed(self, chunk: bytes) -> Iterator[RawLine]:
+        """The lines that end in this piece."""
+        *ended, rest = chunk.split(b"\n")
+        for part in ended:
+            self._keep(part)
+            yield from self._line()
+        self._keep(rest)
+
+    def end(self) -> Iterator[RawLine]:
+        """The last line, if no line break ended it."""
+        if self._length:
+            yield from self._line()
+
+    def _keep(self, part: bytes) -> None:
+        room = self.line_bytes_max - self._length
+        if room > 0:
+            self._parts.append(part[:room])
+        self._length += len(part)
+
+    def _line(self) -> Iterator[RawLine]:
+        raw, length = b"".join(self._parts), self._length
+        self._number += 1
+        self._parts, self._length = [], 0
+        if self._number == 1:
+            raw = raw.removeprefix(BYTE_ORDER_MARK)
+        if raw.strip():
+            yield RawLine(self.source, self._number, raw, length <= self.line_bytes_max)
+
+
+class Piece(NamedTuple):
+    """The lines that one read of a file gave, and how many bytes it was."""
+
+    lines: list[RawLine]
+    size: int
+
+
+def check_readable(source: str) -> int | None:
+    """Its size in bytes, None where that is not known. `InputError` if it cannot be read or is of another form."""
+    if source == STANDARD_INPUT:
+        return None
+    path = Path(source)
+    if path.suffix == ".parquet":
+        raise InputError(f"{source}: Parquet is not read yet; NDJSON is")
+    try:
+        with path.open("rb"):
+            return path.stat().st_size if path.is_file() else None
+    except OSError as error:
+        raise InputError(f"{source}: {error.strerror}") from None
+
+
+async def read_lines(source: str) -> AsyncGenerator[Piece, None]:
+    """A file's lines, a piece at a time. `InputError` if reading fails midway."""
+    splitter = Splitter(source)
+    try:
+        async with aclosing(_chunks(source)) as chunks:
+            async for chunk in chunks:
+                yield Piece(list(splitter.feed(chunk)), len(chunk))
+    except OSError as error:
+        raise InputError(f"{source}: {error.strerror}") from error
+    yield Piece(list(splitter.end()), 0)
+
+
+async def _chunks(source: str) -> AsyncGenerator[bytes, None]:
+    file = 0 if source == STANDARD_INPUT else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    woken, wake = os.pipe()
+    try:
+        while True:
+            reading = asyncio.ensure_future(asyncio.to_thread(_read, file, woken))
+            try:
+                chunk = await asyncio.shield(reading)
+            except asyncio.CancelledError:
+                os.write(wake, b"!")
+                await asyncio.wait([reading])
+                raise
+            if not chunk:
+                return
+            yield chunk
+    finally:
+        os.close(woken)
+        os.close(wake)
+        if source != STANDARD_INPUT:
+            os.close(file)
+
+
+def _read(file: int, woken: int) -> bytes:
+    """The next bytes, as many as there are; none at the end of the file, or when woken."""
+    waiting = select.poll()
+    waiting.register(file, select.POLLIN)
+    waiting.register(woken, select.POLLIN)
+    ready = {descriptor for descriptor, _ in waiting.poll()}
+    return b"" if woken in ready else os.read(file, CHUNK_BYTES)
