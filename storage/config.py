@@ -75,6 +75,17 @@ class Config:
     cache_names_max: int = 500_000
     """State keys, users and servers whose numbers a process remembers."""
 
+    # ---------------------------------------------------------------------------------------------------------- reads
+
+    page_limit_max: int = 10_000
+    """Most events in one page, timeline or federation answer; a larger limit counts as this."""
+
+    traversal_rows_max: int = 20_000
+    """Most events that one walk over the event graph reads; what it has found by then is the answer."""
+
+    sync_poll_ms: int = 1_000
+    """How often a waiting sync looks for what another process wrote; the own process wakes it at once."""
+
     # ---------------------------------------------------------------------------------------------- embedded Postgres
 
     embedded_start_timeout_ms: int = 60_000

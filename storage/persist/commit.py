@@ -17,6 +17,8 @@ def absorb(caches: Caches, draft: Draft, positions: dict[int, int]) -> None:
     caches.groups.update(draft.groups)
     caches.visibility.update(draft.visibility)
     caches.audiences.update(draft.audiences)
+    caches.places.update(draft.places)
+    caches.chains.update(draft.chains)
     for event_id, gap in draft.missing.items():
         if gap is None:
             caches.missing.pop(event_id, None)

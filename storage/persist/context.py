@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from storage.database.names import Names
 from storage.errors import StorageCorrupt
 from storage.event import Event
+from storage.graph.chains import Chain, Place
 from storage.persist.rows import UNSEEN, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.groups import Group
 
@@ -58,6 +59,8 @@ class Caches:
         self.visibility: Bounded[tuple[int, int], VisibilityRow] = Bounded(events)
         self.audiences: Bounded[tuple[int, int], AudienceRow] = Bounded(events)
         self.merged: Bounded[frozenset[int], int] = Bounded(groups)
+        self.places: Bounded[int, Place] = Bounded(events)
+        self.chains: Bounded[int, Chain] = Bounded(events)
 
     def add_row(self, row: EventRow) -> None:
         """Remember an event's row under its id and its nid."""
@@ -94,6 +97,8 @@ class Reader:
         self.groups: dict[int, Group] = {}
         self.visibility: dict[tuple[int, int], VisibilityRow] = {}
         self.audiences: dict[tuple[int, int], AudienceRow] = {}
+        self.places: dict[int, Place] = {}
+        self.chains: dict[int, Chain] = {}
         self.rooms: dict[str, RoomRow | None] = {}
         self.types: dict[str, int | None] = {}
         self.type_names: dict[int, str] = {}
@@ -194,6 +199,20 @@ class Reader:
             raise Needs("audiences", (key,))
         return row
 
+    def place(self, event_nid: int) -> Place:
+        """Where an accepted state event stands in the chain cover."""
+        place = self.places.get(event_nid) or self.caches.places.get(event_nid)
+        if place is None:
+            raise Needs("places", (event_nid,))
+        return place
+
+    def chain(self, chain_nid: int) -> Chain:
+        """A chain of the cover."""
+        chain = self.chains.get(chain_nid) or self.caches.chains.get(chain_nid)
+        if chain is None:
+            raise Needs("chains", (chain_nid,))
+        return chain
+
     def room(self, room_id: str) -> RoomRow | None:
         """The row of a room, or None if the store does not know it."""
         if room_id in self.rooms:
@@ -258,6 +277,10 @@ class Reader:
     def ensure_principals(self, names: Iterable[str]) -> None:
         """Know the nids of these users and servers, or that they have none."""
         self._ensure("principals", names, self.principals, self.caches.names.principals)
+
+    def ensure_places(self, event_nids: Iterable[int]) -> None:
+        """Have the places of these events."""
+        self._ensure("places", event_nids, self.places, self.caches.places)
 
     def ensure_visible(self, room_nid: int, principal_nids: Iterable[int]) -> None:
         """Have the visibility rows of these principals."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from storage.event import Event
+from storage.graph.chains import Entry, extended
 from storage.persist.context import Caches, Needs, Reader
 from storage.persist.rows import AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.groups import Group
@@ -117,6 +118,8 @@ class Draft(Reader):
         self.new_missing: dict[str, MissingRow] = {}
         self.gone_missing: dict[str, MissingRow] = {}
         self.new_groups: dict[int, Group] = {}
+        self.new_places: dict[int, Entry] = {}
+        self.reserved_chains: dict[int, int] = {}
         self.current_changes: dict[tuple[int, int], tuple[int, int | None]] = {}
         self.deltas: list[Delta] = []
         self.memberships: dict[tuple[int, int], Membership] = {}
@@ -229,6 +232,21 @@ class Draft(Reader):
         for group in groups:
             self.groups[group.state_group] = self.new_groups[group.state_group] = group
             room.group_digests.setdefault(group.digest, []).append(group.state_group)
+
+    def chain_nid_for(self, event_nid: int) -> int:
+        """The nid of the chain that an event would begin; the same one each time it is asked for in this draft."""
+        nid = self.reserved_chains.get(event_nid)
+        if nid is None:
+            nid = self.reserved_chains[event_nid] = self.blocks.take("auth_chain_nids")
+        return nid
+
+    def add_place(self, event_nid: int, entry: Entry) -> None:
+        """A new event's place in the chain cover."""
+        self.new_places[event_nid] = entry
+        self.places[event_nid] = entry.place
+        chain_nid = entry.place.chain_nid
+        known = None if entry.place.sequence_number == 1 else self.chain(chain_nid)
+        self.chains[chain_nid] = extended(known, entry)
 
     def set_visibility(self, key: tuple[int, int], row: VisibilityRow) -> None:
         """A principal's new row."""

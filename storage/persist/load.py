@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.errors import StorageCorrupt
 from storage.event import load as load_event
+from storage.graph.chains import Chain, Place
 from storage.persist.context import Needs
 from storage.persist.draft import BLOCK_LENGTHS, Blocks, Draft
 from storage.persist.rows import UNSEEN, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
@@ -146,6 +148,24 @@ SELECT event_nid, auth_events
 FROM chain
 """
 
+SQL_PLACES: Final[LiteralString] = """
+SELECT event_nid, chain_nid, sequence_number
+FROM auth_chains
+WHERE event_nid = ANY($1::bigint[])
+"""
+
+SQL_CHAINS: Final[LiteralString] = """
+SELECT chain_nid, NULL::bigint AS target_chain_nid, max(sequence_number) AS number
+FROM auth_chains
+WHERE chain_nid = ANY($1::bigint[])
+GROUP BY chain_nid
+UNION ALL
+SELECT chain_nid, target_chain_nid, max(target_sequence_number)
+FROM auth_chain_links
+WHERE chain_nid = ANY($1::bigint[])
+GROUP BY chain_nid, target_chain_nid
+"""
+
 SQL_INVITED: Final[LiteralString] = """
 SELECT state_key_nid
 FROM events
@@ -214,6 +234,22 @@ class NumberRow(NamedTuple):
     audience: int
     branches: int
     continued: bool
+
+
+class PlaceRow(NamedTuple):
+    """A place in the chain cover."""
+
+    event_nid: int
+    chain_nid: int
+    sequence_number: int
+
+
+class ChainRow(NamedTuple):
+    """The last number of a chain (no target), or up to where it reaches another."""
+
+    chain_nid: int
+    target_chain_nid: int | None
+    number: int
 
 
 class GraphRow(NamedTuple):
@@ -350,6 +386,24 @@ async def _audiences(conn: Connection, draft: Draft, keys: Collection[tuple[int,
             draft.audiences[row.room_nid, row.audience] = AudienceRow(row.branches, row.continued)
 
 
+async def _places(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
+    for row in await conn.fetch(SQL_PLACES, list(keys), row=PlaceRow):
+        draft.places[row.event_nid] = Place(row.chain_nid, row.sequence_number)
+    lost = [key for key in keys if key not in draft.places]
+    if lost:
+        raise StorageCorrupt("auth events have no place in the chain cover", event_nids=lost)
+
+
+async def _chains(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
+    rows = await conn.fetch(SQL_CHAINS, list(keys), row=ChainRow)
+    for row in rows:
+        if row.target_chain_nid is None:
+            links = {
+                one.target_chain_nid: one.number for one in rows if one.chain_nid == row.chain_nid and one.target_chain_nid is not None
+            }
+            draft.chains[row.chain_nid] = Chain(row.number, links)
+
+
 async def _questions(conn: Connection, draft: Draft, keys: Collection[tuple[Any, ...]]) -> None:
     for question in keys:
         draft.answers[question] = await ANSWERS[question[0]](conn, draft, *question[1:])
@@ -390,6 +444,8 @@ LOADERS: Final[dict[str, Callable[[Connection, Draft, Any], Awaitable[None]]]] =
     "principals": _principals,
     "visibility": _visibility,
     "audiences": _audiences,
+    "places": _places,
+    "chains": _chains,
     "questions": _questions,
 }
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from storage.database.names import JOIN, TYPE_MEMBER, membership_code
 from storage.event import Event
+from storage.graph.chains import Entry
 from storage.ids import EventId
 from storage.persist import audience, redactions
+from storage.persist.cover import cover
 from storage.persist.draft import Delta, Draft, Membership, RoomDraft
 from storage.persist.place import Ends, Parents, Placement, ends_after, parents_of, place
 from storage.persist.receive import Verdict, verdict
@@ -42,6 +44,7 @@ class Decision:
     after: Group
     current: Group | None
     ends: Ends | None
+    entry: Entry | None
     redactions: redactions.Redactions
     held_outlier: bool
 
@@ -64,7 +67,7 @@ def plan_event(draft: Draft, incoming: Incoming) -> AppendResult:
         return _plan_outlier(draft, room, incoming, auth_rows)
     nid = _nid(draft, event, row)
     step = Step(draft, room)
-    decision, judged = _decide(step, incoming, nid, parents, auth_rows, held_outlier=row is not None)
+    decision, judged = _decide(step, incoming, nid, parents, auth_rows, held=row)
     _store(step, decision, event)
     return _result(event, decision.row, judged)
 
@@ -106,6 +109,9 @@ def _plan_outlier(draft: Draft, room: RoomDraft, incoming: Incoming, auth_rows: 
     row = _row(draft, room, incoming, _nid(draft, event, None), auth_rows)._replace(outlier=True, rejected=judged.rejected)
     step = Step(draft, room)
     membership = _own_membership(step, row, event)
+    entry = cover(draft, row)
+    if entry is not None:
+        draft.add_place(row.event_nid, entry)
     draft.add_event(row, event)
     if membership is not None:
         draft.memberships[membership.principal_nid, membership.room_nid] = membership
@@ -134,7 +140,7 @@ def _own_membership(step: Step, row: EventRow, event: Event) -> Membership | Non
 
 
 def _decide(
-    step: Step, incoming: Incoming, nid: int, parents: Parents, auth_rows: list[EventRow], *, held_outlier: bool
+    step: Step, incoming: Incoming, nid: int, parents: Parents, auth_rows: list[EventRow], *, held: EventRow | None
 ) -> tuple[Decision, Verdict]:
     draft, room, event = step.draft, step.room, incoming.event
     live = incoming.origin == "live"
@@ -161,7 +167,8 @@ def _decide(
     _note_moved_joins(step, placement)
     found = redactions.find(step, row, event, before)
     row = row._replace(redacted_by=found.redacted_by)
-    return Decision(row, placement, before, after, current, ends, found, held_outlier), judged
+    entry = None if held is not None and held.rejected is None else cover(draft, row)
+    return Decision(row, placement, before, after, current, ends, entry, found, held is not None), judged
 
 
 def _ends(step: Step, row: EventRow, parents: Parents, placement: Placement, *, live: bool) -> Ends | None:
@@ -230,6 +237,8 @@ def _store(step: Step, decision: Decision, event: Event) -> None:
     draft.pending = draft.pending_event = None
     old = room.current
     step.commit()
+    if decision.entry is not None:
+        draft.add_place(row.event_nid, decision.entry)
     if decision.held_outlier:
         draft.place_outlier(row, event)
     else:

@@ -177,6 +177,14 @@ settled AS (
     WHERE target_event_id = ANY($64::text[])
     RETURNING redaction_nid
 ),
+new_place AS (
+    INSERT INTO auth_chains (event_nid, chain_nid, sequence_number)
+    SELECT * FROM unnest($108::bigint[], $109::bigint[], $110::int[])
+),
+new_link AS (
+    INSERT INTO auth_chain_links (chain_nid, sequence_number, target_chain_nid, target_sequence_number)
+    SELECT * FROM unnest($111::bigint[], $112::int[], $113::bigint[], $114::int[])
+),
 latest AS (  -- the positions this write takes, per stream
     SELECT CASE WHEN backfilled THEN 'backfill' ELSE 'events' END AS stream_name, max(stream_ordering) AS stream_id
     FROM positioned
@@ -246,6 +254,8 @@ def arguments(draft: Draft, instance_name: str, received_ts: int) -> list[object
         instance_name,
         [gap.event_nid for gap in draft.gone_missing.values()],
         list(draft.gone_waiting),
+        *_columns(((nid, *entry.place) for nid, entry in draft.new_places.items()), 3),
+        *_columns(((*entry.place, *link) for entry in draft.new_places.values() for link in entry.links.items()), 4),
     ]
 
 

@@ -4,7 +4,7 @@
 where a redaction took effect or where only the redacted form was ever valid.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, LiteralString, NamedTuple
@@ -12,20 +12,18 @@ from typing import Any, Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.event import load as load_event
 from storage.event import redact
+from storage.event.hashes import canonical
 from storage.ids import EventId, RoomId, UserId
 
 SQL_EVENTS: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, r.room_id, r.room_version, e.stream_ordering, e.topological_ordering, e.depth,
-    b.event_id AS redacted_by, e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
-FROM events e
-JOIN rooms r USING (room_nid)
-LEFT JOIN events b ON b.event_nid = e.redacted_by
-WHERE e.event_id = ANY($1::text[])
+SELECT *
+FROM stored_events
+WHERE event_id = ANY($1::text[])
 """
 
 
 class StoredRow(NamedTuple):
-    """One event as every query selects it: these columns, in this order."""
+    """One event as every query selects it: the columns of the view `stored_events`."""
 
     event_nid: int
     event_id: str
@@ -62,6 +60,8 @@ class StoredEvent:
     outlier: bool
     json: dict[str, Any]
     room_version: str
+    withheld: bool = False
+    """Whoever asked may have its redacted form only, and neither ``json`` nor ``raw`` has more."""
 
     def __repr__(self) -> str:
         key = "" if self.state_key is None else f" state_key={self.state_key!r}"
@@ -74,12 +74,14 @@ class StoredEvent:
         return content if isinstance(content, dict) else {}
 
 
-def stored(row: StoredRow, *, redacted: bool = True) -> StoredEvent:
-    """The event of a row. ``redacted`` False shows the content also where a redaction took effect."""
+def stored(row: StoredRow, *, redacted: bool = True, withheld: bool = False) -> StoredEvent:
+    """The event of a row. ``redacted`` False shows the content also where a redaction took effect; ``withheld`` shows it nowhere."""
     event = load_event(row.json, row.room_version, row.event_id, redacted=row.redacted_form)
-    json = event.json
-    if redacted and row.redacted_by is not None:
+    json, raw = event.json, row.json
+    if withheld or (redacted and row.redacted_by is not None):
         json = redact(json, row.room_version)
+    if withheld:
+        raw = canonical(json)
     return StoredEvent(
         event_id=event.event_id,
         room_id=event.room_id,
@@ -89,14 +91,20 @@ def stored(row: StoredRow, *, redacted: bool = True) -> StoredEvent:
         stream_ordering=row.stream_ordering,
         topological_ordering=row.topological_ordering,
         depth=event.depth,
-        raw=row.json,
+        raw=raw,
         redacted_by=None if row.redacted_by is None else EventId(row.redacted_by),
         rejected=row.rejected,
         soft_failed=row.soft_failed,
         outlier=row.outlier,
         json=json,
         room_version=row.room_version,
+        withheld=withheld,
     )
+
+
+def stored_of(columns: Sequence[Any]) -> StoredEvent:
+    """The event of columns in the order of `StoredRow`, for queries that select others besides."""
+    return stored(StoredRow._make(columns))
 
 
 async def events(conn: Connection, event_ids: Iterable[EventId], *, redacted: bool = True) -> dict[EventId, StoredEvent]:

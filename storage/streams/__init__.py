@@ -2,6 +2,6 @@
 
 from storage.streams.id_generator import IdGenerator, Reservation
 from storage.streams.positions import VectorPosition
-from storage.streams.tokens import PaginationToken, SyncToken
+from storage.streams.tokens import PaginationToken, RoomsToken, SyncToken
 
-__all__ = ["IdGenerator", "PaginationToken", "Reservation", "SyncToken", "VectorPosition"]
+__all__ = ["IdGenerator", "PaginationToken", "Reservation", "RoomsToken", "SyncToken", "VectorPosition"]

@@ -5,7 +5,8 @@ A sync token holds one vector position per stream; a pagination token holds one 
     s1~4f2a90c1~account__data.7~events.53.main-60.w2-71~9c3ab84e
     p1~4f2a90c1~120.4711~0be5d201
     │  │        │       └ CRC-32 of all before it
-    │  │        └ sync: stream.min, then .writer-position for each writer above min; pagination: topological.stream
+    │  │        └ sync: stream.min, then .writer-position for each writer above min; pagination: topological.stream,
+    │  │          and .live if it stands beside a timeline; rooms: last activity.room~, then as sync
     │  └ eight digits that stand for the deployment (the database), so that a token of another one is refused
     └ kind and version of the form
 
@@ -26,8 +27,8 @@ from storage.streams.positions import LARGEST_POSITION, VectorPosition
 
 VERSION: Final = 1
 LARGEST_TOKEN: Final = 8192  # characters; anything longer is refused unread
-SYNC, PAGINATION = "s", "p"
-_KINDS: Final = {SYNC: "sync", PAGINATION: "pagination"}
+SYNC, PAGINATION, ROOMS = "s", "p", "r"
+_KINDS: Final = {SYNC: "sync", PAGINATION: "pagination", ROOMS: "rooms"}
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9]")
 _ESCAPED: Final = re.compile(r"__|_(10[0-9A-F]{4}|[0-9A-F]{1,5})_")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -64,7 +65,7 @@ class SyncToken:
 
     def print(self, deployment: str) -> str:
         """This token as text, for clients of this deployment only."""
-        return _print(SYNC, "~".join(f"{_escape(name)}.{_print_vector(position)}" for name, position in self.streams), deployment)
+        return _print(SYNC, _print_streams(self), deployment)
 
     def positions(self) -> dict[str, VectorPosition]:
         """The position in each stream, as a new dict."""
@@ -114,13 +115,17 @@ class PaginationToken:
 
     Hence a page backwards begins with the largest event <= (topological, stream), a page forwards with the smallest one
     above. The place before every event is (0, 0): the orderings of events begin at 1.
+
+    A place beside a timeline also has `live`: of the live events only those up to this stream ordering lie behind it, so that
+    paging back from a timeline (which is in stream order) meets each event that is not in it, and none that is.
     """
 
     topological: int
     stream: int
+    live: int = LARGEST_POSITION
 
     def __post_init__(self) -> None:
-        for number in (self.topological, self.stream):
+        for number in (self.topological, self.stream, self.live):
             if not 0 <= number <= LARGEST_POSITION:
                 raise ValueError(f"{number} is not an ordering (0 to 2^63-1)")
 
@@ -131,12 +136,47 @@ class PaginationToken:
 
     def print(self, deployment: str) -> str:
         """This token as text, for clients of this deployment only."""
-        return _print(PAGINATION, f"{self.topological}.{self.stream}", deployment)
+        live = "" if self.live == LARGEST_POSITION else f".{self.live}"
+        return _print(PAGINATION, f"{self.topological}.{self.stream}{live}", deployment)
 
     @classmethod
     def _read_body(cls, body: str) -> Self:
-        topological, _, stream = body.partition(".")
-        return cls(_read_number(topological), _read_number(stream))
+        topological, stream, *live = (_read_number(part) for part in body.split("."))
+        return cls(topological, stream, *live[:1])
+
+
+@dataclass(frozen=True, slots=True)
+class RoomsToken:
+    """Where an initial sync that is given in parts goes on: with the rooms below (activity, room), as of the position `upto`."""
+
+    upto: SyncToken
+    activity: int  # stream ordering of the latest live event of the last room given
+    room: int  # its nid, a tie-break
+
+    @classmethod
+    def parse(cls, text: str, deployment: str) -> Self:
+        """The token that `print(deployment)` gave as `text`; InvalidToken says what is wrong with it."""
+        return _parse(ROOMS, text, deployment, cls._read_body)
+
+    def print(self, deployment: str) -> str:
+        """This token as text, for clients of this deployment only."""
+        return _print(ROOMS, f"{self.activity}.{self.room}~{_print_streams(self.upto)}", deployment)
+
+    @classmethod
+    def _read_body(cls, body: str) -> Self:
+        place, _, upto = body.partition("~")
+        activity, _, room = place.partition(".")
+        return cls(SyncToken._read_body(upto), _read_number(activity), _read_number(room))  # noqa: SLF001  # the same module
+
+
+def is_rooms_token(text: str) -> bool:
+    """Whether a text claims to be a `RoomsToken`; parsing it tells if it is one."""
+    return text.startswith(ROOMS)
+
+
+def is_sync_token(text: str) -> bool:
+    """Whether a text claims to be a `SyncToken`; parsing it tells if it is one."""
+    return text.startswith(SYNC)
 
 
 class _Token(Protocol):
@@ -180,6 +220,10 @@ def _open(kind: str, text: str, deployment: str) -> str:
 
 def _checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode('ascii')):08x}"
+
+
+def _print_streams(token: SyncToken) -> str:
+    return "~".join(f"{_escape(name)}.{_print_vector(position)}" for name, position in token.streams)
 
 
 def _print_vector(position: VectorPosition) -> str:
