@@ -180,8 +180,12 @@ COMMENT ON CONSTRAINT events_stream_ordering_key ON events IS 'Serves: rows of t
 
 CREATE INDEX events_room_topological_idx ON events (room_nid, topological_ordering, stream_ordering) WHERE NOT outlier;
 COMMENT ON INDEX events_room_topological_idx IS 'Serves: pages of history; children within a range of the order (repair).';
+CREATE INDEX events_create_idx ON events (room_nid) WHERE type_nid = 1;
+COMMENT ON INDEX events_create_idx IS 'Serves: does a room have its create event already.';
 CREATE INDEX events_room_stream_idx ON events (room_nid, stream_ordering) WHERE NOT outlier AND NOT backfilled;
 COMMENT ON INDEX events_room_stream_idx IS 'Serves: the timeline of a room for /sync.';
+CREATE INDEX events_room_time_idx ON events (room_nid, origin_server_ts) WHERE NOT outlier;
+COMMENT ON INDEX events_room_time_idx IS 'Serves: the event nearest to a time (storage/queries/near.py).';
 
 CREATE TABLE missing_events (
     event_nid bigint NOT NULL,
@@ -313,6 +317,8 @@ CREATE TABLE auth_chain_links (
 COMMENT ON TABLE auth_chain_links IS
     'From this place on, the chain reaches the target chain up to the target place. Only links that say more than earlier ones.';
 COMMENT ON CONSTRAINT auth_chain_links_pkey ON auth_chain_links IS 'Serves: which chains a place reaches.';
+CREATE INDEX auth_chain_links_target_idx ON auth_chain_links (target_chain_nid, target_sequence_number);
+COMMENT ON INDEX auth_chain_links_target_idx IS 'Serves: which places reach a given one.';
 
 -- ------------------------------------------------------------------------------------------------ visibility
 
@@ -372,3 +378,69 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION refuse_stale_plan IS 'Ends a write whose plan no longer fits the tables; the writer plans again.';
+
+-- What reads have in common stands here once, as views and functions that the planner puts into the query that uses them
+-- (tests/queries/test_plans.py checks that it does). None of them is a step of its own at run time.
+
+CREATE VIEW stored_events AS
+SELECT e.event_nid, e.event_id, r.room_id, r.room_version, e.stream_ordering, e.topological_ordering, e.depth,
+    b.event_id AS redacted_by, e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
+FROM events e
+JOIN rooms r USING (room_nid)
+LEFT JOIN events b ON b.event_nid = e.redacted_by;
+COMMENT ON VIEW stored_events IS 'An event as every read answers with it (StoredRow in storage/queries/events.py): these columns, in this order.';
+
+CREATE FUNCTION sight_of(room_nid int, principal_nid int)
+RETURNS TABLE (own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint)
+LANGUAGE sql STABLE ROWS 1 AS $$
+    SELECT own.audiences, shared.audiences, world.audiences,
+        CASE WHEN own.joined_count > 0 THEN 9223372036854775807 ELSE own.last_join_topological END
+    FROM (VALUES ($1)) AS room (room_nid)
+    LEFT JOIN visibility own ON own.room_nid = room.room_nid AND own.principal_nid = $2
+    LEFT JOIN visibility shared ON shared.room_nid = room.room_nid AND shared.principal_nid = 2
+    LEFT JOIN visibility world ON world.room_nid = room.room_nid AND world.principal_nid = 1
+$$;
+COMMENT ON FUNCTION sight_of IS
+    'What a principal may see in a room, always one row: the audiences of its own, those under "shared", those readable by the world, '
+    'and below which topological ordering the shared ones are a user''s own. For user_sees and server_sees.';
+
+CREATE FUNCTION user_sees(
+    event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT NOT $1.outlier AND $1.rejected IS NULL AND NOT $1.soft_failed AND (
+        $2 @> $1.audience
+        OR ($3 @> $1.audience AND $1.topological_ordering < $5)
+        OR $4 @> $1.audience
+    ) IS TRUE
+$$;
+COMMENT ON FUNCTION user_sees IS
+    'Whether a local user may see an event. The one place where this is decided: by the audience that was settled when it was persisted.';
+
+CREATE FUNCTION server_sees(
+    event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT NOT $1.outlier AND $1.rejected IS NULL AND ($2 @> $1.audience OR $3 @> $1.audience OR $4 @> $1.audience) IS TRUE
+$$;
+COMMENT ON FUNCTION server_sees IS 'Whether a server may have an event whole; otherwise it gets its redacted form.';
+
+CREATE FUNCTION state_entries(state_group bigint) RETURNS TABLE (state_key_nid int, event_nid bigint)
+LANGUAGE sql STABLE ROWS 100 AS $$
+    SELECT folded.state_key_nid, folded.event_nid
+    FROM (
+        SELECT DISTINCT ON (entry.state_key_nid) entry.state_key_nid, entry.event_nid
+        FROM state_groups wanted
+        CROSS JOIN unnest(wanted.path) WITH ORDINALITY AS step (state_group, place)
+        JOIN state_groups part ON part.state_group = step.state_group
+        CROSS JOIN LATERAL (
+            SELECT * FROM unnest(part.key_nids, part.event_nids)
+            UNION ALL
+            SELECT * FROM unnest(part.member_key_nids, part.member_event_nids)
+        ) AS entry (state_key_nid, event_nid)
+        WHERE wanted.state_group = $1
+        ORDER BY entry.state_key_nid, step.place DESC
+    ) AS folded
+    WHERE folded.event_nid <> 0
+$$;
+COMMENT ON FUNCTION state_entries IS 'A whole state: the rows of the group''s path, folded by position, later ones winning; 0 removes a key.';

@@ -180,6 +180,8 @@ COMMENT ON CONSTRAINT events_stream_ordering_key ON events IS 'Serves: rows of t
 
 CREATE INDEX events_room_topological_idx ON events (room_nid, topological_ordering, stream_ordering) WHERE NOT outlier;
 COMMENT ON INDEX events_room_topological_idx IS 'Serves: pages of history; children within a range of the order (repair).';
+CREATE INDEX events_create_idx ON events (room_nid) WHERE type_nid = 1;
+COMMENT ON INDEX events_create_idx IS 'Serves: does a room have its create event already.';
 CREATE INDEX events_room_stream_idx ON events (room_nid, stream_ordering) WHERE NOT outlier AND NOT backfilled;
 COMMENT ON INDEX events_room_stream_idx IS 'Serves: the timeline of a room for /sync.';
 CREATE INDEX events_room_time_idx ON events (room_nid, origin_server_ts) WHERE NOT outlier;
@@ -315,6 +317,8 @@ CREATE TABLE auth_chain_links (
 COMMENT ON TABLE auth_chain_links IS
     'From this place on, the chain reaches the target chain up to the target place. Only links that say more than earlier ones.';
 COMMENT ON CONSTRAINT auth_chain_links_pkey ON auth_chain_links IS 'Serves: which chains a place reaches.';
+CREATE INDEX auth_chain_links_target_idx ON auth_chain_links (target_chain_nid, target_sequence_number);
+COMMENT ON INDEX auth_chain_links_target_idx IS 'Serves: which places reach a given one.';
 
 -- ------------------------------------------------------------------------------------------------ visibility
 

@@ -4,7 +4,7 @@ Everything loaded is put where `storage.persist.context.Reader` looks for it; wh
 the batch in hand only.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
@@ -13,6 +13,7 @@ from storage.event import load as load_event
 from storage.graph.chains import Chain, Place
 from storage.persist.context import Needs
 from storage.persist.draft import BLOCK_LENGTHS, Blocks, Draft
+from storage.persist.questions import ANSWERS, keep_rows
 from storage.persist.rows import UNSEEN, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.read import read_groups
 from storage.visibility import ranges
@@ -31,18 +32,6 @@ SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, dep
     membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events
 FROM events
 WHERE event_nid = ANY($1::bigint[])
-"""
-
-SQL_EVENTS_FROM_ORDER: Final[LiteralString] = """
-SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
-    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
-    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events
-FROM events
-WHERE room_nid = $1::int
-    AND topological_ordering >= $2::bigint
-    AND NOT outlier
-ORDER BY topological_ordering, stream_ordering
-LIMIT $3::bigint
 """
 
 SQL_GAPS: Final[LiteralString] = """
@@ -126,28 +115,6 @@ UNION ALL
 SELECT 'auth_chain_nids', nextval('auth_chain_nids') FROM generate_series(1, $7::int)
 """
 
-SQL_DIGEST: Final[LiteralString] = """
-SELECT state_group
-FROM state_groups
-WHERE room_nid = $1::int AND digest = $2::bigint
-ORDER BY state_group
-"""
-
-SQL_AUTH_GRAPH: Final[LiteralString] = """
-WITH RECURSIVE chain AS (
-    SELECT event_nid, auth_events
-    FROM events
-    WHERE event_nid = ANY($1::bigint[])
-    UNION
-    SELECT e.event_nid, e.auth_events
-    FROM chain c
-    CROSS JOIN unnest(c.auth_events) AS parent (event_nid)
-    JOIN events e ON e.event_nid = parent.event_nid
-)
-SELECT event_nid, auth_events
-FROM chain
-"""
-
 SQL_PLACES: Final[LiteralString] = """
 SELECT event_nid, chain_nid, sequence_number
 FROM auth_chains
@@ -164,18 +131,6 @@ SELECT chain_nid, target_chain_nid, max(target_sequence_number)
 FROM auth_chain_links
 WHERE chain_nid = ANY($1::bigint[])
 GROUP BY chain_nid, target_chain_nid
-"""
-
-SQL_INVITED: Final[LiteralString] = """
-SELECT state_key_nid
-FROM events
-WHERE event_nid = ANY($1::bigint[]) AND membership = 4
-"""
-
-SQL_ROOM_PRINCIPALS: Final[LiteralString] = """
-SELECT principal_nid
-FROM visibility
-WHERE room_nid = $1::int
 """
 
 
@@ -252,13 +207,6 @@ class ChainRow(NamedTuple):
     number: int
 
 
-class GraphRow(NamedTuple):
-    """An event of the auth graph."""
-
-    event_nid: int
-    auth_events: list[int]
-
-
 async def load(conn: Connection, draft: Draft, needs: Needs) -> None:
     """Load what a decision lacks."""
     await LOADERS[needs.kind](conn, draft, needs.keys)
@@ -285,7 +233,7 @@ async def _event_ids(conn: Connection, draft: Draft, keys: Collection[str]) -> N
         draft.rows.setdefault(key, None)
         draft.missing.setdefault(key, None)
         draft.waiting.setdefault(key, ())
-    _keep_rows(draft, rows)
+    keep_rows(draft, rows)
     for gap in gaps:
         if gap.kind == "waiting":
             draft.waiting[gap.event_id] = (*draft.waiting[gap.event_id], gap.event_nid)
@@ -301,20 +249,7 @@ async def _event_nids(conn: Connection, draft: Draft, keys: Collection[int]) -> 
     rows = await conn.fetch(SQL_EVENTS_BY_NID, list(keys), row=EventRow)
     for key in keys:
         draft.row_ids.setdefault(key, "")
-    _keep_rows(draft, rows)
-
-
-def _keep_rows(draft: Draft, rows: Iterable[EventRow]) -> list[EventRow]:
-    """Rows from the database; those that this draft has changed stay as the draft has them."""
-    kept = []
-    for row in rows:
-        known = draft.rows.get(row.event_id)
-        if known is None:
-            known = row._replace(prev_events=tuple(row.prev_events), auth_events=tuple(row.auth_events))
-            draft.rows[row.event_id] = known
-        draft.row_ids[row.event_nid] = row.event_id
-        kept.append(known)
-    return kept
+    keep_rows(draft, rows)
 
 
 async def _events(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
@@ -409,26 +344,6 @@ async def _questions(conn: Connection, draft: Draft, keys: Collection[tuple[Any,
         draft.answers[question] = await ANSWERS[question[0]](conn, draft, *question[1:])
 
 
-async def _digest(conn: Connection, _: Draft, room_nid: int, digest: int) -> list[int]:
-    return await conn.fetchvals(SQL_DIGEST, room_nid, digest)
-
-
-async def _auth_graph(conn: Connection, _: Draft, nids: frozenset[int]) -> dict[int, tuple[int, ...]]:
-    return {row.event_nid: tuple(row.auth_events) for row in await conn.fetch(SQL_AUTH_GRAPH, list(nids), row=GraphRow)}
-
-
-async def _order(conn: Connection, draft: Draft, room_nid: int, lowest: int, limit: int) -> list[EventRow]:
-    return _keep_rows(draft, await conn.fetch(SQL_EVENTS_FROM_ORDER, room_nid, lowest, limit, row=EventRow))
-
-
-async def _invited(conn: Connection, _: Draft, nids: frozenset[int]) -> list[int]:
-    return await conn.fetchvals(SQL_INVITED, list(nids))
-
-
-async def _room_principals(conn: Connection, _: Draft, room_nid: int) -> list[int]:
-    return await conn.fetchvals(SQL_ROOM_PRINCIPALS, room_nid)
-
-
 LOADERS: Final[dict[str, Callable[[Connection, Draft, Any], Awaitable[None]]]] = {
     "nids": _nids,
     "event_ids": _event_ids,
@@ -447,12 +362,4 @@ LOADERS: Final[dict[str, Callable[[Connection, Draft, Any], Awaitable[None]]]] =
     "places": _places,
     "chains": _chains,
     "questions": _questions,
-}
-
-ANSWERS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
-    "digest": _digest,
-    "auth_graph": _auth_graph,
-    "order": _order,
-    "invited": _invited,
-    "principals": _room_principals,
 }

@@ -105,7 +105,7 @@ def _unknown_state(draft: Draft, room: RoomDraft, incoming: Incoming, parents: P
 
 def _plan_outlier(draft: Draft, room: RoomDraft, incoming: Incoming, auth_rows: list[EventRow]) -> AppendResult:
     event = incoming.event
-    judged = verdict(draft, event, auth_rows, None, None)
+    judged = verdict(draft, room, event, auth_rows, before=None, current=None)
     row = _row(draft, room, incoming, _nid(draft, event, None), auth_rows)._replace(outlier=True, rejected=judged.rejected)
     step = Step(draft, room)
     membership = _own_membership(step, row, event)
@@ -148,7 +148,7 @@ def _decide(
     before = before_event(step, incoming.state_before, parents)
     row = _row(draft, room, incoming, nid, auth_rows)
     current = step.main_group() if live and room.extremities else None
-    judged = verdict(draft, event, auth_rows, before, current)
+    judged = verdict(draft, room, event, auth_rows, before=before, current=current)
     row = row._replace(
         topological_ordering=placement.order,
         prev_events=placement.prev_events,

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from storage.auth import check, check_auth_events, keys_needed
+from storage.database.names import TYPE_CREATE
 from storage.errors import AuthDenied
 from storage.event import Event
 from storage.ids import EventId, StateKey
-from storage.persist.draft import Draft
+from storage.persist.draft import Draft, RoomDraft
 from storage.persist.rows import EventRow
 from storage.state.groups import Group
 
@@ -25,13 +26,18 @@ class Verdict(NamedTuple):
     soft_failed: str | None = None
 
 
-def verdict(draft: Draft, event: Event, auth_rows: Iterable[EventRow], before: Group | None, current: Group | None) -> Verdict:
+def verdict(
+    draft: Draft, room: RoomDraft, event: Event, auth_rows: Iterable[EventRow], *, before: Group | None, current: Group | None
+) -> Verdict:
     """What the auth rules say. ``before`` None: an outlier, checked by its auth events alone; ``current`` None: no soft failure."""
     rows = list(auth_rows)
     events = draft.events_of(row.event_nid for row in rows)
     claimed = {one.event_id: one for one in events.values()}
     rejected = {EventId(row.event_id) for row in rows if row.rejected is not None}
     state = {} if before is None or event.type == CREATE_KEY[0] else auth_state(draft, before, keys_needed(event))
+    first = _first_create(draft, room, event)
+    if first is not None:
+        return Verdict(rejected=f"create.second: the room has the create event {first}")
     try:
         check_auth_events(event, claimed, rejected)
         if state and not _same(state, claimed):
@@ -41,6 +47,17 @@ def verdict(draft: Draft, event: Event, auth_rows: Iterable[EventRow], before: G
     if before is None or current is None or current.state_group == before.state_group:
         return Verdict()
     return _soft(draft, event, state, current)
+
+
+def _first_create(draft: Draft, room: RoomDraft, event: Event) -> str | None:
+    """The accepted create event that the room of a create event has already, if any: the rules by their letter let in a second."""
+    if event.type != CREATE_KEY[0]:
+        return None
+    new = (one.row for one in draft.new_events.values() if one.row.room_nid == room.row.room_nid and one.row.type_nid == TYPE_CREATE)
+    known = [row.event_id for row in new if row.rejected is None]
+    if room.row.write_version:
+        known += draft.answer(("create", room.row.room_nid))
+    return next((one for one in known if one != event.event_id), None)
 
 
 def _soft(draft: Draft, event: Event, checked: Mapping[StateKey, Event], current: Group) -> Verdict:
