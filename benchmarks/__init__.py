@@ -1,0 +1,5 @@
+"""Benchmarks of the hot paths, one module each, on a Postgres of their own: `python -m benchmarks [names] [--quick] [--profile]`.
+
+harness.py     the server, the clocks, the counters, the results; shared by all
+append.py      storing events
+"""

