@@ -3,14 +3,15 @@
 The room version comes from the store where the room is known, else from a create event in the batch, else from the caller.
 """
 
+import heapq
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import orjson
 
 from storage.errors import InvalidEvent, InvalidSignature, UnknownRoomVersion
 from storage.event import Event, parse, required_signers, verify
+from storage.ids import EventId
 from storage.persist.results import AppendResult
 
 Pdu = bytes | dict[str, Any]
@@ -111,19 +112,46 @@ async def _key(keys: VerifyKeys, server: str, key_id: str) -> Any:
 
 
 def in_order(events: Sequence[Event]) -> list[int]:
-    """The positions of the events so that those that others build on come first; as given where there is a choice or a cycle."""
-    at = {event.event_id: index for index, event in reversed(list(enumerate(events)))}
-    edges = [_within(event, index, at) for index, event in enumerate(events)]
-    if all(parent < index for index, parents in enumerate(edges) for parent in parents):
+    """The positions of the events in an order in which they can be stored.
+
+    Again and again the first whose parents and auth events in the batch have all had their turn; in a circle, which the ids of
+    versions 1 and 2 can form, the first of those left.
+    """
+    places: dict[EventId, list[int]] = {}
+    for index, event in enumerate(events):
+        places.setdefault(event.event_id, []).append(index)
+    waits = [_within(event, places) for event in events]
+    if all(before < index for index, befores in enumerate(waits) for before in befores):
         return list(range(len(events)))
-    sorter = TopologicalSorter(dict(enumerate(edges)))
-    try:
-        return list(sorter.static_order())
-    except CycleError:
-        return list(range(len(events)))
+    return _kahn(waits)
 
 
-def _within(event: Event, index: int, at: Mapping[Any, int]) -> list[int]:
-    """The positions of the parents and auth events that are in the batch."""
-    parents = [at[parent] for parent in (*event.prev_event_ids, *event.auth_event_ids) if parent in at]
-    return [parent for parent in parents if parent != index]
+def _kahn(waits: Sequence[set[int]]) -> list[int]:
+    followers: dict[int, list[int]] = {}
+    for index, befores in enumerate(waits):
+        for before in befores:
+            followers.setdefault(before, []).append(index)
+    left = [len(befores) for befores in waits]
+    free = [index for index, count in enumerate(left) if count == 0]
+    waiting = dict.fromkeys(range(len(waits)))
+    ordered: list[int] = []
+    while waiting:
+        index = heapq.heappop(free) if free else next(iter(waiting))
+        if index not in waiting:
+            continue  # was let go ahead in a circle
+        del waiting[index]
+        ordered.append(index)
+        for follower in followers.get(index, ()):
+            left[follower] -= 1
+            if left[follower] == 0:
+                heapq.heappush(free, follower)
+    return ordered
+
+
+def _within(event: Event, places: Mapping[EventId, Sequence[int]]) -> set[int]:
+    """The positions of the parents and auth events (and the create event that a room id names) that are in the batch."""
+    named = {*event.prev_event_ids, *event.auth_event_ids}
+    if event.room_version.create_room_id:
+        named.add(EventId("$" + event.room_id[1:]))
+    named.discard(event.event_id)
+    return {place for one in named for place in places.get(one, ())}
