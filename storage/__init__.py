@@ -29,7 +29,11 @@ from storage.errors import (
 )
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId
 from storage.persist import AppendResult
+from storage.queries.authorisation import StateIds
+from storage.queries.context import Context
 from storage.queries.events import StoredEvent
+from storage.queries.messages import Gap, Page
+from storage.queries.sync import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
 from storage.store import Store
 from storage.store import open_store as open  # noqa: A004  # storage.open is the public name
 
@@ -39,22 +43,30 @@ __all__ = [
     "CommitUnknown",
     "Config",
     "ConstraintViolated",
+    "Context",
     "DatabaseConflict",
     "DatabaseError",
     "DatabaseFull",
     "DatabaseUnavailable",
     "EventId",
+    "Gap",
     "InputError",
     "InvalidEvent",
     "InvalidIdentifier",
     "InvalidSignature",
     "InvalidToken",
+    "InvitedRoom",
+    "JoinedRoom",
+    "KnockedRoom",
+    "LeftRoom",
+    "Page",
     "PermissionRefused",
     "ProtocolError",
     "ResyncNeeded",
     "RoomId",
     "SchemaOutOfDate",
     "ServerName",
+    "StateIds",
     "StateKey",
     "StateUnknown",
     "StorageClosed",
@@ -62,6 +74,8 @@ __all__ = [
     "StorageError",
     "Store",
     "StoredEvent",
+    "Sync",
+    "Timeline",
     "UnknownEvent",
     "UnknownRoom",
     "UnknownRoomVersion",

@@ -17,9 +17,13 @@ from storage.ids import EventId, RoomId, UserId
 from storage.persist import AppendResult, Origin, Writer
 from storage.persist.append import append
 from storage.persist.intake import Pdu, VerifyKeys
-from storage.queries import events, state
+from storage.queries import auth_chain, authorisation, checks, context, events, federation, messages, near, state, visible
+from storage.queries.authorisation import StateIds
+from storage.queries.context import Context
 from storage.queries.events import StoredEvent
+from storage.queries.messages import Direction, Page
 from storage.queries.state import StateMap
+from storage.queries.sync import Asked, Commits, Sync, sync, until_news
 
 SQL_DEPLOYMENT: Final[LiteralString] = """
 INSERT INTO deployment (deployment_id, created_ts)
@@ -42,6 +46,8 @@ class Store:
         self.server_name = server_name
         self.instance_name = instance_name
         self.deployment_id = deployment_id
+        self._commits = Commits()
+        writer.on_commit.append(self._commits.told)
 
     # ---------------------------------------------------------------------------------------------- writing
 
@@ -99,6 +105,146 @@ class Store:
         """The rooms that a local user is joined to."""
         async with self.database.connection() as conn:
             return await state.rooms_of(conn, user_id)
+
+    async def visible_to_user(self, user_id: str, event_ids: Iterable[str]) -> set[EventId]:
+        """Those of the events that a local user may see. `InvalidIdentifier`, also for a user of another server."""
+        user, ids = checks.local_user(user_id, self.server_name), checks.events(event_ids)
+        async with self.database.connection() as conn:
+            return await visible.visible_to_user(conn, user, ids)
+
+    async def visible_to_server(self, server_name: str, event_ids: Iterable[str]) -> set[EventId]:
+        """Those of the events that a server may have whole. `InvalidIdentifier`."""
+        server, ids = checks.server(server_name), checks.events(event_ids)
+        async with self.database.connection() as conn:
+            return await visible.visible_to_server(conn, server, ids)
+
+    # ---------------------------------------------------------------------------------------------- sync and pages
+
+    async def sync(
+        self,
+        user_id: str,
+        *,
+        since: str | None = None,
+        timeline_limit: int = 10,
+        rooms_limit: int | None = None,
+        full_state: bool = False,
+        timeout_ms: int = 0,
+    ) -> Sync:
+        """What is new to a local user since a token; None: everything (api.md, "Sync").
+
+        ``rooms_limit`` is for an initial sync: the rooms with the latest activity; `Sync.next_rooms` as ``since`` brings the next ones.
+        ``full_state`` tells the whole state of every joined room. ``timeout_ms`` waits for something to happen.
+        `InvalidIdentifier`, `InvalidToken`, `ResyncNeeded`, `InputError`.
+        """
+        asked = Asked.of(
+            user_id,
+            since,
+            timeline_limit=timeline_limit,
+            rooms_limit=rooms_limit,
+            full_state=full_state,
+            server_name=self.server_name,
+            deployment=self.deployment_id,
+            config=self.database.config,
+        )
+
+        async def ask() -> Sync:
+            async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+                return await sync(conn, asked)
+
+        return await until_news(ask, self._commits, timeout_ms=timeout_ms, poll_ms=self.database.config.sync_poll_ms)
+
+    async def messages(
+        self,
+        room_id: RoomId,
+        user_id: str,
+        *,
+        from_: str | None = None,
+        to: str | None = None,
+        direction: Direction = "b",
+        limit: int = 10,
+    ) -> Page:
+        """A page of a room's history, backwards ("b") from ``from_`` (None: the end) or forwards ("f"; None: the beginning).
+
+        Exactly ``limit`` visible events unless there are no more (`Page.end` is None). Tokens of sync are taken as well.
+        `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.
+        """
+        user = checks.local_user(user_id, self.server_name)
+        asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
+        async with self.database.connection() as conn:
+            return await messages.messages(conn, room_id, user, asked, self.deployment_id)
+
+    async def context(self, event_id: EventId, user_id: str, *, limit: int = 10) -> Context:
+        """An event amid at most ``limit`` others, and the state there. `UnknownEvent` also where the user may not see it."""
+        user = checks.local_user(user_id, self.server_name)
+        async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            return await context.context(conn, event_id, user, limit=self._limit(limit), deployment=self.deployment_id)
+
+    async def event_near(self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: Direction) -> StoredEvent | None:
+        """The visible event at, or nearest before ("b") or after ("f") a time. None if there is none. `UnknownRoom`."""
+        user = checks.local_user(user_id, self.server_name)
+        async with self.database.connection() as conn:
+            return await near.event_near(conn, room_id, user, timestamp_ms, direction)
+
+    # ---------------------------------------------------------------------------------------------- federation
+
+    async def backfill(self, room_id: RoomId, from_ids: Iterable[str], limit: int, *, server_name: str | None = None) -> list[StoredEvent]:
+        """These events and their ancestors, newest first; for a server, what it may not see comes redacted. `UnknownRoom`."""
+        ids, server = checks.events(from_ids), None if server_name is None else checks.server(server_name)
+        async with self.database.connection() as conn:
+            return await federation.backfill(
+                conn, room_id, ids, self._limit(limit), server_name=server, rows_max=self.database.config.traversal_rows_max
+            )
+
+    async def missing_events(
+        self,
+        room_id: RoomId,
+        earliest: Iterable[str],
+        latest: Iterable[str],
+        *,
+        limit: int = 10,
+        min_depth: int = 0,
+        server_name: str | None = None,
+    ) -> list[StoredEvent]:
+        """What lies between ``earliest`` and ``latest``, both left out, oldest first (breadth first from the latest). `UnknownRoom`."""
+        early, late = checks.events(earliest), checks.events(latest)
+        server = None if server_name is None else checks.server(server_name)
+        async with self.database.connection() as conn:
+            return await federation.missing_events(
+                conn,
+                room_id,
+                early,
+                late,
+                limit=self._limit(limit),
+                min_depth=min_depth,
+                server_name=server,
+                rows_max=self.database.config.traversal_rows_max,
+            )
+
+    async def state_ids(self, event_id: EventId) -> StateIds:
+        """The state before an event, and the auth chain of that state. `UnknownEvent`, `StateUnknown` for an outlier."""
+        async with self.database.connection() as conn:
+            return await authorisation.state_ids(conn, event_id)
+
+    async def event_auth(self, event_id: EventId) -> list[StoredEvent]:
+        """The auth chain of an event, without itself. `UnknownEvent`."""
+        async with self.database.connection() as conn:
+            return await authorisation.event_auth(conn, event_id)
+
+    async def auth_chain_ids(self, event_ids: Iterable[str]) -> set[EventId]:
+        """The union of the auth chains of these events. `UnknownEvent`."""
+        ids = checks.events(event_ids)
+        async with self.database.connection() as conn:
+            return await auth_chain.auth_chain_ids(conn, ids)
+
+    async def auth_chain_difference(self, sets: Iterable[Iterable[str]]) -> set[EventId]:
+        """What is in the auth chains of some of the sets but not of all. `UnknownEvent`."""
+        ids = [checks.events(one) for one in sets]
+        async with self.database.connection() as conn:
+            return await auth_chain.auth_chain_difference(conn, ids)
+
+    def _limit(self, limit: int) -> int:
+        """At most `Config.page_limit_max`; `InputError` for a negative one."""
+        return checks.limit(limit, self.database.config.page_limit_max)
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ NAMES = """
 AppendResult AuthDenied CommitUnknown Config ConstraintViolated DatabaseConflict DatabaseError DatabaseFull DatabaseUnavailable EventId InputError
 InvalidEvent InvalidIdentifier InvalidSignature InvalidToken PermissionRefused ProtocolError ResyncNeeded RoomId SchemaOutOfDate
 ServerName StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent UnknownEvent UnknownRoom UnknownRoomVersion UnknownUser UserId open
+Context Gap InvitedRoom JoinedRoom KnockedRoom LeftRoom Page StateIds Sync Timeline
 """
 
 

@@ -1,0 +1,129 @@
+"""An event amid those around it, and the room's state there: two statements in one snapshot.
+
+Client-server API, "Event Context".
+"""
+
+from dataclasses import dataclass
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.errors import UnknownEvent
+from storage.ids import EventId, UserId
+from storage.queries.events import StoredEvent, StoredRow, stored, stored_of
+from storage.queries.messages import edge
+
+SQL_CONTEXT: Final[LiteralString] = """
+WITH
+target AS MATERIALIZED (
+    SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, sight.*
+    FROM events e
+    CROSS JOIN LATERAL sight_of(
+        e.room_nid, COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0)
+    ) AS sight
+    WHERE e.event_id = $1::text
+        AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+),
+before AS (
+    SELECT e.event_nid
+    FROM target t
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid
+        FROM events e
+        WHERE e.room_nid = t.room_nid AND NOT e.outlier
+            AND (e.topological_ordering, e.stream_ordering) < (t.topological_ordering, t.stream_ordering)
+            AND user_sees(e, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before)
+        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+        LIMIT $3::bigint
+    ) AS e
+),
+after AS (
+    SELECT e.event_nid
+    FROM target t
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid
+        FROM events e
+        WHERE e.room_nid = t.room_nid AND NOT e.outlier
+            AND (e.topological_ordering, e.stream_ordering) > (t.topological_ordering, t.stream_ordering)
+            AND user_sees(e, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before)
+        ORDER BY e.topological_ordering, e.stream_ordering
+        LIMIT $4::bigint
+    ) AS e
+),
+chosen AS (
+    SELECT event_nid, -1 AS side FROM before
+    UNION ALL
+    SELECT event_nid, 0 FROM target
+    UNION ALL
+    SELECT event_nid, 1 FROM after
+)
+SELECT chosen.side, s.*
+FROM chosen
+JOIN stored_events s USING (event_nid)
+ORDER BY s.topological_ordering, s.stream_ordering
+"""
+
+SQL_STATE_AT: Final[LiteralString] = """
+SELECT s.*
+FROM events e
+CROSS JOIN LATERAL state_entries(COALESCE(e.state_group_after, e.state_group_before)) AS entry
+JOIN stored_events s ON s.event_nid = entry.event_nid
+WHERE e.event_id = $1::text
+"""
+
+
+class ContextRow(NamedTuple):
+    """One event: before (-1), at (0) or after (1) the one that is asked about."""
+
+    side: int
+    event_nid: int
+    event_id: str
+    room_id: str
+    room_version: str
+    stream_ordering: int | None
+    topological_ordering: int | None
+    depth: int
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool
+    outlier: bool
+    redacted_form: bool
+    encoding: int
+    json: bytes
+
+
+EVENT: Final = ContextRow._fields.index("event_nid")
+"""Where the columns of the event begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """An event amid others: those before it newest first, those after it oldest first, by topological order.
+
+    ``state`` is that after the last event given. ``start`` pages back from the earliest event, ``end`` forward from the latest.
+    """
+
+    events_before: list[StoredEvent]
+    event: StoredEvent
+    events_after: list[StoredEvent]
+    state: list[StoredEvent]
+    start: str
+    end: str
+
+
+async def context(conn: Connection, event_id: EventId, user_id: UserId, *, limit: int, deployment: str) -> Context:
+    """At most ``limit`` visible events around one, half of them before it. `UnknownEvent` also where the user may not see it."""
+    before = limit // 2
+    rows = await conn.fetch(SQL_CONTEXT, event_id, user_id, before, limit - before, row=ContextRow)
+    if not rows:
+        raise UnknownEvent(event_id)
+    events = [stored_of(row[EVENT:]) for row in rows]
+    state = await conn.fetch(SQL_STATE_AT, events[-1].event_id, row=StoredRow)
+    place = next(index for index, row in enumerate(rows) if row.side == 0)
+    return Context(
+        events_before=events[:place][::-1],
+        event=events[place],
+        events_after=events[place + 1 :],
+        state=[stored(row) for row in state],
+        start=edge(events[0], "b", first=False).print(deployment),
+        end=edge(events[-1], "f", first=False).print(deployment),
+    )

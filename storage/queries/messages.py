@@ -1,0 +1,283 @@
+"""Pages of a room's history, in topological order, in one statement each.
+
+A page ends where the next one begins: `Page.end` is a place in the order, not an offset, so that events that arrive in the
+meantime neither shift it nor fall through. The limit is exact, as visibility is part of the query. Where history is missing
+within the stretch that a page covers, the page says so (`Gap`), so that it can be backfilled and asked for again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.errors import InputError, UnknownRoom
+from storage.ids import EventId, RoomId, UserId
+from storage.queries.events import StoredEvent, stored_of
+from storage.queries.sync.positions import reached
+from storage.streams import PaginationToken, SyncToken
+from storage.streams.positions import LARGEST_POSITION
+from storage.streams.tokens import is_sync_token
+
+Direction = Literal["b", "f"]
+
+SQL_BACKWARDS: Final[LiteralString] = """
+WITH
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
+),
+room AS MATERIALIZED (
+    SELECT r.room_nid, sight.*
+    FROM reader
+    CROSS JOIN rooms r
+    CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
+    WHERE r.room_id = $1::text
+),
+lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
+    SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint ELSE (
+        SELECT LEAST($6::bigint, COALESCE(min(e.topological_ordering) - 1, $6::bigint))
+        FROM room r
+        JOIN events e USING (room_nid)
+        WHERE NOT e.outlier AND NOT e.backfilled AND e.stream_ordering > $8::bigint
+    ) END AS topological_ordering
+),
+page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, to know whether there are more
+    SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+    FROM room r
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+        FROM events e
+        WHERE e.room_nid = r.room_nid AND NOT e.outlier
+            AND (e.topological_ordering, e.stream_ordering) <= ($3::bigint, $4::bigint)
+            AND (e.backfilled OR e.stream_ordering <= $5::bigint)
+            AND e.topological_ordering >= (SELECT topological_ordering FROM lowest)
+            AND (
+                (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
+                OR (NOT e.backfilled AND e.stream_ordering > $8::bigint)
+            )
+            AND user_sees(e, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
+        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+        LIMIT $9::bigint + 1
+    ) AS e
+),
+covered AS (  -- how far the page goes, if it is full
+    SELECT (SELECT topological_ordering FROM page ORDER BY 1 DESC OFFSET $9::bigint LIMIT 1) AS topological_ordering
+),
+gap AS (  -- missing events whose children stand in what the page covers
+    SELECT array_agg(m.event_id) AS ids, array_agg(c.topological_ordering) AS topological, array_agg(c.stream_ordering) AS stream
+    FROM room r
+    JOIN missing_events m USING (room_nid)
+    JOIN events c ON c.event_nid = ANY(m.child_nids)
+    CROSS JOIN covered
+    WHERE NOT c.outlier
+        AND (c.topological_ordering, c.stream_ordering) <= ($3::bigint, $4::bigint)
+        AND (c.backfilled OR c.stream_ordering <= $5::bigint)
+        AND (
+            (c.topological_ordering, c.stream_ordering) > ($6::bigint, $7::bigint)
+            OR (NOT c.backfilled AND c.stream_ordering > $8::bigint)
+        )
+        AND c.topological_ordering >= COALESCE(covered.topological_ordering, 0)
+)
+SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, s.*
+FROM room
+CROSS JOIN gap
+LEFT JOIN page ON true
+LEFT JOIN stored_events s ON s.event_nid = page.event_nid
+ORDER BY page.topological_ordering DESC, page.stream_ordering DESC
+"""
+
+SQL_FORWARDS: Final[LiteralString] = """
+WITH
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
+),
+room AS MATERIALIZED (
+    SELECT r.room_nid, sight.*
+    FROM reader
+    CROSS JOIN rooms r
+    CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
+    WHERE r.room_id = $1::text
+),
+lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a timeline, the oldest event
+    SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint ELSE (
+        SELECT LEAST($3::bigint, COALESCE(min(e.topological_ordering) - 1, $3::bigint))
+        FROM room r
+        JOIN events e USING (room_nid)
+        WHERE NOT e.outlier AND NOT e.backfilled AND e.stream_ordering > $5::bigint
+    ) END AS topological_ordering
+),
+page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, to know whether there are more
+    SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+    FROM room r
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+        FROM events e
+        WHERE e.room_nid = r.room_nid AND NOT e.outlier
+            AND e.topological_ordering >= (SELECT topological_ordering FROM lowest)
+            AND (
+                (e.topological_ordering, e.stream_ordering) > ($3::bigint, $4::bigint)
+                OR (NOT e.backfilled AND e.stream_ordering > $5::bigint)
+            )
+            AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+            AND (e.backfilled OR e.stream_ordering <= $8::bigint)
+            AND user_sees(e, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
+        ORDER BY e.topological_ordering, e.stream_ordering
+        LIMIT $9::bigint + 1
+    ) AS e
+),
+covered AS (  -- how far the page goes, if it is full
+    SELECT (SELECT topological_ordering FROM page ORDER BY 1 OFFSET $9::bigint LIMIT 1) AS topological_ordering
+),
+gap AS (  -- missing events whose children stand in what the page covers
+    SELECT array_agg(m.event_id) AS ids, array_agg(c.topological_ordering) AS topological, array_agg(c.stream_ordering) AS stream
+    FROM room r
+    JOIN missing_events m USING (room_nid)
+    JOIN events c ON c.event_nid = ANY(m.child_nids)
+    CROSS JOIN covered
+    WHERE NOT c.outlier
+        AND (
+            (c.topological_ordering, c.stream_ordering) > ($3::bigint, $4::bigint)
+            OR (NOT c.backfilled AND c.stream_ordering > $5::bigint)
+        )
+        AND (c.topological_ordering, c.stream_ordering) <= ($6::bigint, $7::bigint)
+        AND (c.backfilled OR c.stream_ordering <= $8::bigint)
+        AND c.topological_ordering <= COALESCE(covered.topological_ordering, 9223372036854775807)
+)
+SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, s.*
+FROM room
+CROSS JOIN gap
+LEFT JOIN page ON true
+LEFT JOIN stored_events s ON s.event_nid = page.event_nid
+ORDER BY page.topological_ordering, page.stream_ordering
+"""
+
+
+class PageRow(NamedTuple):
+    """One event of a page; the columns of the event are None if it has none. Every row has the page's gaps, three columns in step."""
+
+    gap_ids: list[str] | None
+    gap_topological: list[int] | None
+    gap_stream: list[int] | None
+    event_nid: int | None
+    event_id: str | None
+    room_id: str | None
+    room_version: str | None
+    stream_ordering: int | None
+    topological_ordering: int | None
+    depth: int | None
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool | None
+    outlier: bool | None
+    redacted_form: bool | None
+    encoding: int | None
+    json: bytes | None
+
+
+EVENT: Final = PageRow._fields.index("event_nid")
+"""Where the columns of the event begin."""
+
+BEGINNING: Final = PaginationToken(0, 0)
+END: Final = PaginationToken(LARGEST_POSITION, LARGEST_POSITION)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """History that is missing within a page: `backfill_from` are parents that are not held; ask for them over federation.
+
+    ``after`` and ``before`` are the events of the page between which it lies, by age (the older one, the newer one): None where it
+    lies at the end of the page.
+    """
+
+    backfill_from: tuple[EventId, ...]
+    after: EventId | None
+    before: EventId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A stretch of history in the direction it was asked for. ``end`` is where the next page begins; None: there is no more.
+
+    What `gaps` name is missing: append it with origin "backfill" and ask for the page again.
+    """
+
+    chunk: list[StoredEvent]
+    start: str
+    end: str | None
+    gaps: list[Gap]
+
+
+class Between(NamedTuple):
+    """A stretch of a room's order and the way through it."""
+
+    start: PaginationToken
+    stop: PaginationToken
+    direction: Direction
+    limit: int
+
+
+def between(from_: str | None, to: str | None, direction: Direction, limit: int, deployment: str) -> Between:
+    """The stretch that two tokens name, of pages or of sync. `InvalidToken`, `InputError`."""
+    if direction not in ("b", "f"):
+        raise InputError(f"direction {direction!r}: b or f")
+    ends = (END, BEGINNING) if direction == "b" else (BEGINNING, END)
+    start = ends[0] if from_ is None else place(from_, deployment)
+    stop = ends[1] if to is None else place(to, deployment)
+    return Between(start, stop, direction, limit)
+
+
+def place(token: str, deployment: str) -> PaginationToken:
+    """The place that a token names: of a page, or of a sync (everything that had arrived by then)."""
+    if is_sync_token(token):
+        return PaginationToken(LARGEST_POSITION, LARGEST_POSITION, reached(SyncToken.parse(token, deployment)))
+    return PaginationToken.parse(token, deployment)
+
+
+async def messages(conn: Connection, room_id: RoomId, user_id: UserId, asked: Between, deployment: str) -> Page:
+    """One page: exactly ``limit`` events that the user may see, unless there are no more. `UnknownRoom`."""
+    stretch = (*_numbers(asked.start), *_numbers(asked.stop))
+    if asked.direction == "b":
+        rows = await conn.fetch(SQL_BACKWARDS, room_id, user_id, *stretch, asked.limit, row=PageRow)
+    else:
+        rows = await conn.fetch(SQL_FORWARDS, room_id, user_id, *stretch, asked.limit, row=PageRow)
+    if not rows:
+        raise UnknownRoom(room_id)
+    found = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
+    chunk, more = found[: asked.limit], len(found) > asked.limit
+    start = asked.start if not chunk or asked.start not in (BEGINNING, END) else edge(chunk[0], asked.direction, first=True)
+    end = _end(chunk, asked) if more else None
+    return Page(chunk, start.print(deployment), None if end is None else end.print(deployment), _gaps(rows[0], chunk, asked, more=more))
+
+
+def _numbers(token: PaginationToken) -> tuple[int, int, int]:
+    return token.topological, token.stream, token.live
+
+
+def edge(event: StoredEvent, direction: Direction, *, first: bool, live: int = LARGEST_POSITION) -> PaginationToken:
+    """The place on the near side of the first, or the far side of the last event of a page in this direction."""
+    topological, stream = event.topological_ordering or 0, event.stream_ordering or 0
+    return PaginationToken(topological, stream if (direction == "b") == first else stream - 1, live)
+
+
+def _end(chunk: Sequence[StoredEvent], asked: Between) -> PaginationToken:
+    """Where a full page ends; where it began if nothing was asked for. Paging back stays beside the timeline that it started from."""
+    if not chunk:
+        return asked.start
+    return edge(chunk[-1], asked.direction, first=False, live=asked.start.live if asked.direction == "b" else LARGEST_POSITION)
+
+
+def _gaps(row: PageRow, chunk: Sequence[StoredEvent], asked: Between, *, more: bool) -> list[Gap]:
+    """The gaps of the page in its order. A gap lies before its child, which need not be visible."""
+    if not row.gap_ids:
+        return []
+    oldest_first = list(chunk) if asked.direction == "f" else list(reversed(chunk))
+    places = [(event.topological_ordering or 0, event.stream_ordering or 0) for event in oldest_first]
+    children = zip(row.gap_topological or (), row.gap_stream or (), strict=True)
+    found: dict[int, list[EventId]] = {}
+    for event_id, child in zip(row.gap_ids, children, strict=True):
+        index = next((index for index, at in enumerate(places) if at >= child), len(places))
+        beyond = (index == 0 and places and child != places[0]) if asked.direction == "b" else index == len(places)
+        if not (more and beyond):  # else it is the next page's
+            found.setdefault(index, []).append(EventId(event_id))
+    ids: list[EventId | None] = [None, *(event.event_id for event in oldest_first), None]
+    gaps = [Gap(tuple(sorted(set(found[index]))), ids[index], ids[index + 1]) for index in sorted(found)]
+    return gaps if asked.direction == "f" else gaps[::-1]

@@ -1,0 +1,15 @@
+"""/sync: what is new to a user, in at most four statements within one snapshot, whatever the number of rooms.
+
+1. positions.py   how far the streams are: the answer's next_batch
+2. rooms.py       which rooms have something to tell, and their timelines
+3. state.py       their state at the start and at the end of the timeline, whole or as what changed
+4. stripped.py    what invited and knocking users are shown of a room
+
+answer.py puts them together, results.py is what comes out, waiting.py is the long poll.
+"""
+
+from storage.queries.sync.answer import Asked, sync
+from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
+from storage.queries.sync.waiting import Commits, until_news
+
+__all__ = ["Asked", "Commits", "InvitedRoom", "JoinedRoom", "KnockedRoom", "LeftRoom", "Sync", "Timeline", "sync", "until_news"]

@@ -1,0 +1,121 @@
+"""One answer of /sync out of its parts, within one snapshot."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from storage.config import Config
+from storage.database.connection import Connection
+from storage.database.names import INVITE, JOIN, MEMBERSHIPS
+from storage.errors import InvalidToken
+from storage.ids import RoomId, UserId
+from storage.queries import checks
+from storage.queries.sync.positions import positions, reached
+from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
+from storage.queries.sync.rooms import Stretch, Told, rooms
+from storage.queries.sync.state import RoomState, Wanted, states
+from storage.queries.sync.stripped import stripped_states
+from storage.streams import PaginationToken, RoomsToken, SyncToken
+from storage.streams.tokens import is_rooms_token
+
+KNOCK: Final = MEMBERSHIPS["knock"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question to /sync, its tokens read and its limits checked."""
+
+    user_id: UserId
+    since: SyncToken | None
+    part: RoomsToken | None
+    timeline_limit: int
+    rooms_limit: int | None
+    full_state: bool
+    deployment: str
+
+    @classmethod
+    def of(
+        cls,
+        user_id: str,
+        since: str | None,
+        *,
+        timeline_limit: int,
+        rooms_limit: int | None,
+        full_state: bool,
+        server_name: str,
+        deployment: str,
+        config: Config,
+    ) -> "Asked":
+        """From what the caller gave; `InvalidIdentifier`, `InvalidToken`, `InputError`."""
+        part = None if since is None or not is_rooms_token(since) else RoomsToken.parse(since, deployment)
+        token = None if since is None or part is not None else SyncToken.parse(since, deployment)
+        if rooms_limit is not None:
+            rooms_limit = checks.limit(rooms_limit, config.page_limit_max)
+        if part is not None and rooms_limit is None:
+            raise InvalidToken(since or "", "a next_rooms token goes with rooms_limit")
+        limit = checks.limit(timeline_limit, config.page_limit_max)
+        return cls(checks.local_user(user_id, server_name), token, part, limit, rooms_limit, full_state, deployment)
+
+
+async def sync(conn: Connection, asked: Asked) -> Sync:
+    """The answer, in at most four statements. ``conn`` is in a REPEATABLE READ transaction: one snapshot."""
+    current = await positions(conn)
+    upto = SyncToken.of(current) if asked.part is None else asked.part.upto.bound(current)
+    since = None if asked.since is None else reached(asked.since.bound(current))
+    if since == reached(upto) and not asked.full_state:
+        return Sync(upto.print(asked.deployment))
+    below = None if asked.part is None else (asked.part.activity, asked.part.room)
+    limit = asked.rooms_limit if since is None else None
+    found = await rooms(conn, asked.user_id, Stretch(since, reached(upto), asked.timeline_limit, limit, below, asked.full_state))
+    joined = [room for room in found if room.row.membership == JOIN]
+    more = limit is not None and len(joined) > limit
+    if more:
+        found.remove(joined[-1])
+        joined = joined[:-1]
+    next_rooms = _next_rooms(upto, joined[-1]).print(asked.deployment) if more and joined else None
+    return await _fill(conn, asked, found, Sync(upto.print(asked.deployment), next_rooms=next_rooms))
+
+
+def _next_rooms(upto: SyncToken, last: Told) -> RoomsToken:
+    return RoomsToken(upto, last.row.activity or 0, last.row.room_nid)
+
+
+async def _fill(conn: Connection, asked: Asked, found: list[Told], answer: Sync) -> Sync:
+    """The rooms, with their states, into the answer."""
+    shown = [room for room in found if room.row.membership in (INVITE, KNOCK)]
+    told = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
+    held = await states(conn, [_wanted(room, asked.timeline_limit) for room in told])
+    for room in told:
+        room_id = RoomId(room.row.told_room_id)
+        one = _room(room, held[room.row.room_nid], asked)
+        if room.row.membership != JOIN:
+            answer.leave[room_id] = LeftRoom(one.timeline, one.state, one.state_after, one.state_removed)
+        elif room.row.whole or one.timeline.events or one.timeline.limited or one.state_after or one.state or one.state_removed:
+            answer.join[room_id] = one
+    stripped = await stripped_states(conn, [(room.row.room_nid, room.row.member_nid) for room in shown])
+    for room in shown:
+        room_id = RoomId(room.row.told_room_id)
+        if room.row.membership == INVITE:
+            answer.invite[room_id] = InvitedRoom(stripped[room.row.room_nid])
+        else:
+            answer.knock[room_id] = KnockedRoom(stripped[room.row.room_nid])
+    return answer
+
+
+def _wanted(room: Told, timeline_limit: int) -> Wanted:
+    """The state to ask for. Who has not been in the room since the last sync is told of their own membership only."""
+    row = room.row
+    only = None if row.was_joined else row.member_key_nid
+    return Wanted(row.room_nid, row.whole, only, row.lower, _start(room, timeline_limit), row.upper)
+
+
+def _start(room: Told, timeline_limit: int) -> int:
+    """The stream ordering directly before the timeline; its end if it is empty."""
+    timeline = room.events[-timeline_limit:] if timeline_limit else []
+    return (timeline[0].stream_ordering or 0) - 1 if timeline else room.row.upper
+
+
+def _room(room: Told, state: RoomState, asked: Asked) -> JoinedRoom:
+    row, limit = room.row, asked.timeline_limit
+    place = PaginationToken(row.max_topological_ordering + 1, 0, _start(room, limit))
+    timeline = Timeline(room.events[-limit:] if limit else [], len(room.events) > limit, place.print(asked.deployment))
+    return JoinedRoom(timeline, state.at_start, state.at_end, state.removed)

@@ -1,0 +1,43 @@
+"""How far the streams are in a snapshot.
+
+A position and its facts are written in one transaction (storage/persist/write.py), so within one snapshot the positions are
+those of exactly the facts that can be read.
+"""
+
+from collections.abc import Mapping
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.streams import SyncToken, VectorPosition
+
+SQL_POSITIONS: Final[LiteralString] = """
+SELECT stream_name, instance_name, stream_id
+FROM stream_positions
+WHERE stream_name = ANY($1::text[])
+"""
+
+STREAMS: Final = ("events",)  # those that a sync tells of
+
+
+class WriterRow(NamedTuple):
+    """How far a writer is in a stream."""
+
+    stream_name: str
+    instance_name: str
+    stream_id: int
+
+
+async def positions(conn: Connection) -> dict[str, VectorPosition]:
+    """The position of each stream that a sync tells of."""
+    rows = await conn.fetch(SQL_POSITIONS, list(STREAMS), row=WriterRow)
+    return {name: _vector({row.instance_name: row.stream_id for row in rows if row.stream_name == name}) for name in STREAMS}
+
+
+def _vector(writers: Mapping[str, int]) -> VectorPosition:
+    return VectorPosition.of(min(writers.values(), default=0), writers)
+
+
+def reached(token: SyncToken) -> int:
+    """The stream ordering up to which a token covers the events of this deployment, where writers take turns."""
+    position = token.position("events")
+    return 0 if position is None else position.furthest()

@@ -1,0 +1,76 @@
+"""What /sync answers. Client-server API, "Syncing": the parts that are room events."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage.ids import RoomId, StateKey
+from storage.queries.events import StoredEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Events in the order of their arrival, the latest last.
+
+    ``limited``: there are more between the last token and the first of them; ``prev_batch`` pages back from there
+    (`store.messages`). It meets every event that is not in the timeline, and none that is.
+    """
+
+    events: list[StoredEvent]
+    limited: bool
+    prev_batch: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRoom:
+    """One room that the user is in.
+
+    ``state`` leads from what the client knows to the start of the timeline, ``state_after`` to its end: state events that are
+    new or changed, or all of them where the client knows nothing. ``state_removed`` are the keys that state resolution took
+    away altogether, as of the end.
+    """
+
+    timeline: Timeline
+    state: list[StoredEvent]
+    state_after: list[StoredEvent]
+    state_removed: list[StateKey]
+
+
+class LeftRoom(JoinedRoom):
+    """A room that the user has left, or was banned from, since the last sync; as of then. One who never joined is told no state."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InvitedRoom:
+    """A new invite. ``invite_state`` are stripped events: type, state_key, sender and content."""
+
+    invite_state: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class KnockedRoom:
+    """A new knock. ``knock_state`` are stripped events: type, state_key, sender and content."""
+
+    knock_state: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """An answer to `store.sync`. ``next_batch`` is the next ``since``.
+
+    ``next_rooms``: there are more rooms than ``rooms_limit``; given as ``since`` it brings the next ones, as of the same position,
+    so every part has the same ``next_batch``. None when these were the last.
+    """
+
+    next_batch: str
+    join: dict[RoomId, JoinedRoom] = field(default_factory=dict)
+    invite: dict[RoomId, InvitedRoom] = field(default_factory=dict)
+    knock: dict[RoomId, KnockedRoom] = field(default_factory=dict)
+    leave: dict[RoomId, LeftRoom] = field(default_factory=dict)
+    next_rooms: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing new."""
+        return not (self.join or self.invite or self.knock or self.leave)

@@ -1,0 +1,156 @@
+"""The rooms that have something to tell a user, each with its timeline, in one statement.
+
+A timeline is in stream order: the latest visible live events of the room, one more than asked for to know whether there are
+more. Backfilled events are never in one.
+"""
+
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.ids import UserId
+from storage.queries.events import StoredEvent, stored_of
+
+SQL_ROOMS: Final[LiteralString] = """
+WITH
+reader AS MATERIALIZED (
+    SELECT p.principal_nid, k.state_key_nid
+    FROM principals p
+    LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
+    WHERE p.name = $1::text
+),
+mine AS (  -- rooms of the user where anything has happened; what they were to the user before it (0: nothing)
+    SELECT m.room_nid, m.event_nid AS member_nid, u.principal_nid, u.state_key_nid, r.room_id, r.max_topological_ordering,
+        r.last_stream_ordering, m.membership, m.stream_ordering > COALESCE($2::bigint, $3::bigint) AS moved,
+        CASE WHEN m.stream_ordering <= COALESCE($2::bigint, $3::bigint) THEN m.membership
+            ELSE COALESCE(old.membership, 0) END AS membership_then,
+        delta.prev_event_nid AS member_nid_then
+    FROM reader u
+    JOIN memberships m USING (principal_nid)
+    JOIN rooms r USING (room_nid)
+    LEFT JOIN LATERAL (
+        SELECT COALESCE(d.prev_event_nid, 0) AS prev_event_nid
+        FROM state_deltas d
+        WHERE d.room_nid = m.room_nid
+            AND d.stream_ordering > COALESCE($2::bigint, $3::bigint)
+            AND d.state_key_nid = u.state_key_nid
+        ORDER BY d.stream_ordering
+        LIMIT 1
+    ) delta ON m.stream_ordering > COALESCE($2::bigint, $3::bigint)
+    LEFT JOIN events old ON old.event_nid = delta.prev_event_nid
+    WHERE CASE WHEN $2::bigint IS NULL THEN m.membership IN (3, 4, 5)
+        ELSE m.stream_ordering > $2::bigint OR (m.membership = 5 AND (r.last_stream_ordering > $2::bigint OR $4::boolean)) END
+),
+joined AS (  -- all, or of an initial sync in parts the next ones, latest activity (as of its position) first
+    SELECT mine.*, latest.activity
+    FROM mine
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN mine.last_stream_ordering <= $3::bigint THEN mine.last_stream_ordering ELSE (
+            SELECT max(e.stream_ordering)
+            FROM events e
+            WHERE e.room_nid = mine.room_nid AND NOT e.outlier AND NOT e.backfilled AND e.stream_ordering <= $3::bigint
+        ) END
+    ) AS latest (activity)
+    WHERE mine.membership = 5
+        AND ($2::bigint IS NOT NULL OR NOT mine.moved OR mine.membership_then = 5)
+        AND ($6::bigint IS NULL OR (latest.activity, mine.room_nid) < ($6::bigint, $7::int))
+    ORDER BY latest.activity DESC, mine.room_nid DESC
+    LIMIT $5::bigint
+),
+room AS (  -- what is to be told of each: whether it is told whole, and the stretch of the stream
+    SELECT joined.*, $2::bigint IS NULL OR membership_then <> 5 AS whole, true AS was_joined,
+        CASE WHEN membership_then = 5 THEN COALESCE($2::bigint, 0) ELSE 0 END AS lower, $3::bigint AS upper
+    FROM joined
+    UNION ALL
+    SELECT mine.*, mine.last_stream_ordering, false, membership_then = 5 OR EXISTS (  -- a join and the leave since the last sync
+            SELECT FROM state_deltas d JOIN events e USING (event_nid)
+            WHERE d.room_nid = mine.room_nid AND d.stream_ordering > $2::bigint
+                AND d.state_key_nid = mine.state_key_nid AND e.membership = 5
+        ), COALESCE($2::bigint, 0), CASE WHEN own.stream_ordering > $2::bigint THEN own.stream_ordering ELSE $3::bigint END
+    FROM mine
+    LEFT JOIN events own ON own.event_nid = mine.member_nid
+    WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then AND $6::bigint IS NULL
+)
+SELECT r.room_nid, r.room_id AS told_room_id, r.membership, r.member_nid, r.state_key_nid AS member_key_nid, r.whole, r.was_joined, r.lower, r.upper,
+    r.activity, r.max_topological_ordering, s.*
+FROM room r
+LEFT JOIN LATERAL (
+    SELECT e.event_nid
+    FROM sight_of(r.room_nid, r.principal_nid) AS sight
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid
+        FROM events e
+        WHERE e.room_nid = r.room_nid AND NOT e.outlier AND NOT e.backfilled
+            AND e.stream_ordering > r.lower AND e.stream_ordering <= r.upper
+            AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+        ORDER BY e.stream_ordering DESC
+        LIMIT $8::bigint + 1
+    ) AS e
+) AS told ON r.membership NOT IN (3, 4)
+LEFT JOIN stored_events s ON s.event_nid = told.event_nid
+ORDER BY r.activity DESC, r.room_nid DESC, s.stream_ordering
+"""
+
+
+class RoomRow(NamedTuple):
+    """A room to tell of, with one event of its timeline; the columns of the event are None if it has none."""
+
+    room_nid: int
+    told_room_id: str
+    membership: int
+    member_nid: int
+    member_key_nid: int | None
+    whole: bool
+    was_joined: bool
+    lower: int
+    upper: int
+    activity: int | None
+    max_topological_ordering: int
+    event_nid: int | None
+    event_id: str | None
+    room_id: str | None
+    room_version: str | None
+    stream_ordering: int | None
+    topological_ordering: int | None
+    depth: int | None
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool | None
+    outlier: bool | None
+    redacted_form: bool | None
+    encoding: int | None
+    json: bytes | None
+
+
+EVENT: Final = RoomRow._fields.index("event_nid")
+"""Where the columns of the event begin."""
+
+
+class Told(NamedTuple):
+    """A room to tell of: the first row of it, and the events of its timeline, oldest first, perhaps one too many."""
+
+    row: RoomRow
+    events: list[StoredEvent]
+
+
+class Stretch(NamedTuple):
+    """What is asked for: from (None: from the beginning) and up to which stream ordering, and how much."""
+
+    since: int | None
+    upto: int
+    timeline_limit: int
+    rooms_limit: int | None = None
+    below: tuple[int, int] | None = None  # only rooms below this (activity, room_nid)
+    full_state: bool = False
+
+
+async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]:
+    """The rooms with something to tell, latest activity first; one more than ``rooms_limit`` if there are more."""
+    below = asked.below or (None, None)
+    limit = None if asked.rooms_limit is None else asked.rooms_limit + 1
+    rows = await conn.fetch(SQL_ROOMS, user_id, asked.since, asked.upto, asked.full_state, limit, *below, asked.timeline_limit, row=RoomRow)
+    told: dict[int, Told] = {}
+    for row in rows:
+        room = told.setdefault(row.room_nid, Told(row, []))
+        if row.event_nid is not None:
+            room.events.append(stored_of(row[EVENT:]))
+    return list(told.values())
