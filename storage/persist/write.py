@@ -5,11 +5,12 @@ inserts and changes rows, and moves this writer's positions. If a room was writt
 that was taken for new is known under another nid, it ends with `StalePlan` and changes nothing.
 """
 
-from collections.abc import Iterable
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER
+from storage.persist import write_plain
+from storage.persist.columns import array, columns
 from storage.persist.draft import Draft, RoomDraft
 from storage.persist.rows import EventRow
 from storage.state.groups import Group
@@ -196,34 +197,33 @@ set_position AS (
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
     SELECT stream_name, $105::text, max(stream_id) FROM latest GROUP BY 1
     ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
-),
-fresh AS MATERIALIZED (
-    SELECT CASE
+)
+SELECT p.event_nid, p.stream_ordering, NULL::bigint AS stale
+FROM positioned p
+UNION ALL
+SELECT 0, 0, CASE
         WHEN (SELECT count(*) FROM old_room) <> cardinality($12::int[]) THEN refuse_stale_plan('rooms')
         WHEN EXISTS (SELECT event_nid FROM filled_gap EXCEPT SELECT unnest($106::bigint[])) THEN refuse_stale_plan('missing_events')
         WHEN EXISTS (SELECT redaction_nid FROM settled EXCEPT SELECT unnest($107::bigint[])) THEN refuse_stale_plan('waiting_redactions')
-    END AS stale
-)
-SELECT p.event_nid, p.stream_ordering
-FROM positioned p
-WHERE (SELECT stale FROM fresh) IS NULL
-UNION ALL
-SELECT NULL, NULL
-WHERE (SELECT stale FROM fresh) IS NOT NULL
+    END
 """
 
 
 class PositionRow(NamedTuple):
-    """The position that an event took."""
+    """The position that an event took; nid 0 in the row that only checks."""
 
     event_nid: int
     stream_ordering: int
+    stale: int | None
 
 
 async def write(conn: Connection, draft: Draft, instance_name: str, received_ts: int) -> dict[int, int]:
     """Apply the draft; the stream ordering of each event that took one, by nid."""
+    if write_plain.is_plain(draft):
+        plain = await conn.fetch(write_plain.SQL_WRITE_PLAIN, *write_plain.arguments(draft, instance_name, received_ts), row=PositionRow)
+        return {row.event_nid: row.stream_ordering for row in plain}
     rows = await conn.fetch(SQL_WRITE, *arguments(draft, instance_name, received_ts), row=PositionRow)
-    return dict(rows)
+    return {row.event_nid: row.stream_ordering for row in rows if row.event_nid}
 
 
 def arguments(draft: Draft, instance_name: str, received_ts: int) -> list[object]:
@@ -232,51 +232,42 @@ def arguments(draft: Draft, instance_name: str, received_ts: int) -> list[object
     placed = [draft.row_of(nid) for nid in draft.placed]
     return [
         [room.row.room_nid for room in changed],
-        *_columns(((row.event_nid, row.room_nid, row.backfilled) for row in placed), 3),
-        *_columns((_new_room(room) for room in changed if not room.row.write_version), 7),
-        *_columns((_old_room(room) for room in changed if room.row.write_version), 6),
-        *_columns(((nid, name) for name, nid in draft.new_types.items()), 2),
-        *_columns(((nid, *key) for key, nid in draft.new_state_keys.items()), 3),
-        *_columns(((nid, name) for name, nid in draft.new_principals.items()), 2),
+        *columns(((row.event_nid, row.room_nid, row.backfilled) for row in placed), 3),
+        *columns((_new_room(room) for room in changed if not room.row.write_version), 7),
+        *columns((_old_room(room) for room in changed if room.row.write_version), 6),
+        *columns(((nid, name) for name, nid in draft.new_types.items()), 2),
+        *columns(((nid, *key) for key, nid in draft.new_state_keys.items()), 3),
+        *columns(((nid, name) for name, nid in draft.new_principals.items()), 2),
         received_ts,
-        *_columns((_new_event(new.row, new.raw) for new in draft.new_events.values()), 22),
-        *_columns(map(_changed_event, draft.changed_events.values()), 11),
-        *_columns(((*gap[:4], _array(gap.child_nids)) for gap in draft.new_missing.values()), 5),
+        *columns((_new_event(new.row, new.raw) for new in draft.new_events.values()), 22),
+        *columns(map(_changed_event, draft.changed_events.values()), 11),
+        *columns(((*gap[:4], array(gap.child_nids)) for gap in draft.new_missing.values()), 5),
         [row.event_id for row in placed],
-        *_columns((_new_group(draft, group) for group in draft.new_groups.values()), 11),
-        *_columns(((*key, *value) for key, value in draft.current_changes.items() if value[0]), 4),
-        *_columns((key for key, value in draft.current_changes.items() if not value[0]), 2),
-        *_columns(((d.room_nid, d.cause_nid, d.state_key_nid, d.event_nid, d.prev_event_nid) for d in draft.deltas), 5),
-        *_columns(draft.memberships.values(), 5),
-        *_columns(((*key, ranges.to_text(row[0]), *row[1:]) for key, row in draft.new_visibility.items()), 6),
-        *_columns(((*key, *row) for key, row in draft.new_audiences.items()), 4),
-        *_columns(((nid, *value) for nid, value in draft.new_waiting.items()), 3),
+        *columns((_new_group(draft, group) for group in draft.new_groups.values()), 11),
+        *columns(((*key, *value) for key, value in draft.current_changes.items() if value[0]), 4),
+        *columns((key for key, value in draft.current_changes.items() if not value[0]), 2),
+        *columns(((d.room_nid, d.cause_nid, d.state_key_nid, d.event_nid, d.prev_event_nid) for d in draft.deltas), 5),
+        *columns(draft.memberships.values(), 5),
+        *columns(((*key, ranges.to_text(row[0]), *row[1:]) for key, row in draft.new_visibility.items()), 6),
+        *columns(((*key, *row) for key, row in draft.new_audiences.items()), 4),
+        *columns(((nid, *value) for nid, value in draft.new_waiting.items()), 3),
         instance_name,
         [gap.event_nid for gap in draft.gone_missing.values()],
         list(draft.gone_waiting),
-        *_columns(((nid, *entry.place) for nid, entry in draft.new_places.items()), 3),
-        *_columns(((*entry.place, *link) for entry in draft.new_places.values() for link in entry.links.items()), 4),
+        *columns(((nid, *entry.place) for nid, entry in draft.new_places.items()), 3),
+        *columns(((*entry.place, *link) for entry in draft.new_places.values() for link in entry.links.items()), 4),
     ]
-
-
-def _columns(rows: Iterable[Iterable[object]], width: int) -> list[list[object]]:
-    """Rows turned into columns, as unnest takes them."""
-    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
-
-
-def _array(numbers: Iterable[int]) -> str:
-    return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def _new_room(room: RoomDraft) -> tuple[object, ...]:
     row = room.row
-    extremities = _array(room.extremities)
+    extremities = array(room.extremities)
     return row.room_nid, row.room_id, row.room_version, room.next_audience, room.current, room.max_order, extremities
 
 
 def _old_room(room: RoomDraft) -> tuple[object, ...]:
     row = room.row
-    return row.room_nid, row.write_version, room.next_audience, room.current, room.max_order, _array(room.extremities)
+    return row.room_nid, row.write_version, room.next_audience, room.current, room.max_order, array(room.extremities)
 
 
 def _new_event(row: EventRow, raw: bytes) -> tuple[object, ...]:
@@ -300,8 +291,8 @@ def _new_event(row: EventRow, raw: bytes) -> tuple[object, ...]:
         row.redacted_form,
         row.event_id,
         row.rejected,
-        _array(row.prev_events),
-        _array(row.auth_events),
+        array(row.prev_events),
+        array(row.auth_events),
         raw,
     )
 
@@ -318,7 +309,7 @@ def _changed_event(row: EventRow) -> tuple[object, ...]:
         row.backfilled,
         row.soft_failed,
         row.rejected,
-        _array(row.prev_events),
+        array(row.prev_events),
     )
 
 
@@ -332,10 +323,10 @@ def _new_group(draft: Draft, group: Group) -> tuple[object, ...]:
         group.audience,
         group.room_nid,
         len(group.entries),
-        _array(step.state_group for step in group.steps),
-        _array(group.runs),
-        _array(others),
-        _array(others.values()),
-        _array(members),
-        _array(members.values()),
+        array(step.state_group for step in group.steps),
+        array(group.runs),
+        array(others),
+        array(others.values()),
+        array(members),
+        array(members.values()),
     )

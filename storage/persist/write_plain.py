@@ -1,0 +1,116 @@
+"""The write of what most appends are: new events on known parents in known rooms that change no state.
+
+The same checks as `storage.persist.write`, without the parts for which such a draft has no rows: a statement with a fifth of the
+parts is executed in a third of the time.
+"""
+
+from typing import Final, LiteralString
+
+from storage.persist.columns import array, columns
+from storage.persist.draft import Draft
+
+SQL_WRITE_PLAIN: Final[LiteralString] = """
+WITH
+locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait for each other
+    SELECT room_nid, pg_advisory_xact_lock(1919905645, room_nid)
+    FROM (SELECT unnest($1::int[]) AS room_nid ORDER BY 1) AS ordered
+),
+new_event AS (  -- positions after the locks, as late as can be
+    INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, received_ts,
+        state_group_before, audience, room_nid, sender_nid, type_nid, encoding, outlier, backfilled, soft_failed, redacted_form,
+        event_id, prev_events, auth_events, json)
+    SELECT i.event_nid, nextval('events_stream'), i.topological_ordering, i.depth, i.origin_server_ts, $2::bigint,
+        i.state_group_before, i.audience, i.room_nid, i.sender_nid, i.type_nid, 0, false, false, false, i.redacted_form,
+        i.event_id, i.prev_events::bigint[], i.auth_events::bigint[], i.json
+    FROM (
+        SELECT *
+        FROM unnest($3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::int[], $10::int[],
+                $11::int[], $12::boolean[], $13::text[], $14::text[], $15::text[], $16::bytea[])
+            WITH ORDINALITY AS u (event_nid, topological_ordering, depth, origin_server_ts, state_group_before, audience, room_nid,
+                sender_nid, type_nid, redacted_form, event_id, prev_events, auth_events, json, ordinal)
+        WHERE (SELECT count(*) FROM locked) >= 0
+        ORDER BY ordinal
+    ) AS i
+    RETURNING event_nid, stream_ordering, room_nid, event_id
+),
+room AS (  -- the compare-and-set
+    UPDATE rooms r
+    SET write_version = r.write_version + 1,
+        last_stream_ordering = (SELECT max(e.stream_ordering) FROM new_event e WHERE e.room_nid = i.room_nid),
+        max_topological_ordering = i.max_topological_ordering,
+        forward_extremities = i.extremities::bigint[]
+    FROM unnest($1::int[], $17::bigint[], $18::bigint[], $19::text[]) AS i (room_nid, write_version, max_topological_ordering, extremities)
+        JOIN locked USING (room_nid)
+    WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
+    RETURNING r.room_nid
+),
+set_position AS (
+    INSERT INTO stream_positions (stream_name, instance_name, stream_id)
+    SELECT 'events', $20::text, max(stream_ordering) FROM new_event
+    ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
+)
+SELECT e.event_nid, e.stream_ordering,
+    CASE
+        WHEN (SELECT count(*) FROM room) <> cardinality($1::int[]) THEN refuse_stale_plan('rooms')
+        WHEN EXISTS (SELECT FROM missing_events WHERE event_id = ANY($13::text[])) THEN refuse_stale_plan('missing_events')
+        WHEN EXISTS (SELECT FROM waiting_redactions WHERE target_event_id = ANY($13::text[])) THEN refuse_stale_plan('waiting_redactions')
+    END AS stale
+FROM new_event e
+"""
+
+
+def is_plain(draft: Draft) -> bool:
+    """Whether the draft has nothing but such events."""
+    others = (
+        draft.new_rooms,
+        draft.new_types,
+        draft.new_state_keys,
+        draft.new_principals,
+        draft.changed_events,
+        draft.new_missing,
+        draft.gone_missing,
+        draft.new_groups,
+        draft.current_changes,
+        draft.memberships,
+        draft.new_visibility,
+        draft.new_audiences,
+        draft.new_waiting,
+        draft.gone_waiting,
+        draft.new_places,
+    )
+    if any(others) or len(draft.placed) != len(draft.new_events):
+        return False
+    rows = (new.row for new in draft.new_events.values())
+    plain = all(row.state_key_nid is None and row.accepted and not row.backfilled and row.redacted_by is None for row in rows)
+    return plain and all(room.current == room.row.current_state_group for room in draft.room_drafts.values())
+
+
+def arguments(draft: Draft, instance_name: str, received_ts: int) -> list[object]:
+    """The parameters of the statement, in order."""
+    rooms = [room for room in draft.room_drafts.values() if room.changed]
+    events = (
+        (
+            row.event_nid,
+            row.topological_ordering,
+            row.depth,
+            row.origin_server_ts,
+            row.state_group_before,
+            row.audience,
+            row.room_nid,
+            row.sender_nid,
+            row.type_nid,
+            row.redacted_form,
+            row.event_id,
+            array(row.prev_events),
+            array(row.auth_events),
+            raw,
+        )
+        for row, raw in draft.new_events.values()
+    )
+    return [
+        [room.row.room_nid for room in rooms],
+        received_ts,
+        *columns(events, 14),
+        *columns(((room.row.write_version, room.max_order, array(room.extremities)) for room in rooms), 3),
+        instance_name,
+    ]
