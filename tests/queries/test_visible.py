@@ -1,0 +1,146 @@
+"""Who may see what, asked of the store: the rules, leaving and rejoining, flags, servers, and bad questions."""
+
+import pytest
+
+from storage import Store
+from storage.errors import InvalidIdentifier
+from tests.oracle.oracle import Oracle
+from tests.queries.conftest import Statements
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, new_room
+
+
+async def seen(store: Store, user: str, named: dict[str, str]) -> set[str]:
+    """The names of those events that a user sees."""
+    found = await store.visible_to_user(user, named.values())
+    return {name for name, event_id in named.items() if event_id in found}
+
+
+@pytest.mark.parametrize(
+    "visibility,expected",
+    [
+        ("world_readable", {"before", "invited", "in", "out", "again"}),
+        ("shared", {"before", "invited", "in", "out", "again"}),
+        ("invited", {"invited", "in", "again"}),
+        ("joined", {"in", "again"}),
+    ],
+)
+async def test_one_who_was_invited_joined_left_and_joined_again(store: Store, visibility: str, expected: set[str]) -> None:
+    room = new_room(visibility=visibility)
+    named = {"before": room.message(ADMIN).event_id}
+    room.invite(ADMIN, LOCAL)
+    named["invited"] = room.message(ADMIN).event_id
+    room.join(LOCAL)
+    named["in"] = room.message(ADMIN).event_id
+    room.leave(LOCAL)
+    named["out"] = room.message(ADMIN).event_id
+    room.join(LOCAL)
+    named["again"] = room.message(ADMIN).event_id
+    await deliver(store, room)
+    assert await seen(store, LOCAL, named) == expected
+    room.leave(LOCAL)
+    named["gone"] = room.message(ADMIN).event_id
+    await deliver(store, room)
+    assert await seen(store, LOCAL, named) == expected | ({"gone"} if visibility == "world_readable" else set())
+    assert await seen(store, OTHER, named) == (set(named) if visibility == "world_readable" else set())
+
+
+async def test_one_who_left_keeps_what_was_shared_until_the_join_and_nothing_after_the_leave(store: Store) -> None:
+    room = new_room()
+    before = room.message(ADMIN).event_id
+    room.join(LOCAL)
+    room.leave(LOCAL)
+    after = room.message(ADMIN).event_id
+    await deliver(store, room)
+    assert await store.visible_to_user(LOCAL, [before, after]) == {before}
+
+
+async def test_own_membership_and_the_change_of_visibility_are_seen_under_either_state(store: Store) -> None:
+    room = new_room(visibility="joined", members=[LOCAL])
+    leave = room.leave(LOCAL)
+    opened = room.history_visibility(ADMIN, "world_readable")
+    closed = room.history_visibility(ADMIN, "joined")
+    await deliver(store, room)
+    assert await store.visible_to_user(LOCAL, ids([leave, opened, closed])) == set(ids([leave, opened, closed]))
+
+
+async def test_soft_failed_rejected_and_outlying_events_are_seen_by_no_user(store: Store) -> None:
+    room = new_room(visibility="world_readable", members=[LOCAL, REMOTE])
+    ours, theirs = room.fork(2)
+    ours.ban(ADMIN, REMOTE)
+    soft = theirs.message(REMOTE)
+    refused = ours.topic(LOCAL, "no", expected="rejected")
+    outlier = ours.message(ADMIN)
+    results = await store.append([event.pdu for event in room.events if event is not outlier])
+    await append(store, outlier, origin="outlier")
+    assert [result.outcome for result in results[-2:]] == ["soft_failed", "rejected"]
+    asked = ids([soft, refused, outlier])
+    assert await store.visible_to_user(ADMIN, asked) == set()
+    assert await store.visible_to_server("s3.test", asked) == {soft.event_id}
+
+
+@pytest.mark.parametrize("visibility,whole", [("world_readable", "abcd"), ("shared", "abcd"), ("invited", "bc"), ("joined", "c")])
+async def test_a_server_sees_what_its_users_may(store: Store, visibility: str, whole: str) -> None:
+    room = new_room(visibility=visibility)
+    named = {"a": room.message(ADMIN).event_id}
+    room.invite(ADMIN, REMOTE)
+    named["b"] = room.message(ADMIN).event_id
+    room.join(REMOTE)
+    named["c"] = room.message(ADMIN).event_id
+    room.leave(REMOTE)
+    named["d"] = room.message(ADMIN).event_id
+    await deliver(store, room)
+    found = await store.visible_to_server("s2.test", named.values())
+    assert {name for name, event_id in named.items() if event_id in found} == set(whole)
+
+
+async def test_forks_agree_with_the_rules_read_aloud(store: Store) -> None:
+    room = new_room(visibility="joined", members=[LOCAL])
+    left, right = room.fork(2)
+    left.message(ADMIN, "left, seen")
+    left.leave(LOCAL)
+    left.message(ADMIN, "left, unseen")
+    right.message(ADMIN, "right, seen")
+    right.history_visibility(ADMIN, "invited")
+    right.invite(ADMIN, OTHER)
+    right.message(ADMIN, "right, seen by two")
+    room.merge(left, right)
+    room.message(ADMIN, "merged")
+    oracle = Oracle()
+    for event in room.events:
+        await append(store, event)
+        oracle.append([event.pdu])
+    asked = ids(room.events)
+    oracle.positions = {
+        event_id: (event.topological_ordering or 0, event.stream_ordering or 0) for event_id, event in (await store.events(asked)).items()
+    }
+    for user in (ADMIN, LOCAL, OTHER):
+        assert await store.visible_to_user(user, asked) == oracle.visible_to_user(user, asked), user
+    for server in ("s1.test", "s2.test", "s3.test"):
+        assert await store.visible_to_server(server, asked) == oracle.visible_to_server(server, asked), server
+
+
+async def test_unknown_events_are_not_visible_and_one_statement_answers(store: Store, statements: Statements) -> None:
+    room = new_room()
+    await deliver(store, room)
+    statements.take()
+    asked = [*ids(room.events), "$unknown"]
+    assert await store.visible_to_user(ADMIN, asked) == set(asked[:-1])
+    assert len(statements.take()) == 1
+    assert await store.visible_to_server("s2.test", asked) == set(asked[:-1])
+    assert len(statements.take()) == 1
+
+
+@pytest.mark.parametrize("user", ["user", "@user", "", "@user:other.test", "s1.test"])
+async def test_what_is_no_local_user_is_refused(store: Store, user: str) -> None:
+    with pytest.raises(InvalidIdentifier) as caught:
+        await store.visible_to_user(user, [])
+    assert caught.value.identifier == user
+
+
+async def test_malformed_ids_are_refused(store: Store) -> None:
+    for wrong in ("", "event", "$nul\0"):
+        with pytest.raises(InvalidIdentifier):
+            await store.visible_to_user(ADMIN, [wrong])
+    for wrong in ("", "@user:s1.test", "two words"):
+        with pytest.raises(InvalidIdentifier):
+            await store.visible_to_server(wrong, [])
