@@ -68,10 +68,12 @@ class RoomMachine(RuleBasedStateMachine):
     """One or two rooms of five users on three servers, an oracle, and the subject."""
 
     versions: ClassVar[Sequence[str]] = VERSIONS
+    audience: ClassVar[Audience] = AUDIENCE
+    syncing: ClassVar[Sequence[str]] = USERS[:3]
 
     def open_subject(self) -> Subject:
         """A new, empty subject."""
-        raise NotImplementedError
+        raise AssertionError("derive a machine that opens one")
 
     def close_subject(self, subject: Subject) -> None:
         """Free what it holds."""
@@ -91,8 +93,8 @@ class RoomMachine(RuleBasedStateMachine):
         self.undelivered: list[BuiltEvent] = []
         self.delivered: list[BuiltEvent] = []
         self.had_gaps: set[RoomId] = set()
-        self.clients = {user: Client(user) for user in USERS[:3]}
-        self.replays = {user: Client(user) for user in USERS[:3]}
+        self.clients = {user: Client(user) for user in self.syncing}
+        self.replays = {user: Client(user) for user in self.syncing}
         for number in range(rooms):
             room = RoomBuilder(version, seed=number, sign=False)
             room.start(USERS[number], join_rule="public", users={USERS[2]: 50} if data.draw(st.booleans()) else None)
@@ -192,7 +194,7 @@ class RoomMachine(RuleBasedStateMachine):
         lines = order_violations(self.oracle, room_id, positions, exact=room_id not in self.had_gaps)
         assert not lines, "\n".join(lines)
         self.oracle.positions = {**self.oracle.positions, **positions}
-        lines = differences(oracle_facts(self.oracle, room_id, AUDIENCE), self.subject.facts(room_id, AUDIENCE))
+        lines = differences(oracle_facts(self.oracle, room_id, self.audience), self.subject.facts(room_id, self.audience))
         assert not lines, "\n".join(lines)
 
     @precondition(lambda self: self.undelivered)
@@ -250,8 +252,9 @@ class RoomMachine(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------------------------------------------------- sync
 
-    @rule(user=st.sampled_from(USERS[:3]), limit=st.sampled_from([3, 100]))
-    def sync(self, user: str, limit: int) -> None:
+    @rule(data=st.data(), limit=st.sampled_from([3, 100]))
+    def sync(self, data: st.DataObject, limit: int) -> None:
+        user = pick(data, self.syncing)
         expected = sync(self.oracle, user, self.clients[user].since, limit=limit)
         found = self.subject.sync(user, self.replays[user].since, limit)
         for answer, client in ((expected, self.clients[user]), (found, self.replays[user])):

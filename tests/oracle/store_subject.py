@@ -1,15 +1,17 @@
 """A real store in the place of the subject: each example has rooms of its own in a database of the test's own."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, TypeVar
 
 import storage
-from storage.ids import EventId, RoomId
+from storage import StoredEvent
+from storage.ids import EventId, RoomId, UserId
 from storage.persist import Origin, Outcome
-from tests.oracle.facts import EVERYTHING, Audience, Facts
+from tests.oracle.facts import Audience, Facts
 from tests.oracle.oracle import Position
+from tests.oracle.syncing import Answer, RoomAnswer
 
 T = TypeVar("T")
 
@@ -36,7 +38,7 @@ class HeldRow(NamedTuple):
 class StoreSubject:
     """`tests.oracle.facts.Subject` over a `storage.Store`, running its coroutines to their end."""
 
-    def __init__(self, dsn: str, *, server_name: str = "s1.test") -> None:
+    def __init__(self, dsn: str, *, server_name: str = "s2.test") -> None:
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
         config = storage.Config(pool_size_max=2)
@@ -75,16 +77,77 @@ class StoreSubject:
         async with self.store.database.connection() as conn:
             return await conn.fetch(SQL_HELD, room_id, row=HeldRow)
 
+    def sync(self, user_id: str, since: Any | None, limit: int) -> Answer:
+        told = self.run(self.store.sync(UserId(user_id), since=since, timeline_limit=limit))
+        return Answer(
+            next_batch=told.next_batch,
+            join={room_id: _room(room) for room_id, room in told.join.items()},
+            leave={room_id: _room(room) for room_id, room in told.leave.items()},
+            invite=set(told.invite),
+            knock=set(told.knock),
+        )
+
     async def _facts(self, room_id: RoomId, audience: Audience) -> Facts:
         store = self.store
         rows = await self._held(room_id)
         held = [EventId(row.event_id) for row in rows]
         timeline = [EventId(row.event_id) for row in rows if not row.outlier]
+        events = await store.events(held)
+        latest = sorted(await store.forward_extremities(room_id))
+        earliest = [event_id for event_id in timeline if not _parents(events[event_id])]
         return {
             "flags": {EventId(row.event_id): (row.outlier, row.rejected, row.soft_failed, row.redacted_by) for row in rows},
             "state before": {event_id: await store.state_before(event_id) for event_id in timeline},
             "state after": {event_id: await store.state_after(event_id) for event_id in timeline},
             "current state": await store.current_state(room_id),
-            "forward extremities": await store.forward_extremities(room_id),
+            "forward extremities": set(latest),
             "backward extremities": await store.backward_extremities(room_id),
+            "seen by user": {user: await store.visible_to_user(user, held) for user in audience.users},
+            "seen by server": {server: await store.visible_to_server(server, held) for server in audience.servers},
+            "messages": {user: await self._messages(room_id, user) for user in audience.users},
+            "backfill": await self._backfill(room_id, latest, store.database.config.page_limit_max),
+            "backfill 3": await self._backfill(room_id, latest, 3),
+            "missing events": _ids(await store.missing_events(room_id, earliest, latest, limit=store.database.config.page_limit_max)),
+            "state ids": {event_id: await self._state_ids(event_id) for event_id in latest},
+            "auth chains": {event_id: await store.auth_chain_ids([event_id]) for event_id in held},
         }
+
+    async def _messages(self, room_id: RoomId, user_id: str) -> list[EventId]:
+        """The whole history, newest first, by pages of three."""
+        found: list[EventId] = []
+        at = None
+        while True:
+            page = await self.store.messages(room_id, UserId(user_id), from_=at, limit=3)
+            found += _ids(page.chunk)
+            at = page.end
+            if at is None:
+                return found
+
+    async def _backfill(self, room_id: RoomId, latest: list[EventId], limit: int) -> list[EventId]:
+        return _ids(await self.store.backfill(room_id, latest, limit)) if latest else []
+
+    async def _state_ids(self, event_id: EventId) -> tuple[set[EventId], set[EventId]]:
+        answer = await self.store.state_ids(event_id)
+        return set(answer.state_ids), set(answer.auth_chain_ids)
+
+
+def _ids(events: Iterable[StoredEvent]) -> list[EventId]:
+    return [event.event_id for event in events]
+
+
+def _parents(event: StoredEvent) -> list[Any]:
+    return list(event.json["prev_events"])
+
+
+def _room(room: Any) -> RoomAnswer:
+    return RoomAnswer(
+        timeline=_ids(room.timeline.events),
+        limited=room.timeline.limited,
+        state=_state(room.state),
+        state_after=_state(room.state_after),
+        removed=set(room.state_removed),
+    )
+
+
+def _state(events: Iterable[StoredEvent]) -> dict[tuple[str, str], EventId]:
+    return {(event.type, event.state_key): event.event_id for event in events if event.state_key is not None}

@@ -1,0 +1,37 @@
+"""The store beside the oracle: everything they can be asked, after every delivery (hypothesis, swarm testing).
+
+`STORAGE_EXAMPLES` says how many rooms; the default is for every day.
+"""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from typing import Any
+
+from tests.conftest import _fresh_database
+from tests.oracle.facts import Audience
+from tests.oracle.machine import SERVERS, USERS, RoomMachine, run_machine
+from tests.oracle.store_subject import StoreSubject
+
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "40"))
+SERVER = "s2.test"
+LOCAL = tuple(user for user in USERS if user.endswith(f":{SERVER}"))
+
+
+def test_the_store_agrees_with_the_oracle(server_dsn: str, template_name: str, worker_id: str) -> None:
+    class Machine(RoomMachine):
+        audience = Audience(LOCAL, SERVERS)
+        syncing = LOCAL
+
+        def open_subject(self) -> StoreSubject:
+            self.runner = asyncio.Runner()
+            self.stack = AsyncExitStack()
+            dsn = self.runner.run(self.stack.enter_async_context(_fresh_database(server_dsn, template_name, worker_id)))
+            return StoreSubject(dsn, server_name=SERVER)
+
+        def close_subject(self, subject: Any) -> None:
+            subject.close()
+            self.runner.run(self.stack.aclose())
+            self.runner.close()
+
+    run_machine(Machine, examples=EXAMPLES, steps=20)
