@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from storage.cli import import_files, migrate
+from storage.cli import import_files, migrate, stats
 from storage.cli.common import ExitCode, print_json
 from storage.errors import DatabaseError, StorageCorrupt, StorageError
 
@@ -29,6 +29,7 @@ def room_storage() -> None:
 
 app.command("migrate")(migrate.command)
 app.command("import")(import_files.command)
+app.command("stats")(stats.command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

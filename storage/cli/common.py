@@ -50,6 +50,9 @@ class ExitCode(IntEnum):
 NO_SERVER: Final = "localhost.invalid"
 """A server name without users (RFC 2606)."""
 
+MIN_WIDTH: Final = 18
+"""Below this a column is not squeezed: names stay whole."""
+
 INTERRUPTED: Final = 130
 """As a shell reports a program that ended by SIGINT."""
 
@@ -85,17 +88,25 @@ def print_json(value: object) -> None:
 
 
 def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool) -> None:
-    """A table for people; for programs a list of objects."""
+    """A table for people, nothing if it is empty; for programs a list of objects."""
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
+    if not rows:
+        return
     table = Table(title=title, title_justify="left")
     for column in columns:
-        numeric = bool(rows) and all(isinstance(row[columns.index(column)], int | float) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        widest = max(len(str(row[columns.index(column)])) for row in rows)
+        numeric = all(_is_number(row[columns.index(column)]) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=min(widest, MIN_WIDTH))
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row))
     Console().print(table)
+
+
+def _is_number(value: object) -> bool:
+    """A number, or one written with thousands set apart."""
+    return isinstance(value, int | float) or (isinstance(value, str) and value.replace(",", "").replace(".", "", 1).isdecimal())
 
 
 def print_values(values: Mapping[str, object], *, as_json: bool) -> None:

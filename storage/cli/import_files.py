@@ -37,9 +37,7 @@ def command(
     with ExitStack() as stack:
         target = None if rejects is None else stack.enter_context(_opened(rejects))
         bar = stack.enter_context(Bar(None if None in sizes else sum(size or 0 for size in sizes)))
-        started = time.monotonic()
-        summary = run(_import(files, dsn, server_name_or_none(server_name), Rejects(target), bar))
-        seconds = time.monotonic() - started
+        summary, seconds = run(_import(files, dsn, server_name_or_none(server_name), Rejects(target), bar))
     print_values(told(summary, seconds), as_json=as_json)
     if findings(summary):
         raise typer.Exit(ExitCode.FINDINGS)
@@ -62,9 +60,11 @@ def findings(summary: Summary) -> int:
     return sum(summary.outcomes[outcome] for outcome in ("missing_parents", "invalid", "bad_line"))
 
 
-async def _import(files: list[str], dsn: str | None, server_name: str, rejects: Rejects, bar: "Bar") -> Summary:
+async def _import(files: list[str], dsn: str | None, server_name: str, rejects: Rejects, bar: "Bar") -> tuple[Summary, float]:
     async with open_store(dsn, server_name=server_name, instance_name=INSTANCE_NAME, config=Config.from_env()) as store:
-        return await Import(store, rejects, progress=bar).run(files)
+        started = time.monotonic()
+        summary = await Import(store, rejects, progress=bar).run(files)
+        return summary, time.monotonic() - started
 
 
 def _opened(path: Path) -> IO[bytes]:

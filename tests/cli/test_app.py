@@ -1,26 +1,13 @@
 """The command line: exit codes, output for people and for programs, no tracebacks."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from storage.cli import main
 from storage.database.migrate import HEAD_REVISION, migration_sql
-
-ROOT = Path(__file__).resolve().parents[2]
-NOBODY = "postgresql://postgres@127.0.0.1:1/nowhere"
-
-
-def room_storage(*arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-    """`python -m storage` as a process of its own."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("STORAGE_")} | environ
-    return subprocess.run(
-        [sys.executable, "-m", "storage", *arguments], cwd=ROOT, env=environment, check=False, capture_output=True, text=True
-    )
+from tests.cli.running import NOBODY, room_storage
 
 
 def test_migrate_brings_the_schema_up_and_says_so(empty_dsn: str) -> None:

@@ -1,0 +1,91 @@
+"""`room-storage stats`: what the store holds, and what it costs on disk."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from storage.cli.common import DsnOption, JsonOption, database_dsn, print_json, print_rows, print_values, run
+from storage.config import Config
+from storage.database.connection import Connection, Database
+from storage.database.migrate import check_schema
+from storage.maintenance.sizes import Counts, LargeState, TableSize, counts, largest_states, table_sizes
+
+STATEMENT_TIMEOUT_MS = 3_600_000
+"""Counting reads whole tables."""
+
+
+class Stats(NamedTuple):
+    """All that is shown."""
+
+    counts: Counts
+    tables: list[TableSize]
+    states: list[LargeState]
+
+
+def command(
+    dsn: DsnOption = None,
+    *,
+    top: Annotated[int, typer.Option(help="How many of the largest states.")] = 10,
+    as_json: JsonOption = False,
+) -> None:
+    """Rooms, events, sizes on disk per table and per event, the largest states."""
+    stats = run(_stats(dsn, Config.from_env(), top))
+    if as_json:
+        print_json(as_document(stats))
+        return
+    print_values(overview(stats), as_json=False)
+    print_tables(stats)
+    states = [tuple(state) for state in stats.states]
+    print_rows("Largest states", ["room", "version", "entries", "joined", "groups"], states, as_json=False)
+
+
+async def read_stats(conn: Connection, top: int = 10) -> Stats:
+    """What `room-storage stats` shows."""
+    return Stats(await counts(conn), await table_sizes(conn), await largest_states(conn, top))
+
+
+def as_document(stats: Stats) -> dict[str, Any]:
+    """For programs: `counts`, `tables` and `largest_states`, as named in `storage.maintenance.sizes`."""
+    events = stats.counts.events
+    return {
+        "counts": stats.counts._asdict() | {"bytes_per_event": _per(stats.counts.database_bytes, events)},
+        "tables": [table._asdict() | {"bytes_per_event": _per(table.total_bytes, events)} for table in stats.tables],
+        "largest_states": [state._asdict() for state in stats.states],
+    }
+
+
+def overview(stats: Stats) -> dict[str, object]:
+    """The counts, for people."""
+    found = stats.counts
+    told: dict[str, object] = {name.replace("_", " "): f"{value:,}" for name, value in found._asdict().items()}
+    told["json bytes"] = f"{found.json_bytes:,}, {_per(found.json_bytes, found.events):,} an event"
+    told["database bytes"] = f"{found.database_bytes:,}, {_per(found.database_bytes, found.events):,} an event"
+    return told
+
+
+def print_tables(stats: Stats) -> None:
+    """Where the bytes are; what is less than a hundredth of all is one line."""
+    whole = sum(table.total_bytes for table in stats.tables)
+    large = [table for table in stats.tables if table.total_bytes * 100 >= whole]
+    small = [table for table in stats.tables if table.total_bytes * 100 < whole]
+    rows: list[tuple[str, Sequence[int]]] = [(table.table_name, table[2:]) for table in large]
+    if small:
+        rows.append((f"{len(small)} others", [sum(column) for column in zip(*(table[2:] for table in small), strict=True)]))
+    told = [(name, *(f"{size:,}" for size in sizes), f"{_per(sizes[-1], stats.counts.events):,}") for name, sizes in rows]
+    print_rows("On disk, in bytes", ["table", "heap", "large values", "indexes", "together", "an event"], told, as_json=False)
+
+
+def _per(size: int, events: int) -> float:
+    return round(size / events, 1) if events else 0.0
+
+
+async def _stats(dsn: str | None, config: Config, top: int) -> Stats:
+    async with (
+        database_dsn(dsn, config) as target,
+        await Database.open(target, config=replace(config, statement_timeout_ms=STATEMENT_TIMEOUT_MS, pool_size_max=1)) as database,
+        database.transaction(isolation="repeatable_read", readonly=True) as conn,
+    ):
+        await check_schema(conn)
+        return await read_stats(conn, top)

@@ -1,0 +1,264 @@
+"""Importing: any order, any spelling; bad lines and broken imports; what is there when it was interrupted."""
+
+import asyncio
+import base64
+import io
+import json
+import os
+import random
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+
+import storage
+from storage.cli.importing import Import, Rejects
+from storage.errors import DatabaseUnavailable, InputError
+from storage.testing import (
+    ODD_SOME,
+    SHAPES,
+    GeneratedEvent,
+    RoomBuilder,
+    build_room,
+    deliver_shuffled,
+    deliver_with_gap,
+    generate_room,
+    ndjson_line,
+    respell,
+    write_ndjson,
+)
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[storage.Store]:
+    async with storage.open(dsn, server_name="s1.test") as opened:
+        yield opened
+
+
+def written(path: Path, events: Iterable[GeneratedEvent]) -> str:
+    write_ndjson(events, path)
+    return str(path)
+
+
+async def imported(store: storage.Store, *sources: str, **how: int) -> tuple[dict[str, int], list[dict[str, object]]]:
+    """The outcomes, and the rejects."""
+    target = io.BytesIO()
+    rejects = Rejects(target)
+    summary = await Import(store, rejects, **how).run(sources)  # type: ignore[arg-type]
+    told = [json.loads(line) for line in target.getvalue().splitlines()]
+    assert len(told) == rejects.count
+    assert sum(summary.outcomes.values()) == summary.lines
+    return dict(summary.outcomes), told
+
+
+async def ids_in(store: storage.Store) -> set[str]:
+    async with store.database.connection() as conn:
+        return set(await conn.fetchvals("SELECT event_id FROM events"))
+
+
+async def tables(store: storage.Store) -> list[object]:
+    """What an import leaves, without numbers and times."""
+    async with store.database.connection() as conn:
+        return [
+            await conn.fetchvals(
+                "SELECT format('%s %s %s %s %s %s', event_id, json, rejected, soft_failed, outlier, topological_ordering) FROM events ORDER BY 1"
+            ),
+            await conn.fetchvals(
+                """
+                SELECT format('%s %s %s %s', r.room_id, t.type, k.state_key, e.event_id)
+                FROM current_state c JOIN rooms r USING (room_nid) JOIN state_keys k USING (state_key_nid) JOIN event_types t USING (type_nid)
+                JOIN events e ON e.event_nid = c.event_nid ORDER BY 1
+                """
+            ),
+        ]
+
+
+# ------------------------------------------------------------------------------------------------------------ what gets in
+
+
+async def test_bytes_survive_every_spelling(store: storage.Store, tmp_path: Path) -> None:
+    rng = random.Random(5)
+    events = [respell(event, rng) for event in generate_room(SHAPES["small_chat"], 120, seed=11)]
+    outcomes, rejects = await imported(store, written(tmp_path / "room.ndjson", events))
+    assert (set(outcomes), rejects) == ({"stored"}, [])
+    held = await store.events([event.event_id for event in events])
+    assert {event_id: stored.raw for event_id, stored in held.items()} == {event.event_id: event.pdu for event in events}
+
+
+@pytest.mark.parametrize("version", ["1", "6", "11", "12"])
+@pytest.mark.parametrize("batch_max", [1, 7, 1000])
+async def test_a_shuffled_room_of_bare_pdus_comes_in_whole(store: storage.Store, tmp_path: Path, version: str, batch_max: int) -> None:
+    room = deliver_shuffled(build_room(SHAPES["small_chat"], 100, seed=3, version=version), seed=batch_max)
+    path = tmp_path / "room.ndjson"
+    path.write_bytes(b"\n".join(room.pdus))
+    outcomes, rejects = await imported(store, str(path), batch_max=batch_max, held_max=16)
+    assert rejects == []
+    assert sum(outcomes.values()) == len(room)
+    assert await ids_in(store) == {event.event_id for event in room}
+    assert len(await store.forward_extremities(room.room_id)) >= 1
+
+
+async def test_rooms_keep_their_order_side_by_side(store: storage.Store, tmp_path: Path) -> None:
+    rooms = [generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), 150, seed=seed, version=str(seed)) for seed in range(3, 13)]
+    mixed = [event for row in zip(*rooms, strict=True) for event in row]
+    outcomes, rejects = await imported(store, written(tmp_path / "rooms.ndjson", mixed), batch_max=20)
+    expected = {event.event_id for room in rooms for event in room if event.expected == "invalid"}
+    assert outcomes["rejected"] == sum(event.expected == "rejected" for event in mixed)
+    assert {str(reject["event_id"]) for reject in rejects if reject["outcome"] == "invalid" and reject["event_id"]} <= expected
+    alone = [event for room in rooms for event in room]
+    outcomes, again = await imported(store, written(tmp_path / "again.ndjson", alone))
+    assert outcomes == {"duplicate": len(mixed) - len(rejects), "invalid": len(rejects)}
+    assert sorted(str(reject["text"]) for reject in again) == sorted(str(reject["text"]) for reject in rejects)
+
+
+async def test_a_gap_comes_with_the_state_before_it_and_is_filled(store: storage.Store, tmp_path: Path) -> None:
+    builder = build_room(SHAPES["small_chat"], 80, seed=4)
+    room = deliver_with_gap(builder, 30, 50)
+    assert {event.origin for event in room} == {"live", "outlier", "backfill"}
+    outcomes, rejects = await imported(store, written(tmp_path / "room.ndjson", room))
+    assert rejects == []
+    assert set(outcomes) <= {"stored", "duplicate"}
+    assert await ids_in(store) == {event.event_id for event in room}
+    assert await store.backward_extremities(room.room_id) == set()
+    last = builder.events[-1]
+    assert await store.state_before(last.event_id) == dict(last.state_before)
+
+
+async def test_what_builds_on_a_later_file_waits_for_it(store: storage.Store, tmp_path: Path) -> None:
+    events = list(generate_room(SHAPES["small_chat"], 60, seed=8))
+    late, early = written(tmp_path / "1.ndjson", events[20:]), written(tmp_path / "2.ndjson", events[:20])
+    outcomes, rejects = await imported(store, late, early, held_max=7)
+    assert (outcomes, rejects) == ({"stored": 60}, [])
+
+
+# --------------------------------------------------------------------------------------------------------------- what does not
+
+
+async def test_bad_lines_are_told_and_do_not_stop_it(store: storage.Store, tmp_path: Path) -> None:
+    events = list(generate_room(SHAPES["small_chat"], 20, seed=9))
+    lines = [ndjson_line(event).rstrip() for event in events]
+    bad = [
+        b"{",
+        b'{"pdu":7}',
+        b'{"type":"\xff"}',
+        b'{"pdu":{"type":1,"room_id":"!x:y"},"room_version":"11"}',
+        b"[]",
+        b'{"state_before":[],"pdu":{}}',
+    ]
+    mixed = tmp_path / "mixed.ndjson"
+    mixed.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join([lines[0], *bad, b"", b"  ", *lines[1:]]))
+    outcomes, rejects = await imported(store, str(mixed))
+    assert outcomes == {"stored": 20, "bad_line": 5, "invalid": 1}
+    assert {reject["line"]: reject["outcome"] for reject in rejects} == dict.fromkeys([2, 3, 4, 6, 7], "bad_line") | {5: "invalid"}
+    assert all(reject["file"] == str(mixed) and reject["reason"] for reject in rejects)
+    kept = {reject["line"]: reject.get("text") or base64.b64decode(str(reject["base64"])) for reject in rejects}
+    assert kept[2] == "{"
+    assert kept[4] == bad[2]
+
+
+async def test_an_endless_line_is_one_bad_line(store: storage.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.cli.importing.reading.CHUNK_BYTES", 1000)
+    events = list(generate_room(SHAPES["small_chat"], 8, seed=9))
+    path = tmp_path / "long.ndjson"
+    write_ndjson(events, path)
+    path.write_bytes(b'{"x":"' + b"y" * (17 << 20) + b'"}\n' + path.read_bytes() + b'{"no end')
+    outcomes, rejects = await imported(store, str(path))
+    assert outcomes == {"stored": 8, "bad_line": 2}
+    assert [(reject["line"], str(reject["reason"])[:11]) for reject in rejects] == [(1, "longer than"), (10, "not JSON: U")]
+    assert len(str(rejects[0]["text"])) == 1 << 20
+
+
+async def test_what_never_finds_its_parents_is_reported_at_the_end(store: storage.Store, tmp_path: Path) -> None:
+    events = list(generate_room(SHAPES["small_chat"], 40, seed=12))
+    lost = events.pop(25)
+    below = {event.event_id for event in events[25:]}
+    outcomes, rejects = await imported(store, written(tmp_path / "room.ndjson", events), held_max=3)
+    assert outcomes["missing_parents"] == len(rejects) > 0
+    assert {str(reject["event_id"]) for reject in rejects} <= below
+    assert [lost.event_id] in [reject["missing"] for reject in rejects]
+    again = tmp_path / "again.ndjson"
+    again.write_bytes(b"\n".join([lost.pdu, *(str(reject["text"]).encode() for reject in rejects)]))
+    assert await imported(store, str(again)) == ({"stored": 1 + len(rejects)}, [])
+
+
+async def test_a_room_that_nobody_knows_is_reported(store: storage.Store, tmp_path: Path) -> None:
+    room = generate_room(SHAPES["small_chat"], 10, seed=13)
+    path = tmp_path / "room.ndjson"
+    path.write_bytes(b"\n".join(room.pdus[1:]))
+    outcomes, rejects = await imported(store, str(path))
+    assert outcomes == {"invalid": 9}
+    assert all("room is not known" in str(reject["reason"]) for reject in rejects)
+
+
+async def test_a_file_that_cannot_be_read_ends_it(store: storage.Store, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Is a directory"):
+        await imported(store, str(tmp_path))
+
+
+# ------------------------------------------------------------------------------------------------------------- interruptions
+
+
+class Interrupting:
+    """An observer that does something at the n-th write."""
+
+    def __init__(self, at: int, what: "asyncio.Event | Exception") -> None:
+        self.left = at
+        self.what = what
+
+    def before(self, statement: str) -> None:
+        if "INSERT INTO events" in statement:
+            self.left -= 1
+            if self.left == 0 and isinstance(self.what, Exception):
+                raise self.what
+
+    def after(self, statement: str, seconds: float) -> None:  # noqa: ARG002  # the observer's interface
+        if "INSERT INTO events" in statement and self.left <= 0 and isinstance(self.what, asyncio.Event):
+            self.what.set()
+
+
+async def test_an_interrupt_leaves_what_is_committed_and_a_rerun_goes_on(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "room.ndjson", generate_room(SHAPES["fork_heavy"], 300, seed=2))
+    reached = asyncio.Event()
+    async with storage.open(dsn, server_name="s1.test", observer=Interrupting(3, reached)) as store:
+        importing = asyncio.ensure_future(imported(store, path, batch_max=20))
+        await reached.wait()
+        importing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await importing
+    async with storage.open(dsn, server_name="s1.test") as store:
+        before = len(await ids_in(store))
+        assert 60 <= before < 300
+        outcomes, rejects = await imported(store, path, batch_max=20)
+        assert rejects == []
+        assert outcomes["duplicate"] == before
+        interrupted = await tables(store)
+    async with storage.open(empty_dsn, server_name="s1.test", migrate=True) as store:
+        await imported(store, path)
+        assert await tables(store) == interrupted
+
+
+async def test_a_lost_database_ends_it_with_its_own_error(dsn: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "room.ndjson", generate_room(SHAPES["small_chat"], 100, seed=2))
+    async with storage.open(dsn, server_name="s1.test", observer=Interrupting(3, DatabaseUnavailable("gone"))) as store:
+        with pytest.raises(DatabaseUnavailable, match="gone"):
+            await imported(store, path, batch_max=20)
+        assert len(await ids_in(store)) == 40
+        assert (await imported(store, path))[0] == {"duplicate": 40, "stored": 60}
+
+
+async def test_a_pipe_is_stored_while_it_is_silent(store: storage.Store, tmp_path: Path) -> None:
+    room = RoomBuilder("11")
+    room.start(room.user(1))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    stored = asyncio.Event()
+    store.writer.on_commit.append(lambda *_: stored.set())
+    importing = asyncio.ensure_future(imported(store, str(pipe)))
+    end = await asyncio.to_thread(pipe.open, "wb", 0)
+    with end:
+        end.write(b"\n".join(room.pdus) + b"\n")
+        await stored.wait()
+        importing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await importing
+    assert await ids_in(store) == {event.event_id for event in room.events}
