@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from storage.cli import import_files, migrate, stats
+from storage.cli import demo, import_files, migrate, stats
 from storage.cli.common import ExitCode, print_json
 from storage.errors import DatabaseError, StorageCorrupt, StorageError
 
@@ -27,6 +27,7 @@ def room_storage() -> None:
     """Make typer expect a command even while there is only one."""
 
 
+app.command("demo")(demo.command)
 app.command("migrate")(migrate.command)
 app.command("import")(import_files.command)
 app.command("stats")(stats.command)

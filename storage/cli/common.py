@@ -1,6 +1,7 @@
 """What all commands share: options, exit codes, output for people or for programs, and where the database is."""
 
 import json
+import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import IntEnum
@@ -51,7 +52,10 @@ NO_SERVER: Final = "localhost.invalid"
 """A server name without users (RFC 2606)."""
 
 MIN_WIDTH: Final = 18
-"""Below this a column is not squeezed: names stay whole."""
+"""Below this the first column is not squeezed: names stay whole."""
+
+FILE_WIDTH: Final = 140
+"""How wide tables are where they are not shown on a terminal."""
 
 INTERRUPTED: Final = 130
 """As a shell reports a program that ended by SIGINT."""
@@ -95,13 +99,15 @@ def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
     if not rows:
         return
     table = Table(title=title, title_justify="left")
+    longest = max(len(str(row[0])) for row in rows)
     for column in columns:
-        widest = max(len(str(row[columns.index(column)])) for row in rows)
         numeric = all(_is_number(row[columns.index(column)]) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=min(widest, MIN_WIDTH))
+        table.add_column(
+            column, justify="right" if numeric else "left", overflow="fold", min_width=None if table.columns else min(longest, MIN_WIDTH)
+        )
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 
 def _is_number(value: object) -> bool:

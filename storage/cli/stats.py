@@ -36,7 +36,7 @@ def command(
         print_json(as_document(stats))
         return
     print_values(overview(stats), as_json=False)
-    print_tables(stats)
+    print_rows("On disk, in bytes", *tables_told(stats), as_json=False)
     states = [tuple(state) for state in stats.states]
     print_rows("Largest states", ["room", "version", "entries", "joined", "groups"], states, as_json=False)
 
@@ -65,8 +65,8 @@ def overview(stats: Stats) -> dict[str, object]:
     return told
 
 
-def print_tables(stats: Stats) -> None:
-    """Where the bytes are; what is less than a hundredth of all is one line."""
+def tables_told(stats: Stats) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Columns and rows: where the bytes are. What is less than a hundredth of all is one line."""
     whole = sum(table.total_bytes for table in stats.tables)
     large = [table for table in stats.tables if table.total_bytes * 100 >= whole]
     small = [table for table in stats.tables if table.total_bytes * 100 < whole]
@@ -74,7 +74,7 @@ def print_tables(stats: Stats) -> None:
     if small:
         rows.append((f"{len(small)} others", [sum(column) for column in zip(*(table[2:] for table in small), strict=True)]))
     told = [(name, *(f"{size:,}" for size in sizes), f"{_per(sizes[-1], stats.counts.events):,}") for name, sizes in rows]
-    print_rows("On disk, in bytes", ["table", "heap", "large values", "indexes", "together", "an event"], told, as_json=False)
+    return ["table", "heap", "large values", "indexes", "together", "an event"], told
 
 
 def _per(size: int, events: int) -> float:

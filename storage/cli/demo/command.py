@@ -1,0 +1,53 @@
+"""The order of the demonstration."""
+
+import tempfile
+import time
+from pathlib import Path
+
+from storage.cli.common import DsnOption, JsonOption, run
+from storage.cli.demo import rooms, scenes
+from storage.cli.demo.teller import Teller
+from storage.cli.demo.timing import Statements, timed
+from storage.cli.import_files import Bar
+from storage.cli.importing import Import, Rejects
+from storage.cli.stats import read_stats, tables_told
+from storage.config import Config
+from storage.store import Store, open_store
+
+SERVER_NAME = "s1.test"
+
+
+def command(dsn: DsnOption = None, *, as_json: JsonOption = False) -> None:
+    """Make a few rooms, store them, and show what users and servers get to see of them.
+
+    Each run adds rooms of its own, made from another seed. A schema that is not there yet is created.
+    """
+    run(_demo(dsn, Teller(as_json), Config.from_env()))
+
+
+async def _demo(dsn: str | None, teller: Teller, config: Config) -> None:
+    counter = Statements()
+    async with open_store(dsn, server_name=SERVER_NAME, instance_name="demo", config=config, migrate=True, observer=counter) as store:
+        story, made = rooms.make(await rooms.first_seed(store))
+        scenes.rooms(teller, made)
+        await _import(teller, store, made)
+        await scenes.synced(teller, store, story)
+        await scenes.paged(teller, store, story.room.room_id)
+        await scenes.seen(teller, store, story)
+        await scenes.state(teller, store, story)
+        await scenes.backfilled(teller, store, story)
+        await timed(teller, store, story, made, counter)
+        async with store.database.connection() as conn:
+            stats = await read_stats(conn)
+        teller.table("On disk, in bytes", f"{stats.counts.events:,} events in {stats.counts.rooms} rooms.", *tables_told(stats))
+    teller.end()
+
+
+async def _import(teller: Teller, store: Store, made: list[rooms.DemoRoom]) -> None:
+    with tempfile.TemporaryDirectory(prefix="room-storage-demo-") as folder:
+        files, size = rooms.to_files(made, Path(folder))
+        with Bar(size) as bar:
+            start = time.perf_counter()
+            summary = await Import(store, Rejects(None), progress=bar).run(files)
+            seconds = time.perf_counter() - start
+    scenes.imported(teller, summary, seconds)

@@ -1,0 +1,30 @@
+"""Tables as they come, for people; for programs all of them at the end, as one document."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import typer
+
+from storage.cli.common import print_json, print_rows
+
+
+@dataclass(slots=True)
+class Teller:
+    """Takes tables, each with a title and a sentence about it."""
+
+    as_json: bool
+    told: list[dict[str, object]] = field(default_factory=list)
+
+    def table(self, title: str, about: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Show one."""
+        if self.as_json:
+            self.told.append({"title": title, "rows": [dict(zip(columns, row, strict=True)) for row in rows]})
+            return
+        typer.echo("")
+        print_rows(title, columns, rows, as_json=False)
+        typer.echo(about)
+
+    def end(self) -> None:
+        """All has been told."""
+        if self.as_json:
+            print_json(self.told)
