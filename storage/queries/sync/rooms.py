@@ -57,7 +57,7 @@ joined AS (  -- all, or of an initial sync in parts the next ones, latest activi
     LIMIT $5::bigint
 ),
 room AS (  -- what is to be told of each: whether it is told whole, and the stretch of the stream
-    SELECT joined.*, $2::bigint IS NULL OR membership_then <> 5 AS whole, true AS was_joined,
+    SELECT joined.*, $2::bigint IS NULL OR $4::boolean OR membership_then <> 5 AS whole, true AS was_joined,
         CASE WHEN membership_then = 5 THEN COALESCE($2::bigint, 0) ELSE 0 END AS lower, $3::bigint AS upper
     FROM joined
     UNION ALL

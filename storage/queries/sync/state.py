@@ -29,7 +29,7 @@ changed AS (  -- rooms that the client knows: each key that changed since, befor
         (array_agg(d.event_nid ORDER BY d.stream_ordering DESC))[1] AS end_nid
     FROM room r
     JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.lower AND d.stream_ordering <= r.upper
-    WHERE r.lower > 0 AND (r.only_key_nid IS NULL OR d.state_key_nid = r.only_key_nid)
+    WHERE (NOT r.whole OR r.lower > 0) AND (r.only_key_nid IS NULL OR d.state_key_nid = r.only_key_nid)
     GROUP BY r.room_nid, r.whole, d.state_key_nid
 ),
 undone AS (  -- rooms that are told whole: each key that changed after the start of the timeline

@@ -1,0 +1,394 @@
+"""Sync: which rooms are told, their timelines and states, tokens, parts, and the number of statements."""
+
+import asyncio
+
+import pytest
+
+import storage
+from storage import Store, Sync
+from storage.errors import InputError, InvalidIdentifier, InvalidToken
+from storage.testing import RoomBuilder
+from tests.queries.conftest import Statements
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, messages_in, new_room
+
+
+def keys(events: list[storage.StoredEvent]) -> set[tuple[str, str]]:
+    return {(event.type, event.state_key or "") for event in events}
+
+
+# ------------------------------------------------------------------------------------------------------------- joined rooms
+
+
+async def test_an_initial_sync_tells_the_end_of_the_timeline_and_the_state_before_it(store: Store) -> None:
+    room = new_room(members=[LOCAL], name="first")
+    room.message(ADMIN, "one")
+    renamed = room.name(ADMIN, "second")
+    room.message(ADMIN, "two")
+    await deliver(store, room)
+    told = (await store.sync(LOCAL, timeline_limit=2)).join[room.room_id]
+    assert ids(told.timeline.events) == ids(room.events[-2:])
+    assert told.timeline.limited
+    assert {event.event_id for event in told.state} == set(renamed.state_before.values())
+    assert {event.event_id for event in told.state_after} == set(room.state.values())
+    assert told.state_removed == []
+
+
+async def test_a_short_room_is_told_whole(store: Store) -> None:
+    room = new_room()
+    await deliver(store, room)
+    told = (await store.sync(ADMIN, timeline_limit=100)).join[room.room_id]
+    assert ids(told.timeline.events) == ids(room.events)
+    assert not told.timeline.limited
+    assert told.state == []
+
+
+async def test_what_is_new_is_told_once(store: Store) -> None:
+    room, quiet = new_room(members=[LOCAL]), new_room(seed=1, members=[LOCAL])
+    await deliver(store, room)
+    await deliver(store, quiet)
+    since = (await store.sync(LOCAL)).next_batch
+    assert (await store.sync(LOCAL, since=since)).is_empty
+    new = [room.message(ADMIN, "one"), room.topic(ADMIN, "two")]
+    await append(store, *new)
+    answer = await store.sync(LOCAL, since=since)
+    assert list(answer.join) == [room.room_id]
+    told = answer.join[room.room_id]
+    assert (ids(told.timeline.events), told.timeline.limited) == (ids(new), False)
+    assert (ids(told.state), ids(told.state_after)) == ([], [new[1].event_id])
+    assert (await store.sync(LOCAL, since=answer.next_batch)).is_empty
+    assert (await store.sync(LOCAL, since=since)).join == answer.join
+
+
+async def test_a_limited_timeline_has_the_state_up_to_its_start(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    first, _, second, _ = [room.topic(ADMIN, "1"), room.message(ADMIN, "2"), room.topic(ADMIN, "3"), room.message(ADMIN, "4")]
+    await deliver(store, room)
+    told = (await store.sync(LOCAL, since=since, timeline_limit=2)).join[room.room_id]
+    assert told.timeline.limited
+    assert ids(told.timeline.events) == ids(room.events[-2:])
+    assert ids(told.state) == [first.event_id]
+    assert ids(told.state_after) == [second.event_id]
+
+
+async def test_paging_back_from_a_limited_timeline_meets_everything_else_once(store: Store) -> None:
+    """Also what arrived early and stands late in the topological order, and what was backfilled since."""
+    room = new_room(members=[LOCAL])
+    early, late = room.fork(2)
+    for number in range(4):
+        early.message(ADMIN, f"early {number}")
+    for number in range(3):
+        late.message(ADMIN, f"late {number}")
+    history = [event for event in room.events if event.content.get("body") == "early 0"]
+    await append(store, *[event for event in room.events if "late" not in event.content.get("body", "") and event not in history][:-3])
+    following = [event for event in room.events if event.content.get("body", "").startswith("early") and event not in history]
+    given = {following[0].event_id: list(following[0].state_before.values())}
+    assert await append(store, *following, state_before=given) == ["stored"] * 3
+    await append(store, *[event for event in room.events if event.content.get("body", "").startswith("late")])
+    timeline = (await store.sync(LOCAL, timeline_limit=2)).join[room.room_id].timeline
+    assert messages_in(timeline.events) == ["late 1", "late 2"]
+    assert await append(store, *history, origin="backfill") == ["stored"]
+    found, end = [], timeline.prev_batch
+    while end is not None:
+        page = await store.messages(room.room_id, LOCAL, from_=end, limit=2)
+        found += page.chunk
+        end = page.end
+    assert sorted(ids([*found, *timeline.events])) == sorted(ids(room.events))
+    orders = [event.topological_ordering or 0 for event in found]
+    assert orders == sorted(orders, reverse=True)
+
+
+async def test_the_gap_between_two_syncs_is_what_lies_from_prev_batch_to_since(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    for number in range(7):
+        room.message(ADMIN, str(number))
+    await deliver(store, room)
+    timeline = (await store.sync(LOCAL, since=since, timeline_limit=2)).join[room.room_id].timeline
+    page = await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, to=since, limit=100)
+    assert messages_in(page.chunk) == ["4", "3", "2", "1", "0"]
+    assert (messages_in(timeline.events), page.end) == (["5", "6"], None)
+
+
+async def test_a_room_joined_since_is_told_from_its_beginning(store: Store) -> None:
+    room = new_room(visibility="joined")
+    room.message(ADMIN, "unseen")
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    room.join(LOCAL)
+    room.message(ADMIN, "seen")
+    await deliver(store, room)
+    told = (await store.sync(LOCAL, since=since)).join[room.room_id]
+    assert ids(told.timeline.events) == ids([*room.events[:5], *room.events[-2:]])  # what was said before it was "joined" was shared
+    assert (told.timeline.limited, told.state, keys(told.state_after)) == (False, [], set(room.state))
+    told = (await store.sync(LOCAL, since=since, timeline_limit=2)).join[room.room_id]
+    assert (ids(told.timeline.events), told.timeline.limited) == (ids(room.events[-2:]), True)
+    assert {event.event_id for event in told.state} == set(room.events[-2].state_before.values())
+
+
+async def test_a_new_profile_is_no_new_join(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    renamed = room.join(LOCAL, displayname="new name")
+    await deliver(store, room)
+    told = (await store.sync(LOCAL, since=since)).join[room.room_id]
+    assert (ids(told.timeline.events), told.state, told.timeline.limited) == ([renamed.event_id], [], False)
+
+
+async def test_a_key_that_resolution_takes_away_is_told(store: Store) -> None:
+    """On one branch a guest joins, on the other the room is closed: resolution takes the join away."""
+    room = new_room(members=[LOCAL])
+    left, right = room.fork(2)
+    closed, joined = left.join_rules(ADMIN, "invite"), right.join(REMOTE)
+    await append(store, *[event for event in room.events if event is not closed])
+    since = (await store.sync(LOCAL)).next_batch
+    assert (await store.current_state(room.room_id))["m.room.member", REMOTE] == joined.event_id
+    await append(store, closed)
+    told = (await store.sync(LOCAL, since=since)).join[room.room_id]
+    assert told.state_removed == [("m.room.member", REMOTE)]
+    assert ("m.room.member", REMOTE) not in await store.current_state(room.room_id)
+
+
+async def test_full_state_tells_every_joined_room(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    told = (await store.sync(LOCAL, since=since, full_state=True)).join[room.room_id]
+    assert told.timeline.events == []
+    assert keys(told.state) == keys(told.state_after) == set(room.state)
+
+
+async def test_soft_failed_rejected_and_backfilled_events_are_not_in_a_timeline(store: Store) -> None:
+    room = new_room(members=[LOCAL, REMOTE])
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    ours, theirs = room.fork(2)
+    ban = ours.ban(ADMIN, REMOTE)
+    soft = theirs.message(REMOTE)
+    refused = ours.topic(REMOTE, "no", expected="rejected")
+    history = ours.message(ADMIN, "history")
+    assert await append(store, ban, soft, refused) == ["stored", "soft_failed", "rejected"]
+    await append(store, history, origin="backfill")
+    assert ids((await store.sync(LOCAL, since=since)).join[room.room_id].timeline.events) == [ban.event_id]
+
+
+async def test_a_redacted_event_is_told_pruned(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    secret = room.message(ADMIN, "secret")
+    room.redact(ADMIN, secret)
+    await deliver(store, room)
+    [told, redaction] = (await store.sync(LOCAL, timeline_limit=2)).join[room.room_id].timeline.events
+    assert (told.event_id, told.content, told.redacted_by) == (secret.event_id, {}, redaction.event_id)
+    assert b"secret" in told.raw
+
+
+# ------------------------------------------------------------------------------------------------- invited, knocked, left rooms
+
+
+async def test_invited_then_joined_then_kicked(store: Store) -> None:
+    room = new_room(visibility="joined", name="the name", join_rule="invite")
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    room.invite(ADMIN, LOCAL)
+    await deliver(store, room)
+    answer = await store.sync(LOCAL, since=since)
+    assert (answer.join, answer.leave) == ({}, {})
+    state = {event["type"]: event for event in answer.invite[room.room_id].invite_state}
+    assert set(state) == {"m.room.create", "m.room.join_rules", "m.room.name", "m.room.member"}
+    assert state["m.room.name"] == {"type": "m.room.name", "state_key": "", "sender": ADMIN, "content": {"name": "the name"}}
+    assert state["m.room.member"]["state_key"] == LOCAL
+    assert list((await store.sync(LOCAL)).invite) == [room.room_id]
+    room.message(ADMIN, "while invited")
+    await deliver(store, room)
+    assert (await store.sync(LOCAL, since=answer.next_batch)).is_empty
+    room.join(LOCAL)
+    await deliver(store, room)
+    answer = await store.sync(LOCAL, since=answer.next_batch)
+    assert (list(answer.join), answer.invite) == ([room.room_id], {})
+    said = room.message(ADMIN, "before the kick")
+    topic = room.topic(ADMIN, "before the kick")
+    kick = room.kick(ADMIN, LOCAL)
+    room.message(ADMIN, "after the kick")
+    room.name(ADMIN, "after the kick")
+    await deliver(store, room)
+    answer = await store.sync(LOCAL, since=answer.next_batch)
+    assert (answer.join, list(answer.leave)) == ({}, [room.room_id])
+    told = answer.leave[room.room_id]
+    assert ids(told.timeline.events) == ids([said, topic, kick])
+    assert set(ids(told.state_after)) == set(ids([topic, kick]))
+    room.message(ADMIN, "much later")
+    await deliver(store, room)
+    assert (await store.sync(LOCAL, since=answer.next_batch)).is_empty
+    assert (await store.sync(LOCAL)).is_empty
+
+
+async def test_who_only_declined_is_told_no_state(store: Store) -> None:
+    room = new_room(visibility="joined", join_rule="invite")
+    room.invite(ADMIN, LOCAL)
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    room.topic(ADMIN, "not for LOCAL")
+    leave = room.leave(LOCAL)
+    await deliver(store, room)
+    told = (await store.sync(LOCAL, since=since)).leave[room.room_id]
+    assert told.timeline.events == []
+    assert ids(told.state) == ids(told.state_after) == [leave.event_id]
+
+
+async def test_a_knock_shows_stripped_state(store: Store) -> None:
+    room = new_room(join_rule="knock", name="the name")
+    room.knock(LOCAL)
+    await deliver(store, room)
+    answer = await store.sync(LOCAL)
+    assert (answer.join, answer.invite) == ({}, {})
+    assert "m.room.name" in {event["type"] for event in answer.knock[room.room_id].knock_state}
+
+
+async def test_an_invite_over_federation_shows_what_it_brought_along(store: Store) -> None:
+    room = RoomBuilder("11", sign=False)
+    room.start(REMOTE, join_rule="invite")
+    brought = {"type": "m.room.name", "state_key": "", "sender": REMOTE, "content": {"name": "elsewhere"}, "origin_server_ts": 1}
+    bad = [{"type": "m.room.topic"}, "text", {**brought, "content": None}]
+    invite = room.invite(REMOTE, LOCAL, extra={"unsigned": {"invite_room_state": [brought, *bad]}})
+    await append(
+        store,
+        *[event for event in room.events if event.event_id in {*invite.auth_events, *room.graph.auth_chain([invite.event_id])}],
+        origin="outlier",
+    )
+    since = (await store.sync(LOCAL)).next_batch
+    assert await append(store, invite, origin="outlier") == ["stored"]
+    answer = await store.sync(LOCAL, since=since)
+    name, member = answer.invite[room.room_id].invite_state
+    assert name == {key: value for key, value in brought.items() if key != "origin_server_ts"}
+    assert (member["state_key"], member["content"]) == (LOCAL, {"membership": "invite"})
+    assert (await store.sync(LOCAL, since=answer.next_batch)).is_empty
+    assert list((await store.sync(LOCAL)).invite) == [room.room_id]
+
+
+# ----------------------------------------------------------------------------------------------------------------- in parts
+
+
+async def parts(store: Store, limit: int) -> list[Sync]:
+    answers = [await store.sync(LOCAL, rooms_limit=limit)]
+    while answers[-1].next_rooms is not None:
+        answers.append(await store.sync(LOCAL, since=answers[-1].next_rooms, rooms_limit=limit))
+    return answers
+
+
+async def test_rooms_come_in_parts_latest_activity_first(store: Store) -> None:
+    rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(5)]
+    invited = new_room(seed=9)
+    invited.invite(ADMIN, LOCAL)
+    for room in [*rooms, invited]:
+        await deliver(store, room)
+    rooms[1].message(ADMIN)
+    await deliver(store, rooms[1])
+    answers = await parts(store, 2)
+    assert [list(answer.join) for answer in answers] == [
+        [rooms[1].room_id, rooms[4].room_id],
+        [rooms[3].room_id, rooms[2].room_id],
+        [rooms[0].room_id],
+    ]
+    assert [list(answer.invite) for answer in answers] == [[invited.room_id], [], []]
+    assert len({answer.next_batch for answer in answers}) == 1
+
+
+async def test_what_happens_between_the_parts_is_told_by_the_sync_that_follows(store: Store) -> None:
+    rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(4)]
+    for room in rooms:
+        await deliver(store, room)
+    first = await store.sync(LOCAL, rooms_limit=2)
+    assert first.next_rooms is not None
+    late = new_room(seed=8, members=[LOCAL])
+    await deliver(store, late)
+    new = [room.topic(ADMIN, "new") for room in rooms]
+    for room in rooms:
+        await deliver(store, room)
+    second = await store.sync(LOCAL, since=first.next_rooms, rooms_limit=2)
+    assert (list(second.join), second.next_rooms) == ([rooms[1].room_id, rooms[0].room_id], None)
+    for room, topic in zip(rooms, new, strict=True):
+        told = {**first.join, **second.join}[room.room_id]
+        assert topic.event_id not in ids([*told.timeline.events, *told.state, *told.state_after])
+        assert {event.event_id for event in told.state_after} == set(topic.state_before.values())
+    third = await store.sync(LOCAL, since=second.next_batch)
+    assert {room_id: len(told.timeline.events) for room_id, told in third.join.items()} == {
+        **{room.room_id: 1 for room in rooms},
+        late.room_id: len(late.events),
+    }
+
+
+# ---------------------------------------------------------------------------------------------- statements, waiting, bad input
+
+
+async def test_the_number_of_statements_does_not_grow(store: Store, statements: Statements) -> None:
+    counts = []
+    for seed in range(6):
+        room = new_room(seed=seed, members=[LOCAL])
+        await deliver(store, room)
+        statements.take()
+        await store.sync(LOCAL)
+        counts.append(len(statements.take()))
+    assert counts == [3] * 6
+    invited = new_room(seed=10)
+    invited.invite(ADMIN, LOCAL)
+    await deliver(store, invited)
+    statements.take()
+    answer = await store.sync(LOCAL)
+    assert len(statements.take()) == 4
+    await store.sync(LOCAL, since=answer.next_batch)
+    assert len(statements.take()) == 1
+
+
+async def test_waiting_ends_with_news_or_with_time(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    assert (await store.sync(LOCAL, since=since, timeout_ms=20)).is_empty
+    said = room.message(ADMIN)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(store.sync(LOCAL, since=since, timeout_ms=60_000))
+        tasks.create_task(append(store, said))
+    assert ids(waiting.result().join[room.room_id].timeline.events) == [said.event_id]
+
+
+async def test_waiting_finds_what_another_store_wrote(dsn: str, store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    config = storage.Config(sync_poll_ms=5)
+    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=config) as other:
+        since = (await other.sync(LOCAL)).next_batch
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(other.sync(LOCAL, since=since, timeout_ms=60_000))
+            tasks.create_task(append(store, room.message(ADMIN)))
+    assert list(waiting.result().join) == [room.room_id]
+
+
+async def test_a_user_without_rooms_is_told_nothing(store: Store) -> None:
+    answer = await store.sync(OTHER)
+    assert answer.is_empty
+    assert (await store.sync(OTHER, since=answer.next_batch)).next_batch == answer.next_batch
+
+
+async def test_bad_questions_are_refused(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    timeline = (await store.sync(LOCAL)).join[room.room_id].timeline
+    for since in ("", "nonsense", timeline.prev_batch, "s1~00000000~~0"):
+        with pytest.raises(InvalidToken):
+            await store.sync(LOCAL, since=since)
+    for user in ("local", REMOTE):
+        with pytest.raises(InvalidIdentifier):
+            await store.sync(user)
+    with pytest.raises(InputError, match="negative"):
+        await store.sync(LOCAL, timeline_limit=-1)
+    assert (await store.sync(LOCAL, timeline_limit=0)).join[room.room_id].timeline.events == []
+    assert len((await store.sync(LOCAL, timeline_limit=10**9)).join[room.room_id].timeline.events) == len(room.events)
+
+
+async def test_results_print_well(store: Store) -> None:
+    room = new_room()
+    await deliver(store, room)
+    assert f"<StoredEvent {room.events[0].event_id} m.room.create" in repr(await store.sync(ADMIN))
