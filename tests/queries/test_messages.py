@@ -1,0 +1,239 @@
+"""Pages of history: order, exact limits, tokens, gaps, context, and the event nearest to a time."""
+
+import pytest
+
+from storage import Page, Store
+from storage.errors import InputError, InvalidIdentifier, InvalidToken, UnknownEvent, UnknownRoom
+from storage.ids import RoomId
+from storage.queries.messages import Direction
+from storage.testing import RoomBuilder
+from tests.queries.conftest import Statements
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, messages_in, new_room
+
+
+async def pages(store: Store, room: RoomBuilder, user: str, limit: int, direction: Direction = "b") -> list[Page]:
+    found = [await store.messages(room.room_id, user, direction=direction, limit=limit)]
+    while found[-1].end is not None:
+        found.append(await store.messages(room.room_id, user, from_=found[-1].end, direction=direction, limit=limit))
+    return found
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
+async def test_pages_of_any_size_make_up_the_room_in_both_directions(store: Store, limit: int) -> None:
+    room = new_room(members=[LOCAL])
+    for number in range(4):
+        room.message(ADMIN, str(number))
+    await deliver(store, room)
+    for direction, expected in (("b", ids(room.events)[::-1]), ("f", ids(room.events))):
+        found = await pages(store, room, LOCAL, limit, direction)  # type: ignore[arg-type]
+        assert [event_id for page in found for event_id in ids(page.chunk)] == expected
+        assert {len(page.chunk) for page in found[:-1]} <= {limit}
+        assert found[-1].chunk
+
+
+async def test_the_limit_is_exact_under_visibility(store: Store) -> None:
+    """Of every ten events the user sees one, and still gets three a page."""
+    room = new_room(visibility="joined")
+    seen = []
+    for _ in range(7):
+        for _ in range(9):
+            room.message(ADMIN, "unseen")
+        room.join(LOCAL)
+        seen.append(room.message(ADMIN, "seen"))
+        room.leave(LOCAL)
+    await deliver(store, room)
+    found = await pages(store, room, LOCAL, 3)
+    assert {len(page.chunk) for page in found[:-1]} == {3}
+    assert [body for page in found for body in messages_in(page.chunk)] == ["seen"] * 7
+    assert [event.event_id for page in found for event in page.chunk if event.type == "m.room.message"] == ids(seen)[::-1]
+
+
+async def test_branches_come_in_topological_order(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    left, right = room.fork(2)
+    for number in range(3):
+        left.message(ADMIN, f"left {number}")
+    for number in range(2):
+        right.message(ADMIN, f"right {number}", depth=9_000)
+    room.merge(left, right)
+    room.message(ADMIN, "merged")
+    await deliver(store, room)
+    page = await store.messages(room.room_id, LOCAL, limit=6)
+    assert messages_in(page.chunk) == ["merged", "left 2", "right 1", "left 1", "right 0", "left 0"]
+
+
+async def test_a_page_can_be_turned_back(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    for number in range(6):
+        room.message(ADMIN, str(number))
+    await deliver(store, room)
+    first = await store.messages(room.room_id, LOCAL, limit=2)
+    second = await store.messages(room.room_id, LOCAL, from_=first.end, limit=2)
+    assert (messages_in(first.chunk), messages_in(second.chunk)) == (["5", "4"], ["3", "2"])
+    back = await store.messages(room.room_id, LOCAL, from_=second.end, direction="f", limit=2)
+    assert messages_in(back.chunk) == ["2", "3"]
+    back = await store.messages(room.room_id, LOCAL, from_=back.end, direction="f", limit=100)
+    assert messages_in(back.chunk) == ["4", "5"]
+    assert back.end is None
+    between = await store.messages(room.room_id, LOCAL, from_=first.start, to=second.end, limit=100)
+    assert messages_in(between.chunk) == ["5", "4", "3", "2"]
+    between = await store.messages(room.room_id, LOCAL, from_=second.end, to=first.end, direction="f", limit=100)
+    assert messages_in(between.chunk) == ["2", "3"]
+
+
+async def test_a_sync_token_is_a_place(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    room.message(ADMIN, "before")
+    await deliver(store, room)
+    token = (await store.sync(LOCAL)).next_batch
+    room.message(ADMIN, "after")
+    await deliver(store, room)
+    assert messages_in((await store.messages(room.room_id, LOCAL, from_=token, limit=1)).chunk) == ["before"]
+    assert messages_in((await store.messages(room.room_id, LOCAL, from_=token, direction="f")).chunk) == ["after"]
+    assert messages_in((await store.messages(room.room_id, LOCAL, to=token)).chunk) == ["after"]
+
+
+async def test_events_that_arrive_later_do_not_shift_a_page(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    for number in range(4):
+        room.message(ADMIN, str(number))
+    await deliver(store, room)
+    first = await store.messages(room.room_id, LOCAL, limit=2)
+    room.message(ADMIN, "new")
+    await deliver(store, room)
+    assert messages_in((await store.messages(room.room_id, LOCAL, from_=first.end, limit=2)).chunk) == ["1", "0"]
+
+
+async def with_gap(store: Store) -> tuple[RoomBuilder, list[str]]:
+    """A room of which messages 1 and 2 of 0 to 4 are missing; their ids."""
+    room = new_room(members=[LOCAL])
+    said = [room.message(ADMIN, str(number)) for number in range(5)]
+    await append(store, *[event for event in room.events if event not in said[1:]])
+    outcome = await append(store, *said[3:], state_before={said[3].event_id: list(said[3].state_before.values())})
+    assert outcome == ["stored", "stored"]
+    return room, ids(said)
+
+
+async def test_a_gap_is_told_where_it_lies_and_can_be_filled(store: Store) -> None:
+    room, said = await with_gap(store)
+    page = await store.messages(room.room_id, LOCAL, limit=3)
+    assert messages_in(page.chunk) == ["4", "3", "0"]
+    [gap] = page.gaps
+    assert (gap.backfill_from, gap.after, gap.before) == ((said[2],), said[0], said[3])
+    [forward] = (await store.messages(room.room_id, LOCAL, direction="f", limit=100)).gaps
+    assert forward == gap
+    await append(store, *[room.event(event_id) for event_id in said[1:3]], origin="backfill")
+    page = await store.messages(room.room_id, LOCAL, limit=5)
+    assert messages_in(page.chunk) == ["4", "3", "2", "1", "0"]
+    assert page.gaps == []
+
+
+async def test_a_gap_belongs_to_one_page(store: Store) -> None:
+    room, said = await with_gap(store)
+    for direction, limit in (("b", 2), ("b", 1), ("f", 1), ("f", len(room.events) - 4)):
+        found = await pages(store, room, LOCAL, limit, direction)  # type: ignore[arg-type]
+        gaps = [gap for page in found for gap in page.gaps]
+        assert [gap.backfill_from for gap in gaps] == [(said[2],)]
+        assert gaps[0].before == said[3] or gaps[0].after == said[0]
+
+
+async def test_a_gap_below_all_that_is_held_is_told_with_the_last_page(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    hidden, last = room.message(ADMIN, "hidden"), room.message(ADMIN, "last")
+    outliers = [event for event in room.events if event not in (hidden, last)]
+    await append(store, *outliers, origin="outlier")
+    await append(store, last, state_before={last.event_id: list(last.state_before.values())})
+    page = await store.messages(room.room_id, LOCAL)
+    assert messages_in(page.chunk) == ["last"]
+    assert page.end is None
+    assert [(gap.backfill_from, gap.after, gap.before) for gap in page.gaps] == [((hidden.event_id,), None, last.event_id)]
+
+
+async def test_gaps_are_told_also_where_nothing_is_visible(store: Store) -> None:
+    room, said = await with_gap(store)
+    page = await store.messages(room.room_id, OTHER, limit=3)
+    assert page.chunk == []
+    assert [gap.backfill_from for gap in page.gaps] == [(said[2],)]
+
+
+async def test_one_statement_a_page(store: Store, statements: Statements) -> None:
+    room, _ = await with_gap(store)
+    statements.take()
+    await store.messages(room.room_id, LOCAL)
+    await store.messages(room.room_id, LOCAL, direction="f")
+    assert len(statements.take()) == 2
+
+
+async def test_bad_questions_are_refused(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    with pytest.raises(UnknownRoom):
+        await store.messages(RoomId("!none:s1.test"), LOCAL)
+    with pytest.raises(InvalidToken):
+        await store.messages(room.room_id, LOCAL, from_="nonsense")
+    with pytest.raises(InvalidIdentifier):
+        await store.messages(room.room_id, REMOTE)
+    with pytest.raises(InputError, match="direction"):
+        await store.messages(room.room_id, LOCAL, direction="up")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="negative"):
+        await store.messages(room.room_id, LOCAL, limit=-1)
+    nothing = await store.messages(room.room_id, LOCAL, limit=0)
+    assert (nothing.chunk, nothing.end is None) == ([], False)
+    assert len((await store.messages(room.room_id, LOCAL, limit=10**9)).chunk) == len(room.events)
+
+
+# ---------------------------------------------------------------------------------------------------------------- context
+
+
+async def test_context_is_what_lies_around_an_event(store: Store, statements: Statements) -> None:
+    room = new_room(members=[LOCAL])
+    said = [room.message(ADMIN, str(number)) for number in range(3)]
+    room.topic(ADMIN, "now")
+    said += [room.message(ADMIN, str(number)) for number in range(3, 6)]
+    await deliver(store, room)
+    statements.take()
+    found = await store.context(said[2].event_id, LOCAL, limit=5)
+    assert len(statements.take()) == 2
+    assert ids(found.events_before) == ids([said[1], said[0]])
+    assert found.event.event_id == said[2].event_id
+    assert messages_in(found.events_after) == ["3", "4"]
+    assert found.events_after[0].type == "m.room.topic"
+    assert {event.event_id for event in found.state} == set(room.state.values())
+    before = await store.messages(room.room_id, LOCAL, from_=found.start, limit=1)
+    after = await store.messages(room.room_id, LOCAL, from_=found.end, direction="f", limit=1)
+    assert ids(before.chunk) == list(said[0].prev_events)
+    assert ids(after.chunk) == ids([said[5]])
+
+
+async def test_context_of_what_one_may_not_see_is_unknown(store: Store) -> None:
+    room = new_room()
+    hidden = room.message(ADMIN, "hidden")
+    await deliver(store, room)
+    for event_id in (hidden.event_id, "$none"):
+        with pytest.raises(UnknownEvent):
+            await store.context(event_id, LOCAL)
+    assert (await store.context(hidden.event_id, ADMIN, limit=0)).events_before == []
+
+
+# ------------------------------------------------------------------------------------------------------------ nearest event
+
+
+async def test_the_event_nearest_to_a_time(store: Store) -> None:
+    room = new_room(visibility="joined", members=[LOCAL])
+    times = {ts: room.message(ADMIN, str(ts), ts=ts).event_id for ts in (10, 20, 30)}
+    room.leave(LOCAL, ts=5_000_000_000_000)
+    hidden = room.message(ADMIN, "25", ts=25)
+    await deliver(store, room)
+
+    async def near(timestamp_ms: int, direction: Direction, user: str = LOCAL) -> str | None:
+        found = await store.event_near(room.room_id, user, timestamp_ms, direction)
+        return None if found is None else found.event_id
+
+    assert [await near(ts, "f") for ts in (0, 10, 11, 21)] == [times[10], times[10], times[20], times[30]]
+    assert [await near(ts, "b") for ts in (9, 10, 29, 30)] == [None, times[10], times[20], times[30]]
+    assert await near(21, "f", ADMIN) == hidden.event_id
+    assert await near(6_000_000_000_000, "f") is None
+    with pytest.raises(UnknownRoom):
+        await store.event_near(RoomId("!none:s1.test"), LOCAL, 0, "f")
+    with pytest.raises(InputError):
+        await store.event_near(room.room_id, LOCAL, 0, "up")  # type: ignore[arg-type]
