@@ -21,6 +21,9 @@ class Config:
     `Config.from_env()` reads `STORAGE_<FIELD IN CAPITALS>` for each field, for instance `STORAGE_POOL_SIZE_MAX=20`.
     """
 
+    instance_name: str = "main"
+    """Which of the processes on one database this is; `storage.open` sets it. Sessions carry it, so that others see who is alive."""
+
     # ------------------------------------------------------------------------------------------------------ database
 
     pool_size_min: int = 1
@@ -57,6 +60,9 @@ class Config:
 
     writer_batch_max: int = 1_000
     """Events gathered into one write, unless a single append brings more."""
+
+    follow_ms: int = 250
+    """How often a process looks in the database how far the other writers are, and moves the positions of idle ones."""
 
     writer_queue_max: int = 10_000
     """Appends that may wait for the writer; further ones wait before they are queued."""

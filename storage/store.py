@@ -3,11 +3,13 @@
 Every method does one thing: take a connection (or a snapshot), call one function below, give the answer back.
 """
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from time import time_ns
-from typing import Final, LiteralString
+from typing import Any, Final, LiteralString
 
 from storage.config import Config
 from storage.database.connection import Database, Observer
@@ -24,6 +26,9 @@ from storage.queries.events import StoredEvent
 from storage.queries.messages import Direction, Page
 from storage.queries.state import StateMap
 from storage.queries.sync import Asked, Commits, Sync, sync, until_news
+from storage.streams import startup
+from storage.streams.following import follow
+from storage.streams.registry import Streams
 
 SQL_DEPLOYMENT: Final[LiteralString] = """
 INSERT INTO deployment (deployment_id, created_ts)
@@ -40,14 +45,17 @@ FROM deployment
 class Store:
     """The rooms of one homeserver, on one database. Opened by `storage.open`."""
 
-    def __init__(self, database: Database, writer: Writer, *, server_name: str, instance_name: str, deployment_id: str) -> None:
+    def __init__(
+        self, database: Database, streams: Streams, writer: Writer, *, server_name: str, instance_name: str, deployment_id: str
+    ) -> None:
         self.database = database
+        self.streams = streams
         self.writer = writer
         self.server_name = server_name
         self.instance_name = instance_name
         self.deployment_id = deployment_id
         self._commits = Commits()
-        writer.on_commit.append(self._commits.told)
+        streams.feed.subscribe(self._commits.told)
 
     # ---------------------------------------------------------------------------------------------- writing
 
@@ -262,7 +270,7 @@ async def open_store(
     ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be there unless ``migrate`` is set.
     ``observer`` is told of every statement. `SchemaOutOfDate`, `DatabaseUnavailable`, `InputError` for a DSN that cannot be read.
     """
-    config = config or Config.from_env()
+    config = replace(config or Config.from_env(), instance_name=instance_name)
     async with AsyncExitStack() as stack:
         if dsn is None:
             dsn = await stack.enter_async_context(embedded_postgres(config=config))
@@ -274,10 +282,24 @@ async def open_store(
             await check_schema(conn)
             await conn.execute(SQL_DEPLOYMENT, secrets.token_hex(8), time_ns() // 1_000_000)
             deployment_id = await conn.fetchval(SQL_DEPLOYMENT_ID)
-        writer = Writer(database, server_name=server_name, instance_name=instance_name)
+            writer_nid = await startup.enter(conn, instance_name)
+            streams = Streams(database, instance_name, await startup.positions(conn))
+        writer = Writer(database, streams, server_name=server_name, writer_nid=writer_nid)
         writer.start()
         stack.push_async_callback(writer.close)
-        yield Store(database, writer, server_name=server_name, instance_name=instance_name, deployment_id=deployment_id)
+        await stack.enter_async_context(running(follow(database, streams, every_ms=config.follow_ms)))
+        yield Store(database, streams, writer, server_name=server_name, instance_name=instance_name, deployment_id=deployment_id)
 
 
 _migrate = migrate
+
+
+@asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """A background task as long as the block; it is cancelled and awaited at the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -229,7 +229,7 @@ class Database:
 def _server_settings(config: Config) -> dict[str, str]:
     """Settings of every session. Timeouts on the server end what a vanished client left behind."""
     return {
-        "application_name": "room-storage",
+        "application_name": f"room-storage {config.instance_name}"[:63],
         "jit": "off",
         "lock_timeout": str(config.lock_timeout_ms),
         "statement_timeout": str(config.statement_timeout_ms + 5_000),

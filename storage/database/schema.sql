@@ -132,6 +132,7 @@ CREATE TABLE events (
     type_nid int NOT NULL,
     state_key_nid int,
     encoding smallint NOT NULL,
+    writer_nid smallint NOT NULL,
     membership smallint,
     outlier boolean NOT NULL,
     backfilled boolean NOT NULL,
@@ -166,6 +167,7 @@ COMMENT ON COLUMN events.state_group_after IS 'The state after an accepted state
 COMMENT ON COLUMN events.audience IS 'Who may see it: the audience that visibility.audiences speaks of. NULL for outliers.';
 COMMENT ON COLUMN events.redacted_by IS 'The redaction that took effect on it: smallest (origin_server_ts, event_id) if there are several.';
 COMMENT ON COLUMN events.encoding IS 'How json is packed: 0 = the bytes as received.';
+COMMENT ON COLUMN events.writer_nid IS 'Who gave it its stream ordering. Within a room stream orderings are in the order of commits, whoever writes.';
 COMMENT ON COLUMN events.membership IS 'Of m.room.member: 0 other or missing, 1 ban, 2 leave, 3 knock, 4 invite, 5 join.';
 COMMENT ON COLUMN events.backfilled IS 'History: never goes down /sync.';
 COMMENT ON COLUMN events.soft_failed IS 'Refused by the room''s current state when it arrived: never shown to clients, never an extremity.';
@@ -271,6 +273,7 @@ CREATE TABLE state_deltas (
     prev_event_nid bigint,
     room_nid int NOT NULL,
     state_key_nid int NOT NULL,
+    writer_nid smallint NOT NULL,
     CONSTRAINT state_deltas_pkey PRIMARY KEY (room_nid, stream_ordering, state_key_nid)
 );
 COMMENT ON TABLE state_deltas IS 'What each position of the events stream changed in the current state of its room.';
@@ -283,6 +286,7 @@ CREATE TABLE memberships (
     event_nid bigint NOT NULL,
     principal_nid int NOT NULL,
     room_nid int NOT NULL,
+    writer_nid smallint NOT NULL,
     membership smallint NOT NULL,
     CONSTRAINT memberships_pkey PRIMARY KEY (principal_nid, room_nid)
 ) WITH (fillfactor = 85);
@@ -291,6 +295,16 @@ COMMENT ON TABLE memberships IS
     'where this server is not in the room.';
 COMMENT ON COLUMN memberships.stream_ordering IS 'Position of the last change.';
 COMMENT ON CONSTRAINT memberships_pkey ON memberships IS 'Serves: rooms of a user.';
+
+CREATE TABLE outlier_memberships (
+    stream_id bigint NOT NULL,
+    event_nid bigint NOT NULL,
+    writer_nid smallint NOT NULL,
+    CONSTRAINT outlier_memberships_pkey PRIMARY KEY (stream_id)
+);
+COMMENT ON TABLE outlier_memberships IS
+    'Facts of the stream "events" that are no timeline events: a local user''s invite or knock over federation, or its end.';
+COMMENT ON CONSTRAINT outlier_memberships_pkey ON outlier_memberships IS 'Serves: rows of the stream "events" in order.';
 
 -- ------------------------------------------------------------------------------------------------ auth chains
 
@@ -368,6 +382,81 @@ CREATE TABLE stream_positions (
 COMMENT ON TABLE stream_positions IS
     'How far each writer has got in each stream: all its facts up to here are committed. Written in the transaction of the facts.';
 COMMENT ON CONSTRAINT stream_positions_pkey ON stream_positions IS 'Serves: positions at start-up and in each sync.';
+
+CREATE SEQUENCE writer_nids AS smallint START 1;
+CREATE TABLE writers (
+    writer_nid smallint NOT NULL DEFAULT nextval('writer_nids'),
+    instance_name text COLLATE "C" NOT NULL,
+    CONSTRAINT writers_pkey PRIMARY KEY (writer_nid),
+    CONSTRAINT writers_instance_name_key UNIQUE (instance_name)
+);
+COMMENT ON TABLE writers IS 'The processes that write facts, by name. A fact names its writer, as positions are kept per writer.';
+COMMENT ON CONSTRAINT writers_instance_name_key ON writers IS 'Serves: a store finds its number when it opens.';
+
+CREATE SEQUENCE account_data_stream AS bigint START 2;
+CREATE TABLE account_data (
+    stream_id bigint NOT NULL,
+    principal_nid int NOT NULL,
+    room_nid int NOT NULL,
+    type_nid int NOT NULL,
+    writer_nid smallint NOT NULL,
+    content bytea NOT NULL,
+    CONSTRAINT account_data_pkey PRIMARY KEY (principal_nid, room_nid, type_nid),
+    CONSTRAINT account_data_stream_id_key UNIQUE (stream_id)
+);
+COMMENT ON TABLE account_data IS 'What a local user''s clients keep on the server: the latest content of each type.';
+COMMENT ON COLUMN account_data.room_nid IS '0: not of a room.';
+COMMENT ON COLUMN account_data.content IS 'The JSON object as it came.';
+COMMENT ON CONSTRAINT account_data_pkey ON account_data IS 'Serves: the account data of a user.';
+COMMENT ON CONSTRAINT account_data_stream_id_key ON account_data IS 'Serves: rows of the stream in order.';
+
+CREATE SEQUENCE to_device_stream AS bigint START 2;
+CREATE TABLE to_device (
+    stream_id bigint NOT NULL,
+    principal_nid int NOT NULL,
+    writer_nid smallint NOT NULL,
+    device_id text COLLATE "C" NOT NULL,
+    content bytea NOT NULL,
+    CONSTRAINT to_device_pkey PRIMARY KEY (stream_id)
+);
+COMMENT ON TABLE to_device IS 'Messages that wait for a device of a local user; deleted once the device has them.';
+COMMENT ON CONSTRAINT to_device_pkey ON to_device IS 'Serves: rows of the stream in order.';
+CREATE INDEX to_device_inbox_idx ON to_device (principal_nid, device_id, stream_id);
+COMMENT ON INDEX to_device_inbox_idx IS 'Serves: the inbox of a device.';
+
+CREATE SEQUENCE receipts_stream AS bigint START 2;
+CREATE TABLE receipts (
+    stream_id bigint NOT NULL,
+    room_nid int NOT NULL,
+    principal_nid int NOT NULL,
+    writer_nid smallint NOT NULL,
+    receipt_type text COLLATE "C" NOT NULL,
+    thread_id text COLLATE "C" NOT NULL,
+    event_id text COLLATE "C" NOT NULL,
+    data bytea NOT NULL,
+    CONSTRAINT receipts_pkey PRIMARY KEY (room_nid, principal_nid, receipt_type, thread_id),
+    CONSTRAINT receipts_stream_id_key UNIQUE (stream_id)
+);
+COMMENT ON TABLE receipts IS 'How far each user has read in a room: the latest receipt of each type and thread.';
+COMMENT ON COLUMN receipts.thread_id IS 'Empty: not of a thread.';
+COMMENT ON COLUMN receipts.data IS 'The JSON object as it came.';
+COMMENT ON CONSTRAINT receipts_pkey ON receipts IS 'Serves: the receipts of a room.';
+COMMENT ON CONSTRAINT receipts_stream_id_key ON receipts IS 'Serves: rows of the stream in order.';
+CREATE INDEX receipts_room_stream_idx ON receipts (room_nid, stream_id);
+COMMENT ON INDEX receipts_room_stream_idx IS 'Serves: the receipts of a room since a token.';
+
+CREATE SEQUENCE caches_stream AS bigint START 2;
+CREATE TABLE cache_invalidations (
+    stream_id bigint NOT NULL,
+    invalidation_ts bigint NOT NULL,
+    writer_nid smallint NOT NULL,
+    cache_name text COLLATE "C" NOT NULL,
+    keys text[],
+    CONSTRAINT cache_invalidations_pkey PRIMARY KEY (stream_id)
+);
+COMMENT ON TABLE cache_invalidations IS 'What other processes have to forget: the facts of the stream "caches".';
+COMMENT ON COLUMN cache_invalidations.keys IS 'The key of the entry. NULL: the whole cache.';
+COMMENT ON CONSTRAINT cache_invalidations_pkey ON cache_invalidations IS 'Serves: rows of the stream in order.';
 
 -- ------------------------------------------------------------------------------------------------ functions
 

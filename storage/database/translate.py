@@ -76,6 +76,9 @@ CONFLICTS: Final[Mapping[str, str]] = {
     "missing_events_event_id_key": "two writers name the same missing parent",
     "deployment_pkey": "two processes open a new database",
     "stream_positions_pkey": "two processes start under one instance name",
+    "writers_instance_name_key": "two processes start under one new instance name",
+    "account_data_pkey": "two requests set the same account data",
+    "receipts_pkey": "two requests set the same receipt",
 }
 """Constraints that fail where two writers meet: `DatabaseConflict`, and the second attempt sees what the other wrote."""
 
@@ -98,6 +101,12 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "auth_chains_pkey": "an event takes its place in the write that stores it",
     "auth_chain_links_pkey": "links are made with the place they start from",
     "visibility_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
+    "outlier_memberships_pkey": "events_stream is a sequence",
+    "writers_pkey": "writer_nids is a sequence",
+    "account_data_stream_id_key": "account_data_stream is a sequence",
+    "to_device_pkey": "to_device_stream is a sequence",
+    "receipts_stream_id_key": "receipts_stream is a sequence",
+    "cache_invalidations_pkey": "caches_stream is a sequence",
     "audiences_pkey": "numbers are given out under the room's write_version",
     # What a row says of itself; computed in one place each.
     "deployment_singleton_check": "the column is never given",

@@ -1,8 +1,10 @@
-"""After the commit: what the draft holds is true now, and goes into the caches."""
+"""After the commit: what the draft holds is true now. It goes into the caches, and is told to whoever follows the streams."""
 
 from storage.persist.context import Caches
 from storage.persist.draft import Draft
 from storage.persist.rows import RoomRow
+from storage.streams.feed import Fact
+from storage.streams.registry import Streams
 
 
 def absorb(caches: Caches, draft: Draft, positions: dict[int, int]) -> None:
@@ -10,7 +12,7 @@ def absorb(caches: Caches, draft: Draft, positions: dict[int, int]) -> None:
     for row in draft.rows.values():
         if row is not None:
             position = positions.get(row.event_nid)
-            caches.add_row(row if position is None else row._replace(stream_ordering=position))
+            caches.add_row(row if position is None or row.outlier else row._replace(stream_ordering=position))
     for nid, event in draft.events.items():
         if event.state_key is not None:
             caches.events[nid] = event
@@ -56,3 +58,17 @@ def _absorb_rooms(caches: Caches, draft: Draft) -> None:
                 max_topological_ordering=room.max_order,
                 forward_extremities=tuple(room.extremities),
             )
+
+
+def tell(streams: Streams, draft: Draft, positions: dict[int, int]) -> None:
+    """Advance the streams over what was committed."""
+    facts: dict[str, list[Fact]] = {"events": [], "backfill": []}
+    for nid, position in positions.items():
+        event = draft.events[nid]
+        backfilled = draft.row_of(nid).backfilled
+        row = [event.event_id, event.room_id, event.type, event.state_key, event.redacts]
+        facts["backfill" if backfilled else "events"].append(Fact(position, streams.instance_name, row))
+    for name, told in facts.items():
+        if told:
+            told.sort()
+            streams.advance(name, streams.instance_name, told[-1].stream_id, told)

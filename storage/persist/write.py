@@ -10,7 +10,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER
 from storage.persist import write_plain
-from storage.persist.columns import array, columns
+from storage.persist.columns import Author, array, columns
 from storage.persist.draft import Draft, RoomDraft
 from storage.persist.rows import EventRow
 from storage.state.groups import Group
@@ -73,10 +73,10 @@ new_principal AS (
 new_event AS (
     INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, received_ts,
         state_group_before, state_group_after, audience, redacted_by, room_nid, sender_nid, type_nid, state_key_nid,
-        encoding, membership, outlier, backfilled, soft_failed, redacted_form, event_id, rejected, prev_events, auth_events, json)
+        encoding, writer_nid, membership, outlier, backfilled, soft_failed, redacted_form, event_id, rejected, prev_events, auth_events, json)
     SELECT i.event_nid, p.stream_ordering, i.topological_ordering, i.depth, i.origin_server_ts, $25::bigint,
         i.state_group_before, i.state_group_after, i.audience, i.redacted_by, i.room_nid, i.sender_nid, i.type_nid, i.state_key_nid,
-        0, i.membership, i.outlier, i.backfilled, i.soft_failed, i.redacted_form, i.event_id, i.rejected,
+        0, $115::smallint, i.membership, i.outlier, i.backfilled, i.soft_failed, i.redacted_form, i.event_id, i.rejected,
         i.prev_events::bigint[], i.auth_events::bigint[], i.json
     FROM unnest($26::bigint[], $27::bigint[], $28::bigint[], $29::bigint[], $30::bigint[], $31::bigint[], $32::bigint[], $33::bigint[],
             $34::int[], $35::int[], $36::int[], $37::int[], $38::smallint[], $39::boolean[], $40::boolean[], $41::boolean[],
@@ -89,6 +89,7 @@ new_event AS (
 changed_event AS (
     UPDATE events e
     SET stream_ordering = COALESCE(p.stream_ordering, e.stream_ordering),
+        writer_nid = CASE WHEN p.stream_ordering IS NULL THEN e.writer_nid ELSE $115::smallint END,
         topological_ordering = i.topological_ordering,
         state_group_before = i.state_group_before,
         state_group_after = i.state_group_after,
@@ -137,21 +138,32 @@ removed_state AS (
     WHERE c.room_nid = i.room_nid AND c.state_key_nid = i.state_key_nid
 ),
 new_delta AS (
-    INSERT INTO state_deltas (room_nid, stream_ordering, state_key_nid, event_nid, prev_event_nid)
-    SELECT i.room_nid, p.stream_ordering, i.state_key_nid, i.event_nid, i.prev_event_nid
+    INSERT INTO state_deltas (room_nid, stream_ordering, state_key_nid, event_nid, prev_event_nid, writer_nid)
+    SELECT i.room_nid, p.stream_ordering, i.state_key_nid, i.event_nid, i.prev_event_nid, $115::smallint
     FROM unnest($82::int[], $83::bigint[], $84::int[], $85::bigint[], $86::bigint[])
             AS i (room_nid, cause_nid, state_key_nid, event_nid, prev_event_nid)
         JOIN positioned p ON p.event_nid = i.cause_nid
 ),
+out_of_band AS (
+    INSERT INTO outlier_memberships (stream_id, event_nid, writer_nid)
+    SELECT nextval('events_stream'), i.event_nid, $115::smallint
+    FROM unnest($87::int[], $88::int[], $89::smallint[], $90::bigint[], $91::bigint[])
+            AS i (principal_nid, room_nid, membership, event_nid, cause_nid)
+    WHERE i.cause_nid IS NULL
+    RETURNING stream_id, event_nid
+),
 set_membership AS (
-    INSERT INTO memberships (principal_nid, room_nid, membership, event_nid, stream_ordering)
-    SELECT i.principal_nid, i.room_nid, i.membership, i.event_nid, COALESCE(p.stream_ordering, nextval('events_stream'))
+    INSERT INTO memberships (principal_nid, room_nid, membership, event_nid, stream_ordering, writer_nid)
+    SELECT i.principal_nid, i.room_nid, i.membership, i.event_nid, COALESCE(p.stream_ordering, o.stream_id), $115::smallint
     FROM unnest($87::int[], $88::int[], $89::smallint[], $90::bigint[], $91::bigint[])
             AS i (principal_nid, room_nid, membership, event_nid, cause_nid)
         LEFT JOIN positioned p ON p.event_nid = i.cause_nid
+        LEFT JOIN out_of_band o ON o.event_nid = i.event_nid AND i.cause_nid IS NULL
     ON CONFLICT (principal_nid, room_nid) DO UPDATE
-        SET membership = EXCLUDED.membership, event_nid = EXCLUDED.event_nid, stream_ordering = EXCLUDED.stream_ordering
-    RETURNING stream_ordering
+        SET membership = EXCLUDED.membership,
+            event_nid = EXCLUDED.event_nid,
+            stream_ordering = EXCLUDED.stream_ordering,
+            writer_nid = EXCLUDED.writer_nid
 ),
 set_visibility AS (
     INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count)
@@ -191,7 +203,7 @@ latest AS (  -- the positions this write takes, per stream
     FROM positioned
     GROUP BY 1
     UNION ALL
-    SELECT 'events', max(stream_ordering) FROM set_membership HAVING count(*) > 0
+    SELECT 'events', max(stream_id) FROM out_of_band HAVING count(*) > 0
 ),
 set_position AS (
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
@@ -200,6 +212,9 @@ set_position AS (
 )
 SELECT p.event_nid, p.stream_ordering, NULL::bigint AS stale
 FROM positioned p
+UNION ALL
+SELECT o.event_nid, o.stream_id, NULL
+FROM out_of_band o
 UNION ALL
 SELECT 0, 0, CASE
         WHEN (SELECT count(*) FROM old_room) <> cardinality($12::int[]) THEN refuse_stale_plan('rooms')
@@ -217,16 +232,16 @@ class PositionRow(NamedTuple):
     stale: int | None
 
 
-async def write(conn: Connection, draft: Draft, instance_name: str, received_ts: int) -> dict[int, int]:
-    """Apply the draft; the stream ordering of each event that took one, by nid."""
+async def write(conn: Connection, draft: Draft, author: Author, received_ts: int) -> dict[int, int]:
+    """Apply the draft; the position of each event that took one, by nid (that of an outlier is of its membership)."""
     if write_plain.is_plain(draft):
-        plain = await conn.fetch(write_plain.SQL_WRITE_PLAIN, *write_plain.arguments(draft, instance_name, received_ts), row=PositionRow)
+        plain = await conn.fetch(write_plain.SQL_WRITE_PLAIN, *write_plain.arguments(draft, author, received_ts), row=PositionRow)
         return {row.event_nid: row.stream_ordering for row in plain}
-    rows = await conn.fetch(SQL_WRITE, *arguments(draft, instance_name, received_ts), row=PositionRow)
+    rows = await conn.fetch(SQL_WRITE, *arguments(draft, author, received_ts), row=PositionRow)
     return {row.event_nid: row.stream_ordering for row in rows if row.event_nid}
 
 
-def arguments(draft: Draft, instance_name: str, received_ts: int) -> list[object]:
+def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:
     """The parameters of the statement, in order."""
     changed = [room for room in draft.room_drafts.values() if room.changed]
     placed = [draft.row_of(nid) for nid in draft.placed]
@@ -251,11 +266,12 @@ def arguments(draft: Draft, instance_name: str, received_ts: int) -> list[object
         *columns(((*key, ranges.to_text(row[0]), *row[1:]) for key, row in draft.new_visibility.items()), 6),
         *columns(((*key, *row) for key, row in draft.new_audiences.items()), 4),
         *columns(((nid, *value) for nid, value in draft.new_waiting.items()), 3),
-        instance_name,
+        author.instance_name,
         [gap.event_nid for gap in draft.gone_missing.values()],
         list(draft.gone_waiting),
         *columns(((nid, *entry.place) for nid, entry in draft.new_places.items()), 3),
         *columns(((*entry.place, *link) for entry in draft.new_places.values() for link in entry.links.items()), 4),
+        author.writer_nid,
     ]
 
 

@@ -6,7 +6,7 @@ parts is executed in a third of the time.
 
 from typing import Final, LiteralString
 
-from storage.persist.columns import array, columns
+from storage.persist.columns import Author, array, columns
 from storage.persist.draft import Draft
 
 SQL_WRITE_PLAIN: Final[LiteralString] = """
@@ -17,10 +17,10 @@ locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait fo
 ),
 new_event AS (  -- positions after the locks, as late as can be
     INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, received_ts,
-        state_group_before, audience, room_nid, sender_nid, type_nid, encoding, outlier, backfilled, soft_failed, redacted_form,
+        state_group_before, audience, room_nid, sender_nid, type_nid, encoding, writer_nid, outlier, backfilled, soft_failed, redacted_form,
         event_id, prev_events, auth_events, json)
     SELECT i.event_nid, nextval('events_stream'), i.topological_ordering, i.depth, i.origin_server_ts, $2::bigint,
-        i.state_group_before, i.audience, i.room_nid, i.sender_nid, i.type_nid, 0, false, false, false, i.redacted_form,
+        i.state_group_before, i.audience, i.room_nid, i.sender_nid, i.type_nid, 0, $21::smallint, false, false, false, i.redacted_form,
         i.event_id, i.prev_events::bigint[], i.auth_events::bigint[], i.json
     FROM (
         SELECT *
@@ -85,7 +85,7 @@ def is_plain(draft: Draft) -> bool:
     return plain and all(room.current == room.row.current_state_group for room in draft.room_drafts.values())
 
 
-def arguments(draft: Draft, instance_name: str, received_ts: int) -> list[object]:
+def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:
     """The parameters of the statement, in order."""
     rooms = [room for room in draft.room_drafts.values() if room.changed]
     events = (
@@ -112,5 +112,6 @@ def arguments(draft: Draft, instance_name: str, received_ts: int) -> list[object
         received_ts,
         *columns(events, 14),
         *columns(((room.row.write_version, room.max_order, array(room.extremities)) for room in rooms), 3),
-        instance_name,
+        author.instance_name,
+        author.writer_nid,
     ]

@@ -8,14 +8,15 @@ caches are dropped and it is planned again, this time holding the rooms' locks, 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
 from storage.errors import DatabaseConflict, DatabaseError, DatabaseFull, DatabaseUnavailable, StorageClosed, StorageCorrupt
-from storage.persist.commit import absorb
+from storage.persist.columns import Author
+from storage.persist.commit import absorb, tell
 from storage.persist.context import Caches, Needs
 from storage.persist.draft import Blocks, Draft
 from storage.persist.load import load
@@ -23,6 +24,7 @@ from storage.persist.plan import Incoming, plan_event
 from storage.persist.prefetch import prefetch
 from storage.persist.results import AppendResult
 from storage.persist.write import write
+from storage.streams.registry import Streams
 
 SQL_LOCK_ROOMS: Final[LiteralString] = """
 SELECT pg_advisory_xact_lock(1919905645, room_nid)
@@ -47,11 +49,12 @@ class Job:
 class Writer:
     """The writer of one store: a queue, a task that empties it, and the caches that planning reads."""
 
-    def __init__(self, database: Database, *, server_name: str, instance_name: str) -> None:
+    def __init__(self, database: Database, streams: Streams, *, server_name: str, writer_nid: int) -> None:
         config = database.config
         self._database = database
         self._server_name = server_name
-        self._instance_name = instance_name
+        self._streams = streams
+        self._author = Author(streams.instance_name, writer_nid)
         self._blocks = Blocks()
         self._queue: deque[Job] = deque()
         self._wake = asyncio.Event()
@@ -63,7 +66,6 @@ class Writer:
         self.caches = Caches(
             events=config.cache_events_max, groups=config.cache_groups_max, rooms=config.cache_rooms_max, names=config.cache_names_max
         )
-        self.on_commit: list[Callable[[Draft, dict[int, int]], None]] = []
 
     def start(self) -> None:
         """Begin to work; needs a running event loop."""
@@ -150,22 +152,22 @@ class Writer:
     async def _attempt(
         self, jobs: list[Job], connection: AbstractAsyncContextManager[Connection], *, assume_new: bool, locked: bool
     ) -> list[list[AppendResult]]:
-        """Plan and write once. `_Unsure`: an assumption needs checking before the answers can be given."""
+        """Plan and write once, and let it be known. `_Unsure`: an assumption needs checking before the answers can be given."""
         incoming = [one for job in jobs for one in job.incoming]
         draft = Draft(self.caches, self._blocks, self._server_name)
-        async with connection as conn:
-            if locked:
-                await conn.execute(SQL_LOCK_ROOMS, list({one.event.room_id for one in incoming}))
-            if assume_new:
-                draft.assume_new(one.event.event_id for one in incoming)
-            await prefetch(conn, draft, incoming)
-            answers = [await _decide(conn, draft, one) for one in incoming]
-            if assume_new and any(answer.outcome == "missing_parents" for answer in answers):
-                raise _Unsure
-            positions = await write(conn, draft, self._instance_name, _now_ms()) if draft.has_changes else {}
-        absorb(self.caches, draft, positions)
-        for callback in self.on_commit:
-            callback(draft, positions)
+        with self._streams.writing("events"), self._streams.writing("backfill"):
+            async with connection as conn:
+                if locked:
+                    await conn.execute(SQL_LOCK_ROOMS, list({one.event.room_id for one in incoming}))
+                if assume_new:
+                    draft.assume_new(one.event.event_id for one in incoming)
+                await prefetch(conn, draft, incoming)
+                answers = [await _decide(conn, draft, one) for one in incoming]
+                if assume_new and any(answer.outcome == "missing_parents" for answer in answers):
+                    raise _Unsure
+                positions = await write(conn, draft, self._author, _now_ms()) if draft.has_changes else {}
+            absorb(self.caches, draft, positions)
+            tell(self._streams, draft, positions)
         return _split(jobs, [_positioned(draft, answer, positions) for answer in answers])
 
 
@@ -183,7 +185,7 @@ async def _decide(conn: Connection, draft: Draft, incoming: Incoming) -> AppendR
 def _positioned(draft: Draft, answer: AppendResult, positions: dict[int, int]) -> AppendResult:
     """The answer with the position the event took."""
     row = None if answer.event_id is None else draft.rows.get(answer.event_id)
-    if row is None or row.event_nid not in positions:
+    if row is None or row.outlier or row.event_nid not in positions:
         return answer
     return replace(answer, stream_ordering=positions[row.event_nid], topological_ordering=row.topological_ordering)
 

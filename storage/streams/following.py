@@ -1,0 +1,100 @@
+"""Following the positions of all writers through the database, which is what there is where no replication connects them.
+
+Now and then each process looks at `stream_positions`: where another writer has moved, it reads that writer's facts between and
+passes them on. And it moves the positions of those who write nothing, so that they hold no reader back: its own in streams in
+which it has nothing in flight, and those of writers whose process is gone and has left no session behind. All ids that a sequence
+has given so far are another's then, or came to nothing. The sequence is read before anything is looked at, so whoever begins to
+write in between takes an id above.
+"""
+
+import asyncio
+import logging
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection, Database
+from storage.errors import DatabaseError
+from storage.streams.registry import STREAMS, Streams
+
+logger = logging.getLogger(__name__)
+
+FACTS_AT_ONCE: Final = 1_000
+
+SQL_SEQUENCES: Final[LiteralString] = """
+SELECT s.stream_name, COALESCE(pg_sequence_last_value(s.sequence_name::regclass), 1) AS stream_id
+FROM unnest($1::text[], $2::text[]) AS s (stream_name, sequence_name)
+"""
+
+SQL_MOVE_IDLE: Final[LiteralString] = """
+UPDATE stream_positions p
+SET stream_id = s.stream_id
+FROM unnest($2::text[], $3::bigint[], $4::boolean[]) AS s (stream_name, stream_id, idle)
+WHERE p.stream_name = s.stream_name AND p.stream_id < s.stream_id
+    AND (
+        (p.instance_name = $1::text AND s.idle)
+        OR NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.application_name = left('room-storage ' || p.instance_name, 63))
+    )
+"""
+
+SQL_POSITIONS: Final[LiteralString] = """
+SELECT stream_name, instance_name, stream_id
+FROM stream_positions
+"""
+
+
+class SequenceRow(NamedTuple):
+    """The last id that the sequence of a stream has given."""
+
+    stream_name: str
+    stream_id: int
+
+
+class PositionRow(NamedTuple):
+    """How far a writer is in a stream."""
+
+    stream_name: str
+    instance_name: str
+    stream_id: int
+
+
+async def follow(database: Database, streams: Streams, *, every_ms: int) -> None:
+    """Do so until cancelled. A database that does not answer is asked again the next time."""
+    while True:
+        await asyncio.sleep(every_ms / 1000)
+        try:
+            await follow_once(database, streams)
+        except DatabaseError as error:
+            logger.warning("the positions of the streams could not be followed: %s", error)
+
+
+async def follow_once(database: Database, streams: Streams) -> None:
+    """Move those who are idle, and catch up with the others."""
+    async with database.connection() as conn:
+        await _move_idle(conn, streams)
+        found = await conn.fetch(SQL_POSITIONS, row=PositionRow)
+        for row in found:
+            if row.stream_name in streams:
+                await _catch_up(conn, streams, row)
+
+
+async def _move_idle(conn: Connection, streams: Streams) -> None:
+    names = list(STREAMS)
+    given = await conn.fetch(SQL_SEQUENCES, names, [STREAMS[name].sequence for name in names], row=SequenceRow)
+    behind = [row for row in given if any(at < row.stream_id for at in streams[row.stream_name].positions().values())]
+    if behind:
+        idle = [not streams.is_writing(row.stream_name) for row in behind]
+        names, numbers = [row.stream_name for row in behind], [row.stream_id for row in behind]
+        await conn.execute(SQL_MOVE_IDLE, streams.instance_name, names, numbers, idle)
+
+
+async def _catch_up(conn: Connection, streams: Streams, row: PositionRow) -> None:
+    """Pass on the facts of one writer up to where the table says it is."""
+    stream = streams[row.stream_name]
+    known = stream.positions().get(row.instance_name, 0)
+    if row.instance_name == streams.instance_name:
+        if not streams.is_writing(row.stream_name):
+            streams.advance(row.stream_name, row.instance_name, row.stream_id, ())
+        return
+    while known < row.stream_id:
+        facts = await stream.declaration.read(conn, known, row.stream_id, row.instance_name, FACTS_AT_ONCE)
+        known = facts[-1].stream_id if len(facts) == FACTS_AT_ONCE else row.stream_id
+        streams.advance(row.stream_name, row.instance_name, known, facts, local=False)

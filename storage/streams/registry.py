@@ -1,0 +1,326 @@
+"""The registry of streams: everything that is to be known of a stream stands in one declaration.
+
+A stream has a name, a sequence, and a statement that reads its facts. `STREAMS` lists them; adding one is a declaration here, a
+table in a migration, and a test. `Streams` is the state of one process: how far it knows each writer to be in each stream.
+
+Reading statements take ($1 after, $2 up to, $3 instance name or NULL, $4 limit) and give (stream_id, instance_name, …row).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection, Database
+from storage.streams.feed import Advance, Fact, Feed
+from storage.streams.id_generator import IdGenerator
+from storage.streams.positions import VectorPosition
+
+SQL_EVENTS_ROWS: Final[LiteralString] = """
+SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
+    CASE WHEN e.type_nid = 7 THEN e.json END AS json
+FROM events e
+JOIN writers w USING (writer_nid)
+JOIN rooms r USING (room_nid)
+JOIN event_types t USING (type_nid)
+LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
+WHERE e.stream_ordering > $1::bigint AND e.stream_ordering <= $2::bigint AND NOT e.backfilled
+    AND ($3::text IS NULL OR w.instance_name = $3::text)
+UNION ALL
+SELECT o.stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key, NULL
+FROM outlier_memberships o
+JOIN writers w USING (writer_nid)
+JOIN events e USING (event_nid)
+JOIN rooms r USING (room_nid)
+JOIN event_types t USING (type_nid)
+JOIN state_keys k ON k.state_key_nid = e.state_key_nid
+WHERE o.stream_id > $1::bigint AND o.stream_id <= $2::bigint AND ($3::text IS NULL OR w.instance_name = $3::text)
+ORDER BY stream_id
+LIMIT $4::bigint
+"""
+
+SQL_BACKFILL_ROWS: Final[LiteralString] = """
+SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
+    CASE WHEN e.type_nid = 7 THEN e.json END AS json
+FROM events e
+JOIN writers w USING (writer_nid)
+JOIN rooms r USING (room_nid)
+JOIN event_types t USING (type_nid)
+LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
+WHERE e.stream_ordering > $1::bigint AND e.stream_ordering <= $2::bigint AND e.backfilled
+    AND ($3::text IS NULL OR w.instance_name = $3::text)
+ORDER BY e.stream_ordering
+LIMIT $4::bigint
+"""
+
+SQL_ACCOUNT_DATA_ROWS: Final[LiteralString] = """
+SELECT a.stream_id, w.instance_name, p.name AS user_id, r.room_id, t.type
+FROM account_data a
+JOIN writers w USING (writer_nid)
+JOIN principals p USING (principal_nid)
+JOIN event_types t USING (type_nid)
+LEFT JOIN rooms r USING (room_nid)
+WHERE a.stream_id > $1::bigint AND a.stream_id <= $2::bigint AND ($3::text IS NULL OR w.instance_name = $3::text)
+ORDER BY a.stream_id
+LIMIT $4::bigint
+"""
+
+SQL_TO_DEVICE_ROWS: Final[LiteralString] = """
+SELECT d.stream_id, w.instance_name, p.name AS user_id, d.device_id
+FROM to_device d
+JOIN writers w USING (writer_nid)
+JOIN principals p USING (principal_nid)
+WHERE d.stream_id > $1::bigint AND d.stream_id <= $2::bigint AND ($3::text IS NULL OR w.instance_name = $3::text)
+ORDER BY d.stream_id
+LIMIT $4::bigint
+"""
+
+SQL_RECEIPTS_ROWS: Final[LiteralString] = """
+SELECT c.stream_id, w.instance_name, r.room_id, c.receipt_type, p.name AS user_id, c.event_id, NULLIF(c.thread_id, '') AS thread_id, c.data
+FROM receipts c
+JOIN writers w USING (writer_nid)
+JOIN principals p USING (principal_nid)
+JOIN rooms r USING (room_nid)
+WHERE c.stream_id > $1::bigint AND c.stream_id <= $2::bigint AND ($3::text IS NULL OR w.instance_name = $3::text)
+ORDER BY c.stream_id
+LIMIT $4::bigint
+"""
+
+SQL_CACHES_ROWS: Final[LiteralString] = """
+SELECT i.stream_id, w.instance_name, i.cache_name, i.keys, i.invalidation_ts
+FROM cache_invalidations i
+JOIN writers w USING (writer_nid)
+WHERE i.stream_id > $1::bigint AND i.stream_id <= $2::bigint AND ($3::text IS NULL OR w.instance_name = $3::text)
+ORDER BY i.stream_id
+LIMIT $4::bigint
+"""
+
+
+class EventFactRow(NamedTuple):
+    """A row of the streams "events" and "backfill"."""
+
+    stream_id: int
+    instance_name: str
+    event_id: str
+    room_id: str
+    type: str
+    state_key: str | None
+    json: bytes | None
+
+
+class AccountDataFactRow(NamedTuple):
+    """A row of the stream "account_data"."""
+
+    stream_id: int
+    instance_name: str
+    user_id: str
+    room_id: str | None
+    type: str
+
+
+class ToDeviceFactRow(NamedTuple):
+    """A row of the stream "to_device"."""
+
+    stream_id: int
+    instance_name: str
+    user_id: str
+    device_id: str
+
+
+class ReceiptFactRow(NamedTuple):
+    """A row of the stream "receipts"."""
+
+    stream_id: int
+    instance_name: str
+    room_id: str
+    receipt_type: str
+    user_id: str
+    event_id: str
+    thread_id: str | None
+    data: bytes
+
+
+class CacheFactRow(NamedTuple):
+    """A row of the stream "caches"."""
+
+    stream_id: int
+    instance_name: str
+    cache_name: str
+    keys: list[str] | None
+    invalidation_ts: int
+
+
+Read = Callable[[Connection, int, int, str | None, int], Awaitable[list[Fact]]]
+
+
+async def _events(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+    rows = await conn.fetch(SQL_EVENTS_ROWS, after, upto, writer, limit, row=EventFactRow)
+    return [_event_fact(row) for row in rows]
+
+
+async def _backfill(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+    rows = await conn.fetch(SQL_BACKFILL_ROWS, after, upto, writer, limit, row=EventFactRow)
+    return [_event_fact(row) for row in rows]
+
+
+def _event_fact(row: EventFactRow) -> Fact:
+    return Fact(row.stream_id, row.instance_name, [row.event_id, row.room_id, row.type, row.state_key, _redacts(row.json)])
+
+
+def _redacts(pdu: bytes | None) -> str | None:
+    """What a redaction names, wherever its room version keeps it."""
+    if pdu is None:
+        return None
+    event = json.loads(pdu)
+    content = event.get("content")
+    named = event.get("redacts") or (content.get("redacts") if isinstance(content, dict) else None)
+    return named if isinstance(named, str) else None
+
+
+async def _account_data(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+    rows = await conn.fetch(SQL_ACCOUNT_DATA_ROWS, after, upto, writer, limit, row=AccountDataFactRow)
+    return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
+
+
+async def _to_device(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+    rows = await conn.fetch(SQL_TO_DEVICE_ROWS, after, upto, writer, limit, row=ToDeviceFactRow)
+    return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
+
+
+async def _receipts(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+    rows = await conn.fetch(SQL_RECEIPTS_ROWS, after, upto, writer, limit, row=ReceiptFactRow)
+    return [Fact(row.stream_id, row.instance_name, [*row[2:-1], json.loads(row.data)]) for row in rows]
+
+
+async def _caches(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+    rows = await conn.fetch(SQL_CACHES_ROWS, after, upto, writer, limit, row=CacheFactRow)
+    return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A stream: its name, the sequence its ids come from, and how its facts are read.
+
+    ``wakes`` gives the keys of the notifier that a fact concerns: room ids and user ids.
+    """
+
+    name: str
+    sequence: str
+    read: Read
+    wakes: Callable[[Sequence[Any]], Sequence[str]]
+
+
+def _nobody(_: Sequence[Any]) -> Sequence[str]:
+    return ()
+
+
+def _first(row: Sequence[Any]) -> Sequence[str]:
+    return (row[0],)
+
+
+def _room_and_member(row: Sequence[Any]) -> Sequence[str]:
+    _, room_id, event_type, state_key, _ = row
+    return (room_id, state_key) if event_type == "m.room.member" and state_key else (room_id,)
+
+
+STREAMS: Final[Mapping[str, Declaration]] = {
+    one.name: one
+    for one in (
+        Declaration("events", "events_stream", _events, _room_and_member),
+        Declaration("backfill", "events_stream", _backfill, _nobody),
+        Declaration("account_data", "account_data_stream", _account_data, _first),
+        Declaration("to_device", "to_device_stream", _to_device, _first),
+        Declaration("receipts", "receipts_stream", _receipts, _first),
+        Declaration("caches", "caches_stream", _caches, _nobody),
+    )
+}
+
+
+class Stream:
+    """One stream as this process sees it."""
+
+    def __init__(self, declaration: Declaration, database: Database, generator: IdGenerator) -> None:
+        self.declaration = declaration
+        self.name = declaration.name
+        self.generator = generator
+        self._database = database
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name} at {self.current()}>"
+
+    def current(self) -> VectorPosition:
+        """The vector token: the linear position, and the writers that are known to be further."""
+        return self.generator.vector()
+
+    def linear(self) -> int:
+        """The largest id up to which every fact of every writer has completed."""
+        return self.generator.linear()
+
+    def positions(self) -> dict[str, int]:
+        """How far each writer is known to be."""
+        return self.generator.positions()
+
+    async def rows(self, after: int, upto: int, limit: int, *, instance_name: str | None = None) -> list[Fact]:
+        """The facts with ``after < stream_id <= upto``, at most ``limit``, in stream order; of one writer, or of all."""
+        async with self._database.connection() as conn:
+            return await self.declaration.read(conn, after, upto, instance_name, limit)
+
+
+class Streams(Mapping[str, Stream]):
+    """All streams of a store, and the feed that tells of their advances."""
+
+    def __init__(self, database: Database, instance_name: str, positions: Mapping[str, Mapping[str, int]]) -> None:
+        self.instance_name = instance_name
+        self.feed = Feed()
+        self._writing: Counter[str] = Counter()
+        self._streams = {
+            name: Stream(one, database, IdGenerator(_allocator(database, one.sequence), instance_name, positions.get(name)))
+            for name, one in STREAMS.items()
+        }
+
+    def __getitem__(self, name: str) -> Stream:
+        return self._streams[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._streams)
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @contextmanager
+    def writing(self, stream_name: str) -> Iterator[None]:
+        """While this process may have ids of the stream in flight."""
+        self._writing[stream_name] += 1
+        try:
+            yield
+        finally:
+            self._writing[stream_name] -= 1
+
+    def is_writing(self, stream_name: str) -> bool:
+        """Whether this process may have ids of the stream in flight."""
+        return self._writing[stream_name] > 0 or bool(self._streams[stream_name].generator.in_flight())
+
+    def advance(self, stream_name: str, instance_name: str, current: int, facts: Sequence[Fact], *, local: bool = True) -> None:
+        """A writer's position has moved: remember it, and tell whoever follows. An older position changes nothing."""
+        generator = self._streams[stream_name].generator
+        previous = generator.positions().get(instance_name, 0)
+        if current <= previous:
+            return
+        generator.advance(instance_name, current)
+        self.feed.publish(Advance(stream_name, instance_name, previous, current, facts, local))
+
+
+SQL_ALLOCATE: Final[LiteralString] = """
+SELECT nextval($1::text::regclass)
+FROM generate_series(1, $2::int)
+"""
+
+
+def _allocator(database: Database, sequence: str) -> Callable[[int], Awaitable[Sequence[int]]]:
+    async def allocate(count: int) -> Sequence[int]:
+        async with database.connection() as conn:
+            return await conn.fetchvals(SQL_ALLOCATE, sequence, count)
+
+    return allocate

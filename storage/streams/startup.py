@@ -1,0 +1,113 @@
+"""Start-up: what the database says of streams and writers, and what has to be mended before anything is written.
+
+A writer that starts has nothing in flight, so its position may stand wherever the sequence does. A sequence that is behind its
+table (a restore that lost it) would give ids twice: it is set forward, with a line in the log.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.streams.registry import STREAMS
+
+logger = logging.getLogger(__name__)
+
+SQL_WRITER: Final[LiteralString] = """
+INSERT INTO writers (instance_name)
+VALUES ($1::text)
+ON CONFLICT (instance_name) DO UPDATE SET instance_name = EXCLUDED.instance_name
+RETURNING writer_nid
+"""
+
+SQL_FIND_WRITER: Final[LiteralString] = """
+SELECT writer_nid
+FROM writers
+WHERE instance_name = $1::text
+"""
+
+SQL_BEHIND: Final[LiteralString] = """
+SELECT s.name, s.last, s.used
+FROM (
+    SELECT 'events_stream' AS name, (SELECT last_value FROM events_stream) AS last,
+        GREATEST((SELECT max(stream_ordering) FROM events), (SELECT max(stream_id) FROM stream_positions
+            WHERE stream_name IN ('events', 'backfill'))) AS used
+    UNION ALL
+    SELECT 'account_data_stream', (SELECT last_value FROM account_data_stream), (SELECT max(stream_id) FROM account_data)
+    UNION ALL
+    SELECT 'to_device_stream', (SELECT last_value FROM to_device_stream), (SELECT max(stream_id) FROM to_device)
+    UNION ALL
+    SELECT 'receipts_stream', (SELECT last_value FROM receipts_stream), (SELECT max(stream_id) FROM receipts)
+    UNION ALL
+    SELECT 'caches_stream', (SELECT last_value FROM caches_stream), (SELECT max(stream_id) FROM cache_invalidations)
+    UNION ALL
+    SELECT 'event_nids', (SELECT last_value + 999 FROM event_nids),
+        GREATEST((SELECT max(event_nid) FROM events), (SELECT max(event_nid) FROM missing_events))
+    UNION ALL
+    SELECT 'state_group_nids', (SELECT last_value + 999 FROM state_group_nids), (SELECT max(state_group) FROM state_groups)
+    UNION ALL
+    SELECT 'auth_chain_nids', (SELECT last_value + 999 FROM auth_chain_nids), (SELECT max(chain_nid) FROM auth_chains)
+    UNION ALL
+    SELECT 'state_key_nids', (SELECT last_value + 99 FROM state_key_nids), (SELECT max(state_key_nid) FROM state_keys)
+    UNION ALL
+    SELECT 'principal_nids', (SELECT last_value + 99 FROM principal_nids), (SELECT max(principal_nid) FROM principals)
+    UNION ALL
+    SELECT 'type_nids', (SELECT last_value + 9 FROM type_nids), (SELECT max(type_nid) FROM event_types)
+    UNION ALL
+    SELECT 'room_nids', (SELECT last_value + 9 FROM room_nids), (SELECT max(room_nid) FROM rooms)
+) AS s
+WHERE s.used > s.last
+"""
+
+SQL_SET_FORWARD: Final[LiteralString] = """
+SELECT setval($1::text::regclass, $2::bigint)
+"""
+
+SQL_ENTER: Final[LiteralString] = """
+INSERT INTO stream_positions (stream_name, instance_name, stream_id)
+SELECT s.stream_name, $1::text, COALESCE(pg_sequence_last_value(s.sequence_name::regclass), 1)
+FROM unnest($2::text[], $3::text[]) AS s (stream_name, sequence_name)
+ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
+"""
+
+SQL_POSITIONS: Final[LiteralString] = """
+SELECT stream_name, instance_name, stream_id
+FROM stream_positions
+"""
+
+
+class BehindRow(NamedTuple):
+    """A sequence that is behind what its table uses."""
+
+    name: str
+    last: int
+    used: int
+
+
+class PositionRow(NamedTuple):
+    """How far a writer is in a stream."""
+
+    stream_name: str
+    instance_name: str
+    stream_id: int
+
+
+async def enter(conn: Connection, instance_name: str) -> int:
+    """Make this process known as a writer of every stream, at the sequences' positions; its number."""
+    for behind in await conn.fetch(SQL_BEHIND, row=BehindRow):
+        logger.warning("the sequence %s was at %d, its table uses %d: set forward", *behind)
+        await conn.fetchval(SQL_SET_FORWARD, behind.name, behind.used)
+    writer_nid: int | None = await conn.fetchval(SQL_FIND_WRITER, instance_name)
+    if writer_nid is None:
+        writer_nid = await conn.fetchval(SQL_WRITER, instance_name)
+    names = list(STREAMS)
+    await conn.execute(SQL_ENTER, instance_name, names, [STREAMS[name].sequence for name in names])
+    return int(writer_nid or 0)
+
+
+async def positions(conn: Connection) -> Mapping[str, Mapping[str, int]]:
+    """How far each writer is in each stream."""
+    found: dict[str, dict[str, int]] = {name: {} for name in STREAMS}
+    for row in await conn.fetch(SQL_POSITIONS, row=PositionRow):
+        found.setdefault(row.stream_name, {})[row.instance_name] = row.stream_id
+    return found
