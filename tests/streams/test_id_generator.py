@@ -135,12 +135,52 @@ async def test_a_writer_is_added_and_removed(shared: IdGenerator) -> None:
 
 
 async def test_an_announcement_of_this_writer_itself_does_not_pass_what_is_in_flight(shared: IdGenerator) -> None:
-    """Its own POSITION may come back to a writer by the network, long after."""
-    shared.advance("a", 3)
-    assert shared.current() == 3
+    async with shared.reserve():
+        shared.advance("a", 5)
+        assert (shared.current(), shared.linear()) == (1, 1)
+    shared.advance("a", 9)
+    assert shared.current() == 9
     with pytest.raises(StorageCorrupt):
         async with shared.reserve():
-            pytest.fail("2 was announced as completed")
+            pytest.fail("3 was announced as completed")
+
+
+async def test_ids_of_two_reservations_may_alternate() -> None:
+    """Two calls of the sequence ran at the same time."""
+    both_called = asyncio.Barrier(2)
+    answers = iter([[2, 4], [3]])
+
+    async def allocate(_n: int) -> list[int]:
+        answer = next(answers)
+        await both_called.wait()
+        return answer
+
+    generator = IdGenerator(allocate)
+    outer, inner = generator.reserve(2), generator.reserve()
+    entered = await asyncio.gather(outer.__aenter__(), inner.__aenter__())
+    assert list(entered) == [[2, 4], [3]]
+    await inner.__aexit__(None, None, None)
+    assert currents(generator) == {0}
+    await outer.__aexit__(None, None, None)
+    assert currents(generator) == {4}
+
+
+async def test_what_the_linear_position_has_passed_bounds_every_maximum(shared: IdGenerator) -> None:
+    """Writer b has said nothing since 1, but 2 is this writer's: b is somewhere from 1 to 2."""
+    async with shared.reserve():
+        pass
+    assert (shared.current("b"), shared.maximum("b")) == (1, 2)
+
+
+async def test_memory_does_not_grow_with_the_stream(shared: IdGenerator) -> None:
+    for last in range(2, 600, 5):  # two ids of each five were rolled back elsewhere
+        async with shared.reserve():
+            pass
+        shared._allocate = from_sequence(itertools.count(last + 5))
+        shared.advance("b", last + 1)
+        shared.advance("c", last + 2)
+    assert shared.linear() == last + 2
+    assert (len(shared._completed), shared._own_completed, shared._open) == (1, [], set())
 
 
 async def test_ten_writers_of_which_one_is_busy(numbers: Iterator[int]) -> None:
