@@ -2,14 +2,13 @@
 
 import argparse
 import importlib
-import logging
 import pkgutil
 import sys
 from pathlib import Path
 
 import uvloop
 
-from benchmarks.harness import Bench, bench_server
+from benchmarks.harness import RESULTS, Bench, bench_server
 
 NOT_BENCHMARKS = {"__main__", "harness"}
 
@@ -25,17 +24,18 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(names())}; all if none is given")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it works")
     parser.add_argument("--profile", action="store_true", help="show where the time goes in Python, instead of measuring")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where results go (benchmarks/results)")
     chosen = parser.parse_args()
     unknown = set(chosen.names) - set(names())
     if unknown:
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}")
-    logging.basicConfig(level=logging.WARNING)
     with bench_server() as server:
         for name in chosen.names or names():
             module = importlib.import_module(f"benchmarks.{name}")
-            bench = Bench(name, server, quick=chosen.quick, profile=chosen.profile)
+            bench = Bench(name, server, results_folder=chosen.results, quick=chosen.quick, profile=chosen.profile)
             uvloop.run(module.run(bench))
     return 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

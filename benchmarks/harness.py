@@ -153,6 +153,7 @@ class Bench:
 
     name: str
     server: EmbeddedPostgres
+    results_folder: Path = RESULTS
     quick: bool = False
     profile: bool = False
     results: dict[str, Any] = field(default_factory=dict)
@@ -193,8 +194,8 @@ class Bench:
 
     def write(self) -> Path:
         """Results as JSON, with what they were measured on."""
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.name}{'.quick' if self.quick else ''}.json"
+        self.results_folder.mkdir(parents=True, exist_ok=True)
+        path = self.results_folder / f"{self.name}{'.quick' if self.quick else ''}.json"
         document = {"benchmark": self.name, "quick": self.quick, "when": datetime.now(UTC).isoformat(timespec="seconds")}
         path.write_text(json.dumps(document | {"on": measured_on(self.server), "results": self.results}, indent=1) + "\n")
         Console().print(f"written to {path}")

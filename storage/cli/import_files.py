@@ -37,7 +37,11 @@ def command(
     with ExitStack() as stack:
         target = None if rejects is None else stack.enter_context(_opened(rejects))
         bar = stack.enter_context(Bar(None if None in sizes else sum(size or 0 for size in sizes)))
-        summary, seconds = run(_import(files, dsn, server_name_or_none(server_name), Rejects(target), bar))
+        try:
+            summary, seconds = run(_import(files, dsn, server_name_or_none(server_name), Rejects(target), bar))
+        except SystemExit:  # an interrupt
+            typer.echo("interrupted: what was stored stays; run it again to go on", err=True)
+            raise
     print_values(told(summary, seconds), as_json=as_json)
     if findings(summary):
         raise typer.Exit(ExitCode.FINDINGS)

@@ -12,7 +12,8 @@ Here no PDU is judged: a line that is JSON is read, and `storage.event.parse` sa
 """
 
 import json
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeGuard, cast
 
 from storage.errors import InvalidEvent
@@ -27,16 +28,17 @@ _READER: Final = json.JSONDecoder(parse_int=float, strict=False)  # numbers are 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a line holds. ``origin`` and ``room_version`` are None, ``state_before`` as well, where the line does not say.
+    """What a line holds. ``origin``, ``room_version`` and ``state_before`` are None where the line does not say.
 
-    ``fields`` are the PDU's own, read at a glance (numbers as float, no checks): enough to sort by, not to store.
+    ``room_id`` and ``depth`` are the PDU's own, read at a glance: enough to sort by, not to store. None where there is none.
     """
 
     pdu: bytes
     room_version: str | None = None
     origin: Origin | None = None
     state_before: tuple[str, ...] | None = None
-    fields: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    room_id: str | None = field(default=None, compare=False)
+    depth: float | None = field(default=None, compare=False)
 
 
 def read_line(raw: bytes) -> Line:
@@ -57,7 +59,7 @@ def read_line(raw: bytes) -> Line:
     if not isinstance(value, dict):
         raise InvalidEvent("not a JSON object")
     if "pdu" not in value or "sender" in value:
-        return Line(text[start:end].encode(), fields=value)
+        return _of_pdu(text[start:end], value)
     return _opened(text, start, value)
 
 
@@ -93,7 +95,16 @@ def _opened(text: str, start: int, envelope: dict[str, Any]) -> Line:
     if state is not None and not _are_strings(state):
         raise InvalidEvent("state_before is not a list of event ids")
     cut = cast("str", member(text, start, "pdu"))
-    return Line(cut.encode(), room_version, origin, None if state is None else tuple(state), pdu)
+    return replace(_of_pdu(cut, pdu), room_version=room_version, origin=origin, state_before=None if state is None else tuple(state))
+
+
+def _of_pdu(text: str, pdu: dict[str, Any]) -> Line:
+    room_id, depth = pdu.get("room_id"), pdu.get("depth")
+    return Line(
+        text.encode(),
+        room_id=room_id if isinstance(room_id, str) else None,
+        depth=depth if isinstance(depth, float) and math.isfinite(depth) else None,
+    )
 
 
 def _are_strings(value: object) -> TypeGuard[list[str]]:

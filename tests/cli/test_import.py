@@ -246,19 +246,18 @@ async def test_a_lost_database_ends_it_with_its_own_error(dsn: str, tmp_path: Pa
         assert (await imported(store, path))[0] == {"duplicate": 40, "stored": 60}
 
 
-async def test_a_pipe_is_stored_while_it_is_silent(store: storage.Store, tmp_path: Path) -> None:
+async def test_a_pipe_is_stored_while_it_is_silent(dsn: str, tmp_path: Path) -> None:
     room = RoomBuilder("11")
     room.start(room.user(1))
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     stored = asyncio.Event()
-    store.writer.on_commit.append(lambda *_: stored.set())
-    importing = asyncio.ensure_future(imported(store, str(pipe)))
-    end = await asyncio.to_thread(pipe.open, "wb", 0)
-    with end:
-        end.write(b"\n".join(room.pdus) + b"\n")
-        await stored.wait()
-        importing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await importing
-    assert await ids_in(store) == {event.event_id for event in room.events}
+    async with storage.open(dsn, server_name="s1.test", observer=Interrupting(1, stored)) as store:
+        importing = asyncio.ensure_future(imported(store, str(pipe)))
+        with await asyncio.to_thread(pipe.open, "wb", 0) as end:
+            end.write(b"\n".join(room.pdus) + b"\n")
+            await stored.wait()
+            importing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await importing
+        assert await ids_in(store) == {event.event_id for event in room.events}

@@ -39,7 +39,13 @@ def test_the_bytes_are_those_of_the_line(name: str) -> None:
 def test_an_envelope_says_how_to_store() -> None:
     line = read_line(f'{{"state_before":["$a","$b"],"room_version":"4","pdu":{PDU},"origin":"backfill","received":5}}'.encode())
     assert line == Line(PDU.encode(), "4", "backfill", ("$a", "$b"))
-    assert line.fields["type"] == "m.x"
+    assert (line.room_id, line.depth) == (None, None)
+    for text in ('{"room_id":"!r:s","depth":7}', '{"x":1,"pdu":{"room_id":"!r:s","depth":7}}'):
+        glance = read_line(text.encode())
+        assert (glance.room_id, glance.depth) == ("!r:s", 7)
+    for text in ('{"room_id":7,"depth":"7"}', '{"depth":NaN}', '{"depth":1e999}', '{"depth":null}'):
+        glance = read_line(text.encode())
+        assert (glance.room_id, glance.depth) == (None, None)
     assert read_line(f'{{"pdu":{PDU}}}'.encode()) == Line(PDU.encode(), None, None, None)
     assert read_line(f'{{"pdu":{PDU},"origin":null,"room_version":null,"state_before":null}}'.encode()) == Line(PDU.encode())
 

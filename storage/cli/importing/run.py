@@ -4,12 +4,13 @@ An append is idempotent, so an import that was interrupted is simply run again: 
 """
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+import orjson
 
 from storage.cli.importing.held import IN_MEMORY_MAX, Held, HeldLine
 from storage.cli.importing.lanes import BATCH_MAX, Entry, Lanes
@@ -159,7 +160,7 @@ class Import:
     def _hold(self, entry: Entry, result: AppendResult) -> None:
         outcome: RejectOutcome = "missing_parents" if result.outcome == "missing_parents" else "invalid"
         reject = Reject(outcome, result.reason or "", result.event_id, result.missing)
-        self._held.add(HeldLine(_depth(entry.line), entry.source, entry.number, entry.raw, reject.encode()))
+        self._held.add(HeldLine(entry.line.depth or 0.0, entry.source, entry.number, entry.raw, reject.encode()))
 
     def _reject(self, source: str, number: int, raw: bytes, reject: Reject) -> None:
         self.summary.outcomes[reject.outcome] += 1
@@ -168,15 +169,12 @@ class Import:
 
 def room_of(line: Line) -> str:
     """The room of a line, to keep its lines in order; empty where it cannot be told (the PDU is invalid then)."""
-    room_id = line.fields.get("room_id")
-    if isinstance(room_id, str):
-        return room_id
-    content = line.fields.get("content")
-    if line.fields.get("type") != "m.room.create" or not isinstance(content, dict):
-        return NO_ROOM
+    if line.room_id is not None:
+        return line.room_id
     try:
-        return parse(line.pdu, str(content.get("room_version"))).room_id
-    except (InvalidEvent, UnknownRoomVersion):
+        pdu = orjson.loads(line.pdu)
+        return parse(line.pdu, str(pdu["content"]["room_version"])).room_id  # a create event: the room's id is its hash
+    except (orjson.JSONDecodeError, KeyError, TypeError, InvalidEvent, UnknownRoomVersion):
         return NO_ROOM
 
 
@@ -199,8 +197,3 @@ def _state_given(line: Line) -> Iterator[tuple[EventId, tuple[str, ...]]]:
 def _lacks_its_room(entry: Entry, result: AppendResult) -> bool:
     """Nobody knows the room's version: its create event may stand further down."""
     return result.outcome == "invalid" and result.event_id is None and entry.line.room_version is None and room_of(entry.line) != NO_ROOM
-
-
-def _depth(line: Line) -> float:
-    depth = line.fields.get("depth")
-    return depth if isinstance(depth, float) and math.isfinite(depth) else 0.0

@@ -1,0 +1,53 @@
+"""The benchmarks' own arithmetic, and that they run."""
+
+import cProfile
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import harness
+from benchmarks.__main__ import names
+from tests.cli.running import ROOT, environment
+
+
+def test_percentiles_and_spreads() -> None:
+    assert harness.percentiles([value / 1_000 for value in range(1, 101)], factor=1_000) == {"p50": 51, "p95": 96, "p99": 100, "max": 100}
+    assert harness.percentiles([5.0]) == {"p50": 5, "p95": 5, "p99": 5, "max": 5}
+    assert harness.spread([3.0, 1.0, 2.0]) == {"median": 2, "min": 1, "max": 3}
+
+
+def test_a_profile_names_what_is_hot() -> None:
+    profile = cProfile.Profile()
+    profile.enable()
+    sorted(range(100_000), key=lambda number: -number)
+    profile.disable()
+    assert "<lambda>" in harness.hot_functions(profile, 1)
+
+
+@pytest.mark.slow
+def test_append_runs_and_says_on_what(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "append", "--quick", "--results", str(tmp_path)],
+        cwd=ROOT,
+        env=environment(),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "append" in names()
+    told = json.loads((tmp_path / "append.quick.json").read_text())
+    assert {"commit", "python", "postgres", "packages", "machine"} <= told["on"].keys()
+    assert told["results"].keys() >= {"one room, 1", "50 rooms, 100", "8 rooms at once, 1"}
+    for one in told["results"].values():
+        assert one["round_trips_per_batch"] <= 6
+        assert min(one["events_per_second"].values()) > 0
+
+
+def test_an_unknown_one_is_refused() -> None:
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "nonsense"], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "nonsense" in done.stderr
