@@ -8,8 +8,11 @@ Where the rules leave a choice, the oracle takes the first of these:
 
 * A batch is received in the order of its input, but an event waits for its own parents and auth events in the batch.
 * An event that is held as an outlier keeps its first bytes when it comes again.
+* From room version 12 on, the create event that the room id names is missed like an auth event.
+* An id in `state_before` that is no state event of the room is missed like one that is not held.
 * `state_before` is looked at only if a parent is not held (or held as an outlier).
 * A live event that comes after its own live child is no forward extremity: the child already names it.
+* An extremity ceases to be one also behind a backfilled parent of a live event, as behind a rejected or soft-failed one.
 * What backfill brings never becomes an extremity, so a room of backfill alone has none, and its current state is empty.
 """
 
@@ -110,20 +113,26 @@ class Receiver:
             if origin == "outlier" or not known.outlier:
                 return "duplicate"
             event = known.event
-        missing = {auth for auth in event.auth_event_ids if auth not in self.held}
+        missing = {auth for auth in cited(event) if auth not in self.held}
         gaps = {parent for parent in event.prev_event_ids if not self.in_timeline(parent)}
         if origin != "outlier" and gaps:
-            missing |= gaps if given is None else {of_state for of_state in given if of_state not in self.held}
+            missing |= gaps if given is None else {of_state for of_state in given if not self._can_be_state_of(event.room_id, of_state)}
         if missing:
             self.missing[event.event_id] = missing
             return "missing_parents"
         if origin == "outlier":
             state = None
         elif gaps:
-            state = {self.held[of_state].event.key: of_state for of_state in given or () if self.held[of_state].event.is_state}
+            state = {self.held[of_state].event.key: of_state for of_state in given or ()}
         else:
             state = self._resolve(event.room_version.identifier, [self._after(parent) for parent in event.prev_event_ids])
         return self._hold(event, origin, state)
+
+    def _can_be_state_of(self, room_id: RoomId, event_id: EventId) -> bool:
+        if event_id not in self.held:
+            return False
+        event = self.held[event_id].event
+        return event.is_state and event.room_id == room_id
 
     def _hold(self, event: Event, origin: Origin, state: State | None) -> Outcome:
         rejected = not self._allowed_by_auth_events(event) or (state is not None and not self._allowed_by_state(event, state))
@@ -224,7 +233,7 @@ class Receiver:
         return {event_id: held for event_id, held in self.held.items() if held.event.room_id == room_id and not held.outlier}
 
     def forward_extremities(self, room_id: RoomId) -> set[EventId]:
-        """Accepted live events that no accepted live event has as a parent, not even behind rejected or soft-failed ones."""
+        """Accepted live events that no accepted live event has as a parent, not even behind events that can be no extremity."""
         self._known_room(room_id)
         return self._extremities(room_id)
 
@@ -237,7 +246,7 @@ class Receiver:
         todo = [parent for parent in event.prev_event_ids if self.in_timeline(parent)]
         while todo:
             parent = todo.pop()
-            if parent not in reached and not self.held[parent].accepted:
+            if parent not in reached and not (self.held[parent].accepted and self.held[parent].origin == "live"):
                 todo.extend(above for above in self.held[parent].event.prev_event_ids if self.in_timeline(above))
             reached.add(parent)
         return reached
@@ -308,13 +317,20 @@ def _version_of(pdu: Pdu, versions: Mapping[RoomId, str], named: str | None) -> 
     return version
 
 
+def cited(event: Event) -> tuple[EventId, ...]:
+    """The auth events, and from room version 12 on the create event that the room id names instead."""
+    if event.room_version.create_room_id and event.type != CREATE[0]:
+        return (*event.auth_event_ids, EventId("$" + event.room_id[1:]))
+    return event.auth_event_ids
+
+
 def in_causal_order(events: Mapping[int, Event]) -> list[int]:
     """The places of a batch: again and again the first whose parents and auth events in the batch have all had their turn."""
     waiting = dict(events)
     ordered: list[int] = []
     while waiting:
         ids = {event.event_id for event in waiting.values()}
-        free = [place for place, event in waiting.items() if not (ids - {event.event_id}) & {*event.prev_event_ids, *event.auth_event_ids}]
+        free = [place for place, event in waiting.items() if not (ids - {event.event_id}) & {*event.prev_event_ids, *cited(event)}]
         ordered.append((free or list(waiting))[0])  # in a circle (ids of versions 1 and 2 can form one) nobody is free
         del waiting[ordered[-1]]
     return ordered

@@ -33,36 +33,41 @@ class Answer:
 
 
 def sync(oracle: Oracle, user_id: str, since: int | None, *, limit: int = 10) -> Answer:
-    """What this user is told who has heard everything up to `since` (None: nothing)."""
+    """What this user is told who has heard everything up to `since` (None: nothing).
+
+    News of the own membership is that another event (or none) says it than at `since`: an old one may, by resolution.
+    """
     answer = Answer(max((held.arrival for held in oracle.held.values()), default=0))
     for room_id in oracle.versions:
-        member = own_member_event(oracle, room_id, user_id)
-        if member is None:
-            continue
-        membership = member.event.content.get("membership")
-        news = since is None or member.arrival > since
+        then = None if since is None else own_member_event(oracle, room_id, user_id, since)
+        now = own_member_event(oracle, room_id, user_id, answer.next_batch)
+        membership = None if now is None else now.event.content.get("membership")
         if membership == "join":
             _joined(oracle, answer, room_id, user_id, since, limit)
-        elif membership == "invite" and news:
+        elif now is then:
+            continue
+        elif membership == "invite":
             answer.invite.add(room_id)
-        elif membership == "knock" and news:
+        elif membership == "knock":
             answer.knock.add(room_id)
-        elif membership in {"leave", "ban"} and since is not None and news:
-            answer.leave[room_id] = _room(oracle, room_id, user_id, since, member.arrival, limit)
+        elif since is not None:
+            upto = now.arrival if now is not None and now.arrival > since else answer.next_batch
+            answer.leave[room_id] = _room(oracle, room_id, user_id, since, upto, limit)
     return answer
 
 
-def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str) -> Held | None:
-    """In the current state; of a room that the server is not in, the last that was fetched or received (an invite, its end)."""
-    if oracle.forward_extremities(room_id):
-        event_id = oracle.current_state(room_id).get(("m.room.member", user_id))
+def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str, at: int) -> Held | None:
+    """In the current state then; of a room that the server is not in, the last that was fetched or received (an invite, its end)."""
+    state = oracle.current_state_at(room_id, at)
+    if state:
+        event_id = state.get(("m.room.member", user_id))
         return None if event_id is None else oracle.get(event_id)
     own = [
         held
         for held in oracle.held.values()
         if held.event.room_id == room_id and held.event.is_state and held.event.key == ("m.room.member", user_id) and not held.rejected
     ]
-    return own[-1] if own else None
+    return next((held for held in reversed(own) if held.arrival <= at), None)
 
 
 def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, user_id: str, since: int | None, limit: int) -> None:
@@ -109,7 +114,7 @@ class Client:
             timeline = self.timelines.setdefault(room_id, [])
             assert not set(timeline) & set(told.timeline), "told twice"
             timeline.extend(told.timeline)
-        for room_id in answer.leave:
+        for room_id in {*answer.leave, *answer.invite, *answer.knock}:
             self.states.pop(room_id, None)
             self.timelines.pop(room_id, None)
         self.since = answer.next_batch

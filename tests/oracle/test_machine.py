@@ -4,17 +4,19 @@ A machine that does not notice a mistake is a defect of the machine.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import Phase
 
-from storage.event import Event
+from storage.errors import InvalidEvent
+from storage.event import Event, parse
 from storage.ids import EventId, RoomId
 from tests.oracle.facts import Audience, Facts, oracle_facts
 from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.oracle import Oracle, Position
-from tests.oracle.receiver import Held, Origin, Outcome, State
+from tests.oracle.receiver import Held, Origin, Outcome, State, in_causal_order
 from tests.oracle.syncing import Answer, sync
 
 
@@ -54,21 +56,16 @@ def machine_with(oracle: type[Oracle]) -> type[RoomMachine]:
 
 
 class OneByOne(Oracle):
-    """Gets every PDU in a call of its own, each time the first for which all is there: that must change nothing."""
+    """Gets every PDU in a call of its own, in the order that a batch is received in: that must change nothing else."""
 
     def append(self, pdus: Iterable[Any], **how: Any) -> list[tuple[EventId | None, Outcome]]:
-        waiting = dict(enumerate(pdus))
-        answers: dict[int, tuple[EventId | None, Outcome]] = {}
-        place: int | None = 0
-        while place is not None:
-            place = None
-            for tried, pdu in waiting.items():
-                answers[tried] = super().append([pdu], **how)[0]
-                if answers[tried][1] != "missing_parents":
-                    place = tried
-                    break
-            waiting.pop(-1 if place is None else place, None)
-        return [answers[tried] for tried in sorted(answers)]
+        batch = list(pdus)
+        events: dict[int, Event] = {}
+        for place, pdu in enumerate(batch):
+            with suppress(InvalidEvent):
+                events[place] = parse(pdu, how["room_version"])
+        answers = {place: super(OneByOne, self).append([batch[place]], **how)[0] for place in in_causal_order(events)}
+        return [answers.get(place) or super(OneByOne, self).append([pdu], **how)[0] for place, pdu in enumerate(batch)]
 
 
 class LastParentWins(Oracle):
