@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import time_ns
 from typing import Any, Final, LiteralString
 
@@ -27,8 +27,13 @@ from storage.queries.messages import Direction, Page
 from storage.queries.state import StateMap
 from storage.queries.sync import Asked, Commits, Sync, sync, until_news
 from storage.streams import startup
+from storage.streams.account_data import AccountData
 from storage.streams.following import follow
+from storage.streams.notifier import Notifier
+from storage.streams.receipts import Receipts
 from storage.streams.registry import Streams
+from storage.streams.to_device import ToDevice
+from storage.streams.writing import StreamWriter
 
 SQL_DEPLOYMENT: Final[LiteralString] = """
 INSERT INTO deployment (deployment_id, created_ts)
@@ -42,18 +47,31 @@ FROM deployment
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose store this is: the homeserver, the process, its number among the writers, and the database."""
+
+    server_name: str
+    instance_name: str
+    writer_nid: int
+    deployment_id: str
+
+
 class Store:
     """The rooms of one homeserver, on one database. Opened by `storage.open`."""
 
-    def __init__(
-        self, database: Database, streams: Streams, writer: Writer, *, server_name: str, instance_name: str, deployment_id: str
-    ) -> None:
+    def __init__(self, database: Database, streams: Streams, writer: Writer, identity: Identity) -> None:
         self.database = database
         self.streams = streams
         self.writer = writer
-        self.server_name = server_name
-        self.instance_name = instance_name
-        self.deployment_id = deployment_id
+        self.server_name = identity.server_name
+        self.instance_name = identity.instance_name
+        self.deployment_id = identity.deployment_id
+        self.notifier = Notifier(streams)
+        small = {name: StreamWriter(name, database, streams, identity.writer_nid) for name in ("account_data", "to_device", "receipts")}
+        self.account_data = AccountData(small["account_data"])
+        self.to_device = ToDevice(small["to_device"])
+        self.receipts = Receipts(small["receipts"])
         self._commits = Commits()
         streams.feed.subscribe(self._commits.told)
 
@@ -282,13 +300,15 @@ async def open_store(
             await check_schema(conn)
             await conn.execute(SQL_DEPLOYMENT, secrets.token_hex(8), time_ns() // 1_000_000)
             deployment_id = await conn.fetchval(SQL_DEPLOYMENT_ID)
+        async with database.transaction() as conn:
             writer_nid = await startup.enter(conn, instance_name)
+        async with database.connection() as conn:
             streams = Streams(database, instance_name, await startup.positions(conn))
         writer = Writer(database, streams, server_name=server_name, writer_nid=writer_nid)
         writer.start()
         stack.push_async_callback(writer.close)
         await stack.enter_async_context(running(follow(database, streams, every_ms=config.follow_ms)))
-        yield Store(database, streams, writer, server_name=server_name, instance_name=instance_name, deployment_id=deployment_id)
+        yield Store(database, streams, writer, Identity(server_name, instance_name, writer_nid, deployment_id))
 
 
 _migrate = migrate

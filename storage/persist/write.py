@@ -210,13 +210,13 @@ set_position AS (
     SELECT stream_name, $105::text, max(stream_id) FROM latest GROUP BY 1
     ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
 )
-SELECT p.event_nid, p.stream_ordering, NULL::bigint AS stale
+SELECT p.event_nid, p.stream_ordering, 0 AS writers, NULL::bigint AS stale
 FROM positioned p
 UNION ALL
-SELECT o.event_nid, o.stream_id, NULL
+SELECT o.event_nid, o.stream_id, 0, NULL
 FROM out_of_band o
 UNION ALL
-SELECT 0, 0, CASE
+SELECT 0, 0, (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'events'), CASE
         WHEN (SELECT count(*) FROM old_room) <> cardinality($12::int[]) THEN refuse_stale_plan('rooms')
         WHEN EXISTS (SELECT event_nid FROM filled_gap EXCEPT SELECT unnest($106::bigint[])) THEN refuse_stale_plan('missing_events')
         WHEN EXISTS (SELECT redaction_nid FROM settled EXCEPT SELECT unnest($107::bigint[])) THEN refuse_stale_plan('waiting_redactions')
@@ -225,20 +225,28 @@ SELECT 0, 0, CASE
 
 
 class PositionRow(NamedTuple):
-    """The position that an event took; nid 0 in the row that only checks."""
+    """The position that an event took. ``writers``: how many there are (0 where the row does not say); nid 0 where it says only that."""
 
     event_nid: int
     stream_ordering: int
+    writers: int
     stale: int | None
 
 
-async def write(conn: Connection, draft: Draft, author: Author, received_ts: int) -> dict[int, int]:
-    """Apply the draft; the position of each event that took one, by nid (that of an outlier is of its membership)."""
+class Written(NamedTuple):
+    """The position of each event that took one, by nid (that of an outlier is of its membership); how many writers there are."""
+
+    positions: dict[int, int]
+    writers: int
+
+
+async def write(conn: Connection, draft: Draft, author: Author, received_ts: int) -> Written:
+    """Apply the draft."""
     if write_plain.is_plain(draft):
         plain = await conn.fetch(write_plain.SQL_WRITE_PLAIN, *write_plain.arguments(draft, author, received_ts), row=PositionRow)
-        return {row.event_nid: row.stream_ordering for row in plain}
+        return Written({row.event_nid: row.stream_ordering for row in plain}, plain[0].writers)
     rows = await conn.fetch(SQL_WRITE, *arguments(draft, author, received_ts), row=PositionRow)
-    return {row.event_nid: row.stream_ordering for row in rows if row.event_nid}
+    return Written({row.event_nid: row.stream_ordering for row in rows if row.event_nid}, max(row.writers for row in rows))
 
 
 def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:

@@ -50,6 +50,7 @@ set_position AS (
     ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
 )
 SELECT e.event_nid, e.stream_ordering,
+    (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'events') AS writers,
     CASE
         WHEN (SELECT count(*) FROM room) <> cardinality($1::int[]) THEN refuse_stale_plan('rooms')
         WHEN EXISTS (SELECT FROM missing_events WHERE event_id = ANY($13::text[])) THEN refuse_stale_plan('missing_events')

@@ -23,7 +23,8 @@ from storage.persist.load import load
 from storage.persist.plan import Incoming, plan_event
 from storage.persist.prefetch import prefetch
 from storage.persist.results import AppendResult
-from storage.persist.write import write
+from storage.persist.write import Written, write
+from storage.streams.following import learn_writers
 from storage.streams.registry import Streams
 
 SQL_LOCK_ROOMS: Final[LiteralString] = """
@@ -165,10 +166,11 @@ class Writer:
                 answers = [await _decide(conn, draft, one) for one in incoming]
                 if assume_new and any(answer.outcome == "missing_parents" for answer in answers):
                     raise _Unsure
-                positions = await write(conn, draft, self._author, _now_ms()) if draft.has_changes else {}
-            absorb(self.caches, draft, positions)
-            tell(self._streams, draft, positions)
-        return _split(jobs, [_positioned(draft, answer, positions) for answer in answers])
+                written = await write(conn, draft, self._author, _now_ms()) if draft.has_changes else Written({}, 0)
+            await learn_writers(self._database, self._streams, "events", written.writers)
+            absorb(self.caches, draft, written.positions)
+            tell(self._streams, draft, written.positions)
+        return _split(jobs, [_positioned(draft, answer, written.positions) for answer in answers])
 
 
 async def _decide(conn: Connection, draft: Draft, incoming: Incoming) -> AppendResult:

@@ -76,6 +76,20 @@ async def follow_once(database: Database, streams: Streams) -> None:
                 await _catch_up(conn, streams, row)
 
 
+async def learn_writers(database: Database, streams: Streams, stream_name: str, writers: int) -> None:
+    """Make the writers known that a stream has besides those that this process knows; ``writers`` is how many there are.
+
+    To be called after a write and before its position is told: a write sees every writer that may have taken a smaller id, as
+    nobody becomes one while a write is under way (`storage.streams.startup`). So the linear position never passes one unknown.
+    """
+    if writers <= len(streams[stream_name].positions()):
+        return
+    async with database.connection() as conn:
+        for row in await conn.fetch(SQL_POSITIONS, row=PositionRow):
+            if row.stream_name in streams and row.instance_name not in streams[row.stream_name].positions():
+                streams.advance(row.stream_name, row.instance_name, row.stream_id, (), local=False)
+
+
 async def _move_idle(conn: Connection, streams: Streams) -> None:
     names = list(STREAMS)
     given = await conn.fetch(SQL_SEQUENCES, names, [STREAMS[name].sequence for name in names], row=SequenceRow)

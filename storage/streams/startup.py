@@ -29,32 +29,32 @@ WHERE instance_name = $1::text
 SQL_BEHIND: Final[LiteralString] = """
 SELECT s.name, s.last, s.used
 FROM (
-    SELECT 'events_stream' AS name, (SELECT last_value FROM events_stream) AS last,
+    SELECT 'events_stream' AS name, COALESCE(pg_sequence_last_value('events_stream'), 0) AS last,
         GREATEST((SELECT max(stream_ordering) FROM events), (SELECT max(stream_id) FROM stream_positions
-            WHERE stream_name IN ('events', 'backfill'))) AS used
+            WHERE stream_name IN ('events', 'backfill') AND stream_id > 1)) AS used
     UNION ALL
-    SELECT 'account_data_stream', (SELECT last_value FROM account_data_stream), (SELECT max(stream_id) FROM account_data)
+    SELECT 'account_data_stream', COALESCE(pg_sequence_last_value('account_data_stream'), 0), (SELECT max(stream_id) FROM account_data)
     UNION ALL
-    SELECT 'to_device_stream', (SELECT last_value FROM to_device_stream), (SELECT max(stream_id) FROM to_device)
+    SELECT 'to_device_stream', COALESCE(pg_sequence_last_value('to_device_stream'), 0), (SELECT max(stream_id) FROM to_device)
     UNION ALL
-    SELECT 'receipts_stream', (SELECT last_value FROM receipts_stream), (SELECT max(stream_id) FROM receipts)
+    SELECT 'receipts_stream', COALESCE(pg_sequence_last_value('receipts_stream'), 0), (SELECT max(stream_id) FROM receipts)
     UNION ALL
-    SELECT 'caches_stream', (SELECT last_value FROM caches_stream), (SELECT max(stream_id) FROM cache_invalidations)
+    SELECT 'caches_stream', COALESCE(pg_sequence_last_value('caches_stream'), 0), (SELECT max(stream_id) FROM cache_invalidations)
     UNION ALL
-    SELECT 'event_nids', (SELECT last_value + 999 FROM event_nids),
+    SELECT 'event_nids', COALESCE(pg_sequence_last_value('event_nids') + 999, 0),
         GREATEST((SELECT max(event_nid) FROM events), (SELECT max(event_nid) FROM missing_events))
     UNION ALL
-    SELECT 'state_group_nids', (SELECT last_value + 999 FROM state_group_nids), (SELECT max(state_group) FROM state_groups)
+    SELECT 'state_group_nids', COALESCE(pg_sequence_last_value('state_group_nids') + 999, 0), (SELECT max(state_group) FROM state_groups)
     UNION ALL
-    SELECT 'auth_chain_nids', (SELECT last_value + 999 FROM auth_chain_nids), (SELECT max(chain_nid) FROM auth_chains)
+    SELECT 'auth_chain_nids', COALESCE(pg_sequence_last_value('auth_chain_nids') + 999, 0), (SELECT max(chain_nid) FROM auth_chains)
     UNION ALL
-    SELECT 'state_key_nids', (SELECT last_value + 99 FROM state_key_nids), (SELECT max(state_key_nid) FROM state_keys)
+    SELECT 'state_key_nids', COALESCE(pg_sequence_last_value('state_key_nids') + 99, 0), (SELECT max(state_key_nid) FROM state_keys WHERE state_key_nid >= 1000)
     UNION ALL
-    SELECT 'principal_nids', (SELECT last_value + 99 FROM principal_nids), (SELECT max(principal_nid) FROM principals)
+    SELECT 'principal_nids', COALESCE(pg_sequence_last_value('principal_nids') + 99, 0), (SELECT max(principal_nid) FROM principals WHERE principal_nid >= 1000)
     UNION ALL
-    SELECT 'type_nids', (SELECT last_value + 9 FROM type_nids), (SELECT max(type_nid) FROM event_types)
+    SELECT 'type_nids', COALESCE(pg_sequence_last_value('type_nids') + 9, 0), (SELECT max(type_nid) FROM event_types WHERE type_nid >= 1000)
     UNION ALL
-    SELECT 'room_nids', (SELECT last_value + 9 FROM room_nids), (SELECT max(room_nid) FROM rooms)
+    SELECT 'room_nids', COALESCE(pg_sequence_last_value('room_nids') + 9, 0), (SELECT max(room_nid) FROM rooms)
 ) AS s
 WHERE s.used > s.last
 """
@@ -68,6 +68,10 @@ INSERT INTO stream_positions (stream_name, instance_name, stream_id)
 SELECT s.stream_name, $1::text, COALESCE(pg_sequence_last_value(s.sequence_name::regclass), 1)
 FROM unnest($2::text[], $3::text[]) AS s (stream_name, sequence_name)
 ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
+"""
+
+SQL_LOCK: Final[LiteralString] = """
+LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE
 """
 
 SQL_POSITIONS: Final[LiteralString] = """
@@ -93,7 +97,12 @@ class PositionRow(NamedTuple):
 
 
 async def enter(conn: Connection, instance_name: str) -> int:
-    """Make this process known as a writer of every stream, at the sequences' positions; its number."""
+    """Make this process known as a writer of every stream, at the sequences' positions; its number. In a transaction.
+
+    The lock waits for the writes that are under way, and lets none begin: so each write sees every writer that may have taken a
+    smaller id than its own.
+    """
+    await conn.execute(SQL_LOCK)
     for behind in await conn.fetch(SQL_BEHIND, row=BehindRow):
         logger.warning("the sequence %s was at %d, its table uses %d: set forward", *behind)
         await conn.fetchval(SQL_SET_FORWARD, behind.name, behind.used)

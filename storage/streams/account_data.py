@@ -1,0 +1,109 @@
+"""Account data: what a local user's clients keep on the server, global or of a room; the stream "account_data".
+
+Source: client-server API, client config.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, LiteralString, NamedTuple
+
+import orjson
+
+from storage.database.connection import Connection
+from storage.errors import UnknownRoom
+from storage.ids import RoomId, UserId
+from storage.streams.feed import Fact
+from storage.streams.writing import Facts, StreamWriter, WrittenRow
+
+SQL_SET: Final[LiteralString] = """
+WITH
+known_principal AS (
+    SELECT principal_nid FROM principals WHERE name = $1::text
+),
+new_principal AS (
+    INSERT INTO principals (principal_nid, name)
+    SELECT nextval('principal_nids'), $1::text WHERE NOT EXISTS (SELECT FROM known_principal)
+    RETURNING principal_nid
+),
+known_type AS (
+    SELECT type_nid FROM event_types WHERE type = $3::text
+),
+new_type AS (
+    INSERT INTO event_types (type_nid, type)
+    SELECT nextval('type_nids'), $3::text WHERE NOT EXISTS (SELECT FROM known_type)
+    RETURNING type_nid
+),
+room AS (
+    SELECT 0 AS room_nid WHERE $2::text IS NULL
+    UNION ALL
+    SELECT room_nid FROM rooms WHERE room_id = $2::text
+),
+fact AS (
+    INSERT INTO account_data (stream_id, principal_nid, room_nid, type_nid, writer_nid, content)
+    SELECT nextval('account_data_stream'), p.principal_nid, r.room_nid, t.type_nid, $5::smallint, $4::bytea
+    FROM (SELECT * FROM known_principal UNION ALL SELECT * FROM new_principal) AS p
+    CROSS JOIN (SELECT * FROM known_type UNION ALL SELECT * FROM new_type) AS t
+    CROSS JOIN room r
+    ON CONFLICT (principal_nid, room_nid, type_nid) DO UPDATE
+        SET stream_id = EXCLUDED.stream_id, writer_nid = EXCLUDED.writer_nid, content = EXCLUDED.content
+    RETURNING stream_id
+),
+position AS (
+    UPDATE stream_positions
+    SET stream_id = GREATEST(stream_positions.stream_id, fact.stream_id)
+    FROM fact
+    WHERE stream_name = 'account_data' AND instance_name = $6::text
+)
+SELECT stream_id, (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'account_data') AS writers
+FROM fact
+"""
+
+SQL_GET: Final[LiteralString] = """
+SELECT a.stream_id, r.room_id, t.type, a.content
+FROM principals p
+JOIN account_data a USING (principal_nid)
+JOIN event_types t USING (type_nid)
+LEFT JOIN rooms r USING (room_nid)
+WHERE p.name = $1::text AND a.stream_id > $2::bigint AND a.stream_id <= $3::bigint
+ORDER BY a.stream_id
+"""
+
+EVERYTHING: Final = (1 << 63) - 1
+
+
+class AccountDataRow(NamedTuple):
+    """One piece of account data. ``room_id`` None: global."""
+
+    stream_id: int
+    room_id: str | None
+    type: str
+    content: bytes
+
+
+class AccountData:
+    """The store of account data (``store.account_data``)."""
+
+    def __init__(self, writer: StreamWriter) -> None:
+        self._writer = writer
+
+    async def set(self, user_id: UserId, type_: str, content: Mapping[str, Any], *, room_id: RoomId | None = None) -> int:
+        """Replace the content of a type; the position of the fact. `UnknownRoom` for a room that the store does not know."""
+
+        async def write(conn: Connection) -> Facts:
+            writer = self._writer
+            packed = orjson.dumps(content)
+            row = await conn.fetchrow(SQL_SET, user_id, room_id, type_, packed, writer.writer_nid, writer.instance_name, row=WrittenRow)
+            if row is None:
+                raise UnknownRoom(str(room_id))
+            return Facts([Fact(row.stream_id, writer.instance_name, [user_id, room_id, type_])], row.writers)
+
+        return await self._writer.write(write)
+
+    async def get(self, user_id: UserId, *, room_id: RoomId | None = None) -> dict[str, dict[str, Any]]:
+        """The contents by type: the global ones, or those of a room."""
+        rows = await self.changes(user_id)
+        return {row.type: orjson.loads(row.content) for row in rows if row.room_id == room_id}
+
+    async def changes(self, user_id: UserId, *, after: int = 0, upto: int = EVERYTHING) -> list[AccountDataRow]:
+        """What a user's account data became with ``after < position <= upto``, in stream order; each type as it is now."""
+        async with self._writer.database.connection() as conn:
+            return await conn.fetch(SQL_GET, user_id, after, upto, row=AccountDataRow)

@@ -1,0 +1,111 @@
+"""Receipts: how far each user has read in a room; the stream "receipts". Source: client-server API, receipts."""
+
+from collections.abc import Mapping
+from typing import Any, Final, LiteralString, NamedTuple
+
+import orjson
+
+from storage.database.connection import Connection
+from storage.errors import UnknownRoom
+from storage.ids import EventId, RoomId, UserId
+from storage.streams.feed import Fact
+from storage.streams.writing import Facts, StreamWriter, WrittenRow
+
+SQL_SET: Final[LiteralString] = """
+WITH
+known_principal AS (
+    SELECT principal_nid FROM principals WHERE name = $3::text
+),
+new_principal AS (
+    INSERT INTO principals (principal_nid, name)
+    SELECT nextval('principal_nids'), $3::text
+    WHERE NOT EXISTS (SELECT FROM known_principal) AND EXISTS (SELECT FROM rooms WHERE room_id = $1::text)
+    RETURNING principal_nid
+),
+fact AS (
+    INSERT INTO receipts (stream_id, room_nid, principal_nid, writer_nid, receipt_type, thread_id, event_id, data)
+    SELECT nextval('receipts_stream'), r.room_nid, p.principal_nid, $7::smallint, $2::text, $4::text, $5::text, $6::bytea
+    FROM (SELECT * FROM known_principal UNION ALL SELECT * FROM new_principal) AS p
+    CROSS JOIN rooms r
+    WHERE r.room_id = $1::text
+    ON CONFLICT (room_nid, principal_nid, receipt_type, thread_id) DO UPDATE
+        SET stream_id = EXCLUDED.stream_id, writer_nid = EXCLUDED.writer_nid, event_id = EXCLUDED.event_id, data = EXCLUDED.data
+    RETURNING stream_id
+),
+position AS (
+    UPDATE stream_positions
+    SET stream_id = GREATEST(stream_positions.stream_id, fact.stream_id)
+    FROM fact
+    WHERE stream_name = 'receipts' AND instance_name = $8::text
+)
+SELECT stream_id, (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'receipts') AS writers
+FROM fact
+"""
+
+SQL_OF_ROOM: Final[LiteralString] = """
+SELECT c.stream_id, c.receipt_type, p.name AS user_id, NULLIF(c.thread_id, '') AS thread_id, c.event_id, c.data
+FROM rooms r
+JOIN receipts c USING (room_nid)
+JOIN principals p USING (principal_nid)
+WHERE r.room_id = $1::text AND c.stream_id > $2::bigint AND c.stream_id <= $3::bigint
+ORDER BY c.stream_id
+"""
+
+EVERYTHING: Final = (1 << 63) - 1
+
+
+class ReceiptRow(NamedTuple):
+    """One receipt; ``data`` is the JSON as it came."""
+
+    stream_id: int
+    receipt_type: str
+    user_id: str
+    thread_id: str | None
+    event_id: str
+    data: bytes
+
+
+class Receipts:
+    """The store of receipts (``store.receipts``)."""
+
+    def __init__(self, writer: StreamWriter) -> None:
+        self._writer = writer
+
+    async def set(
+        self,
+        room_id: RoomId,
+        receipt_type: str,
+        user_id: UserId,
+        event_id: EventId,
+        data: Mapping[str, Any],
+        *,
+        thread_id: str | None = None,
+    ) -> int:
+        """Replace a user's receipt of a type (and thread) in a room; the position of the fact. `UnknownRoom`."""
+
+        async def write(conn: Connection) -> Facts:
+            writer = self._writer
+            row = await conn.fetchrow(
+                SQL_SET,
+                room_id,
+                receipt_type,
+                user_id,
+                thread_id or "",
+                event_id,
+                orjson.dumps(data),
+                writer.writer_nid,
+                writer.instance_name,
+                row=WrittenRow,
+            )
+            if row is None:
+                raise UnknownRoom(room_id)
+            return Facts(
+                [Fact(row.stream_id, writer.instance_name, [room_id, receipt_type, user_id, event_id, thread_id, dict(data)])], row.writers
+            )
+
+        return await self._writer.write(write)
+
+    async def of_room(self, room_id: RoomId, *, after: int = 0, upto: int = EVERYTHING) -> list[ReceiptRow]:
+        """The receipts of a room with ``after < position <= upto``, in stream order."""
+        async with self._writer.database.connection() as conn:
+            return await conn.fetch(SQL_OF_ROOM, room_id, after, upto, row=ReceiptRow)

@@ -1,0 +1,119 @@
+"""To-device messages: an inbox per device of a local user; the stream "to_device".
+
+Source: client-server API, send-to-device messaging.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, LiteralString, NamedTuple
+
+import orjson
+
+from storage.database.connection import Connection
+from storage.ids import UserId
+from storage.streams.feed import Fact
+from storage.streams.writing import Facts, StreamWriter
+
+SQL_SEND: Final[LiteralString] = """
+WITH
+message AS (
+    SELECT u.name, u.device_id, u.content, u.ordinal
+    FROM unnest($1::text[], $2::text[], $3::bytea[]) WITH ORDINALITY AS u (name, device_id, content, ordinal)
+),
+new_principal AS (
+    INSERT INTO principals (principal_nid, name)
+    SELECT nextval('principal_nids'), m.name
+    FROM (SELECT DISTINCT name FROM message) AS m
+    WHERE NOT EXISTS (SELECT FROM principals p WHERE p.name = m.name)
+    RETURNING principal_nid, name
+),
+fact AS (
+    INSERT INTO to_device (stream_id, principal_nid, device_id, content, writer_nid)
+    SELECT nextval('to_device_stream'), o.principal_nid, o.device_id, o.content, $4::smallint
+    FROM (
+        SELECT COALESCE(p.principal_nid, n.principal_nid) AS principal_nid, m.device_id, m.content
+        FROM message m
+        LEFT JOIN principals p ON p.name = m.name
+        LEFT JOIN new_principal n ON n.name = m.name
+        ORDER BY m.ordinal
+    ) AS o
+    RETURNING stream_id, principal_nid, device_id
+),
+position AS (
+    UPDATE stream_positions
+    SET stream_id = GREATEST(stream_positions.stream_id, (SELECT max(fact.stream_id) FROM fact))
+    WHERE stream_name = 'to_device' AND instance_name = $5::text AND EXISTS (SELECT FROM fact)
+)
+SELECT f.stream_id, COALESCE(p.name, n.name) AS user_id, f.device_id,
+    (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'to_device') AS writers
+FROM fact f
+LEFT JOIN principals p USING (principal_nid)
+LEFT JOIN new_principal n USING (principal_nid)
+"""
+
+SQL_INBOX: Final[LiteralString] = """
+SELECT d.stream_id, d.content
+FROM principals p
+JOIN to_device d USING (principal_nid)
+WHERE p.name = $1::text AND d.device_id = $2::text AND d.stream_id > $3::bigint AND d.stream_id <= $4::bigint
+ORDER BY d.stream_id
+LIMIT $5::bigint
+"""
+
+SQL_DELETE: Final[LiteralString] = """
+WITH gone AS (
+    DELETE FROM to_device d
+    USING principals p
+    WHERE p.name = $1::text AND d.principal_nid = p.principal_nid AND d.device_id = $2::text AND d.stream_id <= $3::bigint
+    RETURNING d.stream_id
+)
+SELECT count(*)
+FROM gone
+"""
+
+EVERYTHING: Final = (1 << 63) - 1
+
+
+class SentRow(NamedTuple):
+    """A message that was put into an inbox."""
+
+    stream_id: int
+    user_id: str
+    device_id: str
+    writers: int
+
+
+class MessageRow(NamedTuple):
+    """A message that waits for its device; ``content`` is the JSON as it came."""
+
+    stream_id: int
+    content: bytes
+
+
+class ToDevice:
+    """The store of to-device messages (``store.to_device``)."""
+
+    def __init__(self, writer: StreamWriter) -> None:
+        self._writer = writer
+
+    async def send(self, messages: Mapping[UserId, Mapping[str, Mapping[str, Any]]]) -> int:
+        """Put messages (user -> device -> message) into their inboxes, all or none; the position of the last."""
+        flat = [(user, device, orjson.dumps(one)) for user, devices in messages.items() for device, one in devices.items()]
+
+        async def write(conn: Connection) -> Facts:
+            users, devices, contents = ([one[place] for one in flat] for place in range(3))
+            writer = self._writer
+            rows = await conn.fetch(SQL_SEND, users, devices, contents, writer.writer_nid, writer.instance_name, row=SentRow)
+            facts = [Fact(row.stream_id, writer.instance_name, [row.user_id, row.device_id]) for row in rows]
+            return Facts(facts, rows[0].writers)
+
+        return await self._writer.write(write) if flat else 0
+
+    async def inbox(self, user_id: UserId, device_id: str, *, after: int = 0, upto: int = EVERYTHING, limit: int = 100) -> list[MessageRow]:
+        """The messages that wait for a device, oldest first."""
+        async with self._writer.database.connection() as conn:
+            return await conn.fetch(SQL_INBOX, user_id, device_id, after, upto, limit, row=MessageRow)
+
+    async def delete(self, user_id: UserId, device_id: str, upto: int) -> int:
+        """Forget what a device has received; how many messages."""
+        async with self._writer.database.connection() as conn:
+            return int(await conn.fetchval(SQL_DELETE, user_id, device_id, upto))

@@ -1,0 +1,215 @@
+"""Streams of a real store: facts, positions, writers that come, idle, and vanish; small stores; wake-ups."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+import storage
+from storage import Store, UnknownRoom
+from storage.streams import SyncToken, VectorPosition
+from storage.streams.feed import Advance
+from storage.streams.following import follow_once
+from storage.testing import RoomBuilder
+
+QUIET = storage.Config(follow_ms=3_600_000)  # following is done by hand in these tests
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[Store]:
+    async with storage.open(dsn, server_name="s1.test", config=QUIET) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def second(dsn: str, store: Store) -> AsyncIterator[Store]:
+    async with storage.open(dsn, server_name="s1.test", instance_name="second", config=QUIET) as opened:
+        yield opened
+
+
+def room_of(users: int = 2, seed: int = 1) -> RoomBuilder:
+    room = RoomBuilder("11", seed=seed)
+    room.start(room.user(1))
+    for number in range(2, users + 1):
+        room.join(room.user(number))
+    return room
+
+
+async def test_every_event_is_a_fact_of_its_writer(store: Store) -> None:
+    room = room_of()
+    told: list[Advance] = []
+    store.streams.feed.subscribe(told.append)
+    results = await store.append(room.pdus)
+    events = store.streams["events"]
+    facts = await events.rows(0, events.linear(), 100)
+    assert [fact.stream_id for fact in facts] == [result.stream_ordering for result in results]
+    assert [fact.row for fact in facts] == [
+        [one.event_id, room.room_id, one.json["type"], one.json["state_key"], None] for one in room.events
+    ]
+    assert {fact.instance_name for fact in facts} == {"main"}
+    assert [fact for advance in told for fact in advance.facts] == facts
+    assert events.linear() == facts[-1].stream_id
+
+
+async def test_rows_come_in_pages(store: Store) -> None:
+    await store.append(room_of(5).pdus)
+    events = store.streams["events"]
+    everything = await events.rows(0, events.linear(), 100)
+    paged = []
+    at = 0
+    while page := await events.rows(at, events.linear(), 3):
+        paged += page
+        at = page[-1].stream_id
+    assert paged == everything
+
+
+async def test_another_process_follows_through_the_database(store: Store, second: Store) -> None:
+    told: list[Advance] = []
+    second.streams.feed.subscribe(told.append)
+    await store.append(room_of().pdus)
+    await follow_once(second.database, second.streams)
+    facts = [fact for advance in told if advance.stream_name == "events" for fact in advance.facts]
+    assert facts == await store.streams["events"].rows(0, 1_000_000, 100)
+    assert second.streams["events"].positions()["main"] == facts[-1].stream_id
+    assert not any(advance.local for advance in told if advance.facts)
+
+
+async def test_an_idle_writer_holds_nobody_back(store: Store, second: Store) -> None:
+    await store.append(room_of().pdus)
+    last = store.streams["events"].positions()["main"]
+    assert store.streams["events"].linear() < last, "the write made the second writer known"
+    await follow_once(second.database, second.streams)
+    await follow_once(store.database, store.streams)
+    assert store.streams["events"].linear() >= last
+
+
+async def test_a_writer_in_the_middle_of_a_write_is_not_moved(store: Store, second: Store) -> None:
+    with second.streams.writing("events"):
+        await store.append(room_of().pdus)
+        await follow_once(second.database, second.streams)
+        await follow_once(store.database, store.streams)
+        assert store.streams["events"].linear() < store.streams["events"].positions()["main"]
+    await follow_once(second.database, second.streams)
+    await follow_once(store.database, store.streams)
+    assert store.streams["events"].linear() >= store.streams["events"].positions()["main"]
+
+
+async def test_a_writer_that_is_gone_holds_nobody_back(dsn: str, store: Store) -> None:
+    async with storage.open(dsn, server_name="s1.test", instance_name="gone", config=QUIET) as gone:
+        await gone.append(room_of(seed=3).pdus)
+    await store.append(room_of().pdus)
+    while store.streams["events"].linear() < store.streams["events"].positions()["main"]:
+        await follow_once(store.database, store.streams)  # until Postgres has ended the sessions of the one that is gone
+
+
+async def test_positions_survive_a_restart(dsn: str) -> None:
+    async with storage.open(dsn, server_name="s1.test", config=QUIET) as before:
+        await before.append(room_of().pdus)
+        last = before.streams["events"].positions()["main"]
+    async with storage.open(dsn, server_name="s1.test", config=QUIET) as after:
+        assert after.streams["events"].positions()["main"] >= last
+
+
+async def test_a_sequence_behind_its_table_is_set_forward(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    room = room_of()
+    async with storage.open(dsn, server_name="s1.test", config=QUIET) as before:
+        await before.append(room.pdus)
+        async with before.database.connection() as conn:
+            for sequence in ("events_stream", "event_nids", "state_group_nids", "auth_chain_nids"):
+                await conn.execute(f"SELECT setval('{sequence}', 1, false)")
+    async with storage.open(dsn, server_name="s1.test", config=QUIET) as after:
+        room.message(room.user(1), "after")
+        [result] = await after.append(room.pdus[-1:])
+        assert result.outcome == "stored"
+    assert caplog.text.count("set forward") == 4
+
+
+async def test_account_data(store: Store) -> None:
+    room = room_of()
+    await store.append(room.pdus)
+    user = storage.UserId("@user1:s1.test")
+    first = await store.account_data.set(user, "m.direct", {"a": 1})
+    second = await store.account_data.set(user, "m.direct", {"a": 2})
+    third = await store.account_data.set(user, "m.tag", {"tags": {}}, room_id=room.room_id)
+    assert first < second < third
+    assert await store.account_data.get(user) == {"m.direct": {"a": 2}}
+    assert await store.account_data.get(user, room_id=room.room_id) == {"m.tag": {"tags": {}}}
+    facts = await store.streams["account_data"].rows(0, third, 10)
+    assert [fact.row for fact in facts] == [[user, None, "m.direct"], [user, room.room_id, "m.tag"]]
+    assert store.streams["account_data"].linear() == third
+    with pytest.raises(UnknownRoom):
+        await store.account_data.set(user, "m.tag", {}, room_id=storage.RoomId("!nowhere:s1.test"))
+
+
+async def test_to_device(store: Store) -> None:
+    one, other = storage.UserId("@user1:s1.test"), storage.UserId("@user4:s1.test")
+    await store.to_device.send({one: {"A": {"n": 1}, "B": {"n": 2}}, other: {"C": {"n": 3}}})
+    last = await store.to_device.send({one: {"A": {"n": 4}}})
+    inbox = await store.to_device.inbox(one, "A")
+    assert [row.content for row in inbox] == [b'{"n":1}', b'{"n":4}']
+    assert inbox[-1].stream_id == last == store.streams["to_device"].linear()
+    assert await store.to_device.delete(one, "A", inbox[0].stream_id) == 1
+    assert len(await store.to_device.inbox(one, "A")) == 1
+    assert len(await store.to_device.inbox(other, "C")) == 1
+    assert await store.to_device.send({}) == 0
+
+
+async def test_receipts(store: Store) -> None:
+    room = room_of()
+    await store.append(room.pdus)
+    user, event = storage.UserId("@user1:s1.test"), room.events[-1].event_id
+    await store.receipts.set(room.room_id, "m.read", user, room.events[0].event_id, {"ts": 1})
+    last = await store.receipts.set(room.room_id, "m.read", user, event, {"ts": 2})
+    await store.receipts.set(room.room_id, "m.read", user, event, {"ts": 3}, thread_id="main")
+    rows = await store.receipts.of_room(room.room_id)
+    assert [(row.thread_id, row.event_id, row.data) for row in rows] == [(None, event, b'{"ts":2}'), ("main", event, b'{"ts":3}')]
+    assert len(await store.receipts.of_room(room.room_id, after=last)) == 1
+    with pytest.raises(UnknownRoom):
+        await store.receipts.set(storage.RoomId("!nowhere:s1.test"), "m.read", user, event, {})
+
+
+async def test_a_cancelled_write_is_told_all_the_same(store: Store) -> None:
+    told: list[Advance] = []
+    store.streams.feed.subscribe(told.append)
+    heard = asyncio.Event()
+    store.streams.feed.subscribe(lambda _: heard.set())
+    task = asyncio.create_task(store.account_data.set(storage.UserId("@user1:s1.test"), "m.direct", {}))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await heard.wait()
+    assert [fact.row for advance in told for fact in advance.facts] == [["@user1:s1.test", None, "m.direct"]]
+
+
+async def test_waiting_for_news(store: Store) -> None:
+    room, other = room_of(), room_of(seed=9)
+    await store.append([*room.pdus, *other.pdus])
+    now = SyncToken.of({"events": store.streams["events"].current()})
+    waiting = asyncio.create_task(store.notifier.wait([room.room_id], after=now, timeout_ms=60_000))
+    elsewhere = asyncio.create_task(store.notifier.wait(["!elsewhere:s1.test"], after=now, timeout_ms=100))
+    await asyncio.sleep(0)
+    room.message(room.user(1), "news")
+    await store.append(room.pdus[-1:])
+    assert await waiting
+    assert not await elsewhere
+
+
+async def test_no_wake_up_is_lost_between_looking_and_waiting(store: Store) -> None:
+    room = room_of()
+    seen = SyncToken.of({"events": store.streams["events"].current()})
+    await store.append(room.pdus)
+    assert await store.notifier.wait([room.room_id], after=seen, timeout_ms=60_000)
+    assert seen != SyncToken.of({"events": VectorPosition()})
+
+
+async def test_an_invite_over_federation_is_a_fact(store: Store) -> None:
+    room = RoomBuilder("11", servers=("s2.test",), seed=4)
+    admin, guest = room.user(1), "@user7:s1.test"
+    room.start(admin)
+    invite = room.invite(admin, guest)
+    chain = [event for event in room.events if event.event_id in invite.auth_events]
+    await store.append([*(event.pdu for event in chain), invite.pdu], origin="outlier", room_version="11")
+    events = store.streams["events"]
+    facts = await events.rows(0, events.linear(), 10)
+    assert [fact.row for fact in facts] == [[invite.event_id, room.room_id, "m.room.member", guest, None]]
