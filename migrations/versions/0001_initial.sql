@@ -497,20 +497,24 @@ CREATE FUNCTION user_sees(
     event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT NOT $1.outlier AND $1.rejected IS NULL AND NOT $1.soft_failed AND (
-        $2 @> $1.audience
-        OR ($3 @> $1.audience AND $1.topological_ordering < $5)
-        OR $4 @> $1.audience
-    ) IS TRUE
+    SELECT NOT $1.outlier AND $1.rejected IS NULL AND NOT $1.soft_failed AND CASE
+        WHEN $2 @> $1.audience OR ($3 @> $1.audience AND $1.topological_ordering < $5) OR $4 @> $1.audience THEN true
+        ELSE false
+    END
 $$;
 COMMENT ON FUNCTION user_sees IS
-    'Whether a local user may see an event. The one place where this is decided: by the audience that was settled when it was persisted.';
+    'Whether a local user may see an event. The one place where this is decided: by the audience that was settled when it was persisted. '
+    'CASE, as the planner takes half of the events for visible then; it would expect one in a hundred otherwise, and sort instead of '
+    'following an index.';
 
 CREATE FUNCTION server_sees(
     event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT NOT $1.outlier AND $1.rejected IS NULL AND ($2 @> $1.audience OR $3 @> $1.audience OR $4 @> $1.audience) IS TRUE
+    SELECT NOT $1.outlier AND $1.rejected IS NULL AND CASE
+        WHEN $2 @> $1.audience OR $3 @> $1.audience OR $4 @> $1.audience THEN true
+        ELSE false
+    END
 $$;
 COMMENT ON FUNCTION server_sees IS 'Whether a server may have an event whole; otherwise it gets its redacted form.';
 

@@ -14,12 +14,14 @@ from storage.queries.messages import edge
 
 SQL_CONTEXT: Final[LiteralString] = """
 WITH
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
+),
 target AS MATERIALIZED (
     SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, sight.*
-    FROM events e
-    CROSS JOIN LATERAL sight_of(
-        e.room_nid, COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0)
-    ) AS sight
+    FROM reader
+    CROSS JOIN events e
+    CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
     WHERE e.event_id = $1::text
         AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
 ),

@@ -32,12 +32,15 @@ room AS MATERIALIZED (
     CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
     WHERE r.room_id = $1::text
 ),
+newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds the stretch
+    SELECT e.topological_ordering
+    FROM room r
+    JOIN events e ON (e.room_nid, e.stream_ordering) > (r.room_nid, $8::bigint) AND e.room_nid <= r.room_nid
+    WHERE $8::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
+),
 lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
     SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint ELSE (
-        SELECT LEAST($6::bigint, COALESCE(min(e.topological_ordering) - 1, $6::bigint))
-        FROM room r
-        JOIN events e USING (room_nid)
-        WHERE NOT e.outlier AND NOT e.backfilled AND e.stream_ordering > $8::bigint
+        SELECT LEAST($6::bigint, COALESCE(min(topological_ordering) - 1, $6::bigint)) FROM newer
     ) END AS topological_ordering
 ),
 page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, to know whether there are more
@@ -97,12 +100,15 @@ room AS MATERIALIZED (
     CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
     WHERE r.room_id = $1::text
 ),
+newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds the stretch
+    SELECT e.topological_ordering
+    FROM room r
+    JOIN events e ON (e.room_nid, e.stream_ordering) > (r.room_nid, $5::bigint) AND e.room_nid <= r.room_nid
+    WHERE $5::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
+),
 lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a timeline, the oldest event
     SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint ELSE (
-        SELECT LEAST($3::bigint, COALESCE(min(e.topological_ordering) - 1, $3::bigint))
-        FROM room r
-        JOIN events e USING (room_nid)
-        WHERE NOT e.outlier AND NOT e.backfilled AND e.stream_ordering > $5::bigint
+        SELECT LEAST($3::bigint, COALESCE(min(topological_ordering) - 1, $3::bigint)) FROM newer
     ) END AS topological_ordering
 ),
 page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, to know whether there are more

@@ -10,11 +10,13 @@ from storage.queries.messages import Direction
 from storage.queries.state import require_room
 
 SQL_AT_OR_AFTER: Final[LiteralString] = """
+WITH reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
+)
 SELECT s.*
-FROM rooms r
-CROSS JOIN LATERAL sight_of(
-    r.room_nid, COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0)
-) AS sight
+FROM reader
+CROSS JOIN rooms r
+CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
     SELECT e.event_nid
     FROM events e
@@ -28,11 +30,13 @@ WHERE r.room_id = $1::text
 """
 
 SQL_AT_OR_BEFORE: Final[LiteralString] = """
+WITH reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
+)
 SELECT s.*
-FROM rooms r
-CROSS JOIN LATERAL sight_of(
-    r.room_nid, COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0)
-) AS sight
+FROM reader
+CROSS JOIN rooms r
+CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
     SELECT e.event_nid
     FROM events e

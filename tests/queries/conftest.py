@@ -1,5 +1,6 @@
 """Stores of s1.test on a database of the test's own, told of every statement."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,21 +10,22 @@ from storage import Store
 
 
 class Statements:
-    """An observer that keeps what was sent."""
+    """An observer that keeps what was sent, and by which task: a store has tasks of its own."""
 
     def __init__(self) -> None:
-        self.sent: list[str] = []
+        self.sent: list[tuple[object, str]] = []
 
     def before(self, statement: str) -> None:
-        self.sent.append(statement)
+        self.sent.append((asyncio.current_task(), statement))
 
     def after(self, statement: str, seconds: float) -> None:
         """Not of interest."""
 
     def take(self) -> list[str]:
-        """What was sent since the last time, without BEGIN and COMMIT."""
+        """What this task has sent since the last time, without BEGIN and COMMIT."""
         sent, self.sent = self.sent, []
-        return [statement for statement in sent if not statement.startswith(("BEGIN", "COMMIT"))]
+        own = [statement for task, statement in sent if task is asyncio.current_task()]
+        return [statement for statement in own if not statement.startswith(("BEGIN", "COMMIT"))]
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """The rooms that have something to tell a user, each with its timeline, in one statement.
 
 A timeline is in stream order: the latest visible live events of the room, one more than asked for to know whether there are
-more. Backfilled events are never in one.
+more. Backfilled events are never in one. The stretch of a room's stream is written as a range of (room, position), and ordered
+so: then only the index of that order fits, and never the one over all rooms, along which a quiet room is far away.
 """
 
 from typing import Final, LiteralString, NamedTuple
@@ -45,9 +46,13 @@ joined AS (  -- all, or of an initial sync in parts the next ones, latest activi
     FROM mine
     CROSS JOIN LATERAL (
         SELECT CASE WHEN mine.last_stream_ordering <= $3::bigint THEN mine.last_stream_ordering ELSE (
-            SELECT max(e.stream_ordering)
+            SELECT e.stream_ordering
             FROM events e
-            WHERE e.room_nid = mine.room_nid AND NOT e.outlier AND NOT e.backfilled AND e.stream_ordering <= $3::bigint
+            WHERE (e.room_nid, e.stream_ordering) > (mine.room_nid, 0)
+                AND (e.room_nid, e.stream_ordering) <= (mine.room_nid, $3::bigint)
+                AND NOT e.outlier AND NOT e.backfilled
+            ORDER BY e.room_nid DESC, e.stream_ordering DESC
+            LIMIT 1
         ) END
     ) AS latest (activity)
     WHERE mine.membership = 5
@@ -79,10 +84,11 @@ LEFT JOIN LATERAL (
     CROSS JOIN LATERAL (
         SELECT e.event_nid
         FROM events e
-        WHERE e.room_nid = r.room_nid AND NOT e.outlier AND NOT e.backfilled
-            AND e.stream_ordering > r.lower AND e.stream_ordering <= r.upper
+        WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.lower)
+            AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
+            AND NOT e.outlier AND NOT e.backfilled
             AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
-        ORDER BY e.stream_ordering DESC
+        ORDER BY e.room_nid DESC, e.stream_ordering DESC
         LIMIT $8::bigint + 1
     ) AS e
 ) AS told ON r.membership NOT IN (3, 4)

@@ -1,0 +1,171 @@
+"""How the hot queries are run: by which index, how many rows of `events` they touch, and that shared functions are put into them.
+
+A room of 4,000 messages and another that nobody asks for; the planner has their statistics. Rows are counted while running.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from storage import Store
+from storage.queries import authorisation, context, federation, messages, near, visible
+from storage.queries.sync import rooms, state, stripped
+from storage.streams.positions import LARGEST_POSITION
+from tests.queries.rooms import ADMIN, LOCAL, deliver, new_room
+
+MANY = 4_000
+SHARED_FUNCTIONS = ("sight_of", "user_sees", "server_sees", "state_entries")
+
+SQL_MULTIPLY = """
+INSERT INTO events
+SELECT (jsonb_populate_record(NULL::events, to_jsonb(e) || jsonb_build_object(
+    'event_nid', e.event_nid + 1000000000::bigint * n,
+    'event_id', e.event_id || n,
+    'stream_ordering', e.stream_ordering + n,
+    'topological_ordering', e.topological_ordering + n,
+    'origin_server_ts', e.origin_server_ts + n,
+    'prev_events', jsonb_build_array(CASE WHEN n = 1 THEN e.event_nid ELSE e.event_nid + 1000000000::bigint * (n - 1) END)
+))).*
+FROM events e
+CROSS JOIN generate_series(1, $2::int) AS n
+WHERE e.event_id = $1::text
+"""
+
+
+class Filled(NamedTuple):
+    """A store with a large room."""
+
+    store: Store
+    room_id: str
+    last_event_id: str
+    last_stream: int
+
+
+@pytest.fixture
+async def filled(store: Store) -> Filled:
+    room, other = new_room(members=[LOCAL]), new_room(seed=1, members=[LOCAL])
+    last = room.message(ADMIN)
+    await deliver(store, other)
+    await deliver(store, room)
+    position = (await store.events([last.event_id]))[last.event_id].stream_ordering or 0
+    async with store.database.connection() as conn:
+        await conn.execute(SQL_MULTIPLY, last.event_id, MANY)
+        await conn.execute("UPDATE rooms SET last_stream_ordering = $2::bigint WHERE room_id = $1::text", room.room_id, position + MANY)
+        for table in ("events", "rooms", "visibility", "principals", "memberships", "state_groups", "current_state", "state_deltas"):
+            await conn.execute(f"VACUUM ANALYZE {table}")
+    return Filled(store, room.room_id, f"{last.event_id}{MANY}", position + MANY)
+
+
+class Plan(NamedTuple):
+    """What EXPLAIN ANALYZE told."""
+
+    text: str
+    indexes: set[str]
+    event_rows: int
+
+
+async def plan_of(store: Store, sql: str, *args: Any) -> Plan:
+    async with store.database.connection() as conn:
+        text = await conn.fetchval("EXPLAIN (ANALYZE, VERBOSE, FORMAT JSON) " + sql, *args)
+    nodes = list(walk(json.loads(text)[0]["Plan"]))
+    scans = [node for node in nodes if node.get("Relation Name") == "events"]
+    assert not [node for node in scans if node["Node Type"] == "Seq Scan"], text
+    rows = sum((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"] for node in scans)
+    return Plan(text, {node["Index Name"] for node in nodes if "Index Name" in node}, round(rows))
+
+
+def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from walk(child)
+
+
+def is_inlined(plan: Plan) -> bool:
+    return not any(f"{name}(" in plan.text or f'"Function Name": "{name}"' in plan.text for name in SHARED_FUNCTIONS)
+
+
+ALL = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION)
+NONE = (0, 0, LARGEST_POSITION)
+
+
+async def test_pages(filled: Filled) -> None:
+    for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
+        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, *args, 100)
+        assert "events_room_topological_idx" in plan.indexes
+        assert plan.event_rows <= 2 * 101 + 10
+        assert is_inlined(plan)
+
+
+async def test_pages_beside_a_timeline(filled: Filled) -> None:
+    since = filled.last_stream - 500
+    start = (LARGEST_POSITION, LARGEST_POSITION, filled.last_stream - 100)
+    plan = await plan_of(
+        filled.store, messages.SQL_BACKWARDS, filled.room_id, LOCAL, *start, LARGEST_POSITION, LARGEST_POSITION, since, 10_000
+    )
+    assert {"events_room_topological_idx", "events_room_stream_idx"} <= plan.indexes
+    assert plan.event_rows <= 3 * 500 + 10
+
+
+async def test_sync(filled: Filled) -> None:
+    for since in (None, filled.last_stream - 1000):
+        plan = await plan_of(filled.store, rooms.SQL_ROOMS, LOCAL, since, filled.last_stream, False, None, None, None, 10)
+        assert "events_room_stream_idx" in plan.indexes
+        assert plan.event_rows <= 2 * 2 * 11 + 20
+        assert is_inlined(plan)
+
+
+async def test_states_of_sync(filled: Filled) -> None:
+    end = filled.last_stream
+    plan = await plan_of(filled.store, state.SQL_STATE, [1, 11], [True, False], [None, None], [0, 1], [end, end], [end, end])
+    assert plan.event_rows <= 20
+    plan = await plan_of(filled.store, stripped.SQL_STRIPPED, [1, 11], [1, 2])
+    assert plan.event_rows <= 30
+
+
+async def test_context_and_nearest(filled: Filled) -> None:
+    plan = await plan_of(filled.store, context.SQL_CONTEXT, filled.last_event_id, LOCAL, 50, 50)
+    assert "events_room_topological_idx" in plan.indexes
+    assert plan.event_rows <= 2 * 101 + 10
+    assert is_inlined(plan)
+    plan = await plan_of(filled.store, context.SQL_STATE_AT, filled.last_event_id)
+    assert plan.event_rows <= 20
+    assert is_inlined(plan)
+    for sql in (near.SQL_AT_OR_AFTER, near.SQL_AT_OR_BEFORE):
+        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, 1_700_000_000_000)
+        assert "events_room_time_idx" in plan.indexes
+        assert plan.event_rows <= 10
+        assert is_inlined(plan)
+
+
+async def test_visibility(filled: Filled) -> None:
+    for sql, name in ((visible.SQL_VISIBLE_TO_USER, LOCAL), (visible.SQL_VISIBLE_TO_SERVER, "s2.test")):
+        plan = await plan_of(filled.store, sql, name, [filled.last_event_id])
+        assert "events_event_id_key" in plan.indexes
+        assert plan.event_rows <= 1
+        assert is_inlined(plan)
+
+
+async def test_walks_over_the_graph(filled: Filled) -> None:
+    plan = await plan_of(filled.store, federation.SQL_BACKFILL, filled.room_id, [filled.last_event_id], 100, "s2.test", 20_000)
+    assert {"events_event_id_key", "events_pkey"} <= plan.indexes
+    assert plan.event_rows <= 4 * 100 + 10
+    assert is_inlined(plan)
+    plan = await plan_of(filled.store, federation.SQL_MISSING, filled.room_id, [], [filled.last_event_id], 20, 0, "s2.test", 20_000)
+    assert {"events_event_id_key", "events_pkey"} <= plan.indexes
+    assert plan.event_rows <= 5 * 20 + 10
+    assert is_inlined(plan)
+
+
+async def test_state_ids(filled: Filled) -> None:
+    plan = await plan_of(filled.store, authorisation.SQL_STATE_IDS, filled.last_event_id)
+    assert plan.event_rows <= 10
+    assert is_inlined(plan)
+
+
+async def test_the_comparison_sees_a_scan(filled: Filled) -> None:
+    with pytest.raises(AssertionError):
+        await plan_of(filled.store, "SELECT count(*) FROM events WHERE depth = 0")
+    slow = await plan_of(filled.store, "SELECT s.* FROM rooms r CROSS JOIN LATERAL sight_of(r.room_nid + random()::int, 1) AS s")
+    assert not is_inlined(slow)
