@@ -52,12 +52,25 @@ def sync(oracle: Oracle, user_id: str, since: int | None, *, limit: int = 10) ->
             answer.knock.add(room_id)
         elif since is not None:
             upto = now.arrival if now is not None and now.arrival > since else answer.next_batch
-            answer.leave[room_id] = _room(oracle, room_id, user_id, since, upto, limit)
+            told = _room(oracle, room_id, user_id, since, upto, limit)
+            answer.leave[room_id] = told if _was_in(oracle, room_id, user_id, since) else _only(told, ("m.room.member", user_id))
     return answer
 
 
+def _was_in(oracle: Oracle, room_id: RoomId, user_id: str, since: int) -> bool:
+    """At `since` or at any time after it."""
+    later = [state for arrival, room, state in oracle.current_states if room == room_id and arrival > since]
+    return any(oracle.membership_in(state, user_id) == "join" for state in (oracle.current_state_at(room_id, since), *later))
+
+
+def _only(told: RoomAnswer, key: tuple[str, str]) -> RoomAnswer:
+    """Who was invited and declined, or was refused, never was in the room: its state is none of their business."""
+    state, state_after = ({one: event_id for one, event_id in state.items() if one == key} for state in (told.state, told.state_after))
+    return RoomAnswer(told.timeline, told.limited, state, state_after, told.removed & {key})
+
+
 def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str, at: int) -> Held | None:
-    """In the current state then; of a room that the server is not in, the last that was fetched or received (an invite, its end)."""
+    """In the current state then; of a room that the server is not in, the last outlier that tells of an invite or knock, or its end."""
     state = oracle.current_state_at(room_id, at)
     if state:
         event_id = state.get(("m.room.member", user_id))
@@ -66,6 +79,7 @@ def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str, at: int) -> 
         held
         for held in oracle.held.values()
         if held.event.room_id == room_id and held.event.is_state and held.event.key == ("m.room.member", user_id) and not held.rejected
+        if held.outlier and held.event.content.get("membership") != "join"  # nobody is in a room of which there is history only
     ]
     return next((held for held in reversed(own) if held.arrival <= at), None)
 
