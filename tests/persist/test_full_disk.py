@@ -1,0 +1,68 @@
+"""A disk that fills up: a clear error, nothing half stored, and the same append again once there is room."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+import storage
+from storage.testing import RoomBuilder
+from tests.persist.tables import row_counts
+from tests.postgres import with_database
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A file system of 24 MB, where the server's user can reach it. Only root may make one."""
+    place = Path(tempfile.mkdtemp(prefix="storage-small-disk-"))
+    place.chmod(0o755)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24M,mode=755", "tmpfs", str(place)], check=False, capture_output=True)
+    if made.returncode != 0:
+        place.rmdir()
+        pytest.skip(f"a small file system cannot be mounted here: {made.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    place.rmdir()
+
+
+@pytest.fixture
+async def small_dsn(server_dsn: str, template_name: str, small_disk: Path, worker_id: str) -> AsyncIterator[str]:
+    """A migrated database on the small disk."""
+    name = f"storage_small_{worker_id}_{os.getpid()}"
+    connection = await asyncpg.connect(server_dsn)
+    server = Path(f"/proc/{await connection.fetchval('SELECT pg_backend_pid()')}")
+    inside = small_disk / "tables"
+    inside.mkdir(mode=0o700)
+    os.chown(inside, server.stat().st_uid, -1)
+    try:
+        await connection.execute(f"CREATE TABLESPACE {name} LOCATION '{inside}'")
+        await connection.execute(
+            f"CREATE DATABASE {name} TEMPLATE {template_name} ENCODING 'UTF8' LOCALE 'C' TABLESPACE {name} STRATEGY wal_log"
+        )
+        yield with_database(server_dsn, name)
+    finally:
+        await connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        await connection.execute(f"DROP TABLESPACE IF EXISTS {name}")
+        await connection.close()
+
+
+async def test_a_full_disk_loses_nothing(small_dsn: str, small_disk: Path) -> None:
+    room = RoomBuilder("11", seed=1, sign=False)
+    room.start(room.user(1))
+    for _ in range(800):
+        room.message(room.user(1), "x" * 50_000)
+    async with storage.open(small_dsn, server_name="s1.test") as store:
+        stored = 0
+        with pytest.raises(storage.DatabaseFull):
+            for at in range(0, len(room.pdus), 20):
+                stored += len(await store.append(room.pdus[at : at + 20]))
+        assert 0 < stored < len(room.pdus)
+        assert (await row_counts(store.database))["events"] == stored
+        subprocess.run(["mount", "-o", "remount,size=300M", str(small_disk)], check=True)
+        results = await store.append(room.pdus)
+        assert [result.outcome for result in results] == ["duplicate"] * stored + ["stored"] * (len(room.pdus) - stored)
+        assert await store.current_state(room.room_id) == dict(room.state)
