@@ -4,7 +4,7 @@ import pytest
 
 from storage import Page, Store
 from storage.errors import InputError, InvalidIdentifier, InvalidToken, UnknownEvent, UnknownRoom
-from storage.ids import RoomId
+from storage.ids import EventId, RoomId
 from storage.queries.messages import Direction
 from storage.testing import RoomBuilder
 from tests.queries.conftest import Statements
@@ -104,7 +104,7 @@ async def test_events_that_arrive_later_do_not_shift_a_page(store: Store) -> Non
     assert messages_in((await store.messages(room.room_id, LOCAL, from_=first.end, limit=2)).chunk) == ["1", "0"]
 
 
-async def with_gap(store: Store) -> tuple[RoomBuilder, list[str]]:
+async def with_gap(store: Store) -> tuple[RoomBuilder, list[EventId]]:
     """A room of which messages 1 and 2 of 0 to 4 are missing; their ids."""
     room = new_room(members=[LOCAL])
     said = [room.message(ADMIN, str(number)) for number in range(5)]
@@ -209,7 +209,7 @@ async def test_context_of_what_one_may_not_see_is_unknown(store: Store) -> None:
     room = new_room()
     hidden = room.message(ADMIN, "hidden")
     await deliver(store, room)
-    for event_id in (hidden.event_id, "$none"):
+    for event_id in (hidden.event_id, EventId("$none")):
         with pytest.raises(UnknownEvent):
             await store.context(event_id, LOCAL)
     assert (await store.context(hidden.event_id, ADMIN, limit=0)).events_before == []

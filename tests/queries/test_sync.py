@@ -89,7 +89,8 @@ async def test_paging_back_from_a_limited_timeline_meets_everything_else_once(st
     timeline = (await store.sync(LOCAL, timeline_limit=2)).join[room.room_id].timeline
     assert messages_in(timeline.events) == ["late 1", "late 2"]
     assert await append(store, *history, origin="backfill") == ["stored"]
-    found, end = [], timeline.prev_batch
+    found: list[storage.StoredEvent] = []
+    end: str | None = timeline.prev_batch
     while end is not None:
         page = await store.messages(room.room_id, LOCAL, from_=end, limit=2)
         found += page.chunk

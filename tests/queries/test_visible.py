@@ -1,5 +1,7 @@
 """Who may see what, asked of the store: the rules, leaving and rejoining, flags, servers, and bad questions."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from storage import Store
@@ -9,7 +11,7 @@ from tests.queries.conftest import Statements
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, new_room
 
 
-async def seen(store: Store, user: str, named: dict[str, str]) -> set[str]:
+async def seen(store: Store, user: str, named: Mapping[str, str]) -> set[str]:
     """The names of those events that a user sees."""
     found = await store.visible_to_user(user, named.values())
     return {name for name, event_id in named.items() if event_id in found}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import InvalidToken
-from storage.streams import PaginationToken, SyncToken, VectorPosition
+from storage.streams import PaginationToken, RoomsToken, SyncToken, VectorPosition
 from storage.streams.tokens import LARGEST_TOKEN, deployment_mark
 
 HERE = "deployment-one"
@@ -16,13 +16,14 @@ names = st.text(min_size=1, max_size=6)
 stream_ids = st.integers(0, 2**63 - 1)
 vectors = st.builds(VectorPosition.of, stream_ids, st.dictionaries(names, stream_ids, max_size=3))
 sync_tokens = st.builds(SyncToken.of, st.dictionaries(names, vectors, max_size=3))
-pagination_tokens = st.builds(PaginationToken, stream_ids, stream_ids)
+pagination_tokens = st.builds(PaginationToken, stream_ids, stream_ids) | st.builds(PaginationToken, stream_ids, stream_ids, stream_ids)
+rooms_tokens = st.builds(RoomsToken, sync_tokens, stream_ids, stream_ids)
 small_vectors = st.builds(VectorPosition.of, st.integers(0, 3), st.dictionaries(st.sampled_from("ab"), st.integers(0, 5)))
 small_tokens = st.builds(SyncToken.of, st.dictionaries(st.sampled_from(["events", "receipts"]), small_vectors))
 
 
 def readable(text: str) -> bool:
-    for kind in (SyncToken, PaginationToken):
+    for kind in (SyncToken, PaginationToken, RoomsToken):
         try:
             kind.parse(text, HERE)
         except InvalidToken:
@@ -31,10 +32,11 @@ def readable(text: str) -> bool:
     return False
 
 
-@given(sync_tokens, pagination_tokens)
-def test_round_trip(sync: SyncToken, pagination: PaginationToken) -> None:
+@given(sync_tokens, pagination_tokens, rooms_tokens)
+def test_round_trip(sync: SyncToken, pagination: PaginationToken, rooms: RoomsToken) -> None:
     assert SyncToken.parse(sync.print(HERE), HERE) == sync
     assert PaginationToken.parse(pagination.print(HERE), HERE) == pagination
+    assert RoomsToken.parse(rooms.print(HERE), HERE) == rooms
 
 
 @given(sync_tokens)
@@ -42,16 +44,16 @@ def test_a_token_needs_no_quoting_in_a_url(token: SyncToken) -> None:
     assert quote(token.print(HERE), safe="") == token.print(HERE)
 
 
-@given(st.one_of(sync_tokens, pagination_tokens), st.data())
-def test_any_damaged_character_is_refused(token: SyncToken | PaginationToken, data: st.DataObject) -> None:
+@given(st.one_of(sync_tokens, pagination_tokens, rooms_tokens), st.data())
+def test_any_damaged_character_is_refused(token: SyncToken | PaginationToken | RoomsToken, data: st.DataObject) -> None:
     text = token.print(HERE)
     place = data.draw(st.integers(0, len(text) - 1))
     for other in (string.printable + "\x00\xe9\u0663\ud800").replace(text[place], ""):
         assert not readable(text[:place] + other + text[place + 1 :])
 
 
-@given(st.one_of(sync_tokens, pagination_tokens), st.data())
-def test_lost_doubled_and_swapped_characters_are_refused(token: SyncToken | PaginationToken, data: st.DataObject) -> None:
+@given(st.one_of(sync_tokens, pagination_tokens, rooms_tokens), st.data())
+def test_lost_doubled_and_swapped_characters_are_refused(token: SyncToken | PaginationToken | RoomsToken, data: st.DataObject) -> None:
     text = token.print(HERE)
     place = data.draw(st.integers(0, len(text) - 2))
     assert not readable(text[:place] + text[place + 1 :])
@@ -102,7 +104,7 @@ def test_a_future_token_is_bounded_by_the_current_positions(token: SyncToken, cu
 
 @given(pagination_tokens, pagination_tokens)
 def test_pagination_tokens_are_in_topological_order_then_stream_order(one: PaginationToken, other: PaginationToken) -> None:
-    assert (one < other) == ((one.topological, one.stream) < (other.topological, other.stream))
+    assert (one < other) == ((one.topological, one.stream, one.live) < (other.topological, other.stream, other.live))
     assert (one <= other) == (one < other or one == other)
 
 
@@ -112,6 +114,9 @@ def test_the_printed_forms_stay_as_they_are() -> None:
     mark = deployment_mark(HERE)
     assert token.print(HERE) == f"s1~{mark}~account__data.7~events.53.main-60.w_2D_2-71~889d2b9c"
     assert PaginationToken(120, 4711).print(HERE) == f"p1~{mark}~120.4711~e386f3d4"
+    assert PaginationToken(120, 4711, 900).print(HERE) == f"p1~{mark}~120.4711.900~f9e2b019"
+    upto = SyncToken.of({"events": VectorPosition(53, (("main", 60),))})
+    assert RoomsToken(upto, 4711, 7).print(HERE) == f"r1~{mark}~4711.7~events.53.main-60~06b278b4"
     assert SyncToken().print(HERE).startswith(f"s1~{mark}~~")
 
 
