@@ -15,16 +15,16 @@ from storage.config import Config
 from storage.database.connection import Database, Observer
 from storage.database.embedded import embedded_postgres
 from storage.database.migrate import check_schema, migrate
-from storage.ids import EventId, RoomId, UserId
+from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.persist import AppendResult, Origin, Writer
 from storage.persist.append import append
 from storage.persist.intake import Pdu, VerifyKeys
-from storage.queries import auth_chain, authorisation, checks, context, events, federation, messages, near, state, visible
+from storage.queries import auth_chain, authorisation, checks, context, events, federation, messages, near, state, state_at, visible
 from storage.queries.authorisation import StateIds
 from storage.queries.context import Context
 from storage.queries.events import StoredEvent
 from storage.queries.messages import Direction, Page
-from storage.queries.state import StateMap
+from storage.queries.state_at import StateMap
 from storage.queries.sync import Asked, Commits, Sync, sync, until_news
 from storage.streams import startup
 from storage.streams.account_data import AccountData
@@ -102,15 +102,34 @@ class Store:
         async with self.database.connection() as conn:
             return await events.events(conn, event_ids, redacted=redact)
 
-    async def state_before(self, event_id: EventId, *, types: Iterable[str] | None = None) -> StateMap:
-        """The state before an event. `UnknownEvent`, `StateUnknown` for an outlier."""
-        async with self.database.connection() as conn:
-            return (await state.states_at(conn, [event_id], after=False, types=types))[event_id]
+    async def state_before(
+        self, event_id: EventId, *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
+    ) -> StateMap:
+        """The state before an event. `UnknownEvent`, `StateUnknown` for an outlier. Filters as in `states_before`."""
+        return (await self.states_before([event_id], types=types, keys=keys))[event_id]
 
-    async def state_after(self, event_id: EventId, *, types: Iterable[str] | None = None) -> StateMap:
+    async def state_after(
+        self, event_id: EventId, *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
+    ) -> StateMap:
         """The state after an event; that before it unless it is an accepted state event."""
+        return (await self.states_after([event_id], types=types, keys=keys))[event_id]
+
+    async def states_before(
+        self, event_ids: Iterable[EventId], *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
+    ) -> dict[EventId, StateMap]:
+        """The states before many events at once: whole, or of some types, or under some (type, state key), never both filters.
+
+        `UnknownEvent`, `StateUnknown` for an outlier, `InputError`.
+        """
         async with self.database.connection() as conn:
-            return (await state.states_at(conn, [event_id], after=True, types=types))[event_id]
+            return await state_at.states_at(conn, event_ids, after=False, types=types, keys=keys)
+
+    async def states_after(
+        self, event_ids: Iterable[EventId], *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
+    ) -> dict[EventId, StateMap]:
+        """The states after many events at once; see `states_before`."""
+        async with self.database.connection() as conn:
+            return await state_at.states_at(conn, event_ids, after=True, types=types, keys=keys)
 
     async def current_state(self, room_id: RoomId, *, types: Iterable[str] | None = None) -> StateMap:
         """The current state of a room. `UnknownRoom`."""
