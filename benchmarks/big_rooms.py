@@ -1,0 +1,244 @@
+"""Rooms too large to be appended for every run, by numbers.
+
+Their state groups and chain cover are made by the engine's own pure functions (storage.state.groups, storage.graph.chains) and brought
+in by COPY, with events that hold no content.
+
+`History` says what happens in a room, in terms of users; `Sheet` carries it out by numbers, `appended` by signed events through
+``store.append``. Both write the same rows of `state_groups`, which benchmarks/state.py checks.
+"""
+
+import random
+from base64 import urlsafe_b64encode
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from immutables import Map
+
+from storage import Store
+from storage.database.connection import Connection
+from storage.graph.chains import Chain, Entry, Parent, Place, enter, extended
+from storage.state.groups import REMOVED, Group, changed_keys, derive, root_group
+from storage.testing import RoomBuilder
+
+FIRST_USER_KEY: Final = 1000
+FIRST_EVENT: Final = 1000
+ROOM_NID: Final = 1
+TYPE_MEMBER: Final = 2
+BASE_KEYS: Final = (1, FIRST_USER_KEY, 3, 4, 5)  # create, the admin's join, power levels, join rules, history visibility
+FILLER: Final = b'{"content":{},"filler":"' + b"x" * 400 + b'"}'
+SIDES: Final = 3  # most changes on each side of a fork
+
+EVENT_COLUMNS: Final = """
+    event_nid stream_ordering topological_ordering depth origin_server_ts received_ts state_group_before state_group_after audience
+    redacted_by room_nid sender_nid type_nid state_key_nid encoding membership outlier backfilled soft_failed redacted_form event_id
+    rejected prev_events auth_events json
+"""
+GROUP_COLUMNS: Final = """
+    state_group digest audience room_nid entry_count path runs key_nids event_nids member_key_nids member_event_nids
+"""
+
+
+class Happening(NamedTuple):
+    """What happens next: changes of users on the main line, and on a branch that forks before and is merged afterwards."""
+
+    main: Sequence[int]
+    branch: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Users join one after the other, then so many changes follow; a share of the happenings are forks."""
+
+    members: int
+    changes: int
+    forks: float = 0.02
+    longest: int = SIDES
+    """Most changes on each side of a fork."""
+    newcomers: bool = False
+    """Changes are joins and leaves of users who were never there before, as in a wave of spam."""
+    seed: int = 1
+
+    def __iter__(self) -> Iterator[Happening]:
+        rng = random.Random(self.seed)
+        for user in range(1, self.members):
+            yield Happening([user])
+        left, new = self.changes, self.members
+        while left > 0:
+            if self.newcomers:
+                yield Happening([new, new])
+                left, new = left - 2, new + 1
+            elif rng.random() < self.forks:
+                sides = [rng.randint(1, self.longest) for _ in range(2)]
+                users = rng.sample(range(1, self.members), sum(sides))
+                yield Happening(users[: sides[0]], users[sides[0] :])
+                left -= sum(sides)
+            else:
+                yield Happening([rng.randrange(1, self.members)])
+                left -= 1
+
+
+class GroupRow(NamedTuple):
+    """A written group: what it stores itself, and what reading it folds."""
+
+    state_group: int
+    digest: int
+    size: int
+    path: tuple[int, ...]
+    runs: tuple[int, ...]
+    delta: dict[int, int]
+    folded: int
+
+
+class EventRow(NamedTuple):
+    """A state event by numbers."""
+
+    nid: int
+    key: int
+    before: int
+    after: int
+    prev: tuple[int, ...]
+    auth: tuple[int, ...]
+    event_id: str
+
+
+@dataclass(slots=True)
+class Sheet:
+    """A room by numbers, as `storage.persist` would write it."""
+
+    groups: list[GroupRow] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
+    places: dict[int, Entry] = field(default_factory=dict)
+    recent: deque[Group] = field(default_factory=lambda: deque(maxlen=64))
+    _chains: dict[int, Chain] = field(default_factory=dict)
+    _by_key: dict[int, int] = field(default_factory=dict)
+    _rng: random.Random = field(default_factory=lambda: random.Random(1))
+
+    @classmethod
+    def of(cls, history: History, *, chains: bool = False, keep_events: bool = True) -> "Sheet":
+        """The whole history carried out."""
+        sheet = cls()
+        main = sheet._write(root_group(1, ROOM_NID, Map(), 0))
+        tip: tuple[int, ...] = ()
+        for key in BASE_KEYS:
+            main, tip = sheet._send(main, key, tip, chains=chains, keep=keep_events)
+        for happening in history:
+            fork, fork_tip = main, tip
+            for user in happening.main:
+                main, tip = sheet._send(main, FIRST_USER_KEY + user, tip, chains=chains, keep=keep_events)
+            side, side_tip, current = fork, fork_tip, main
+            for user in happening.branch:
+                side, side_tip = sheet._send(side, FIRST_USER_KEY + user, side_tip, chains=chains, keep=keep_events)
+                current = sheet._merged(main, side)
+            main, tip = current, (*tip, *side_tip) if happening.branch else tip
+        return sheet
+
+    def _send(self, before: Group, key: int, prev: tuple[int, ...], *, chains: bool, keep: bool) -> tuple[Group, tuple[int, ...]]:
+        nid = FIRST_EVENT + len(self.events)
+        after = self._write(derive(before, {key: nid}, self._next_group(), 0))
+        wanted = {} if key == BASE_KEYS[0] else dict.fromkeys((1, 3, 4, FIRST_USER_KEY, key) if key < FIRST_USER_KEY else (1, 3, 4, key))
+        auth = tuple(before.entries[one] for one in wanted if one in before.entries and one != 5)
+        event_id = "$" + urlsafe_b64encode(self._rng.randbytes(32)).decode()[:43] if keep else ""
+        self.events.append(EventRow(nid, key, before.state_group, after.state_group, prev, auth, event_id))
+        if chains:
+            self._cover(nid, key, auth)
+        return after, (nid,)
+
+    def _merged(self, one: Group, other: Group) -> Group:
+        """The newer value of each key that differs, written as the smallest change (`storage.persist.merge`)."""
+        keys = changed_keys(one, other)
+        newest = {key: max(one.entries.get(key, REMOVED), other.entries.get(key, REMOVED)) for key in keys}
+        changes = [(base, {key: nid for key, nid in newest.items() if base.entries.get(key) != nid}) for base in (one, other)]
+        base, change = min(changes, key=lambda pair: len(pair[1]))
+        return self._write(derive(base, change, self._next_group(), 0)) if change else base
+
+    def _next_group(self) -> int:
+        return len(self.groups) + 1
+
+    def _write(self, group: Group) -> Group:
+        delta = dict(sorted(group.steps[-1].delta.items()))
+        folded = sum(len(step.delta) for step in group.steps)
+        path = tuple(step.state_group for step in group.steps)
+        self.groups.append(GroupRow(group.state_group, group.digest, len(group.entries), path, group.runs, delta, folded))
+        self.recent.append(group)
+        return group
+
+    def _cover(self, nid: int, key: int, auth: tuple[int, ...]) -> None:
+        parents = [Parent(one, self.places[one].place, self.events[one - FIRST_EVENT].auth) for one in auth]
+        own = [parent.place for parent in parents if self.events[parent.event_nid - FIRST_EVENT].key == key]
+        predecessor: Place | None = max(own, default=None)
+        chain = None if predecessor is None else self._chains[predecessor.chain_nid]
+        entry = self.places[nid] = enter(predecessor, chain, len(self._chains) + 1, parents)
+        self._chains[entry.place.chain_nid] = extended(chain if entry.place.sequence_number > 1 else None, entry)
+
+    @property
+    def users(self) -> int:
+        """How many keys of users there are."""
+        return max(event.key for event in self.events) - FIRST_USER_KEY + 1
+
+    async def copy(self, conn: Connection, room_id: str = "!big:s1.test") -> None:
+        """Into the tables of an empty database, analysed."""
+        names = [(FIRST_USER_KEY + user, TYPE_MEMBER, user_name(user)) for user in range(self.users)]
+        await conn.copy_in("state_keys", ("state_key_nid", "type_nid", "state_key"), names)
+        room = (1, ROOM_NID, 1 << 40, self.groups[-1].state_group, len(self.events), room_id, "11", [self.events[-1].nid])
+        columns = "write_version room_nid next_audience current_state_group max_topological_ordering room_id room_version"
+        await conn.copy_in("rooms", (*columns.split(), "forward_extremities"), [room])
+        await conn.copy_in("state_groups", GROUP_COLUMNS.split(), map(_group_record, self.groups))
+        await conn.copy_in("events", EVENT_COLUMNS.split(), map(_event_record, self.events))
+        await conn.copy_in(
+            "auth_chains", ("event_nid", "chain_nid", "sequence_number"), [(nid, *entry.place) for nid, entry in self.places.items()]
+        )
+        await conn.copy_in(
+            "auth_chain_links",
+            ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"),
+            [(*entry.place, *link) for entry in self.places.values() for link in entry.links.items()],
+        )
+        for table in ("rooms", "state_keys", "state_groups", "events", "auth_chains", "auth_chain_links"):
+            await conn.execute(f"VACUUM ANALYZE {table}")
+
+
+def user_name(number: int) -> str:
+    """A user of a hundred servers, as `storage.testing` names them."""
+    return f"@user{number + 1}:s{number % 100 + 1}.test"
+
+
+def _group_record(row: GroupRow) -> tuple[Any, ...]:
+    members = {key: nid for key, nid in row.delta.items() if key >= FIRST_USER_KEY}
+    others = {key: nid for key, nid in row.delta.items() if key < FIRST_USER_KEY}
+    parts = (list(others), list(others.values()), list(members), list(members.values()))
+    return (row.state_group, row.digest, 1, ROOM_NID, row.size, list(row.path), list(row.runs), *parts)
+
+
+def _event_record(row: EventRow) -> tuple[Any, ...]:
+    number = row.nid - FIRST_EVENT + 1
+    member = row.key >= FIRST_USER_KEY
+    times = (number + 1, number, number, number, number)
+    names = (ROOM_NID, 1, TYPE_MEMBER if member else row.key, row.key, 0, 5 if member else None)
+    flags = (False, False, False, False)
+    return (row.nid, *times, row.before, row.after, 1, None, *names, *flags, row.event_id, None, list(row.prev), list(row.auth), FILLER)
+
+
+async def appended(store: Store, history: History) -> RoomBuilder:
+    """The same history as signed events, through the store."""
+    room = RoomBuilder("11", servers=[f"s{number + 1}.test" for number in range(100)], sign=False, checked=False, exact=False)
+    room.start(user_name(0))
+    sent = 0
+    for happening in history:
+        main, branch = (room, room) if not happening.branch else room.fork(2)
+        for side, users in ((main, happening.main), (branch, happening.branch)):
+            for user in users:
+                side.join(user_name(user), displayname=str(len(room.events)))
+        if happening.branch:
+            room.merge(main, branch)
+        if len(room.events) - sent >= 100:
+            await _append(store, room, sent)
+            sent = len(room.events)
+    await _append(store, room, sent)
+    return room
+
+
+async def _append(store: Store, room: RoomBuilder, sent: int) -> None:
+    results = await store.append(room.pdus[sent:])
+    if any(result.outcome != "stored" for result in results):
+        raise RuntimeError(f"not stored: {[result for result in results if result.outcome != 'stored'][:3]}")
