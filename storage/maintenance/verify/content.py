@@ -1,0 +1,98 @@
+"""The received bytes, and the columns that repeat what they say."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.database.names import TYPE_MEMBER, membership_code
+from storage.errors import InvalidEvent
+from storage.event import Event, parse
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.room import Room, event_ids
+
+SQL_CONTENTS: Final[LiteralString] = """
+SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.outlier, e.json, t.type, p.name AS sender, k.state_key,
+    k.type_nid AS key_type_nid, e.type_nid, e.depth, e.origin_server_ts, e.membership, e.prev_events, e.auth_events
+FROM events e
+LEFT JOIN event_types t USING (type_nid)
+LEFT JOIN principals p ON p.principal_nid = e.sender_nid
+LEFT JOIN state_keys k USING (state_key_nid)
+WHERE e.event_nid = ANY($1::bigint[])
+"""
+
+SQL_NIDS: Final[LiteralString] = """
+SELECT event_nid
+FROM events
+WHERE room_nid = $1::int
+ORDER BY event_nid
+"""
+
+CONTENTS: Final = 200  # events read together with their bytes
+INT8_MAX: Final = (1 << 63) - 1
+
+
+class ContentsRow(NamedTuple):
+    """An event with its bytes and the columns that come from them, numbers turned into names."""
+
+    event_nid: int
+    event_id: str
+    encoding: int
+    redacted_form: bool
+    outlier: bool
+    json: bytes
+    type: str | None
+    sender: str | None
+    state_key: str | None
+    key_type_nid: int | None
+    type_nid: int
+    depth: int
+    origin_server_ts: int
+    membership: int | None
+    prev_events: list[int]
+    auth_events: list[int]
+
+
+async def check_contents(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """The event id and the content hash follow from the bytes ("bytes"); the columns say what the JSON says ("columns")."""
+    nids: list[int] = await conn.fetchvals(SQL_NIDS, room.nid)
+    for start in range(0, len(nids), CONTENTS):
+        rows = await conn.fetch(SQL_CONTENTS, nids[start : start + CONTENTS], row=ContentsRow)
+        ids = await event_ids(conn, (nid for row in rows for nid in (*row.prev_events, *row.auth_events)))
+        for row in rows:
+            try:
+                event = parse(row.json, room.row.room_version)
+            except InvalidEvent as error:
+                yield room.finding("bytes", [row.event_id], error.reason, "a valid event")
+                continue
+            for finding in (*_bytes(room, row, event), *_columns(room, row, event, ids)):
+                yield finding
+
+
+def _bytes(room: Room, row: ContentsRow, event: Event) -> Iterator[Finding]:
+    if event.event_id != row.event_id:
+        yield room.finding("bytes", [row.event_id], "another event id", f"bytes of {event.event_id}")
+    if event.content_hash_valid == row.redacted_form:
+        yield room.finding("bytes", [row.event_id], f"redacted_form {row.redacted_form}", not event.content_hash_valid)
+
+
+def _columns(room: Room, row: ContentsRow, event: Event, ids: Mapping[int, str]) -> Iterator[Finding]:
+    key_type = None if event.state_key is None else row.type_nid
+    is_member = row.type_nid == TYPE_MEMBER and event.state_key is not None
+    expected = {
+        "room_id": (room.row.room_id, event.room_id),
+        "type": (row.type, event.type),
+        "sender": (row.sender, event.sender),
+        "state_key": ((row.state_key, row.key_type_nid), (event.state_key, key_type)),
+        "depth": (row.depth, _int8(event.depth)),
+        "origin_server_ts": (row.origin_server_ts, _int8(event.origin_server_ts)),
+        "membership": (row.membership, membership_code(event.content.get("membership")) if is_member else None),
+        "prev_events": ([ids[nid] for nid in row.prev_events], [] if row.outlier else list(dict.fromkeys(event.prev_event_ids))),
+        "auth_events": ([ids[nid] for nid in row.auth_events], list(dict.fromkeys(event.auth_event_ids))),
+    }
+    for column, (found, wanted) in expected.items():
+        if found != wanted:
+            yield room.finding("columns", [row.event_id], f"{column} {found}", wanted)
+
+
+def _int8(number: int) -> int:
+    return max(-INT8_MAX - 1, min(number, INT8_MAX))

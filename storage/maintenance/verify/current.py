@@ -1,0 +1,113 @@
+"""The tables that repeat the current state: by key, and by local user."""
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.database.names import JOIN
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.room import Room, event_ids
+
+SQL_CURRENT: Final[LiteralString] = """
+SELECT state_key_nid, event_nid, membership
+FROM current_state
+WHERE room_nid = $1::int
+"""
+
+SQL_STATE_EVENTS: Final[LiteralString] = """
+SELECT e.event_nid, e.membership, e.state_key_nid, k.state_key, e.type_nid = 2 AS is_member
+FROM events e
+JOIN state_keys k USING (state_key_nid)
+WHERE e.event_nid = ANY($1::bigint[])
+"""
+
+SQL_MEMBERSHIPS: Final[LiteralString] = """
+SELECT p.name AS user_id, m.event_nid, m.membership
+FROM memberships m
+JOIN principals p USING (principal_nid)
+WHERE m.room_nid = $1::int
+"""
+
+
+class CurrentRow(NamedTuple):
+    """An entry of the current state."""
+
+    state_key_nid: int
+    event_nid: int
+    membership: int | None
+
+
+class StateEventRow(NamedTuple):
+    """A state event."""
+
+    event_nid: int
+    membership: int | None
+    state_key_nid: int
+    state_key: str
+    is_member: bool
+
+
+class MembershipRow(NamedTuple):
+    """A local user's membership."""
+
+    user_id: str
+    event_nid: int
+    membership: int
+
+
+async def check_current_state(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """The entries are those of the room's current state group ("current_state")."""
+    entries = await current_entries(conn, room)
+    found = {row.state_key_nid: row for row in await conn.fetch(SQL_CURRENT, room.nid, row=CurrentRow)}
+    events = await _state_events(conn, entries.values())
+    for key in sorted(entries.keys() | found.keys()):
+        row, nid = found.get(key), entries.get(key)
+        membership = None if nid is None or nid not in events else events[nid].membership
+        if (None if row is None else (row.event_nid, row.membership)) != (None if nid is None else (nid, membership)):
+            ids = await event_ids(conn, [one for one in (nid, row and row.event_nid) if one is not None])
+            told = "nothing" if row is None else f"{ids[row.event_nid]} with membership {row.membership}"
+            wanted = "nothing" if nid is None else f"{ids[nid]} with membership {membership}"
+            yield room.finding("current_state", [f"state key {key}"], told, wanted)
+
+
+async def check_memberships(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """Local users are what the current state says, or an event that came out of band ("memberships").
+
+    Such an event (an invite or knock over federation, or its end) may contradict the current state, which this server
+    may not have followed; it need only be the user's own, and no join.
+    """
+    entries = await current_entries(conn, room)
+    state = {event.state_key: event for event in (await _state_events(conn, entries.values())).values() if event.is_member}
+    local = {user: event for user, event in state.items() if user.endswith(f":{room.server_name}")}
+    rows = {row.user_id: row for row in await conn.fetch(SQL_MEMBERSHIPS, room.nid, row=MembershipRow)}
+    events = await _state_events(conn, (row.event_nid for row in rows.values()))
+    for user in sorted(local.keys() | rows.keys()):
+        row, event = rows.get(user), local.get(user)
+        wanted = (0, 0) if event is None else (event.event_nid, event.membership or 0)
+        if row is None:
+            if event is not None:
+                yield room.finding("memberships", [user], "nothing", _told(wanted))
+        elif (row.event_nid, row.membership) != wanted and not _out_of_band(row, events.get(row.event_nid)):
+            yield room.finding("memberships", [user], _told((row.event_nid, row.membership)), _told(wanted))
+
+
+async def current_entries(conn: Connection, room: Room) -> dict[int, int]:
+    """The current state by its group; empty where there is none, or none that can be read."""
+    number = room.row.current_state_group
+    groups = await room.states.load(conn, [] if number is None else [number])
+    return {key: nid for group in groups.values() for key, nid in group.entries.items()}
+
+
+async def _state_events(conn: Connection, nids: Iterable[int]) -> dict[int, StateEventRow]:
+    return {row.event_nid: row for row in await conn.fetch(SQL_STATE_EVENTS, list(nids), row=StateEventRow)}
+
+
+def _out_of_band(row: MembershipRow, event: StateEventRow | None) -> bool:
+    """Whether a row may have come with an outlier."""
+    if event is None or not event.is_member or event.state_key != row.user_id:
+        return False
+    return event.membership == row.membership and row.membership != JOIN
+
+
+def _told(membership: tuple[int, int]) -> str:
+    return f"membership {membership[1]} by event nid {membership[0]}"

@@ -1,0 +1,42 @@
+"""What a check reports: one difference between what the tables say and what follows from the received bytes and the flags."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from storage.ids import RoomId
+
+REPAIRABLE: Final = frozenset(
+    {
+        "missing_events",
+        "forward_extremities",
+        "current_state_group",
+        "current_state",
+        "memberships",
+        "auth_chains",
+        "waiting_redactions",
+        "audiences",
+        "visibility",
+        "visibility_counts",
+        "rooms",
+    }
+)
+"""The checks whose findings `storage.maintenance.repair` mends: what they look at is derived from the events and their states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One difference. ``subject`` are the ids it is about; ``found`` is what the table has, ``expected`` what it should have."""
+
+    check: str
+    room_id: RoomId | None
+    subject: tuple[str, ...]
+    found: str
+    expected: str
+
+    @property
+    def repairable(self) -> bool:
+        """Whether a repair of the room mends it."""
+        return self.check in REPAIRABLE
+
+    def __str__(self) -> str:
+        return f"{self.check} of {', '.join(self.subject)} in {self.room_id}: found {self.found}, expected {self.expected}"

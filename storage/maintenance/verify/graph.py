@@ -1,0 +1,160 @@
+"""The graph of parents: topological order, gaps, ends."""
+
+from collections.abc import AsyncIterator
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.room import Room, event_ids
+
+SQL_OUT_OF_ORDER: Final[LiteralString] = """
+SELECT c.event_id AS child_id, c.topological_ordering AS child, p.event_id AS parent_id, p.topological_ordering AS parent
+FROM events c
+CROSS JOIN unnest(c.prev_events) AS n (event_nid)
+JOIN events p ON p.event_nid = n.event_nid
+WHERE c.room_nid = $1::int AND NOT c.outlier AND NOT p.outlier AND p.topological_ordering >= c.topological_ordering
+"""
+
+SQL_ROOM_MAXIMA: Final[LiteralString] = """
+SELECT COALESCE(max(topological_ordering), 0) AS topological_ordering,
+    max(stream_ordering) FILTER (WHERE NOT backfilled) AS stream_ordering
+FROM events
+WHERE room_nid = $1::int AND NOT outlier
+"""
+
+SQL_GAPS: Final[LiteralString] = """
+WITH RECURSIVE
+named AS (  -- what an accepted live event names, also behind events that can be no extremity
+    SELECT n.event_nid
+    FROM events e
+    CROSS JOIN unnest(e.prev_events) AS n (event_nid)
+    WHERE e.room_nid = $1::int AND NOT e.outlier AND e.rejected IS NULL AND NOT e.soft_failed AND NOT e.backfilled
+    UNION
+    SELECT n.event_nid
+    FROM named
+    JOIN events e USING (event_nid)
+    CROSS JOIN unnest(e.prev_events) AS n (event_nid)
+    WHERE NOT e.outlier AND (e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled)
+),
+gap AS (  -- as they should be
+    SELECT n.event_nid,
+        array_agg(DISTINCT c.event_nid ORDER BY c.event_nid) AS child_nids,
+        n.event_nid IN (SELECT event_nid FROM named) AS covered
+    FROM events c
+    CROSS JOIN unnest(c.prev_events) AS n (event_nid)
+    LEFT JOIN events p ON p.event_nid = n.event_nid
+    WHERE c.room_nid = $1::int AND NOT c.outlier AND p.outlier IS NOT FALSE
+    GROUP BY n.event_nid
+),
+found AS (
+    SELECT m.event_nid, m.event_id, m.covered, m.child_nids
+    FROM missing_events m
+    WHERE m.room_nid = $1::int
+)
+SELECT event_nid, COALESCE(f.event_id, e.event_id) AS event_id, f.child_nids AS found_nids, g.child_nids AS expected_nids,
+    f.covered AS found_covered, g.covered AS expected_covered, f.event_id = e.event_id AS same_id
+FROM gap g
+FULL JOIN found f USING (event_nid)
+LEFT JOIN events e USING (event_nid)
+WHERE f.event_nid IS NULL
+    OR g.event_nid IS NULL
+    OR NOT (f.child_nids @> g.child_nids AND g.child_nids @> f.child_nids)
+    OR f.covered <> g.covered
+    OR f.event_id <> e.event_id
+"""
+
+SQL_ENDS: Final[LiteralString] = """
+WITH RECURSIVE
+live AS (
+    SELECT event_nid, prev_events
+    FROM events
+    WHERE room_nid = $1::int AND NOT outlier AND rejected IS NULL AND NOT soft_failed AND NOT backfilled
+),
+named AS (
+    SELECT n.event_nid
+    FROM live
+    CROSS JOIN unnest(live.prev_events) AS n (event_nid)
+    UNION
+    SELECT n.event_nid
+    FROM named
+    JOIN events e USING (event_nid)
+    CROSS JOIN unnest(e.prev_events) AS n (event_nid)
+    WHERE NOT e.outlier AND (e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled)
+)
+SELECT event_nid
+FROM live
+WHERE event_nid NOT IN (SELECT event_nid FROM named)
+"""
+
+
+class OutOfOrderRow(NamedTuple):
+    """An edge that does not go up."""
+
+    child_id: str
+    child: int
+    parent_id: str
+    parent: int
+
+
+class MaximaRow(NamedTuple):
+    """The largest orderings of a room."""
+
+    topological_ordering: int
+    stream_ordering: int | None
+
+
+class GapRow(NamedTuple):
+    """A gap that differs: as the table has it and as it should be, either of them None."""
+
+    event_nid: int
+    event_id: str | None
+    found_nids: list[int] | None
+    expected_nids: list[int] | None
+    found_covered: bool | None
+    expected_covered: bool | None
+    same_id: bool | None
+
+
+async def check_order(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """A child sorts after each of its held parents ("topological_ordering"); the room knows its latest orderings ("rooms")."""
+    for row in await conn.fetch(SQL_OUT_OF_ORDER, room.nid, row=OutOfOrderRow):
+        yield room.finding("topological_ordering", [row.child_id, row.parent_id], row.child, f"more than the parent's {row.parent}")
+    maxima = await conn.fetchrow(SQL_ROOM_MAXIMA, room.nid, row=MaximaRow)
+    if maxima is not None and room.row.max_topological_ordering < maxima.topological_ordering:
+        found = f"max_topological_ordering {room.row.max_topological_ordering}"
+        yield room.finding("rooms", [room.row.room_id], found, f"at least {maxima.topological_ordering}")
+    if maxima is not None and room.row.last_stream_ordering != maxima.stream_ordering:
+        found = f"last_stream_ordering {room.row.last_stream_ordering}"
+        yield room.finding("rooms", [room.row.room_id], found, maxima.stream_ordering)
+
+
+async def check_gaps(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """The missing events are exactly the parents that are not in the timeline, each with its children ("missing_events")."""
+    rows = await conn.fetch(SQL_GAPS, room.nid, row=GapRow)
+    ids = await event_ids(conn, (nid for row in rows for nid in (row.event_nid, *(row.found_nids or ()), *(row.expected_nids or ()))))
+    for row in rows:
+        found = _gap(row.found_nids, ids, covered=row.found_covered)
+        expected = _gap(row.expected_nids, ids, covered=row.expected_covered)
+        if row.same_id is False:
+            expected += f", as {ids[row.event_nid]}"
+        yield room.finding("missing_events", [row.event_id or ids[row.event_nid]], found, expected)
+
+
+def _gap(child_nids: list[int] | None, ids: dict[int, str], *, covered: bool | None) -> str:
+    if child_nids is None:
+        return "no gap"
+    return f"{'covered ' if covered else ''}gap below {', '.join(sorted(ids[nid] for nid in child_nids))}"
+
+
+async def check_ends(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """The forward extremities are exactly the accepted live events that no accepted live event names ("forward_extremities").
+
+    What stands behind events that can be no extremity themselves counts as named (`storage.persist.place.ends_after`).
+    """
+    expected = set(await conn.fetchvals(SQL_ENDS, room.nid))
+    found = set(room.row.forward_extremities)
+    if found != expected:
+        ids = await event_ids(conn, found | expected)
+        told = ", ".join(sorted(ids[nid] for nid in found)) or "none"
+        wanted = ", ".join(sorted(ids[nid] for nid in expected)) or "none"
+        yield room.finding("forward_extremities", [room.row.room_id], told, wanted)

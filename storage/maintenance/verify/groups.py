@@ -1,0 +1,124 @@
+"""The rows of state groups: paths that lead somewhere, entries that are state events, sizes and digests that fit."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.room import BATCH, Room
+from storage.state.groups import Group
+
+SQL_GROUPS: Final[LiteralString] = """
+SELECT state_group
+FROM state_groups
+WHERE room_nid = $1::int
+ORDER BY path
+"""
+
+SQL_GROUP_FACTS: Final[LiteralString] = """
+SELECT g.state_group, g.digest, g.entry_count, g.path, g.runs, p.path AS ancestor_path, p.room_nid AS ancestor_room_nid
+FROM state_groups g
+LEFT JOIN state_groups p ON p.state_group = g.path[cardinality(g.path) - 1]
+WHERE g.state_group = ANY($1::bigint[])
+"""
+
+SQL_WRONG_ENTRIES: Final[LiteralString] = """
+SELECT g.state_group, x.state_key_nid, x.event_nid, x.is_member, e.event_id,
+    e.event_id IS NULL AND x.event_nid <> 0 AS is_lost,
+    COALESCE(e.room_nid <> g.room_nid OR e.state_key_nid IS DISTINCT FROM x.state_key_nid, false) AS is_other,
+    (k.type_nid = 2) IS DISTINCT FROM x.is_member AS is_misplaced,
+    x.occurrences > 1 AS is_repeated
+FROM state_groups g
+CROSS JOIN LATERAL (
+    SELECT state_key_nid, event_nid, is_member, count(*) OVER (PARTITION BY state_key_nid) AS occurrences
+    FROM (
+        SELECT state_key_nid, event_nid, false FROM unnest(g.key_nids, g.event_nids) AS o (state_key_nid, event_nid)
+        UNION ALL
+        SELECT state_key_nid, event_nid, true FROM unnest(g.member_key_nids, g.member_event_nids) AS m (state_key_nid, event_nid)
+    ) AS both_kinds (state_key_nid, event_nid, is_member)
+) AS x
+LEFT JOIN state_keys k ON k.state_key_nid = x.state_key_nid
+LEFT JOIN events e ON e.event_nid = x.event_nid
+WHERE g.state_group = ANY($1::bigint[])
+    AND (
+        (e.event_id IS NULL AND x.event_nid <> 0)
+        OR e.room_nid <> g.room_nid
+        OR (e.event_id IS NOT NULL AND e.state_key_nid IS DISTINCT FROM x.state_key_nid)
+        OR (k.type_nid = 2) IS DISTINCT FROM x.is_member
+        OR x.occurrences > 1
+    )
+"""
+
+
+class GroupFactsRow(NamedTuple):
+    """What a group says of itself, and the path of the group that its own path ends with before itself."""
+
+    state_group: int
+    digest: int
+    entry_count: int
+    path: list[int]
+    runs: list[int]
+    ancestor_path: list[int] | None
+    ancestor_room_nid: int | None
+
+
+class WrongEntryRow(NamedTuple):
+    """An entry of a group's row that cannot be, and why."""
+
+    state_group: int
+    state_key_nid: int
+    event_nid: int
+    is_member: bool
+    event_id: str | None
+    is_lost: bool
+    is_other: bool
+    is_misplaced: bool
+    is_repeated: bool
+
+
+async def check_groups(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """Every state group can be read and says the truth about itself ("state_groups")."""
+    numbers: list[int] = await conn.fetchvals(SQL_GROUPS, room.nid)
+    for start in range(0, len(numbers), BATCH):
+        batch = numbers[start : start + BATCH]
+        groups = await room.states.load(conn, batch)
+        for row in await conn.fetch(SQL_GROUP_FACTS, batch, row=GroupFactsRow):
+            for found, expected in (*_path(room, row), *_facts(row, groups.get(row.state_group))):
+                yield room.finding("state_groups", [f"state group {row.state_group}"], found, expected)
+        for entry in await conn.fetch(SQL_WRONG_ENTRIES, batch, row=WrongEntryRow):
+            found, expected = _entry(entry)
+            yield room.finding(
+                "state_groups", [f"state group {entry.state_group}", entry.event_id or f"nid {entry.event_nid}"], found, expected
+            )
+
+
+def _path(room: Room, row: GroupFactsRow) -> Iterator[tuple[str, str]]:
+    """A path goes on from the whole path of the group before its end: so every row of it is there."""
+    before = row.path[:-1]
+    if before and row.ancestor_path is None:
+        yield f"path {row.path}", f"a row for state group {before[-1]}"
+    elif before and row.ancestor_path != before:
+        yield f"path {row.path}", f"{[*(row.ancestor_path or []), row.state_group]}"
+    elif before and row.ancestor_room_nid != room.nid:
+        yield f"path {row.path}", "groups of the same room"
+    if 1 + sum(row.runs) != len(row.path):
+        yield f"runs {row.runs}", f"{len(row.path) - 1} rows after the root"
+
+
+def _facts(row: GroupFactsRow, group: Group | None) -> Iterator[tuple[str, str]]:
+    if group is None:
+        return  # cannot be read: its path says why
+    if row.digest != group.digest:
+        yield f"digest {row.digest}", str(group.digest)
+    if row.entry_count != len(group.entries):
+        yield f"entry_count {row.entry_count}", str(len(group.entries))
+
+
+def _entry(row: WrongEntryRow) -> tuple[str, str]:
+    if row.is_repeated:
+        return f"state key {row.state_key_nid} more than once", "once"
+    if row.is_lost:
+        return f"state key {row.state_key_nid} with an event that is not held", "a held event"
+    if row.is_other:
+        return f"state key {row.state_key_nid}", "the event's own state key, in this room"
+    return f"state key {row.state_key_nid} among {'members' if row.is_member else 'the others'}", "members apart"

@@ -1,0 +1,69 @@
+"""What the whole database shares: stream positions that lie behind no fact, sequences that are ahead of the tables."""
+
+from collections.abc import AsyncIterator
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.maintenance.verify.finding import Finding
+
+SQL_BEHIND: Final[LiteralString] = """
+SELECT f.stream_name, f.instance_name, f.latest, p.stream_id AS position
+FROM (
+    SELECT CASE WHEN e.backfilled THEN 'backfill' ELSE 'events' END AS stream_name, w.instance_name, max(e.stream_ordering) AS latest
+    FROM events e
+    LEFT JOIN writers w USING (writer_nid)
+    WHERE NOT e.outlier
+    GROUP BY 1, 2
+) AS f
+LEFT JOIN stream_positions p USING (stream_name, instance_name)
+WHERE p.stream_id IS NULL OR p.stream_id < f.latest
+ORDER BY 1, 2
+"""
+
+SQL_SEQUENCES: Final[LiteralString] = """
+SELECT s.name, s.largest, CASE WHEN q.last_value IS NULL THEN 0 ELSE q.last_value + q.increment_by END AS next
+FROM (
+    SELECT 'event_nids' AS name, GREATEST((SELECT max(event_nid) FROM events), (SELECT max(event_nid) FROM missing_events)) AS largest
+    UNION ALL SELECT 'events_stream', (SELECT max(stream_ordering) FROM events)
+    UNION ALL SELECT 'state_group_nids', (SELECT max(state_group) FROM state_groups)
+    UNION ALL SELECT 'auth_chain_nids', (SELECT max(chain_nid) FROM auth_chains)
+    UNION ALL SELECT 'room_nids', (SELECT max(room_nid) FROM rooms)
+    UNION ALL SELECT 'principal_nids', (SELECT max(principal_nid) FROM principals WHERE principal_nid >= 1000)
+    UNION ALL SELECT 'type_nids', (SELECT max(type_nid) FROM event_types WHERE type_nid >= 1000)
+    UNION ALL SELECT 'state_key_nids', (SELECT max(state_key_nid) FROM state_keys WHERE state_key_nid >= 1000)
+) AS s
+LEFT JOIN pg_sequences q ON q.schemaname = current_schema() AND q.sequencename = s.name
+WHERE s.largest IS NOT NULL
+    AND s.largest >= CASE WHEN q.last_value IS NULL THEN 0 ELSE q.last_value + q.increment_by END
+ORDER BY 1
+"""
+
+
+class BehindRow(NamedTuple):
+    """A writer whose position is behind its facts."""
+
+    stream_name: str
+    instance_name: str | None
+    latest: int
+    position: int | None
+
+
+class SequenceRow(NamedTuple):
+    """A sequence that would give out a number again."""
+
+    name: str
+    largest: int
+    next: int
+
+
+async def check_positions(conn: Connection) -> AsyncIterator[Finding]:
+    """No writer's position is behind one of its facts ("stream_positions")."""
+    for row in await conn.fetch(SQL_BEHIND, row=BehindRow):
+        subject = (row.stream_name, row.instance_name or "unknown writer")
+        yield Finding("stream_positions", None, subject, str(row.position), f"at least {row.latest}")
+
+
+async def check_sequences(conn: Connection) -> AsyncIterator[Finding]:
+    """No sequence gives out a number that is in use ("sequences")."""
+    for row in await conn.fetch(SQL_SEQUENCES, row=SequenceRow):
+        yield Finding("sequences", None, (row.name,), f"next {row.next}", f"more than {row.largest}")

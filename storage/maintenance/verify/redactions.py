@@ -1,0 +1,136 @@
+"""Which redaction took effect on which event, and which ones wait for theirs."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Final, LiteralString, NamedTuple
+
+from storage.auth import keys_needed, redaction_allowed
+from storage.database.connection import Connection
+from storage.event import Event
+from storage.ids import StateKey
+from storage.maintenance.verify.contents import Contents
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.room import Room, event_ids
+
+SQL_REDACTIONS: Final[LiteralString] = """
+SELECT event_nid, state_group_before, origin_server_ts
+FROM events
+WHERE room_nid = $1::int AND type_nid = 7 AND NOT outlier AND rejected IS NULL AND NOT soft_failed
+ORDER BY event_nid
+"""
+
+SQL_TARGETS: Final[LiteralString] = """
+SELECT e.event_id, p.name AS sender, e.room_nid
+FROM events e
+JOIN principals p ON p.principal_nid = e.sender_nid
+WHERE e.event_id = ANY($1::text[]) AND NOT e.outlier
+"""
+
+SQL_REDACTED: Final[LiteralString] = """
+SELECT e.event_id, r.event_id AS redaction_id, e.redacted_by
+FROM events e
+LEFT JOIN events r ON r.event_nid = e.redacted_by
+WHERE e.room_nid = $1::int AND NOT e.outlier AND (e.redacted_by IS NOT NULL OR e.event_id = ANY($2::text[]))
+"""
+
+SQL_WAITING: Final[LiteralString] = """
+SELECT redaction_nid, target_event_id
+FROM waiting_redactions
+WHERE room_nid = $1::int
+"""
+
+TOGETHER: Final = 500
+
+
+class RedactionRow(NamedTuple):
+    """A redaction that is in force."""
+
+    event_nid: int
+    state_group_before: int
+    origin_server_ts: int
+
+
+class TargetRow(NamedTuple):
+    """What a redaction names, where it is in a timeline."""
+
+    event_id: str
+    sender: str
+    room_nid: int
+
+
+class RedactedRow(NamedTuple):
+    """An event with the redaction that the table names."""
+
+    event_id: str
+    redaction_id: str | None
+    redacted_by: int | None
+
+
+class WaitingRow(NamedTuple):
+    """A redaction that waits."""
+
+    redaction_nid: int
+    target_event_id: str
+
+
+class Redactions(NamedTuple):
+    """As they should be: target -> rank and id of the redaction in effect; nid of a waiting redaction -> target."""
+
+    effective: dict[str, tuple[int, str]]
+    waiting: dict[int, str]
+
+
+async def check_redactions(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """Of the redactions that may take effect the earliest does ("redacted_by"); those without their target wait ("waiting_redactions")."""
+    expected = await redactions(conn, room)
+    for row in await conn.fetch(SQL_REDACTED, room.nid, list(expected.effective), row=RedactedRow):
+        wanted = expected.effective.get(row.event_id, (0, None))[1]
+        found = row.redaction_id or (None if row.redacted_by is None else f"nid {row.redacted_by}")
+        if found != wanted:
+            yield room.finding("redacted_by", [row.event_id], found, wanted)
+    waiting = dict(await conn.fetch(SQL_WAITING, room.nid, row=WaitingRow))
+    ids = await event_ids(conn, waiting.keys() | expected.waiting.keys())
+    for nid in sorted(waiting.keys() | expected.waiting.keys()):
+        if waiting.get(nid) != expected.waiting.get(nid):
+            told = waiting.get(nid, "does not wait"), expected.waiting.get(nid, "does not wait")
+            yield room.finding("waiting_redactions", [ids[nid]], *told)
+
+
+async def redactions(conn: Connection, room: Room) -> Redactions:
+    """What the redactions of a room do."""
+    contents = Contents(room.row.room_version)
+    rows = await conn.fetch(SQL_REDACTIONS, room.nid, row=RedactionRow)
+    result = Redactions({}, {})
+    for start in range(0, len(rows), TOGETHER):
+        batch = rows[start : start + TOGETHER]
+        events = await contents.load(conn, (row.event_nid for row in batch))
+        targets = await _targets(conn, {held.event.redacts for held in events.values() if held.event.redacts is not None})
+        for row in batch:
+            held = events.get(row.event_nid)
+            if held is None or held.event.redacts is None:
+                continue
+            target = targets.get(held.event.redacts)
+            if target is None:
+                result.waiting[row.event_nid] = held.event.redacts
+            elif target.room_nid == room.nid and redaction_allowed(
+                held.event,
+                target.sender,
+                await _auth_state(conn, room, contents, held.event, row.state_group_before),
+                room.row.room_version,
+            ):
+                rank = (row.origin_server_ts, held.event.event_id)
+                result.effective[target.event_id] = min(rank, result.effective.get(target.event_id, rank))
+    return result
+
+
+async def _targets(conn: Connection, ids: set[str]) -> Mapping[str, TargetRow]:
+    return {row.event_id: row for row in await conn.fetch(SQL_TARGETS, list(ids), row=TargetRow)}
+
+
+async def _auth_state(conn: Connection, room: Room, contents: Contents, event: Event, state_group: int) -> dict[StateKey, Event]:
+    """What a state has under the keys that the event is judged by."""
+    group = (await room.states.load(conn, [state_group])).get(state_group)
+    keys = keys_needed(event)
+    numbers = await contents.load_key_nids(conn, keys)
+    nids = {} if group is None else {key: group.entries.get(numbers[key] or 0) for key in keys}
+    held = await contents.load(conn, (nid for nid in nids.values() if nid is not None))
+    return {key: held[nid].event for key, nid in nids.items() if nid in held}

@@ -1,0 +1,114 @@
+"""The room under verification: its row, the server whose users are local, and batches of its events."""
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.ids import RoomId
+from storage.maintenance.states import States
+from storage.maintenance.verify.finding import Finding
+
+SQL_ROOM: Final[LiteralString] = """
+SELECT room_nid, room_id, room_version, next_audience, current_state_group, last_stream_ordering, max_topological_ordering,
+    forward_extremities
+FROM rooms
+WHERE room_id = $1::text
+"""
+
+SQL_TIMELINE: Final[LiteralString] = """
+SELECT event_nid, event_id, stream_ordering, topological_ordering, state_group_before, state_group_after,
+    state_key_nid, soft_failed, rejected, prev_events
+FROM events
+WHERE room_nid = $1::int
+    AND NOT outlier
+    AND (topological_ordering, stream_ordering) > ($2::bigint, $3::bigint)
+ORDER BY topological_ordering, stream_ordering
+LIMIT $4::bigint
+"""
+
+SQL_EVENT_IDS: Final[LiteralString] = """
+SELECT event_nid, event_id
+FROM events
+WHERE event_nid = ANY($1::bigint[])
+UNION
+SELECT event_nid, event_id
+FROM missing_events
+WHERE event_nid = ANY($1::bigint[])
+"""
+
+BATCH: Final = 1_000  # events looked at together
+BEFORE_ALL: Final = -(1 << 63)
+
+
+class RoomRow(NamedTuple):
+    """A row of `rooms`."""
+
+    room_nid: int
+    room_id: str
+    room_version: str
+    next_audience: int
+    current_state_group: int | None
+    last_stream_ordering: int | None
+    max_topological_ordering: int
+    forward_extremities: list[int]
+
+
+class TimelineRow(NamedTuple):
+    """A timeline event without its content."""
+
+    event_nid: int
+    event_id: str
+    stream_ordering: int
+    topological_ordering: int
+    state_group_before: int
+    state_group_after: int | None
+    state_key_nid: int | None
+    soft_failed: bool
+    rejected: str | None
+    prev_events: list[int]
+
+    @property
+    def after(self) -> int:
+        """The state group after it."""
+        return self.state_group_after or self.state_group_before
+
+
+class NidRow(NamedTuple):
+    """The id behind a nid."""
+
+    event_nid: int
+    event_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What every check is given. ``server_name``: whose users are local."""
+
+    row: RoomRow
+    server_name: str
+    states: States = field(default_factory=States)
+
+    @property
+    def nid(self) -> int:
+        """The room's number."""
+        return self.row.room_nid
+
+    def finding(self, check: str, subject: Iterable[object], found: object, expected: object) -> Finding:
+        """A difference in this room."""
+        return Finding(check, RoomId(self.row.room_id), tuple(map(str, subject)), str(found), str(expected))
+
+
+async def timeline(conn: Connection, room_nid: int, batch: int = BATCH) -> AsyncIterator[list[TimelineRow]]:
+    """The events of a room that are no outliers, in topological order, some at a time."""
+    at = (BEFORE_ALL, BEFORE_ALL)
+    while rows := await conn.fetch(SQL_TIMELINE, room_nid, *at, batch, row=TimelineRow):
+        yield rows
+        at = (rows[-1].topological_ordering, rows[-1].stream_ordering)
+
+
+async def event_ids(conn: Connection, event_nids: Iterable[int]) -> dict[int, str]:
+    """The ids of events that are held or missing, by nid; a nid that nothing has stands for itself as "nid 7"."""
+    wanted = list(set(event_nids))
+    known = dict(await conn.fetch(SQL_EVENT_IDS, wanted, row=NidRow)) if wanted else {}
+    return {nid: known.get(nid, f"nid {nid}") for nid in wanted}

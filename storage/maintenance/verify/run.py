@@ -1,0 +1,100 @@
+"""Running the checks."""
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final, LiteralString
+
+from storage.database.connection import Connection, Database
+from storage.errors import UnknownRoom
+from storage.maintenance.verify.content import check_contents
+from storage.maintenance.verify.cover import check_cover
+from storage.maintenance.verify.current import check_current_state, check_memberships
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.graph import check_ends, check_gaps, check_order
+from storage.maintenance.verify.groups import check_groups
+from storage.maintenance.verify.positions import check_positions, check_sequences
+from storage.maintenance.verify.redactions import check_redactions
+from storage.maintenance.verify.room import SQL_ROOM, Room, RoomRow
+from storage.maintenance.verify.states import check_current_group, check_states
+from storage.maintenance.verify.verdicts import check_verdicts
+from storage.maintenance.verify.visibility import check_audiences, check_visibility, check_visibility_counts
+
+ROOM_CHECKS: Final[tuple[Callable[[Connection, Room], AsyncIterator[Finding]], ...]] = (
+    check_contents,
+    check_order,
+    check_gaps,
+    check_ends,
+    check_groups,
+    check_states,
+    check_verdicts,
+    check_current_group,
+    check_current_state,
+    check_memberships,
+    check_cover,
+    check_redactions,
+    check_audiences,
+    check_visibility,
+    check_visibility_counts,
+)
+DATABASE_CHECKS: Final[tuple[Callable[[Connection], AsyncIterator[Finding]], ...]] = (check_positions, check_sequences)
+
+SQL_ROOM_IDS: Final[LiteralString] = """
+SELECT room_id
+FROM rooms
+WHERE room_id > $1::text
+ORDER BY room_id
+LIMIT 1000
+"""
+
+
+async def verify(database: Database, *, server_name: str, room_ids: Iterable[str] | None = None) -> AsyncIterator[Finding]:
+    """Every difference, of these rooms, or of all rooms and of what they share. ``server_name``: whose users are local.
+
+    Each room is read in a snapshot of its own, so writers may go on. `UnknownRoom`.
+    """
+    async for room_id in _given(room_ids) if room_ids is not None else all_rooms(database):
+        async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            async for finding in verify_room(conn, room_id, server_name=server_name):
+                yield finding
+    if room_ids is None:
+        async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            async for finding in verify_database(conn):
+                yield finding
+
+
+async def verify_room(conn: Connection, room_id: str, *, server_name: str) -> AsyncIterator[Finding]:
+    """The differences in one room, each once. The connection should hold a snapshot. `UnknownRoom`."""
+    row = await conn.fetchrow(SQL_ROOM, room_id, row=RoomRow)
+    if row is None:
+        raise UnknownRoom(room_id)
+    room = Room(row, server_name)
+    told = set[Finding]()
+    for check in ROOM_CHECKS:
+        async for finding in check(conn, room):
+            if finding not in told:
+                told.add(finding)
+                yield finding
+
+
+async def verify_database(conn: Connection) -> AsyncIterator[Finding]:
+    """The differences in what all rooms share."""
+    for check in DATABASE_CHECKS:
+        async for finding in check(conn):
+            yield finding
+
+
+async def all_rooms(database: Database) -> AsyncIterator[str]:
+    """The ids of all rooms."""
+    after = ""
+    while True:
+        async with database.connection() as conn:
+            page: list[str] = await conn.fetchvals(SQL_ROOM_IDS, after)
+        if not page:
+            return
+        for room_id in page:
+            yield room_id
+        after = page[-1]
+
+
+async def _given(room_ids: Iterable[str]) -> AsyncIterator[str]:
+    for room_id in room_ids:
+        yield room_id

@@ -1,0 +1,147 @@
+"""The state before and after each event, and the current state: resolution done again over the states after the parents."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.maintenance.verify.auth_graph import read_auth_graph
+from storage.maintenance.verify.contents import Contents
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.resolving import Resolver
+from storage.maintenance.verify.room import Room, TimelineRow, event_ids, timeline
+from storage.state.groups import Group, changed_keys
+
+SQL_PARENTS: Final[LiteralString] = """
+SELECT event_nid, event_id, stream_ordering, topological_ordering, state_group_before, state_group_after,
+    state_key_nid, soft_failed, rejected, prev_events
+FROM events
+WHERE event_nid = ANY($1::bigint[]) AND NOT outlier
+"""
+
+SHOWN_MAX: Final = 5  # differing keys that a finding names
+
+
+class States(NamedTuple):
+    """What the check of states works with."""
+
+    room: Room
+    contents: Contents
+    resolver: Resolver
+
+
+async def check_states(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """The state before an event is that after its parents, resolved; after it, its own key is set ("state_before", "state_after").
+
+    Where parents were missing when an event came, the state before it was given, and is taken as it is.
+    """
+    states = await _states(conn, room)
+    async for rows in timeline(conn, room.nid):
+        parents = await _parents(conn, rows)
+        wanted = {group for row in (*rows, *parents.values()) for group in (row.state_group_before, row.after)}
+        groups = await room.states.load(conn, wanted)
+        for row in rows:
+            lost = [group for group in {row.state_group_before, row.after} if group not in groups]
+            for group in lost:
+                yield room.finding("state_groups", [f"state group {group}", row.event_id], "cannot be read", "a whole path")
+            if lost:
+                continue
+            held = [parents[nid] for nid in row.prev_events if nid in parents and parents[nid].stream_ordering < row.stream_ordering]
+            if len(held) == len(row.prev_events):
+                async for finding in _before(conn, states, row, held, groups):
+                    yield finding
+            for finding in _after(room, row, groups):
+                yield finding
+
+
+async def check_current_group(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """The group of the current state is the resolution of the states after the forward extremities ("current_state_group")."""
+    number = room.row.current_state_group
+    ends = await conn.fetch(SQL_PARENTS, room.row.forward_extremities, row=TimelineRow)
+    groups = await room.states.load(conn, {*(end.after for end in ends), *([] if number is None else [number])})
+    current = None if number is None else groups.get(number)
+    if number is not None and current is None:
+        yield room.finding("state_groups", [f"state group {number}"], "cannot be read", "a whole path")
+    elif current is not None and not ends and current.entries:
+        yield room.finding("current_state_group", [room.row.room_id], f"{len(current.entries)} entries", "the empty state")
+    elif current is not None and ends and all(end.after in groups for end in ends):
+        states = await _states(conn, room)
+        latest = max(end.stream_ordering for end in ends)
+        wrong = await _resolution_differs(conn, states, current, [groups[end.after] for end in ends], latest)
+        if wrong:
+            found, expected = await _told(conn, states, wrong)
+            yield room.finding("current_state_group", [room.row.room_id, f"state group {number}"], found, expected)
+
+
+async def _states(conn: Connection, room: Room) -> States:
+    contents = Contents(room.row.room_version)
+    graph = await read_auth_graph(conn, room.nid)
+    return States(room, contents, Resolver(room.row.room_version, graph, contents))
+
+
+async def _parents(conn: Connection, rows: Sequence[TimelineRow]) -> dict[int, TimelineRow]:
+    """The parents of these events that are in the timeline."""
+    known = {row.event_nid: row for row in rows}
+    lacking = {nid for row in rows for nid in row.prev_events} - known.keys()
+    found = await conn.fetch(SQL_PARENTS, list(lacking), row=TimelineRow)
+    return known | {row.event_nid: row for row in found}
+
+
+async def _before(
+    conn: Connection, states: States, row: TimelineRow, parents: Sequence[TimelineRow], groups: Mapping[int, Group]
+) -> AsyncIterator[Finding]:
+    before = groups[row.state_group_before]
+    afters = {parent.after for parent in parents}
+    if afters == {row.state_group_before} or not afters <= groups.keys():
+        return
+    wrong: dict[int, tuple[int, int]] = {}
+    if not afters:
+        wrong = {key: (nid, 0) for key, nid in before.entries.items()}
+    else:
+        wrong = await _resolution_differs(conn, states, before, [groups[after] for after in sorted(afters)], row.stream_ordering)
+    if wrong:
+        found, expected = await _told(conn, states, wrong)
+        yield states.room.finding("state_before", [row.event_id], found, expected)
+
+
+async def _resolution_differs(
+    conn: Connection, states: States, found: Group, groups: Sequence[Group], before: int
+) -> dict[int, tuple[int, int]]:
+    """Key -> (found, expected) where a state is not what these states come to."""
+    base = groups[0]
+    answers = await states.resolver.resolve(conn, groups, before) if len(groups) > 1 else [{}]
+    differing = changed_keys(found, base)
+    wrong: dict[int, tuple[int, int]] = {}
+    for answer in answers:
+        expected = {key: answer.get(key, base.entries.get(key, 0)) for key in differing | answer.keys()}
+        wrong = {key: (found.entries.get(key, 0), nid) for key, nid in expected.items() if found.entries.get(key, 0) != nid}
+        if not wrong:
+            break
+    return wrong
+
+
+async def _told(conn: Connection, states: States, wrong: Mapping[int, tuple[int, int]]) -> tuple[str, str]:
+    """The differing keys in words: as found, and as expected."""
+    shown = dict(sorted(wrong.items())[:SHOWN_MAX])
+    await states.contents.load_keys(conn, shown)
+    ids = await event_ids(conn, (nid for pair in shown.values() for nid in pair if nid))
+    more = [] if len(wrong) <= SHOWN_MAX else [f"{len(wrong) - SHOWN_MAX} more keys"]
+
+    def tell(side: int) -> str:
+        told = [f"{states.contents.keys[key]}: {ids.get(pair[side], 'nothing')}" for key, pair in shown.items()]
+        return "; ".join(told + more)
+
+    return tell(0), tell(1)
+
+
+def _after(room: Room, row: TimelineRow, groups: Mapping[int, Group]) -> list[Finding]:
+    before, after, key = groups[row.state_group_before], groups[row.after], row.state_key_nid
+    if key is None or row.rejected is not None:
+        changes: dict[int, int] = {}
+    else:
+        changes = {} if before.entries.get(key) == row.event_nid else {key: row.event_nid}
+    found = {one: after.entries.get(one, 0) for one in changed_keys(before, after)}
+    if found == changes:
+        return []
+    told = f"changes state keys {sorted(found)} to nids {[found[one] for one in sorted(found)]}" if found else "no change"
+    wanted = f"state key {key} set to the event" if changes else "no change"
+    return [room.finding("state_after", [row.event_id], told, wanted)]

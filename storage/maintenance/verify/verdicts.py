@@ -1,0 +1,126 @@
+"""The checks of receipt done again: which events the auth rules reject, by their auth events and by the state before them.
+
+Not done again: soft failure, which depended on the room's current state at that moment, and which nothing derives from but the
+extremities.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from storage.auth import check, check_auth_events, keys_needed
+from storage.database.connection import Connection
+from storage.errors import AuthDenied
+from storage.event import Event
+from storage.ids import EventId, StateKey
+from storage.maintenance.verify.contents import Contents, Held
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.resolving import Eyes
+from storage.maintenance.verify.room import Room, timeline
+from storage.state.groups import Group
+
+SQL_OUTLIERS: Final[LiteralString] = """
+SELECT event_nid
+FROM events
+WHERE room_nid = $1::int AND outlier
+ORDER BY event_nid
+"""
+
+SQL_CREATES: Final[LiteralString] = """
+SELECT event_id
+FROM events
+WHERE room_nid = $1::int AND type_nid = 1 AND rejected IS NULL
+ORDER BY event_id
+"""
+
+JUDGED_TOGETHER: Final = 500
+CREATE: Final = "m.room.create"
+CREATE_KEY: Final[StateKey] = (CREATE, "")
+
+
+class Case(NamedTuple):
+    """An event to be judged: with its auth events, the state it is judged by (None for an outlier), and the room's create events."""
+
+    held: Held
+    auth: Sequence[Held]
+    state: Mapping[StateKey, Event] | None
+    creates: Sequence[str]
+
+
+async def check_verdicts(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """An event is rejected exactly if the auth rules refuse it, and for that reason ("rejected")."""
+    contents = Contents(room.row.room_version)
+    creates: list[str] = await conn.fetchvals(SQL_CREATES, room.nid)
+    if len(creates) > 1:
+        yield room.finding("rejected", creates, "several create events accepted", "one")
+    async for rows in timeline(conn, room.nid, JUDGED_TOGETHER):
+        befores = {row.event_nid: row.state_group_before for row in rows}
+        groups = await room.states.load(conn, befores.values())
+        states = {nid: groups[group] for nid, group in befores.items() if group in groups}
+        for finding in await _judge(conn, room, contents, creates, states):
+            yield finding
+    outliers: list[int] = await conn.fetchvals(SQL_OUTLIERS, room.nid)
+    for start in range(0, len(outliers), JUDGED_TOGETHER):
+        batch: dict[int, Group | None] = dict.fromkeys(outliers[start : start + JUDGED_TOGETHER])
+        for finding in await _judge(conn, room, contents, creates, batch):
+            yield finding
+
+
+async def _judge(
+    conn: Connection, room: Room, contents: Contents, creates: Sequence[str], befores: Mapping[int, Group | None]
+) -> list[Finding]:
+    """The events given by nid, each with the state before it."""
+    judged = await contents.load(conn, befores)
+    auth = await contents.load(conn, (nid for held in judged.values() for nid in held.auth_nids))
+    named = await contents.load_ids(conn, {one for held in judged.values() if (one := _named_create(held.event)) is not None})
+    needed = {nid: {CREATE_KEY, *keys_needed(held.event)} for nid, held in judged.items() if befores[nid] is not None}
+    numbers = await contents.load_key_nids(conn, (key for keys in needed.values() for key in keys))
+    state_nids = {nid: _entries(befores[nid], keys, numbers) for nid, keys in needed.items()}
+    states = await contents.load(conn, (event for entries in state_nids.values() for event in entries.values()))
+    findings: list[Finding] = []
+    for nid, held in judged.items():
+        cited = [auth[one] for one in held.auth_nids if one in auth]
+        create = _named_create(held.event)
+        cited += [named[create]] if create in named and named[create] not in cited else []
+        entries = state_nids.get(nid)
+        state = None if entries is None else {key: states[event].event for key, event in entries.items() if event in states}
+        findings += _findings(room, Case(held, cited, state, creates))
+    return findings
+
+
+def _named_create(event: Event) -> EventId | None:
+    """From room version 12 on, the create event that the room id names."""
+    return EventId("$" + event.room_id[1:]) if event.room_version.create_room_id and event.type != CREATE else None
+
+
+def _entries(group: Group | None, keys: set[StateKey], numbers: Mapping[StateKey, int | None]) -> dict[StateKey, int]:
+    entries = {} if group is None else {key: group.entries.get(numbers[key] or 0) for key in keys}
+    return {key: nid for key, nid in entries.items() if nid is not None}
+
+
+def _findings(room: Room, case: Case) -> Iterator[Finding]:
+    verdicts = [_verdict(case, Eyes(case.held.stream_ordering, late)) for late in (True, False)]
+    found = case.held.rejected
+    if all(_rule(verdict) != _rule(found) for verdict in verdicts):
+        expected = verdicts[0] or "accepted"
+        yield room.finding("rejected", [case.held.event.event_id], found or "accepted", expected)
+
+
+def _rule(reason: str | None) -> str | None:
+    """The rule of a reason; the values in it are not compared."""
+    return None if reason is None else reason.partition(":")[0]
+
+
+def _verdict(case: Case, eyes: Eyes) -> str | None:
+    """Why an event is rejected, or None."""
+    event = case.held.event
+    others = [one for one in case.creates if one != event.event_id]
+    if event.type == CREATE and others and (case.held.rejected or "").startswith("create.second"):
+        return f"create.second: the room has the create event {others[0]}"
+    rejected = {one.event.event_id for one in case.auth if eyes.see_rejected(one)}
+    try:
+        check_auth_events(event, {one.event.event_id: one.event for one in case.auth}, rejected)
+        if case.state is not None and event.type != CREATE:
+            check(event, case.state, event.room_version)
+    except AuthDenied as denied:
+        return f"{denied.rule}: {denied.reason}"
+    return None

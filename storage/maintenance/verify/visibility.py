@@ -1,0 +1,217 @@
+"""The visibility table against the states: nobody sees an audience whose states do not allow it, and everybody whom they do.
+
+The audiences are gone through in ascending order; the ranges of the table are followed by their boundaries, and the admitted
+principals by what differs from one state to the next. So the cost is that of the changes, not events x principals.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.room import Room
+from storage.maintenance.verify.sight import Admitted, read_facts
+from storage.state.groups import Group
+from storage.visibility import ranges
+
+SQL_POINTS: Final[LiteralString] = """
+WITH used AS (
+    SELECT audience, state_group_before, COALESCE(state_group_after, state_group_before) AS state_group_after,
+        min(event_id) AS event_id, count(*) AS events
+    FROM events
+    WHERE room_nid = $1::int AND NOT outlier
+    GROUP BY 1, 2, 3
+    UNION ALL
+    SELECT audience, state_group, state_group, NULL, 0
+    FROM state_groups
+    WHERE room_nid = $1::int
+)
+SELECT u.audience, u.state_group_before, u.state_group_after, u.event_id, u.events
+FROM used u
+LEFT JOIN state_groups g ON g.state_group = u.state_group_before
+ORDER BY u.audience, g.path, u.state_group_after, u.event_id
+"""
+
+SQL_VISIBILITY: Final[LiteralString] = """
+SELECT p.name, v.audiences::text AS audiences, v.last_join_topological, v.joined_count, v.invited_count
+FROM visibility v
+JOIN principals p USING (principal_nid)
+WHERE v.room_nid = $1::int
+ORDER BY p.name
+"""
+
+SQL_LAST_JOINS: Final[LiteralString] = """
+SELECT k.state_key AS user_id, max(e.topological_ordering) AS topological_ordering
+FROM events e
+JOIN state_keys k USING (state_key_nid)
+WHERE e.room_nid = $1::int
+    AND e.membership = 5
+    AND NOT e.outlier
+    AND NOT e.soft_failed
+    AND e.rejected IS NULL
+    AND substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text
+GROUP BY k.state_key
+"""
+
+SQL_UNKNOWN_AUDIENCES: Final[LiteralString] = """
+SELECT DISTINCT used.audience
+FROM (
+    SELECT audience FROM events WHERE room_nid = $1::int AND NOT outlier
+    UNION
+    SELECT audience FROM state_groups WHERE room_nid = $1::int
+) AS used
+LEFT JOIN audiences a ON a.room_nid = $1::int AND a.audience = used.audience
+WHERE a.audience IS NULL OR used.audience >= $2::bigint
+ORDER BY used.audience
+"""
+
+POINTS_TOGETHER: Final = 500
+
+
+class PointRow(NamedTuple):
+    """An audience with the states before and after the events that have it, and one of those; no event: it is a state group's."""
+
+    audience: int
+    state_group_before: int
+    state_group_after: int
+    event_id: str | None
+    events: int
+
+
+class VisibleRow(NamedTuple):
+    """A row of `visibility`."""
+
+    name: str
+    audiences: str
+    last_join_topological: int | None
+    joined_count: int
+    invited_count: int
+
+
+class LastJoinRow(NamedTuple):
+    """A local user's latest accepted join in topological order."""
+
+    user_id: str
+    topological_ordering: int
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Who sees the audience in hand by the table (``seeing``), and who differs from what the state in hand admits (``wrong``)."""
+
+    admitted: Admitted
+    boundaries: Sequence[tuple[int, str]]
+    place: int = 0
+    seeing: set[str] = field(default_factory=set)
+    wrong: set[str] = field(default_factory=set)
+
+    def reach(self, audience: int) -> None:
+        """Go up to an audience."""
+        touched = set[str]()
+        while self.place < len(self.boundaries) and self.boundaries[self.place][0] <= audience:
+            name = self.boundaries[self.place][1]
+            self.seeing ^= {name}
+            touched.add(name)
+            self.place += 1
+        self._judge(touched)
+
+    def stand(self, group: Group) -> set[str]:
+        """Go to a state; who is admitted in just one of it and the one before."""
+        changed = self.admitted.move(group)
+        self._judge(changed)
+        return changed
+
+    def _judge(self, names: set[str]) -> None:
+        for name in names:
+            if (name in self.seeing) == (name in self.admitted):
+                self.wrong.discard(name)
+            else:
+                self.wrong.add(name)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a principal sees wrongly: audiences too many and too few, and one of the places."""
+
+    leaked: int = 0
+    hidden: int = 0
+    example: str = ""
+
+
+async def check_visibility(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """Every principal sees exactly the audiences that the states allow ("visibility"), also those that come next."""
+    facts = await read_facts(conn, room)
+    rows = await conn.fetch(SQL_VISIBILITY, room.nid, row=VisibleRow)
+    sweep = Sweep(Admitted(facts), _boundaries(rows))
+    tallies: dict[str, Tally] = {}
+    points = await conn.fetch(SQL_POINTS, room.nid, row=PointRow)
+    current = room.row.current_state_group
+    if current is not None:
+        points.append(PointRow(room.row.next_audience, current, current, None, 0))
+    for start in range(0, len(points), POINTS_TOGETHER):
+        batch = points[start : start + POINTS_TOGETHER]
+        groups = await room.states.load(conn, {group for point in batch for group in point[1:3]})
+        for point in batch:
+            if point.state_group_before in groups and point.state_group_after in groups:
+                _look(sweep, point, groups[point.state_group_before], groups[point.state_group_after], tallies)
+    for name, tally in sorted(tallies.items()):
+        found = f"sees {tally.leaked} audiences that the states deny, and not {tally.hidden} that they allow"
+        yield room.finding("visibility", [name, tally.example], found, "what the states allow")
+
+
+def _look(sweep: Sweep, point: PointRow, before: Group, after: Group, tallies: dict[str, Tally]) -> None:
+    """Compare at one audience: whoever is admitted before or after the event sees it, and nobody else."""
+    sweep.reach(point.audience)
+    sweep.stand(before)
+    wrong = set(sweep.wrong)
+    if after.state_group != before.state_group:
+        either = sweep.stand(after)
+        wrong = (wrong - either) | (either - sweep.seeing)
+    for name in wrong:
+        tally = tallies.setdefault(name, Tally(example=point.event_id or f"state group {point.state_group_before}"))
+        if name in sweep.seeing:
+            tally.leaked += 1
+        else:
+            tally.hidden += 1
+
+
+async def check_visibility_counts(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """Each principal's joined and invited users, and a local user's last join ("visibility_counts")."""
+    facts = await read_facts(conn, room)
+    found = {row.name: row for row in await conn.fetch(SQL_VISIBILITY, room.nid, row=VisibleRow)}
+    joins = dict(await conn.fetch(SQL_LAST_JOINS, room.nid, room.server_name, row=LastJoinRow))
+    current = room.row.current_state_group
+    groups = await room.states.load(conn, [] if current is None else [current])
+    admitted = Admitted(facts)
+    for group in groups.values():
+        admitted.move(group)
+    for name in sorted(found.keys() | joins.keys() | admitted.joined.keys() | admitted.invited.keys()):
+        row = found.get(name)
+        told = (0, 0, None) if row is None else (row.joined_count, row.invited_count, row.last_join_topological)
+        wanted = (admitted.joined.get(name, 0), admitted.invited.get(name, 0), joins.get(name))
+        if told != wanted:
+            yield room.finding("visibility_counts", [name], _counts(*told), _counts(*wanted))
+
+
+async def check_audiences(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """Every audience in use is known, and below the next one that will be given out ("audiences")."""
+    for audience in await conn.fetchvals(SQL_UNKNOWN_AUDIENCES, room.nid, room.row.next_audience):
+        yield room.finding("audiences", [f"audience {audience}"], "not known", f"a row, below {room.row.next_audience}")
+
+
+def _counts(joined: int, invited: int, last_join: int | None) -> str:
+    return f"{joined} joined, {invited} invited, last join at {last_join}"
+
+
+def _boundaries(rows: Sequence[VisibleRow]) -> list[tuple[int, str]]:
+    """Where ranges begin and end, ascending."""
+
+    def ends() -> Iterator[tuple[int, str]]:
+        for row in rows:
+            for low, high in ranges.from_text(row.audiences):
+                yield low, row.name
+                if high is not None:
+                    yield high, row.name
+
+    return sorted(ends())
