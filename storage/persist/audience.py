@@ -118,7 +118,8 @@ def _alone(step: Step, base: int, differs: dict[int, bool]) -> int:
     """No room left near ``base``: a number of the main line for one state alone, told for every principal of the room."""
     number = _next_main(step)
     end = number + numbers.UNIT[0]
-    for principal in step.draft.answer(("principals", step.room_nid)):
+    written = {principal for room, principal in step.draft.new_visibility if room == step.room_nid}
+    for principal in {*step.draft.answer(("principals", step.room_nid)), *written, *step.visibility, *differs}:
         visible = step.visible(principal)
         admitted = differs.get(principal, ranges.contains(visible.audiences, base))
         if admitted != visible.current:

@@ -34,13 +34,14 @@ def verdict(
     events = draft.events_of(row.event_nid for row in rows)
     claimed = {one.event_id: one for one in events.values()}
     rejected = {EventId(row.event_id) for row in rows if row.rejected is not None}
-    state = {} if before is None or event.type == CREATE_KEY[0] else auth_state(draft, before, keys_needed(event))
+    has_state = before is not None and event.type != CREATE_KEY[0]
+    state = {} if before is None or not has_state else auth_state(draft, before, keys_needed(event))
     first = _first_create(draft, room, event)
     if first is not None:
         return Verdict(rejected=f"create.second: the room has the create event {first}")
     try:
         check_auth_events(event, claimed, rejected)
-        if state and not _same(state, claimed):
+        if has_state and not _same(state, claimed):
             check(event, state, event.room_version)
     except AuthDenied as denied:
         return Verdict(rejected=_reason(denied))

@@ -1,0 +1,47 @@
+"""Rooms in which something was wrong once."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+import storage
+from storage import Store
+from storage.maintenance.verify import verify
+from storage.testing import RoomBuilder
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[Store]:
+    async with storage.open(dsn, server_name="s1.test") as opened:
+        yield opened
+
+
+async def test_an_event_without_parents_is_judged_by_the_empty_state(store: Store) -> None:
+    """Its auth events may allow it, the state before it (none) does not."""
+    room = RoomBuilder("11", seed=2, checked=False)
+    admin = room.user(1)
+    room.start(admin)
+    await store.append(room.pdus)
+    cited = [room.state[key] for key in (("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", admin))]
+    alone = room.at().topic(admin, "out of nowhere", prev=[], auth=cited)
+    [result] = await store.append([alone.pdu])
+    assert (result.outcome, (result.reason or "").partition(":")[0]) == ("rejected", "room.no_create")
+    assert await store.forward_extremities(room.room_id) == {room.events[-2].event_id}
+
+
+async def test_the_first_membership_of_a_user_beyond_the_last_branch_of_audiences(store: Store) -> None:
+    """Where the numbers near a branch are used up, a state is told by a number of its own, also for those never heard of."""
+    room = RoomBuilder("11", seed=3)
+    admin = room.user(1)
+    room.start(admin, history_visibility="invited")
+    room.fork(1)[0].message(admin, "the other side")
+    invites = [room.invite(admin, "@guest0:s1.test")]
+    for number in range(1, 5):  # each time the second of two that go on from the same state
+        before = room.fork(1)[0]
+        invites += [before.invite(admin, f"@guest{number}a:s1.test"), room.invite(admin, f"@guest{number}b:s1.test")]
+    for event in room.events:
+        await store.append([event.pdu])
+    for event in invites:
+        assert event.state_key is not None
+        assert await store.visible_to_user(event.state_key, [event.event_id]) == {event.event_id}
+    assert [finding async for finding in verify(store.database, server_name="s1.test")] == []
