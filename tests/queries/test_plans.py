@@ -110,7 +110,21 @@ async def test_pages_beside_a_timeline(filled: Filled) -> None:
 
 async def test_sync(filled: Filled) -> None:
     for since in (None, filled.last_stream - 1000):
-        plan = await plan_of(filled.store, rooms.SQL_ROOMS, LOCAL, since, filled.last_stream, False, None, None, None, 10)
+        plan = await plan_of(
+            filled.store,
+            rooms.SQL_ROOMS,
+            LOCAL,
+            since,
+            filled.last_stream,
+            False,
+            None,
+            None,
+            None,
+            10,
+            since or filled.last_stream,
+            [],
+            [],
+        )
         assert "events_room_stream_idx" in plan.indexes
         assert plan.event_rows <= 2 * 2 * 11 + 20
         assert is_inlined(plan)

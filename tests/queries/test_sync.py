@@ -7,6 +7,7 @@ import pytest
 import storage
 from storage import Store, Sync
 from storage.errors import InputError, InvalidIdentifier, InvalidToken
+from storage.streams import SyncToken, VectorPosition
 from storage.testing import RoomBuilder
 from tests.queries.conftest import Statements
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, messages_in, new_room
@@ -365,6 +366,30 @@ async def test_waiting_finds_what_another_store_wrote(dsn: str, store: Store) ->
             waiting = tasks.create_task(other.sync(LOCAL, since=since, timeout_ms=60_000))
             tasks.create_task(append(store, room.message(ADMIN)))
     assert list(waiting.result().join) == [room.room_id]
+
+
+async def test_what_a_writer_committed_late_is_told_once(dsn: str, store: Store) -> None:
+    """A token from between two commits: the one of the larger position came first. Only the other one is new to it."""
+    first, second, quiet = (new_room(seed=seed, members=[LOCAL]) for seed in range(3))
+    async with storage.open(dsn, server_name="s1.test", instance_name="other") as other:
+        for room in (first, second, quiet):
+            await deliver(store, room)
+        since = SyncToken.parse((await store.sync(LOCAL)).next_batch, store.deployment_id)
+        late = [first.message(ADMIN, "late"), first.topic(ADMIN, "late")]
+        reserved = [result.stream_ordering or 0 for result in await other.append([event.pdu for event in late])]
+        await append(store, second.message(ADMIN, "early"))
+        now = await store.sync(LOCAL)
+    main = SyncToken.parse(now.next_batch, store.deployment_id).positions()["events"].position("main")
+    assert main > max(reserved)
+    between = SyncToken.of({"events": VectorPosition.of(min(reserved) - 1, {"main": main})})
+    assert not since >= between
+    answer = await store.sync(LOCAL, since=between.print(store.deployment_id))
+    assert list(answer.join) == [first.room_id]
+    told = answer.join[first.room_id]
+    assert (ids(told.timeline.events), ids(told.state_after)) == (ids(late), [late[1].event_id])
+    assert (await store.sync(LOCAL, since=answer.next_batch)).is_empty
+    before = await store.sync(LOCAL, since=since.print(store.deployment_id))
+    assert set(before.join) == {first.room_id, second.room_id}
 
 
 async def test_a_user_without_rooms_is_told_nothing(store: Store) -> None:

@@ -9,7 +9,7 @@ from storage.database.names import INVITE, JOIN, MEMBERSHIPS
 from storage.errors import InvalidToken
 from storage.ids import RoomId, UserId
 from storage.queries import checks
-from storage.queries.sync.positions import positions, reached
+from storage.queries.sync.positions import events_of, positions
 from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
 from storage.queries.sync.rooms import Stretch, Told, rooms
 from storage.queries.sync.state import RoomState, Wanted, states
@@ -60,12 +60,13 @@ async def sync(conn: Connection, asked: Asked) -> Sync:
     """The answer, in at most four statements. ``conn`` is in a REPEATABLE READ transaction: one snapshot."""
     current = await positions(conn)
     upto = SyncToken.of(current) if asked.part is None else asked.part.upto.bound(current)
-    since = None if asked.since is None else reached(asked.since.bound(current))
-    if since == reached(upto) and not asked.full_state:
+    since = None if asked.since is None else asked.since.bound(current)
+    if since == upto and not asked.full_state:
         return Sync(upto.print(asked.deployment))
     below = None if asked.part is None else (asked.part.activity, asked.part.room)
     limit = asked.rooms_limit if since is None else None
-    found = await rooms(conn, asked.user_id, Stretch(since, reached(upto), asked.timeline_limit, limit, below, asked.full_state))
+    known = None if since is None else events_of(since)
+    found = await rooms(conn, asked.user_id, Stretch(known, events_of(upto), asked.timeline_limit, limit, below, asked.full_state))
     joined = [room for room in found if room.row.membership == JOIN]
     more = limit is not None and len(joined) > limit
     if more:

@@ -37,7 +37,11 @@ def _vector(writers: Mapping[str, int]) -> VectorPosition:
     return VectorPosition.of(min(writers.values(), default=0), writers)
 
 
+def events_of(token: SyncToken) -> VectorPosition:
+    """The position of a token in the stream "events"."""
+    return token.position("events") or VectorPosition()
+
+
 def reached(token: SyncToken) -> int:
-    """The stream ordering up to which a token covers the events of this deployment, where writers take turns."""
-    position = token.position("events")
-    return 0 if position is None else position.furthest()
+    """No event above this stream ordering is covered by the token."""
+    return events_of(token).furthest()

@@ -3,6 +3,10 @@
 A timeline is in stream order: the latest visible live events of the room, one more than asked for to know whether there are
 more. Backfilled events are never in one. The stretch of a room's stream is written as a range of (room, position), and ordered
 so: then only the index of that order fits, and never the one over all rooms, along which a quiet room is far away.
+
+Several writers: what a token covers ends at another place for each writer, and a writer may commit positions below another's.
+But within a room stream orderings are in the order of commits, so of each room a token covers everything up to some position:
+its furthest, or for a room where something was committed late, what lies before that.
 """
 
 from typing import Final, LiteralString, NamedTuple
@@ -10,6 +14,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.ids import UserId
 from storage.queries.events import StoredEvent, stored_of
+from storage.streams import VectorPosition
 
 SQL_ROOMS: Final[LiteralString] = """
 WITH
@@ -19,58 +24,76 @@ reader AS MATERIALIZED (
     LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
     WHERE p.name = $1::text
 ),
+late AS MATERIALIZED (  -- rooms of which something was committed after the token, by a writer that the token has further back
+    SELECT f.room_nid, min(f.stream_ordering) - 1 AS reached
+    FROM (
+        SELECT e.room_nid, e.stream_ordering, e.writer_nid
+        FROM events e
+        WHERE e.stream_ordering > $9::bigint AND e.stream_ordering <= COALESCE($2::bigint, $3::bigint) AND NOT e.backfilled
+        UNION ALL
+        SELECT m.room_nid, m.stream_ordering, m.writer_nid
+        FROM reader
+        JOIN memberships m USING (principal_nid)
+        WHERE m.stream_ordering > $9::bigint AND m.stream_ordering <= COALESCE($2::bigint, $3::bigint)
+    ) AS f
+    JOIN writers w USING (writer_nid)
+    LEFT JOIN unnest($10::text[], $11::bigint[]) AS p (instance_name, stream_id) USING (instance_name)
+    WHERE f.stream_ordering > COALESCE(p.stream_id, $9::bigint)
+    GROUP BY f.room_nid
+),
 mine AS (  -- rooms of the user where anything has happened; what they were to the user before it (0: nothing)
     SELECT m.room_nid, m.event_nid AS member_nid, u.principal_nid, u.state_key_nid, r.room_id, r.max_topological_ordering,
-        r.last_stream_ordering, m.membership, m.stream_ordering > COALESCE($2::bigint, $3::bigint) AS moved,
-        CASE WHEN m.stream_ordering <= COALESCE($2::bigint, $3::bigint) THEN m.membership
-            ELSE COALESCE(old.membership, 0) END AS membership_then,
-        delta.prev_event_nid AS member_nid_then
+        r.last_stream_ordering, m.membership, m.stream_ordering > token.reached AS moved,
+        CASE WHEN m.stream_ordering <= token.reached THEN m.membership ELSE COALESCE(old.membership, 0) END AS membership_then,
+        delta.prev_event_nid AS member_nid_then,
+        CASE WHEN $2::bigint IS NOT NULL THEN token.reached END AS since,
+        CASE WHEN $2::bigint IS NULL THEN token.reached ELSE $3::bigint END AS upto
     FROM reader u
     JOIN memberships m USING (principal_nid)
     JOIN rooms r USING (room_nid)
+    LEFT JOIN late USING (room_nid)
+    CROSS JOIN LATERAL (SELECT COALESCE(late.reached, $2::bigint, $3::bigint)) AS token (reached)
     LEFT JOIN LATERAL (
         SELECT COALESCE(d.prev_event_nid, 0) AS prev_event_nid
         FROM state_deltas d
-        WHERE d.room_nid = m.room_nid
-            AND d.stream_ordering > COALESCE($2::bigint, $3::bigint)
-            AND d.state_key_nid = u.state_key_nid
+        WHERE d.room_nid = m.room_nid AND d.stream_ordering > token.reached AND d.state_key_nid = u.state_key_nid
         ORDER BY d.stream_ordering
         LIMIT 1
-    ) delta ON m.stream_ordering > COALESCE($2::bigint, $3::bigint)
+    ) delta ON m.stream_ordering > token.reached
     LEFT JOIN events old ON old.event_nid = delta.prev_event_nid
     WHERE CASE WHEN $2::bigint IS NULL THEN m.membership IN (3, 4, 5)
-        ELSE m.stream_ordering > $2::bigint OR (m.membership = 5 AND (r.last_stream_ordering > $2::bigint OR $4::boolean)) END
+        ELSE m.stream_ordering > token.reached OR (m.membership = 5 AND (r.last_stream_ordering > token.reached OR $4::boolean)) END
 ),
 joined AS (  -- all, or of an initial sync in parts the next ones, latest activity (as of its position) first
     SELECT mine.*, latest.activity
     FROM mine
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN mine.last_stream_ordering <= $3::bigint THEN mine.last_stream_ordering ELSE (
+        SELECT CASE WHEN mine.last_stream_ordering <= mine.upto THEN mine.last_stream_ordering ELSE (
             SELECT e.stream_ordering
             FROM events e
             WHERE (e.room_nid, e.stream_ordering) > (mine.room_nid, 0)
-                AND (e.room_nid, e.stream_ordering) <= (mine.room_nid, $3::bigint)
+                AND (e.room_nid, e.stream_ordering) <= (mine.room_nid, mine.upto)
                 AND NOT e.outlier AND NOT e.backfilled
             ORDER BY e.room_nid DESC, e.stream_ordering DESC
             LIMIT 1
         ) END
     ) AS latest (activity)
     WHERE mine.membership = 5
-        AND ($2::bigint IS NOT NULL OR NOT mine.moved OR mine.membership_then = 5)
+        AND (mine.since IS NOT NULL OR NOT mine.moved OR mine.membership_then = 5)
         AND ($6::bigint IS NULL OR (latest.activity, mine.room_nid) < ($6::bigint, $7::int))
     ORDER BY latest.activity DESC, mine.room_nid DESC
     LIMIT $5::bigint
 ),
 room AS (  -- what is to be told of each: whether it is told whole, and the stretch of the stream
-    SELECT joined.*, $2::bigint IS NULL OR $4::boolean OR membership_then <> 5 AS whole, true AS was_joined,
-        CASE WHEN membership_then = 5 THEN COALESCE($2::bigint, 0) ELSE 0 END AS lower, $3::bigint AS upper
+    SELECT joined.*, since IS NULL OR $4::boolean OR membership_then <> 5 AS whole, true AS was_joined,
+        CASE WHEN membership_then = 5 THEN COALESCE(since, 0) ELSE 0 END AS lower, upto AS upper
     FROM joined
     UNION ALL
     SELECT mine.*, mine.last_stream_ordering, false, membership_then = 5 OR EXISTS (  -- a join and the leave since the last sync
             SELECT FROM state_deltas d JOIN events e USING (event_nid)
-            WHERE d.room_nid = mine.room_nid AND d.stream_ordering > $2::bigint
+            WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
                 AND d.state_key_nid = mine.state_key_nid AND e.membership = 5
-        ), COALESCE($2::bigint, 0), CASE WHEN own.stream_ordering > $2::bigint THEN own.stream_ordering ELSE $3::bigint END
+        ), COALESCE(mine.since, 0), CASE WHEN own.stream_ordering > mine.since THEN own.stream_ordering ELSE mine.upto END
     FROM mine
     LEFT JOIN events own ON own.event_nid = mine.member_nid
     WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then AND $6::bigint IS NULL
@@ -139,10 +162,10 @@ class Told(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What is asked for: from (None: from the beginning) and up to which stream ordering, and how much."""
+    """What is asked for: from (None: from the beginning) and up to which position, and how much."""
 
-    since: int | None
-    upto: int
+    since: VectorPosition | None
+    upto: VectorPosition
     timeline_limit: int
     rooms_limit: int | None = None
     below: tuple[int, int] | None = None  # only rooms below this (activity, room_nid)
@@ -153,10 +176,26 @@ async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]
     """The rooms with something to tell, latest activity first; one more than ``rooms_limit`` if there are more."""
     below = asked.below or (None, None)
     limit = None if asked.rooms_limit is None else asked.rooms_limit + 1
-    rows = await conn.fetch(SQL_ROOMS, user_id, asked.since, asked.upto, asked.full_state, limit, *below, asked.timeline_limit, row=RoomRow)
+    rows = await conn.fetch(
+        SQL_ROOMS,
+        user_id,
+        None if asked.since is None else asked.since.furthest(),
+        asked.upto.furthest(),
+        asked.full_state,
+        limit,
+        *below,
+        asked.timeline_limit,
+        *_parts(asked.since or asked.upto),
+        row=RoomRow,
+    )
     told: dict[int, Told] = {}
     for row in rows:
         room = told.setdefault(row.room_nid, Told(row, []))
         if row.event_nid is not None:
             room.events.append(stored_of(row[EVENT:]))
     return list(told.values())
+
+
+def _parts(position: VectorPosition) -> tuple[int, list[str], list[int]]:
+    """Where every writer is at least, and the writers that are further."""
+    return position.min, [writer for writer, _ in position.items], [number for _, number in position.items]
