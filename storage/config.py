@@ -92,6 +92,35 @@ class Config:
     sync_poll_ms: int = 1_000
     """How often a waiting sync looks for what another process wrote; the own process wakes it at once."""
 
+    # ---------------------------------------------------------------------------------------------------- replication
+
+    replication_ping_ms: int = 5_000
+    """How often a side of a replication connection says that it is alive."""
+
+    replication_timeout_ms: int = 15_000
+    """A side that has sent a PING and then nothing for so long counts as gone."""
+
+    replication_buffer_max_bytes: int = 16_777_216
+    """What may wait to be sent to one peer that reads too slowly; beyond it the peer is disconnected."""
+
+    replication_close_ms: int = 5_000
+    """Longest wait, at the end of a connection, for the peer to read what was sent to it."""
+
+    replication_connect_timeout_ms: int = 10_000
+    """Longest wait for a new replication connection."""
+
+    replication_page_max: int = 1_000
+    """Rows read from a table at once, where a reader has missed some."""
+
+    replication_batch_max: int = 10_000
+    """Rows under one token that a reader keeps until the last of them comes; of larger batches it reads the table."""
+
+    replication_retry_ms_first: int = 100
+    """Upper bound of the random pause before a lost connection is tried again; it doubles with each failure."""
+
+    replication_retry_ms_max: int = 10_000
+    """Largest upper bound of that pause."""
+
     # ---------------------------------------------------------------------------------------------- embedded Postgres
 
     embedded_start_timeout_ms: int = 60_000

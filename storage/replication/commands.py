@@ -435,6 +435,11 @@ def parse(line: str) -> Command:
         raise ProtocolError(f"{name}: {error.reason}", line=line[:_SHOWN_MAX]) from None
 
 
+def is_known(line: str) -> bool:
+    """Whether the line's command is one of ours, well formed or not."""
+    return line.partition(" ")[0] in _READ
+
+
 def encode(command: Command) -> bytes:
     """The line for the wire, with its line feed. `ProtocolError` if it is too long, or holds what UTF-8 cannot write."""
     try:

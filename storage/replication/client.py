@@ -1,0 +1,202 @@
+"""The TCP client: follows what the process at the other end writes, and says to it what a worker has to say.
+
+    async with Client(store, "127.0.0.1", 9092) as client:
+        await client.connected()
+
+It connects again, for ever, when the connection is lost; what was missed is read from the tables.
+"""
+
+import asyncio
+import logging
+import ssl as tls
+from collections.abc import Callable
+from typing import Self
+
+from storage.config import Config
+from storage.errors import ProtocolError, StorageClosed, StorageError
+from storage.replication.backoff import Backoff
+from storage.replication.commands import Command, Error, Name, Ping, Server
+from storage.replication.connection import CHUNK_BYTES, Connection
+from storage.replication.exchange import Exchange, ReplicatedStore
+from storage.replication.handlers import Handlers
+from storage.replication.transport import Link, Subscriber, Subscribers
+
+logger = logging.getLogger(__name__)
+
+
+class ClientTransport:
+    """One connection at a time, made again when it is lost. See `storage.replication.transport.Transport`."""
+
+    is_shared = False
+
+    def __init__(
+        self, host: str, port: int, *, name: str, server_name: str | None, config: Config, ssl: tls.SSLContext | None = None
+    ) -> None:
+        self._address = (host, port)
+        self._name = name
+        self._server_name = server_name
+        self._config = config
+        self._ssl = ssl
+        self._subscribers = Subscribers()
+        self._backoff = Backoff.of(config)
+        self._connection: Connection | None = None
+        self._greeted = False
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self.last_error: StorageError | OSError | None = None
+        """Why the last attempt or connection failed."""
+
+    @property
+    def links(self) -> list[Link]:
+        """See `Transport`."""
+        return [] if self._connection is None else [self._connection]
+
+    def publish(self, *commands: Command) -> None:
+        """See `Transport`."""
+        if self._connection is not None:
+            self._connection.send(*commands)
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """See `Transport`."""
+        return self._subscribers.add(subscriber, self.links)
+
+    def start(self) -> None:
+        """Connect, and stay connected."""
+        self._task = asyncio.create_task(self._stay_connected(), name="replication-client")
+
+    async def connected(self) -> None:
+        """Wait for a server of the right name. `ProtocolError` if one of another name answers, `StorageClosed` after `close`."""
+        while not self._greeted:
+            if self._closed:
+                raise StorageClosed("replication client")
+            news = self._news
+            await news.wait()
+            if isinstance(self.last_error, ProtocolError):
+                raise self.last_error
+
+    async def close(self) -> None:
+        """See `Transport`."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.end("closed")
+        elif self._task is not None:
+            self._task.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            self._task = None
+        self._tell_waiting(None)
+
+    async def _stay_connected(self) -> None:
+        while not self._closed:
+            try:
+                async with asyncio.timeout(self._config.replication_connect_timeout_ms / 1000):
+                    streams = await asyncio.open_connection(*self._address, ssl=self._ssl, limit=CHUNK_BYTES)
+            except OSError as error:  # TimeoutError and errors of TLS are of this kind
+                logger.warning("no connection with %s:%d: %s", *self._address, str(error) or type(error).__name__)
+                self._tell_waiting(error)
+            else:
+                await self._converse(*streams)
+            if not self._closed:
+                await asyncio.sleep(self._backoff.next())
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = self._connection = Connection(reader, writer, side="client", config=self._config)
+        self._greeted = False
+        connection.send(Name(self._name))
+        try:
+            self._subscribers.connected(connection)
+            reason = await connection.run(lambda command: self._received(command, connection))
+            logger.info("the connection with %s has ended: %s", connection.name, reason)
+        finally:
+            self._connection = None
+            self._greeted = False
+            self._subscribers.disconnected(connection)
+
+    def _received(self, command: Command, connection: Connection) -> None:
+        if isinstance(command, Server):
+            self._greet(command, connection)
+        elif not self._greeted and not isinstance(command, Ping | Error):
+            raise ProtocolError(f"{command.NAME} before SERVER")
+        self._subscribers.received(command, connection)
+
+    def _greet(self, command: Server, connection: Connection) -> None:
+        if self._server_name not in {None, command.server_name}:
+            error = ProtocolError(f"connected to {command.server_name}, wanted was {self._server_name}")
+            self._tell_waiting(error)
+            raise error
+        connection.peer_name = f"{command.server_name} at {connection.peer_name}"
+        self._greeted = True
+        self._backoff.reset()
+        self._tell_waiting(None)
+
+    def _tell_waiting(self, error: StorageError | OSError | None) -> None:
+        self.last_error = error
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+class Client:
+    """A reader of one server. With a store it moves the store's streams on; with handlers it tells them of each `Advance` and command.
+
+    ``server_name`` is what the server must call itself: that of the store, if it is not given.
+    """
+
+    def __init__(
+        self,
+        store: ReplicatedStore | Handlers,
+        host: str,
+        port: int,
+        *,
+        ssl: tls.SSLContext | None = None,
+        server_name: str | None = None,
+        instance_name: str = "client",
+        handlers: Handlers | None = None,
+        config: Config | None = None,
+    ) -> None:
+        if not isinstance(store, Handlers):
+            server_name, instance_name, config = server_name or store.server_name, store.instance_name, config or store.database.config
+        config = config or Config()
+        self._transport = ClientTransport(host, port, name=instance_name, server_name=server_name, config=config, ssl=ssl)
+        self.exchange = Exchange(store, self._transport, handlers=handlers, announces="none", config=config, instance_name=instance_name)
+
+    def start(self) -> None:
+        """Connect, and follow from now on; needs a running event loop. Entering the client as a context manager does it."""
+        self.exchange.start()
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self.exchange.close()
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def connected(self) -> None:
+        """Wait for a server of the right name. `ProtocolError` if one of another name answers, `StorageClosed` after `close`."""
+        await self._transport.connected()
+
+    @property
+    def last_error(self) -> StorageError | OSError | None:
+        """Why the last attempt to connect failed; None after one that did not."""
+        return self._transport.last_error
+
+    @property
+    def handlers(self) -> Handlers:
+        """Who wants to hear of commands."""
+        return self.exchange.handlers
+
+    def publish(self, *commands: Command) -> None:
+        """Say these to the server; while there is no connection they are lost."""
+        self.exchange.publish(*commands)
+
+    def user_syncs(self, user_id: str, device_id: str | None = None, *, syncing: bool, at_ms: int | None = None) -> None:
+        """A user has started or stopped syncing here. Told again after each new connection."""
+        self.exchange.user_syncs(user_id, device_id, syncing=syncing, at_ms=at_ms)
+
+    def acknowledge(self, token: int) -> None:
+        """This process has sent to other servers everything up to ``token``. Told again after each new connection."""
+        self.exchange.acknowledge(token)

@@ -1,0 +1,209 @@
+"""One participant in replication, whatever the transport: says what this process writes, follows what others write.
+
+    async with Exchange(store, transport): …
+
+A participant has two sides. It *announces*: "own" facts, on transports where everybody hears everybody; "all" it learns of, where it is
+the hub of others (the TCP server); "none" (the TCP client). And it *follows*, or not. On every new link both sides introduce
+themselves, so that whatever was lost before is found.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal, Protocol, Self
+
+from storage.config import Config
+from storage.database.connection import Database
+from storage.replication.announcing import advance_commands, positions
+from storage.replication.commands import (
+    ClearUserSync,
+    Command,
+    FederationAck,
+    Position,
+    Rdata,
+    Replicate,
+    UserSync,
+)
+from storage.replication.federation_ack import Acknowledgements
+from storage.replication.follower import Follower
+from storage.replication.following import HandlersTarget, StreamsTarget, Target
+from storage.replication.handlers import Handlers
+from storage.replication.syncing import Session, Syncing
+from storage.replication.transport import Link, Transport
+from storage.streams.feed import Advance
+from storage.streams.registry import Streams
+
+Announces = Literal["own", "all", "none"]
+
+
+class ReplicatedStore(Protocol):
+    """What replication needs of a store."""
+
+    @property
+    def streams(self) -> Streams:
+        """Its streams, and the feed of what happens to them."""
+
+    @property
+    def database(self) -> Database:
+        """For its limits; rows are read through the streams."""
+
+    @property
+    def server_name(self) -> str:
+        """The homeserver's name."""
+
+    @property
+    def instance_name(self) -> str:
+        """This writer's name."""
+
+
+class Exchange:
+    """A participant. ``store`` may be handlers instead: then nothing is announced, and what comes is only told to them.
+
+    `syncing` knows who syncs on which worker, `acknowledged` how far each sending worker has got, `handlers` who wants to hear of commands.
+    """
+
+    def __init__(
+        self,
+        store: ReplicatedStore | Handlers,
+        transport: Transport,
+        *,
+        handlers: Handlers | None = None,
+        announces: Announces = "own",
+        follows: bool = True,
+        config: Config | None = None,
+        instance_name: str = "client",
+    ) -> None:
+        self.transport = transport
+        self.syncing = Syncing()
+        self.acknowledged = Acknowledgements()
+        if isinstance(store, Handlers):
+            self.handlers, self.instance_name, self._config = store, instance_name, config or Config()
+            self._streams, self._announces = None, "none"
+            target: Target = HandlersTarget(store)
+        else:
+            self.handlers, self.instance_name, self._config = handlers or Handlers(), store.instance_name, config or store.database.config
+            self._streams, self._announces = store.streams, announces
+            target = StreamsTarget(store.streams)
+        self._follower = Follower(target, self._config) if follows else None
+        self._own_syncs: dict[Session, int] = {}
+        self._own_acknowledgement: int | None = None
+        self._heard: dict[str, float] = {}
+        self._ends: list[Callable[[], None]] = []
+        self._beating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Take part from now on; needs a running event loop."""
+        if self._streams is not None and self._announces != "none":
+            self._ends.append(self._streams.feed.subscribe(self._advanced))
+        self._ends.append(self.transport.subscribe(self))
+        self.transport.start()
+        if self.transport.is_shared:
+            self._beating = asyncio.create_task(self._beat(), name="replication-beat")
+
+    async def close(self) -> None:
+        """Take no part any more. What was published is still sent; the transport is closed."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.wait([self._beating])
+        if self._own_syncs:
+            self.transport.publish(ClearUserSync(self.instance_name))
+        for end in self._ends:
+            end()
+        self._ends.clear()
+        await self.transport.close()
+        if self._follower is not None:
+            await self._follower.close()
+
+    # ---------------------------------------------------------------------------------------------- what this process says
+
+    def publish(self, *commands: Command) -> None:
+        """Say these to everybody else: REMOTE_SERVER_UP, USER_IP, LOCK_RELEASED … Nobody is told twice, and who is away not at all."""
+        self.transport.publish(*commands)
+
+    def user_syncs(self, user_id: str, device_id: str | None = None, *, syncing: bool, at_ms: int | None = None) -> None:
+        """A user has started or stopped syncing here. Told again to whoever connects later."""
+        at = time.time_ns() // 1_000_000 if at_ms is None else at_ms
+        command = UserSync(self.instance_name, user_id, device_id, syncing, at)
+        self._own_syncs.pop((user_id, device_id), None)
+        if syncing:
+            self._own_syncs[user_id, device_id] = at
+        self.transport.publish(command)
+
+    def acknowledge(self, token: int) -> None:
+        """This process has sent to other servers everything up to ``token``. Told again to whoever connects later."""
+        self._own_acknowledgement = max(token, self._own_acknowledgement or token)
+        self.transport.publish(FederationAck(self.instance_name, self._own_acknowledgement))
+
+    def _advanced(self, advance: Advance) -> None:
+        """A subscriber of the feed."""
+        if self.transport.links and (advance.local or self._announces == "all"):
+            self.transport.publish(*advance_commands(advance))
+
+    def _positions(self) -> Iterator[Position]:
+        if self._streams is None or self._announces == "none":
+            return iter(())
+        return positions(self._streams, None if self._announces == "all" else self._streams.instance_name)
+
+    def _own_state(self) -> Iterator[Command]:
+        for (user_id, device_id), at in self._own_syncs.items():
+            yield UserSync(self.instance_name, user_id, device_id, is_syncing=True, last_sync_ms=at)
+        if self._own_acknowledgement is not None:
+            yield FederationAck(self.instance_name, self._own_acknowledgement)
+
+    async def _beat(self) -> None:
+        """Where a link does not end with its peer: show that this one is alive, and forget those who do not.
+
+        The positions that serve for it also show what was lost on the way.
+        """
+        while True:
+            await asyncio.sleep(self._config.replication_ping_ms / 1000)
+            self.transport.publish(*self._positions())
+            silent_since = time.monotonic() - self._config.replication_timeout_ms / 1000
+            for instance_name in [name for name, at in self._heard.items() if at < silent_since]:
+                del self._heard[instance_name]
+                self.syncing.clear(instance_name)
+
+    # ---------------------------------------------------------------------------------------------- what the others say
+
+    def connected(self, link: Link) -> None:
+        """See `Subscriber`."""
+        if self._follower is not None:
+            link.send(Replicate())
+        if self._announces != "all":
+            link.send(*self._positions(), *self._own_state())
+
+    def disconnected(self, link: Link) -> None:
+        """See `Subscriber`."""
+        self.syncing.lost(link)
+        if self._follower is not None:
+            self._follower.lost(link)
+
+    def received(self, command: Command, link: Link) -> None:
+        """See `Subscriber`."""
+        if self.transport.is_shared and isinstance(command, Rdata | Position | UserSync | ClearUserSync | FederationAck):
+            self._heard[command.instance_name] = time.monotonic()
+        match command:
+            case Rdata():
+                if self._follower is not None:
+                    self._follower.rdata(command, link)
+            case Position():
+                if self._follower is not None:
+                    self._follower.position(command, link)
+            case Replicate():
+                link.send(*self._positions(), *(self._own_state() if self._announces != "all" else ()))
+            case UserSync():
+                self.syncing.told(command, link)
+            case ClearUserSync():
+                self.syncing.clear(command.instance_name)
+            case FederationAck():
+                self.acknowledged.told(command)
+            case _:
+                pass  # of interest to handlers only
+        self.handlers.tell(command)

@@ -1,0 +1,170 @@
+"""Following other writers: rows are taken as they come, holes are seen by their tokens and filled from the table.
+
+Everything is kept per link, stream and writer (a `_Track`), so batches of two writers never mix, and one that has to fetch holds up
+nobody else. A track is live once all up to the last token that came over its link is known; then the tokens of its rows have no
+gaps, since a link loses nothing while it lasts. Until then, and whenever a POSITION shows a hole, rows are fetched up to the
+newest token. What comes meanwhile only moves that goal: the rows themselves are in the table, so nothing piles up.
+
+    known 10   POSITION events w 12 14     hole: fetch 11..14                    then live
+    known 10   POSITION events w 9 14      nothing was written in 10..14: known 14, live
+    known 10   RDATA events w 11 […]       live: known 11. Not live yet: fetch up to 11, then live
+    known 10   RDATA events w 8 […]        known already, over another link
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage.config import Config
+from storage.errors import DatabaseError, ProtocolError
+from storage.replication.backoff import Backoff
+from storage.replication.commands import Position, Rdata
+from storage.replication.following import Target
+from storage.replication.transport import Link
+from storage.streams.feed import Fact
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Track:
+    """One writer in one stream, as one link tells of it."""
+
+    link: Link
+    stream_name: str
+    instance_name: str
+    live: bool = False
+    goal: int = 0
+    rows: list[Any] = field(default_factory=list)
+    """Of a batch whose end has not come."""
+
+    torn: bool = False
+    """Some rows of the present batch were not kept: when its end comes, it is read from the table."""
+
+    fetching: asyncio.Task[None] | None = None
+
+
+class Follower:
+    """Takes RDATA and POSITION from any number of links, and brings the target forward. Every fact once, in its writer's order."""
+
+    def __init__(self, target: Target, config: Config) -> None:
+        self._target = target
+        self._config = config
+        self._tracks: dict[Link, dict[tuple[str, str], _Track]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def rdata(self, command: Rdata, link: Link) -> None:
+        """A row has come. `ProtocolError` for one that is not of its stream's shape."""
+        track = self._track(command.stream_name, command.instance_name, link)
+        if track is None:
+            return
+        self._target.check(command.stream_name, command.row)
+        if command.token is None:
+            self._keep(track, command.row)
+        elif track.torn or not track.live:
+            track.torn = False
+            track.rows.clear()
+            self._fetch(track, command.token)
+        elif track.rows:
+            rows, track.rows = [*track.rows, command.row], []
+            self._apply(track, command.token, [Fact(command.token, command.instance_name, row) for row in rows])
+        else:
+            self._apply(track, command.token, [Fact(command.token, command.instance_name, command.row)])
+
+    def position(self, command: Position, link: Link) -> None:
+        """A position has come. `ProtocolError` for one that goes backwards."""
+        if command.new_token < command.prev_token:
+            raise ProtocolError(f"a position before the previous one: {command}")
+        track = self._track(command.stream_name, command.instance_name, link)
+        if track is None:
+            return
+        track.torn = track.torn or bool(track.rows)
+        track.rows.clear()
+        known = self._target.position(track.stream_name, track.instance_name)
+        if track.fetching or (known is not None and known < command.prev_token):
+            self._fetch(track, command.new_token)
+        else:
+            track.live = True
+            self._apply(track, command.new_token, [])
+
+    def lost(self, link: Link) -> None:
+        """A link has ended: what it was in the middle of is begun again by the next one."""
+        for track in self._tracks.pop(link, {}).values():
+            if track.fetching:
+                track.fetching.cancel()
+
+    async def close(self) -> None:
+        """Stop fetching."""
+        for link in list(self._tracks):
+            self.lost(link)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _track(self, stream_name: str, instance_name: str, link: Link) -> _Track | None:
+        tracks = self._tracks.setdefault(link, {})
+        track = tracks.get((stream_name, instance_name))
+        if track is None and self._target.follows(stream_name, instance_name):
+            anywhere = self._target.position(stream_name, instance_name) is None
+            track = tracks[stream_name, instance_name] = _Track(link, stream_name, instance_name, live=anywhere)
+        return track
+
+    def _keep(self, track: _Track, row: Any) -> None:
+        if track.torn or not track.live or len(track.rows) >= self._config.replication_batch_max:
+            track.torn = True
+            track.rows.clear()
+        else:
+            track.rows.append(row)
+
+    def _apply(self, track: _Track, current: int, facts: list[Fact]) -> None:
+        """Move on. Another link may have been faster: what is known already is left out."""
+        known = self._target.position(track.stream_name, track.instance_name)
+        if known is not None and current <= known:
+            return
+        if known is not None and facts and facts[0].stream_id <= known:
+            facts = [fact for fact in facts if fact.stream_id > known]
+        self._target.advance(track.stream_name, track.instance_name, current, facts)
+
+    # ---------------------------------------------------------------------------------------------- holes
+
+    def _fetch(self, track: _Track, goal: int) -> None:
+        track.live = False
+        track.goal = max(track.goal, goal)
+        if track.fetching is None:
+            name = f"replication-fetch-{track.stream_name}-{track.instance_name}"
+            track.fetching = asyncio.create_task(self._fetch_up_to_goal(track), name=name)
+            self._tasks.add(track.fetching)
+            track.fetching.add_done_callback(self._tasks.discard)
+
+    async def _fetch_up_to_goal(self, track: _Track) -> None:
+        """Page by page, while the goal may move. A database that is away is asked again until it is back."""
+        backoff = Backoff.of(self._config)
+        limit = self._config.replication_page_max
+        try:
+            while (known := self._target.position(track.stream_name, track.instance_name) or 0) < track.goal:
+                goal = track.goal
+                try:
+                    facts = await self._target.rows(track.stream_name, track.instance_name, known, goal, limit)
+                except DatabaseError as error:
+                    logger.warning("rows of %s by %s after %d: %s; trying again", track.stream_name, track.instance_name, known, error)
+                    await asyncio.sleep(backoff.next())
+                    continue
+                backoff.reset()
+                limit = self._take(track, facts, goal, limit)
+            track.live = True
+        except Exception:
+            logger.exception("rows of %s by %s could not be fetched", track.stream_name, track.instance_name)
+            track.link.refuse(f"rows of {track.stream_name} by {track.instance_name} could not be fetched")
+        finally:
+            track.fetching = None
+
+    def _take(self, track: _Track, facts: list[Fact], goal: int, limit: int) -> int:
+        """Apply one page; the limit for the next. A full page may have cut through the rows of its last id."""
+        if len(facts) < limit:
+            self._apply(track, goal, facts)
+            return self._config.replication_page_max
+        whole = [fact for fact in facts if fact.stream_id < facts[-1].stream_id]
+        if not whole:
+            return limit * 2
+        self._apply(track, whole[-1].stream_id, whole)
+        return self._config.replication_page_max

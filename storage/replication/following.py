@@ -1,0 +1,103 @@
+"""What a reader follows: the streams of a store, or, where there is no store, whatever comes and the handlers that take it."""
+
+import logging
+from typing import Any, Protocol
+
+from storage.errors import ProtocolError
+from storage.replication.handlers import Handlers
+from storage.streams.feed import Advance, Fact
+from storage.streams.registry import Streams
+
+logger = logging.getLogger(__name__)
+
+
+class Target(Protocol):
+    """Where followed rows go, and where missed ones come from."""
+
+    def follows(self, stream_name: str, instance_name: str) -> bool:
+        """Whether this writer's facts in this stream are wanted."""
+
+    def position(self, stream_name: str, instance_name: str) -> int | None:
+        """The last token up to which everything is known. None: no matter what was before."""
+
+    def check(self, stream_name: str, row: Any) -> None:
+        """`ProtocolError` if a row does not have the shape of its stream."""
+
+    async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
+        """The facts of a writer with ``after < stream_id <= upto``, at most ``limit``, in order."""
+
+    def advance(self, stream_name: str, instance_name: str, current: int, facts: list[Fact]) -> None:
+        """A writer has moved to ``current``; these are all its facts since its last position."""
+
+
+class StreamsTarget:
+    """The streams of a store: what others write there. The store's own facts it knows already."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._unknown: set[str] = set()
+
+    def follows(self, stream_name: str, instance_name: str) -> bool:
+        """See `Target`."""
+        if stream_name in self._streams:
+            return instance_name != self._streams.instance_name
+        if stream_name not in self._unknown:
+            self._unknown.add(stream_name)
+            logger.info("the stream %s of %s is not one of this store: ignored", stream_name, instance_name)
+        return False
+
+    def position(self, stream_name: str, instance_name: str) -> int:
+        """See `Target`. A writer that nothing is known of has been told of nowhere: it is at 0."""
+        try:
+            return self._streams[stream_name].generator.current(instance_name)
+        except KeyError:
+            return 0
+
+    def check(self, stream_name: str, row: Any) -> None:
+        """See `Target`. The keys that a fact wakes are the part of its shape that is relied on."""
+        try:
+            keys = self._streams[stream_name].declaration.wakes(row) if isinstance(row, list) else [None]
+        except (ValueError, LookupError, TypeError):
+            keys = [None]
+        if not all(isinstance(key, str) for key in keys):
+            raise ProtocolError(f"malformed row of the stream {stream_name}: {str(row)[:200]}")
+
+    async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
+        """See `Target`."""
+        return await self._streams[stream_name].rows(after, upto, limit, instance_name=instance_name)
+
+    def advance(self, stream_name: str, instance_name: str, current: int, facts: list[Fact]) -> None:
+        """See `Target`."""
+        self._streams.advance(stream_name, instance_name, current, facts, local=False)
+
+
+class HandlersTarget:
+    """No store: each advance is told to the handlers of `Advance`. What is missed can be had only if they can fetch it."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+        self._positions: dict[tuple[str, str], int] = {}
+
+    def follows(self, stream_name: str, instance_name: str) -> bool:  # noqa: ARG002  # everything
+        """See `Target`."""
+        return True
+
+    def position(self, stream_name: str, instance_name: str) -> int | None:
+        """See `Target`."""
+        return self._positions.get((stream_name, instance_name))
+
+    def check(self, stream_name: str, row: Any) -> None:
+        """See `Target`. What a row has to look like is the handlers' affair."""
+
+    async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
+        """See `Target`."""
+        if self._handlers.fetch is None:
+            logger.warning("rows of %s by %s between %d and %d were missed, and cannot be fetched", stream_name, instance_name, after, upto)
+            return []
+        return await self._handlers.fetch(stream_name, instance_name, after, upto, limit)
+
+    def advance(self, stream_name: str, instance_name: str, current: int, facts: list[Fact]) -> None:
+        """See `Target`."""
+        previous = self._positions.get((stream_name, instance_name), current)
+        self._positions[stream_name, instance_name] = current
+        self._handlers.tell(Advance(stream_name, instance_name, previous, current, facts, local=False))

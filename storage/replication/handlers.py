@@ -1,0 +1,48 @@
+"""What a homeserver wants to hear of: functions registered by the type of what they take.
+
+    handlers = Handlers()
+    handlers.on(RemoteServerUp, lambda command: retries.reset(command.server_name))
+    handlers.on(UserIp, clients.seen)
+
+Every command that arrives can be had, and `Advance` (storage.streams.feed): rows of a stream, complete and in order. A handler runs
+in the event loop and must not block; one that raises is logged, and the others are told all the same.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from storage.streams.feed import Fact
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Fetch = Callable[[str, str, int, int, int], Awaitable[list[Fact]]]
+"""(stream name, writer, after, up to, limit) -> the facts of that writer, in order: how missed rows are had where there is no store."""
+
+
+class Handlers:
+    """A registry. ``fetch`` is only for a client without a store; without it such a client cannot make up for what it missed."""
+
+    def __init__(self, *, fetch: Fetch | None = None) -> None:
+        self.fetch = fetch
+        self._handlers: dict[type, dict[Callable[[Any], None], None]] = {}
+
+    def on(self, kind: type[T], handler: Callable[[T], None]) -> Callable[[], None]:
+        """Call ``handler`` with each ``kind`` that arrives; the answer ends it."""
+        handlers = self._handlers.setdefault(kind, {})
+        handlers[handler] = None
+        return lambda: handlers.pop(handler, None)
+
+    def wants(self, kind: type) -> bool:
+        """Whether anybody listens."""
+        return bool(self._handlers.get(kind))
+
+    def tell(self, what: object) -> None:
+        """Call all who registered for the type of this."""
+        for handler in list(self._handlers.get(type(what), ())):
+            try:
+                handler(what)
+            except Exception:
+                logger.exception("a handler of %s failed", type(what).__name__)

@@ -1,0 +1,250 @@
+"""Replication over Redis: every line is published on the channel that bears the server's name, and everybody listens to it.
+
+    async with Exchange(store, RedisTransport("redis://localhost", store.server_name, config)): …
+
+Addresses of users (USER_IP) go to a channel of their own, `<server name>/USER_IP`, as workers in the field have it. Two connections
+make a session: one listens, one publishes. If either fails, or nothing comes back of what was published, both are made again. What was
+waiting is thrown away then: a new link begins, everybody introduces themselves, and the positions show what is missing.
+
+Redis sends a participant its own lines too. They come in the order they were sent, so the oldest that is still expected is the one.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from storage.config import Config
+from storage.errors import InputError, ProtocolError, StorageClosed
+from storage.replication.backoff import Backoff
+from storage.replication.commands import Command, Ping, UserIp, encode, is_known, parse
+from storage.replication.transport import Link, Subscriber, Subscribers
+
+logger = logging.getLogger(__name__)
+
+LINES_AT_ONCE: Final = 500
+
+
+class RedisTransport:
+    """See `storage.replication.transport.Transport`. ``url`` is redis://, rediss:// (TLS) or unix://."""
+
+    is_shared = True
+
+    def __init__(self, url: str, server_name: str, config: Config) -> None:
+        timeout = config.replication_timeout_ms / 1000
+        try:
+            self._pool = ConnectionPool.from_url(
+                url,
+                retry=Retry(NoBackoff(), 0),
+                protocol=2,
+                socket_timeout=timeout,
+                socket_connect_timeout=config.replication_connect_timeout_ms / 1000,
+            )
+        except ValueError as error:
+            raise InputError(f"the address of Redis: {error}") from None
+        self._channel = server_name
+        self._config = config
+        self._subscribers = Subscribers()
+        self._backoff = Backoff.of(config)
+        self._queue: deque[tuple[str, bytes]] = deque()
+        self._queue_bytes = 0
+        self._too_slow = False
+        self._wake = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._echoes: deque[bytes] = deque()
+        self._link: RedisLink | None = None
+        self._refused = asyncio.Event()
+        self._news = asyncio.Event()
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def links(self) -> list[Link]:
+        """See `Transport`: one to all, while Redis is there."""
+        return [] if self._link is None else [self._link]
+
+    def publish(self, *commands: Command) -> None:
+        """See `Transport`."""
+        if self._link is None or self._closed:
+            return
+        for command in commands:
+            channel = f"{self._channel}/{command.NAME}" if isinstance(command, UserIp) else self._channel
+            line = encode(command)[:-1]
+            self._queue.append((channel, line))
+            self._queue_bytes += len(line)
+        self._too_slow = self._too_slow or self._queue_bytes > self._config.replication_buffer_max_bytes
+        self._wake.set()
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """See `Transport`."""
+        return self._subscribers.add(subscriber, self.links)
+
+    def start(self) -> None:
+        """See `Transport`."""
+        self._task = asyncio.create_task(self._stay_connected(), name="replication-redis")
+
+    async def connected(self) -> None:
+        """Wait until Redis is there. `StorageClosed` after `close`."""
+        while self._link is None:
+            if self._closed:
+                raise StorageClosed("Redis transport")
+            await self._news.wait()
+
+    async def close(self) -> None:
+        """See `Transport`."""
+        self._closed = True
+        self._wake.set()
+        if self._link is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.replication_close_ms / 1000):
+                    await self._sent.wait()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._tell_waiting()
+
+    # ---------------------------------------------------------------------------------------------- sessions
+
+    async def _stay_connected(self) -> None:
+        while not self._closed:
+            listener, speaker = _connection(self._pool), _connection(self._pool)
+            try:
+                await self._begin(listener, speaker)
+                await self._session(listener, speaker)
+            except (RedisError, OSError) as error:
+                logger.warning("no connection with Redis: %s", str(error) or type(error).__name__)
+            finally:
+                self._end()
+                await listener.disconnect(nowait=True)
+                await speaker.disconnect(nowait=True)
+            await asyncio.sleep(self._backoff.next())
+
+    async def _begin(self, listener: AbstractConnection, speaker: AbstractConnection) -> None:
+        """Connect and listen; once Redis has said that it is so, nothing is missed."""
+        channels = (self._channel, f"{self._channel}/{UserIp.NAME}")
+        for connection in (speaker, listener):
+            await connection.connect()  # type: ignore[no-untyped-call]  # redis-py
+        await listener.send_command("SUBSCRIBE", *channels)
+        for _ in channels:
+            await listener.read_response()
+        link = self._link = RedisLink(self)
+        self._subscribers.connected(link)
+        self._tell_waiting()
+
+    async def _session(self, listener: AbstractConnection, speaker: AbstractConnection) -> None:
+        """Until either fails, or somebody refuses what came."""
+        works = (self._listen(listener), self._speak(speaker), self._refused.wait())
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _end(self) -> None:
+        link, self._link = self._link, None
+        self._queue.clear()
+        self._queue_bytes = 0
+        self._too_slow = False
+        self._echoes.clear()
+        self._refused.clear()
+        if link is not None:
+            self._subscribers.disconnected(link)
+
+    def refuse(self) -> None:
+        """End this session and begin another."""
+        self._refused.set()
+
+    def _tell_waiting(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    # ---------------------------------------------------------------------------------------------- lines
+
+    async def _speak(self, speaker: AbstractConnection) -> None:
+        every = self._config.replication_ping_ms / 1000
+        while True:
+            try:
+                async with asyncio.timeout(every):
+                    await self._wake.wait()
+            except TimeoutError:
+                self.publish(Ping(str(time.time_ns() // 1_000_000)))
+            self._wake.clear()
+            while self._queue:
+                await self._send_some(speaker)
+            if self._closed:
+                self._sent.set()
+
+    async def _send_some(self, speaker: AbstractConnection) -> None:
+        if self._too_slow:
+            raise RedisConnectionError(f"too slow: {self._queue_bytes} bytes wait to be published")
+        some = [self._queue.popleft() for _ in range(min(len(self._queue), LINES_AT_ONCE))]
+        self._queue_bytes -= sum(len(line) for _, line in some)
+        self._echoes.extend(line for _, line in some)
+        await speaker.send_packed_command(speaker.pack_commands([("PUBLISH", channel, line) for channel, line in some]))
+        for _ in some:
+            await speaker.read_response()
+
+    async def _listen(self, listener: AbstractConnection) -> None:
+        timeout = self._config.replication_timeout_ms / 1000
+        while True:
+            message = await listener.read_response(timeout=timeout)
+            if message is None:
+                raise RedisConnectionError(f"nothing has come for {timeout:g} s, not even what was published here")
+            line = message[2]
+            if self._echoes and self._echoes[0] == line:
+                self._echoes.popleft()
+                self._backoff.reset()
+            else:
+                self._received(line)
+
+    def _received(self, data: bytes) -> None:
+        """A line of somebody else. What is no command of ours may be one of a newer worker."""
+        link = self._link
+        if link is None:
+            return
+        try:
+            line = data.decode()
+            if line.strip() and is_known(line):
+                self._subscribers.received(parse(line), link)
+            elif line.strip():
+                logger.warning("unknown command on %s: %s", self._channel, line[:200])
+        except (UnicodeDecodeError, ProtocolError) as error:
+            link.refuse(str(error))
+
+
+class RedisLink:
+    """The way to everybody, for one session."""
+
+    name = "Redis"
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self._transport = transport
+
+    def send(self, *commands: Command) -> None:
+        """See `Link`: everybody hears it."""
+        if self in self._transport.links:
+            self._transport.publish(*commands)
+
+    def refuse(self, reason: str) -> None:
+        """See `Link`: the session begins anew, so that what was wrong is read from the tables."""
+        logger.warning("from Redis: %s; beginning anew", reason)
+        if self in self._transport.links:
+            self._transport.refuse()
+
+
+def _connection(pool: ConnectionPool) -> AbstractConnection:
+    connection: AbstractConnection = pool.make_connection()  # type: ignore[no-untyped-call]  # redis-py
+    return connection

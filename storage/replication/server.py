@@ -1,0 +1,193 @@
+"""The TCP server: tells everything this process learns of the streams to those who ask, and hears what workers have to say.
+
+    async with await Server(store).serve(port=9092) as server:
+        …
+
+Or by hand: `nc localhost 9092`, then type REPLICATE.
+"""
+
+import asyncio
+import logging
+import ssl as tls
+from collections.abc import Callable
+from typing import Final, Self
+
+from storage.config import Config
+from storage.replication import commands
+from storage.replication.commands import (
+    CancelTask,
+    Command,
+    LockReleased,
+    Name,
+    NewActiveTask,
+    Position,
+    Rdata,
+    RemoteServerUp,
+    Replicate,
+    encode,
+)
+from storage.replication.connection import CHUNK_BYTES, Connection
+from storage.replication.exchange import Exchange, ReplicatedStore
+from storage.replication.federation_ack import Acknowledgements
+from storage.replication.handlers import Handlers
+from storage.replication.syncing import Syncing
+from storage.replication.transport import Link, Subscriber, Subscribers
+
+logger = logging.getLogger(__name__)
+
+FOR_EVERYBODY: Final = (RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
+"""What one client says and the other clients have to hear too: it is passed on."""
+
+
+class ServerTransport:
+    """The hub of any number of connections. See `storage.replication.transport.Transport`."""
+
+    is_shared = False
+
+    def __init__(self, server_name: str, config: Config) -> None:
+        self._server_name = server_name
+        self._config = config
+        self._subscribers = Subscribers()
+        self._connections: dict[Connection, None] = {}
+        self._server: asyncio.Server | None = None
+
+    @property
+    def links(self) -> list[Link]:
+        """See `Transport`."""
+        return list(self._connections)
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The clients that are connected."""
+        return list(self._connections)
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where it listens: hosts and ports; empty while it does not."""
+        return [] if self._server is None else [socket.getsockname()[:2] for socket in self._server.sockets]
+
+    async def listen(self, host: str, port: int, ssl: tls.SSLContext | None) -> None:
+        """Begin. OSError if the address cannot be had."""
+        if self._server is not None:
+            raise RuntimeError("this server listens already")
+        self._server = await asyncio.start_server(self._accept, host, port, ssl=ssl, limit=CHUNK_BYTES)
+
+    def start(self) -> None:
+        """See `Transport`. `listen` does it."""
+
+    def publish(self, *commands: Command) -> None:
+        """See `Transport`."""
+        self._pass_on(commands, besides=None)
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """See `Transport`."""
+        return self._subscribers.add(subscriber, self.links)
+
+    async def close(self) -> None:
+        """See `Transport`."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in self.connections:
+            connection.end("server stopping")
+        for connection in self.connections:
+            await connection.gone.wait()
+        await self._server.wait_closed()
+        self._server = None
+
+    def _pass_on(self, some: tuple[Command, ...], *, besides: Connection | None) -> None:
+        """Each line is made once, however many read it."""
+        replicating = [one for one in self._connections if one.replicates and one is not besides]
+        for_all = [command for command in some if not isinstance(command, Rdata | Position)]
+        if for_all:
+            lines = b"".join(map(encode, for_all))
+            for connection in self._connections:
+                if connection is not besides:
+                    connection.send_lines(lines)
+        if replicating and len(for_all) < len(some):
+            lines = b"".join(encode(command) for command in some if isinstance(command, Rdata | Position))
+            for connection in replicating:
+                connection.send_lines(lines)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer, side="server", config=self._config)
+        self._connections[connection] = None
+        logger.info("%s has connected", connection.name)
+        connection.send(commands.Server(self._server_name))
+        self._subscribers.connected(connection)
+        try:
+            reason = await connection.run(lambda command: self._received(command, connection))
+            logger.info("%s is gone: %s", connection.name, reason)
+        finally:
+            del self._connections[connection]
+            self._subscribers.disconnected(connection)
+            connection.gone.set()
+
+    def _received(self, command: Command, connection: Connection) -> None:
+        if isinstance(command, Replicate):
+            connection.replicates = True
+        elif isinstance(command, Name):
+            connection.peer_name = f"{command.name} at {connection.peer_name}"
+        elif isinstance(command, FOR_EVERYBODY):
+            self._pass_on((command,), besides=connection)
+        self._subscribers.received(command, connection)
+
+
+class Server:
+    """Replication of one store over TCP. Each client that sends REPLICATE gets the positions of all writers, and then all that follows."""
+
+    def __init__(self, store: ReplicatedStore, *, handlers: Handlers | None = None) -> None:
+        self._transport = ServerTransport(store.server_name, store.database.config)
+        self.exchange = Exchange(store, self._transport, handlers=handlers, announces="all", follows=False)
+
+    async def serve(self, host: str = "127.0.0.1", port: int = 0, ssl: tls.SSLContext | None = None) -> Self:
+        """Listen, and return: `address` says where. Port 0 is a free one. `storage.replication.tls` makes the context."""
+        await self._transport.listen(host, port, ssl)
+        self.exchange.start()
+        return self
+
+    async def close(self) -> None:
+        """Tell the clients, and stop."""
+        await self.exchange.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port. RuntimeError while it does not listen."""
+        if not self._transport.addresses:
+            raise RuntimeError("the server does not listen")
+        return self._transport.addresses[0]
+
+    @property
+    def port(self) -> int:
+        """The port of `address`."""
+        return self.address[1]
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The clients that are connected."""
+        return self._transport.connections
+
+    @property
+    def handlers(self) -> Handlers:
+        """Who wants to hear of commands."""
+        return self.exchange.handlers
+
+    @property
+    def syncing(self) -> Syncing:
+        """Who is syncing, on which worker."""
+        return self.exchange.syncing
+
+    @property
+    def acknowledged(self) -> Acknowledgements:
+        """How far each sending worker has got."""
+        return self.exchange.acknowledged
+
+    def publish(self, *some: Command) -> None:
+        """Say these to every client."""
+        self.exchange.publish(*some)

@@ -1,0 +1,39 @@
+"""TLS for replication, with certificates of clients where they are wanted. Rows name rooms and users: use it on any network but loopback."""
+
+import ssl
+from pathlib import Path
+
+from storage.errors import InputError
+
+
+def server_context(certificate: Path, key: Path, *, client_authorities: Path | None = None) -> ssl.SSLContext:
+    """For a server, from PEM files. With ``client_authorities`` only clients whose certificate they have signed may connect.
+
+    `InputError` for files that cannot be read or do not fit.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load(context, certificate, key, client_authorities)
+    if client_authorities is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(authorities: Path | None = None, *, certificate: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
+    """For a client, from PEM files: who may have signed the server's certificate (None: the system's list), and a certificate to show.
+
+    `InputError` for files that cannot be read or do not fit.
+    """
+    context = ssl.create_default_context()
+    _load(context, certificate, key, authorities)
+    return context
+
+
+def _load(context: ssl.SSLContext, certificate: Path | None, key: Path | None, authorities: Path | None) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+        if authorities is not None:
+            context.load_verify_locations(authorities)
+    except OSError as error:  # errors of TLS are of this kind
+        raise InputError(f"TLS with {', '.join(str(path) for path in (certificate, key, authorities) if path)}: {error}") from None
