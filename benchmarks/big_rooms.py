@@ -130,7 +130,7 @@ class Sheet:
             side, side_tip, current = fork, fork_tip, main
             for user in happening.branch:
                 side, side_tip = sheet._send(side, FIRST_USER_KEY + user, side_tip, chains=chains, keep=keep_events)
-                current = sheet._merged(main, side)
+                current = sheet._merged(main, side, current)
             main, tip = current, (*tip, *side_tip) if happening.branch else tip
         return sheet
 
@@ -145,11 +145,15 @@ class Sheet:
             self._cover(nid, key, auth)
         return after, (nid,)
 
-    def _merged(self, one: Group, other: Group) -> Group:
+    def _merged(self, one: Group, other: Group, current: Group) -> Group:
         """The newer value of each key that differs, written as the smallest change (`storage.persist.merge`)."""
-        keys = changed_keys(one, other)
-        newest = {key: max(one.entries.get(key, REMOVED), other.entries.get(key, REMOVED)) for key in keys}
-        changes = [(base, {key: nid for key, nid in newest.items() if base.entries.get(key) != nid}) for base in (one, other)]
+        differ = changed_keys(one, other)
+        newest = {key: max(one.entries.get(key, REMOVED), other.entries.get(key, REMOVED)) for key in differ}
+        changes = []
+        for base in (one, other, current):
+            keys = changed_keys(base, one) | differ
+            target = {key: newest.get(key, one.entries.get(key, REMOVED)) for key in keys}
+            changes.append((base, {key: nid for key, nid in target.items() if base.entries.get(key, REMOVED) != nid}))
         base, change = min(changes, key=lambda pair: len(pair[1]))
         return self._write(derive(base, change, self._next_group(), 0)) if change else base
 

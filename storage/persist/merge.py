@@ -13,7 +13,7 @@ from storage.ids import EventId, StateKey
 from storage.persist.chains import auth_difference
 from storage.persist.draft import Draft
 from storage.persist.step import Step
-from storage.state.groups import REMOVED, Group, State, changed_keys, derive
+from storage.state.groups import REMOVED, Group, changed_keys, derive
 
 Derive = Callable[[Group, Mapping[int, int]], Group]
 
@@ -104,26 +104,33 @@ class Unconflicted(Mapping[StateKey, EventId]):
 
 
 def _smallest(step: Step, states: Sequence[Group], resolved: Mapping[int, int], new: Derive) -> Group:
-    """A group that has the resolved state already, else one derived from the state that it differs least from."""
+    """A group that has the resolved state already, else one derived from the state that it differs least from.
+
+    The room's current state is a candidate besides the states themselves: while a fork grows, each event of a branch changes it by one key.
+    """
     changes = [(group, _change(group, resolved)) for group in states]
+    main = step.main_group()
+    if main is not None and all(main.state_group != group.state_group for group in states):
+        keys = changed_keys(main, states[0]) | resolved.keys()
+        changes.append((main, _change(main, {key: resolved.get(key, states[0].entries.get(key, REMOVED)) for key in keys})))
     base, change = min(changes, key=lambda pair: len(pair[1]))
     if not change:
         return base
-    wanted = derive(base, change, 0, 0)
-    return same_state(step, wanted.entries, wanted.digest) or new(base, change)
+    return same_state(step, derive(base, change, 0, 0)) or new(base, change)
 
 
-def _change(base: Group, resolved: Mapping[int, int]) -> dict[int, int]:
-    return {key: value for key, value in resolved.items() if base.entries.get(key, REMOVED) != value}
+def _change(base: Group, target: Mapping[int, int]) -> dict[int, int]:
+    return {key: value for key, value in target.items() if base.entries.get(key, REMOVED) != value}
 
 
-def same_state(step: Step, entries: State, digest: int) -> Group | None:
-    """A group of the room that holds just this state, or None."""
+def same_state(step: Step, wanted: Group) -> Group | None:
+    """A group of the room that holds just this state, or None. ``wanted`` need not be a group that is going to be written."""
+    digest = wanted.digest
     candidates = [*step.room.group_digests.get(digest, ()), *(group.state_group for group in step.groups.values())]
     candidates += step.draft.answer(("digest", step.room_nid, digest))
     for number in candidates:
         group = step.group(number)
-        if group.digest == digest and group.entries == entries:
+        if group.digest == digest and not changed_keys(group, wanted):
             return group
     return None
 

@@ -12,7 +12,7 @@ from storage.persist.merge import merge, same_state
 from storage.persist.place import Parents
 from storage.persist.rows import EventRow
 from storage.persist.step import Step
-from storage.state.groups import REMOVED, Group, State, derive, digest_of, root_group
+from storage.state.groups import REMOVED, Group, State, derive, root_group
 from storage.visibility.numbers import NOTHING
 
 
@@ -48,7 +48,7 @@ def empty(step: Step) -> Group:
         group = step.add_group(root_group(step.draft.blocks.take("state_group_nids"), step.room_nid, Map(), step.next_audience))
         audience.advance(step, group)
         return group
-    found = same_state(step, Map(), 0)
+    found = same_state(step, root_group(0, step.room_nid, Map(), NOTHING))
     if found is None:
         raise StorageCorrupt("a room has a state, and not the empty state that it began with", room_nid=step.room_nid)
     return found
@@ -64,7 +64,7 @@ def _given(step: Step, given: tuple[EventId, ...], parents: Parents) -> Group:
     draft = step.draft
     rows = [row for one in given if (row := draft.row(one)) is not None]
     entries = Map({row.state_key_nid: row.event_nid for row in rows if row.state_key_nid is not None})
-    known = same_state(step, entries, digest_of(entries))
+    known = same_state(step, root_group(0, step.room_nid, entries, NOTHING))
     if known is not None:
         return known
     bases = [step.main_group() or empty(step), *(step.group(parent.after) for parent in parents.held)]

@@ -7,7 +7,8 @@ Keys are state key nids and values event nids; see design.md, section 5, and `st
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Final
 
 from immutables import Map
@@ -22,10 +23,15 @@ State = Map[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One row of a path: the group that wrote it, and its entries (the whole state for a root)."""
+    """One row of a path: the group that wrote it, and its entries (the whole state for a root).
+
+    A root that this process wrote remembers in ``origin`` the path that it took the place of, and its own change as the last row, so
+    that states before and after it are compared by what lies between. One root back, and only in memory.
+    """
 
     state_group: int
     delta: Mapping[int, int]
+    origin: "tuple[Step, ...]" = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,8 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
         delta.update(change)
         if levels.affordable(sum(len(step.delta) for step in kept[1:]), len(delta), len(entries)):
             return Group(state_group, parent.room_nid, entries, (*kept, Step(state_group, delta)), place.runs, digest, audience)
-    step = Step(state_group, entries)
+    first, *rest = parent.steps
+    step = Step(state_group, entries, (Step(first.state_group, first.delta), *rest, Step(state_group, dict(change))))
     return Group(state_group, parent.room_nid, entries, (step,), levels.root(len(entries)).runs, digest, audience)
 
 
@@ -116,18 +123,25 @@ def _digest_after(parent: Group, change: Mapping[int, int]) -> int:
 
 
 def changed_keys(one: Group, other: Group) -> set[int]:
-    """The keys whose values differ. Costs what lies after the last common row of the two paths.
+    """The keys whose values differ. Costs what lies after the last common row of the two paths, over one new root as well.
 
-    Where the paths have no row in common (one was written as a new root since), the states are compared whole.
+    Where the paths have no row in common (as far as this process remembers), the states are compared whole.
     """
     if one.state_group == other.state_group:
         return set()
-    common = {step.state_group for step in one.steps} & {step.state_group for step in other.steps}
-    if not common:
-        keys: Iterable[int] = set(one.entries) | set(other.entries)
+    for left, right in product((one.steps, _behind(one)), (other.steps, _behind(other))):
+        if left and right and left[0].state_group == right[0].state_group:
+            common = {step.state_group for step in left} & {step.state_group for step in right}
+            keys = {key for step in (*left, *right) if step.state_group not in common for key in step.delta}
+            break
     else:
-        keys = {key for group in (one, other) for step in group.steps if step.state_group not in common for key in step.delta}
+        keys = set(one.entries) | set(other.entries)
     return {key for key in keys if one.entries.get(key) != other.entries.get(key)}
+
+
+def _behind(group: Group) -> tuple[Step, ...]:
+    """A group's path with the rows before its root in the place of the root; empty if they are not known."""
+    return (*group.steps[0].origin, *group.steps[1:]) if group.steps[0].origin else ()
 
 
 def difference(base: Group, other: Group) -> dict[int, int]:

@@ -20,6 +20,7 @@ The idea is that of a radix-RADIX counter, as log-structured merge trees use it.
 from typing import Final, NamedTuple
 
 RADIX: Final = 8
+FACTOR: Final = 1.0  # how much a reader may fold besides the root, as a share of the state
 
 
 class Place(NamedTuple):
@@ -57,5 +58,5 @@ def candidates(runs: tuple[int, ...], size: int) -> list[Place]:
 
 
 def affordable(kept_entries: int, delta_entries: int, size: int) -> bool:
-    """Whether a delta pays: what a reader folds after the root must stay below the state itself."""
-    return kept_entries + delta_entries < size
+    """Whether a delta pays: what a reader folds after the root must stay below `FACTOR` of the state itself."""
+    return kept_entries + delta_entries < FACTOR * size
