@@ -14,7 +14,7 @@ from storage.persist.draft import Draft
 from storage.persist.rows import AudienceRow, EventRow, VisibilityRow
 from storage.persist.step import Step
 from storage.state.groups import Group, changed_keys
-from storage.visibility import numbers, ranges
+from storage.visibility import numbers, places, ranges
 
 RANKS: Final = {"joined": 0, "invited": 1, "shared": 2, "world_readable": 3}
 MISSING: Final = "shared"  # what a room without the event, or with an unknown value, has
@@ -65,7 +65,8 @@ def advance(step: Step, target: Group) -> int | None:
     step.main = target.state_group
     if not opened:
         return None
-    return _next_main(step)
+    step.current_audience = _next_main(step, step.room.max_order)
+    return step.current_audience
 
 
 def branch(step: Step, base: Group, target: Group) -> int:
@@ -85,7 +86,7 @@ def branch(step: Step, base: Group, target: Group) -> int:
             differs[principal] = admitted
     old = dict(_flags(before))
     differs.update((principal, admitted) for principal, admitted in _flags(after) if old[principal] != admitted)
-    return _off(step, base.audience, differs) if differs else base.audience
+    return _off(step, number_of(step, base), differs) if differs else number_of(step, base)
 
 
 def either(step: Step, one: Group, other: Group) -> int:
@@ -95,8 +96,8 @@ def either(step: Step, one: Group, other: Group) -> int:
     if RANKS["invited"] in ranks and max(ranks) > RANKS["invited"]:
         invited = one if values[0] == "invited" else other
         added = dict.fromkeys((principal for principal, admitted in _flags(values[1] if invited is one else values[0]) if admitted), True)
-        return _off(step, invited.audience, added)
-    return one.audience if ranks[0] > ranks[1] else other.audience
+        return _off(step, number_of(step, invited), added)
+    return number_of(step, one if ranks[0] > ranks[1] else other)
 
 
 def _off(step: Step, base: int, differs: dict[int, bool]) -> int:
@@ -107,7 +108,7 @@ def _off(step: Step, base: int, differs: dict[int, bool]) -> int:
     if new is None:
         return _alone(step, base, differs)
     step.audiences[base] = row._replace(continued=True) if continues else row._replace(branches=row.branches + 1)
-    step.audiences[new.number] = AudienceRow(0, continued=False)
+    step.audiences[new.number] = AudienceRow(0, continued=False, opened_topological=None)
     for principal, admitted in differs.items():
         visible = step.visible(principal)
         step.visibility[principal] = visible._replace(audiences=_set(visible.audiences, new.number, new.end, admitted=admitted))
@@ -116,7 +117,7 @@ def _off(step: Step, base: int, differs: dict[int, bool]) -> int:
 
 def _alone(step: Step, base: int, differs: dict[int, bool]) -> int:
     """No room left near ``base``: a number of the main line for one state alone, told for every principal of the room."""
-    number = _next_main(step)
+    number = _next_main(step, None)
     end = number + numbers.UNIT[0]
     written = {principal for room, principal in step.draft.new_visibility if room == step.room_nid}
     for principal in {*step.draft.answer(("principals", step.room_nid)), *written, *step.visibility, *differs}:
@@ -127,9 +128,9 @@ def _alone(step: Step, base: int, differs: dict[int, bool]) -> int:
     return number
 
 
-def _next_main(step: Step) -> int:
+def _next_main(step: Step, opened: int | None) -> int:
     number = step.next_audience
-    step.audiences[number] = AudienceRow(0, continued=False)
+    step.audiences[number] = AudienceRow(0, continued=False, opened_topological=opened)
     step.next_audience = number + numbers.UNIT[0]
     return number
 
@@ -220,11 +221,38 @@ def note_join(step: Step, user: str, order: int) -> None:
 
 def of_event(step: Step, row: EventRow, before: Group, after: Group) -> int:
     """The audience of an event: of the state before it, or after it where that shows more to those concerned."""
-    if before.state_group == after.state_group or before.audience == after.audience:
-        return before.audience
+    number = number_of(step, before)
+    if before.state_group == after.state_group or number == number_of(step, after):
+        return number
     if row.state_key_nid == KEY_HISTORY_VISIBILITY:
         return either(step, before, after)
     old = before.entries.get(row.state_key_nid or 0)
     rank = {JOIN: 2, INVITE: 1}
     was = rank.get(_membership(step.draft, old) or 0, 0)
-    return after.audience if rank.get(row.membership or 0, 0) >= was else before.audience
+    return number_of(step, after) if rank.get(row.membership or 0, 0) >= was else number
+
+
+def number_of(step: Step, group: Group) -> int:
+    """The audience of a state. The current one has that of the main line, though its group may have got another number on a fork."""
+    if group.state_group == step.main:
+        return step.current_audience
+    return step.room.audience if group.state_group == step.room.current else group.audience
+
+
+def note_place(step: Step, number: int, order: int) -> None:
+    """An event of this audience stands at this place of the order: a stray where reads would not look for it."""
+    block = numbers.main(number)
+    if block == step.current_audience and order > step.room.max_order:
+        return
+    opened = step.audience(block).opened_topological
+    closed = None if block >= step.current_audience else _opened_next(step, block)
+    if opened is None or not places.expected(order, opened, closed):
+        step.strays = places.with_stray(step.strays, order)
+
+
+def _opened_next(step: Step, block: int) -> int | None:
+    for number in range(block + numbers.UNIT[0], step.current_audience + 1, numbers.UNIT[0]):
+        opened = step.audience(number).opened_topological
+        if opened is not None:
+            return opened
+    return None

@@ -57,6 +57,8 @@ def _absorb_rooms(caches: Caches, draft: Draft) -> None:
                 current_state_group=room.current,
                 max_topological_ordering=room.max_order,
                 forward_extremities=tuple(room.extremities),
+                current_audience=room.audience,
+                strays=room.strays,
             )
 
 

@@ -13,7 +13,8 @@ from storage.graph.chains import Entry, extended
 from storage.persist.context import Caches, Needs, Reader
 from storage.persist.rows import AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.groups import Group
-from storage.visibility.numbers import FIRST
+from storage.visibility.numbers import FIRST, NOTHING
+from storage.visibility.ranges import EMPTY, Ranges
 
 BLOCK_LENGTHS: Final = {  # the increments of the sequences in the schema
     "event_nids": 1000,
@@ -88,6 +89,8 @@ class RoomDraft:
     current: int | None
     next_audience: int
     max_order: int
+    audience: int
+    strays: Ranges
     changed: bool = False
     live_nids: list[int] = field(default_factory=list)
     group_digests: dict[int, list[int]] = field(default_factory=dict)
@@ -97,7 +100,9 @@ class RoomDraft:
     def of(cls, row: RoomRow) -> "RoomDraft":
         """The room as it is in the table."""
         extremities = dict.fromkeys(row.forward_extremities)
-        return cls(row, extremities, row.current_state_group, row.next_audience, row.max_topological_ordering)
+        return cls(
+            row, extremities, row.current_state_group, row.next_audience, row.max_topological_ordering, row.current_audience, row.strays
+        )
 
 
 class Draft(Reader):
@@ -165,7 +170,7 @@ class Draft(Reader):
 
     def new_room(self, room_id: str, room_version: str) -> RoomRow:
         """A room that the store does not know yet."""
-        row = RoomRow(self.blocks.take("room_nids"), room_id, room_version, 0, FIRST, None, 0, ())
+        row = RoomRow(self.blocks.take("room_nids"), room_id, room_version, 0, FIRST, None, 0, (), NOTHING, EMPTY)
         self.rooms[room_id] = self.new_rooms[room_id] = row
         return row
 

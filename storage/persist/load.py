@@ -58,7 +58,8 @@ WHERE e.event_nid = ANY($1::bigint[])
 """
 
 SQL_ROOMS: Final[LiteralString] = """
-SELECT room_nid, room_id, room_version, write_version, next_audience, current_state_group, max_topological_ordering, forward_extremities
+SELECT room_nid, room_id, room_version, write_version, next_audience, current_state_group, max_topological_ordering, forward_extremities,
+    current_audience, strays::text AS strays
 FROM rooms
 WHERE room_id = ANY($1::text[])
 """
@@ -94,7 +95,7 @@ JOIN unnest($1::int[], $2::int[]) AS wanted (room_nid, principal_nid) USING (roo
 """
 
 SQL_AUDIENCES: Final[LiteralString] = """
-SELECT a.room_nid, a.audience, a.branches, a.continued
+SELECT a.room_nid, a.audience, a.branches, a.continued, a.opened_topological
 FROM audiences a
 JOIN unnest($1::int[], $2::bigint[]) AS wanted (room_nid, audience) USING (room_nid, audience)
 """
@@ -132,6 +133,21 @@ FROM auth_chain_links
 WHERE chain_nid = ANY($1::bigint[])
 GROUP BY chain_nid, target_chain_nid
 """
+
+
+class KnownRoomRow(NamedTuple):
+    """A row of `rooms`."""
+
+    room_nid: int
+    room_id: str
+    room_version: str
+    write_version: int
+    next_audience: int
+    current_state_group: int | None
+    max_topological_ordering: int
+    forward_extremities: list[int]
+    current_audience: int
+    strays: str
 
 
 class GapRow(NamedTuple):
@@ -189,6 +205,7 @@ class NumberRow(NamedTuple):
     audience: int
     branches: int
     continued: bool
+    opened_topological: int | None
 
 
 class PlaceRow(NamedTuple):
@@ -264,8 +281,8 @@ async def _groups(conn: Connection, draft: Draft, keys: Collection[int]) -> None
 async def _rooms(conn: Connection, draft: Draft, keys: Collection[str]) -> None:
     for key in keys:
         draft.rooms.setdefault(key, None)
-    for row in await conn.fetch(SQL_ROOMS, list(keys), row=RoomRow):
-        draft.rooms[row.room_id] = row._replace(forward_extremities=tuple(row.forward_extremities))
+    for row in await conn.fetch(SQL_ROOMS, list(keys), row=KnownRoomRow):
+        draft.rooms[row.room_id] = RoomRow(*row[:7], tuple(row.forward_extremities), row.current_audience, ranges.from_text(row.strays))
 
 
 async def _types(conn: Connection, draft: Draft, keys: Collection[str]) -> None:
@@ -318,7 +335,7 @@ async def _visibility(conn: Connection, draft: Draft, keys: Collection[tuple[int
 async def _audiences(conn: Connection, draft: Draft, keys: Collection[tuple[int, int]]) -> None:
     for row in await conn.fetch(SQL_AUDIENCES, [key[0] for key in keys], [key[1] for key in keys], row=NumberRow):
         if (row.room_nid, row.audience) not in draft.new_audiences:
-            draft.audiences[row.room_nid, row.audience] = AudienceRow(row.branches, row.continued)
+            draft.audiences[row.room_nid, row.audience] = AudienceRow(row.branches, row.continued, row.opened_topological)
 
 
 async def _places(conn: Connection, draft: Draft, keys: Collection[int]) -> None:

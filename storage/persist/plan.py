@@ -164,7 +164,8 @@ def _decide(
     row = row._replace(
         state_group_after=None if after is before else after.state_group, audience=audience.of_event(step, row, before, after)
     )
-    _note_moved_joins(step, placement)
+    audience.note_place(step, row.audience or 0, placement.order)
+    _note_moves(step, placement)
     found = redactions.find(step, row, event, before)
     row = row._replace(redacted_by=found.redacted_by)
     entry = None if held is not None and held.rejected is None else cover(draft, row)
@@ -189,9 +190,10 @@ def _states(step: Step, row: EventRow, before: Group, ends: Ends | None) -> tupl
     return after, after if alone else current_after(step, extremities, row.event_nid, after)
 
 
-def _note_moved_joins(step: Step, placement: Placement) -> None:
+def _note_moves(step: Step, placement: Placement) -> None:
     for nid, order in placement.moves.items():
         row = step.draft.row_of(nid)
+        audience.note_place(step, row.audience or 0, order)
         if row.membership == JOIN and row.accepted and row.state_key_nid is not None:
             audience.note_join(step, step.draft.state_key_name(row.state_key_nid)[1], order)
 

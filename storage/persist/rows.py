@@ -64,6 +64,8 @@ class RoomRow(NamedTuple):
     current_state_group: int | None
     max_topological_ordering: int
     forward_extremities: tuple[int, ...]
+    current_audience: int
+    strays: Ranges
 
 
 class MissingRow(NamedTuple):
@@ -98,3 +100,4 @@ class AudienceRow(NamedTuple):
 
     branches: int
     continued: bool
+    opened_topological: int | None

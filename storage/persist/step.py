@@ -19,6 +19,8 @@ class Step:
         self.merged: dict[frozenset[int], int] = {}
         self.next_audience = room.next_audience
         self.main = room.current
+        self.current_audience = room.audience
+        self.strays = room.strays
 
     @property
     def room_nid(self) -> int:
@@ -69,3 +71,5 @@ class Step:
             self.draft.set_audience((self.room_nid, number), row)
         self.room.next_audience = self.next_audience
         self.room.current = self.main
+        self.room.audience = self.current_audience
+        self.room.strays = self.strays

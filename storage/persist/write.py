@@ -33,12 +33,13 @@ positioned AS MATERIALIZED (  -- after the locks, as late as can be
 ),
 new_room AS (
     INSERT INTO rooms (room_nid, room_id, room_version, write_version, next_audience, current_state_group,
-        last_stream_ordering, max_topological_ordering, forward_extremities)
+        last_stream_ordering, max_topological_ordering, forward_extremities, current_audience, strays)
     SELECT i.room_nid, i.room_id, i.room_version, 1, i.next_audience, i.current_state_group,
         (SELECT max(p.stream_ordering) FROM positioned p WHERE p.room_nid = i.room_nid AND NOT p.backfilled),
-        i.max_topological_ordering, i.extremities::bigint[]
-    FROM unnest($5::int[], $6::text[], $7::text[], $8::bigint[], $9::bigint[], $10::bigint[], $11::text[])
-        AS i (room_nid, room_id, room_version, next_audience, current_state_group, max_topological_ordering, extremities)
+        i.max_topological_ordering, i.extremities::bigint[], i.current_audience, i.strays::int8multirange
+    FROM unnest($5::int[], $6::text[], $7::text[], $8::bigint[], $9::bigint[], $10::bigint[], $11::text[], $116::bigint[], $117::text[])
+        AS i (room_nid, room_id, room_version, next_audience, current_state_group, max_topological_ordering, extremities,
+            current_audience, strays)
     RETURNING room_nid
 ),
 old_room AS (  -- the compare-and-set
@@ -51,9 +52,12 @@ old_room AS (  -- the compare-and-set
             r.last_stream_ordering
         ),
         max_topological_ordering = i.max_topological_ordering,
-        forward_extremities = i.extremities::bigint[]
-    FROM unnest($12::int[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::text[])
-            AS i (room_nid, write_version, next_audience, current_state_group, max_topological_ordering, extremities)
+        forward_extremities = i.extremities::bigint[],
+        current_audience = i.current_audience,
+        strays = i.strays::int8multirange
+    FROM unnest($12::int[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::text[], $118::bigint[], $119::text[])
+            AS i (room_nid, write_version, next_audience, current_state_group, max_topological_ordering, extremities,
+                current_audience, strays)
         JOIN locked USING (room_nid)
     WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
     RETURNING r.room_nid
@@ -177,8 +181,8 @@ set_visibility AS (
             invited_count = EXCLUDED.invited_count
 ),
 set_audience AS (
-    INSERT INTO audiences (room_nid, audience, branches, continued)
-    SELECT * FROM unnest($98::int[], $99::bigint[], $100::int[], $101::boolean[])
+    INSERT INTO audiences (room_nid, audience, branches, continued, opened_topological)
+    SELECT * FROM unnest($98::int[], $99::bigint[], $100::int[], $101::boolean[], $120::bigint[])
     ON CONFLICT (room_nid, audience) DO UPDATE SET branches = EXCLUDED.branches, continued = EXCLUDED.continued
 ),
 new_waiting AS (
@@ -272,7 +276,7 @@ def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:
         *columns(((d.room_nid, d.cause_nid, d.state_key_nid, d.event_nid, d.prev_event_nid) for d in draft.deltas), 5),
         *columns(draft.memberships.values(), 5),
         *columns(((*key, ranges.to_text(row[0]), *row[1:]) for key, row in draft.new_visibility.items()), 6),
-        *columns(((*key, *row) for key, row in draft.new_audiences.items()), 4),
+        *columns(((*key, row.branches, row.continued) for key, row in draft.new_audiences.items()), 4),
         *columns(((nid, *value) for nid, value in draft.new_waiting.items()), 3),
         author.instance_name,
         [gap.event_nid for gap in draft.gone_missing.values()],
@@ -280,6 +284,9 @@ def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:
         *columns(((nid, *entry.place) for nid, entry in draft.new_places.items()), 3),
         *columns(((*entry.place, *link) for entry in draft.new_places.values() for link in entry.links.items()), 4),
         author.writer_nid,
+        *columns((_sight(room) for room in changed if not room.row.write_version), 2),
+        *columns((_sight(room) for room in changed if room.row.write_version), 2),
+        [row.opened_topological for row in draft.new_audiences.values()],
     ]
 
 
@@ -292,6 +299,10 @@ def _new_room(room: RoomDraft) -> tuple[object, ...]:
 def _old_room(room: RoomDraft) -> tuple[object, ...]:
     row = room.row
     return row.room_nid, row.write_version, room.next_audience, room.current, room.max_order, array(room.extremities)
+
+
+def _sight(room: RoomDraft) -> tuple[int, str]:
+    return room.audience, ranges.to_text(room.strays)
 
 
 def _new_event(row: EventRow, raw: bytes) -> tuple[object, ...]:

@@ -83,7 +83,9 @@ def is_plain(draft: Draft) -> bool:
         return False
     rows = (new.row for new in draft.new_events.values())
     plain = all(row.state_key_nid is None and row.accepted and not row.backfilled and row.redacted_by is None for row in rows)
-    return plain and all(room.current == room.row.current_state_group for room in draft.room_drafts.values())
+    return plain and all(
+        room.current == room.row.current_state_group and room.strays == room.row.strays for room in draft.room_drafts.values()
+    )
 
 
 def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:

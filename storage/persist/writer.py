@@ -168,8 +168,8 @@ class Writer:
                     raise _Unsure
                 written = await write(conn, draft, self._author, _now_ms()) if draft.has_changes else Written({}, 0)
             await learn_writers(self._database, self._streams, "events", written.writers)
-            absorb(self.caches, draft, written.positions)
-            tell(self._streams, draft, written.positions)
+        absorb(self.caches, draft, written.positions)
+        tell(self._streams, draft, written.positions)
         return _split(jobs, [_positioned(draft, answer, written.positions) for answer in answers])
 
 

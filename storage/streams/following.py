@@ -9,6 +9,7 @@ write in between takes an id above.
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
@@ -71,6 +72,7 @@ async def follow_once(database: Database, streams: Streams) -> None:
     async with database.connection() as conn:
         await _move_idle(conn, streams)
         found = await conn.fetch(SQL_POSITIONS, row=PositionRow)
+        _meet(streams, found)
         for row in found:
             if row.stream_name in streams:
                 await _catch_up(conn, streams, row)
@@ -85,9 +87,14 @@ async def learn_writers(database: Database, streams: Streams, stream_name: str, 
     if writers <= len(streams[stream_name].positions()):
         return
     async with database.connection() as conn:
-        for row in await conn.fetch(SQL_POSITIONS, row=PositionRow):
-            if row.stream_name in streams and row.instance_name not in streams[row.stream_name].positions():
-                streams.advance(row.stream_name, row.instance_name, row.stream_id, (), local=False)
+        _meet(streams, await conn.fetch(SQL_POSITIONS, row=PositionRow))
+
+
+def _meet(streams: Streams, found: Iterable[PositionRow]) -> None:
+    """Take in the writers that are new, before anything moves on past what they may have in flight."""
+    for row in found:
+        if row.stream_name in streams and row.instance_name not in streams[row.stream_name].positions():
+            streams.meet(row.stream_name, row.instance_name)
 
 
 async def _move_idle(conn: Connection, streams: Streams) -> None:

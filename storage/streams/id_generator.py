@@ -26,7 +26,8 @@ follows the others, so it never holds their linear position back.
 """
 
 import heapq
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final
 
@@ -90,17 +91,24 @@ class IdGenerator:
         """Both views in one value: `linear()` as `min`, and the writers whose `current` is above it."""
         return VectorPosition.of(self._linear, self._currents)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether this writer may have ids in flight."""
+        return bool(self._open)
+
     def in_flight(self) -> tuple[int, ...]:
         """The ids of this writer that await completion, ascending."""
         return tuple(sorted(stream_id for reservation in self._open for stream_id in reservation.ids))
 
-    def advance(self, writer: str, stream_id: int) -> None:
+    def advance(self, writer: str, stream_id: int, *, completed: bool = True) -> None:
         """A writer announced (POSITION) that `stream_id` and all of its own ids below have completed.
 
-        Adds a writer that was not known. An older position than the known one changes nothing.
+        Adds a writer that was not known. An older position than the known one changes nothing. ``completed`` False: the position of
+        an idle writer, whose own ids up to there have completed; the id itself may be another's, and in flight.
         """
         self._largest_known = max(self._largest_known, stream_id)
-        self._completed.add(stream_id)
+        if completed:
+            self._completed.add(stream_id)
         known = self._currents.setdefault(writer, 0)
         if writer != self.writer or stream_id <= self._bound():
             self._currents[writer] = max(known, stream_id)
@@ -115,6 +123,17 @@ class IdGenerator:
             raise ValueError(f"{writer!r} is the writer of this generator")
         self._currents.pop(writer, None)
         self._move()
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """While ids are taken and completed elsewhere (inside one statement): none that is larger than all known now has completed."""
+        reservation = Reservation(self, 0)
+        reservation.bound = self._largest_known
+        self._open.add(reservation)
+        try:
+            yield
+        finally:
+            self._leave(reservation)
 
     async def _enter(self, reservation: "Reservation", n: int) -> None:
         reservation.bound = self._largest_known
@@ -154,6 +173,7 @@ class IdGenerator:
             self._currents[self.writer] = max(self._currents[self.writer], heapq.heappop(self._own_completed))
         others = (position for writer, position in self._currents.items() if writer != self.writer)
         linear = self._largest_completed(min(bound, min(others, default=self._largest_known)))
+        linear = max(linear, min(bound, *self._currents.values()))  # nobody has anything in flight up to the position of the last
         # Ids that follow without a gap have all completed, however far back some writer's own position is: an id has one owner.
         self._linear = self._completed.run_end(linear + 1)
         self._completed.discard_below(self._linear)

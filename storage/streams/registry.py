@@ -7,7 +7,6 @@ Reading statements take ($1 after, $2 up to, $3 instance name or NULL, $4 limit)
 """
 
 import json
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -274,11 +273,12 @@ class Streams(Mapping[str, Stream]):
     def __init__(self, database: Database, instance_name: str, positions: Mapping[str, Mapping[str, int]]) -> None:
         self.instance_name = instance_name
         self.feed = Feed()
-        self._writing: Counter[str] = Counter()
         self._streams = {
-            name: Stream(one, database, IdGenerator(_allocator(database, one.sequence), instance_name, positions.get(name)))
-            for name, one in STREAMS.items()
+            name: Stream(one, database, IdGenerator(_allocator(database, one.sequence), instance_name)) for name, one in STREAMS.items()
         }
+        for name, stream in self._streams.items():
+            for writer, position in positions.get(name, {}).items():
+                stream.generator.advance(writer, position, completed=False)
 
     def __getitem__(self, name: str) -> Stream:
         return self._streams[name]
@@ -292,15 +292,17 @@ class Streams(Mapping[str, Stream]):
     @contextmanager
     def writing(self, stream_name: str) -> Iterator[None]:
         """While this process may have ids of the stream in flight."""
-        self._writing[stream_name] += 1
-        try:
+        with self._streams[stream_name].generator.holding():
             yield
-        finally:
-            self._writing[stream_name] -= 1
 
     def is_writing(self, stream_name: str) -> bool:
         """Whether this process may have ids of the stream in flight."""
-        return self._writing[stream_name] > 0 or bool(self._streams[stream_name].generator.in_flight())
+        return self._streams[stream_name].generator.is_busy
+
+    def meet(self, stream_name: str, instance_name: str) -> None:
+        """A writer that was not known: it has written nothing up to the linear position, as every write sees all writers."""
+        generator = self._streams[stream_name].generator
+        generator.advance(instance_name, generator.linear(), completed=False)
 
     def advance(self, stream_name: str, instance_name: str, current: int, facts: Sequence[Fact], *, local: bool = True) -> None:
         """A writer's position has moved: remember it, and tell whoever follows. An older position changes nothing."""
@@ -308,7 +310,9 @@ class Streams(Mapping[str, Stream]):
         previous = generator.positions().get(instance_name, 0)
         if current <= previous:
             return
-        generator.advance(instance_name, current)
+        if facts:
+            generator.advance(instance_name, facts[-1].stream_id)
+        generator.advance(instance_name, current, completed=False)
         self.feed.publish(Advance(stream_name, instance_name, previous, current, facts, local))
 
 

@@ -54,9 +54,9 @@ class StreamWriter:
             with self._streams.writing(self.name):
                 written = await self._attempt(write)
                 await learn_writers(self.database, self._streams, self.name, written.writers)
-                facts = sorted(written.facts, key=lambda fact: fact.stream_id)
-                self._streams.advance(self.name, self.instance_name, facts[-1].stream_id, facts)
-                return facts[-1].stream_id
+            facts = sorted(written.facts, key=lambda fact: fact.stream_id)
+            self._streams.advance(self.name, self.instance_name, facts[-1].stream_id, facts)
+            return facts[-1].stream_id
 
     async def _attempt(self, write: Write) -> Facts:
         for _ in range(ATTEMPTS - 1):
