@@ -26,7 +26,7 @@ class Connection:
     """A `Link` to the peer at the other end. ``side`` is ours."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, side: Side, config: Config) -> None:
-        self.peer_name = "{}:{}".format(*writer.get_extra_info("peername", ("an unknown peer", 0)))
+        self.peer_name = "{}:{}".format(*(writer.get_extra_info("peername") or ("an unknown peer", 0)))
         self.replicates = False
         """Whether the peer has asked for rows."""
 
