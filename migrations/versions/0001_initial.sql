@@ -91,9 +91,11 @@ CREATE TABLE rooms (
     current_state_group bigint,
     last_stream_ordering bigint,
     max_topological_ordering bigint NOT NULL,
+    current_audience bigint NOT NULL,
     room_id text COLLATE "C" NOT NULL,
     room_version text COLLATE "C" NOT NULL,
     forward_extremities bigint[] NOT NULL,
+    strays int8multirange NOT NULL,
     CONSTRAINT rooms_pkey PRIMARY KEY (room_nid),
     CONSTRAINT rooms_room_id_key UNIQUE (room_id),
     CONSTRAINT rooms_extremities_check CHECK (forward_extremities = '{}' OR current_state_group IS NOT NULL)
@@ -106,6 +108,10 @@ COMMENT ON COLUMN rooms.next_audience IS 'The next audience of the main line (se
 COMMENT ON COLUMN rooms.current_state_group IS 'The resolution of the states after the forward extremities; an empty state where there are none yet.';
 COMMENT ON COLUMN rooms.last_stream_ordering IS 'Position of the latest live event. Serves: which rooms changed since a token.';
 COMMENT ON COLUMN rooms.max_topological_ordering IS 'Largest topological ordering ever given in the room; 0 for none.';
+COMMENT ON COLUMN rooms.current_audience IS 'The audience of the current state: the number of the main line opened last. 0 for none.';
+COMMENT ON COLUMN rooms.strays IS
+    'Stretches of the topological order with events that stand where audiences.opened_topological does not let one look for them: '
+    'of long forks, of history. They are looked through by every reader, so that pages miss nothing.';
 COMMENT ON COLUMN rooms.forward_extremities IS 'Events that no held, accepted live event names as parent.';
 COMMENT ON CONSTRAINT rooms_room_id_key ON rooms IS 'Serves: intern a room.';
 
@@ -363,6 +369,7 @@ COMMENT ON CONSTRAINT visibility_pkey ON visibility IS 'Serves: the join of ever
 
 CREATE TABLE audiences (
     audience bigint NOT NULL,
+    opened_topological bigint,
     room_nid int NOT NULL,
     branches int NOT NULL,
     continued boolean NOT NULL,
@@ -373,7 +380,12 @@ COMMENT ON TABLE audiences IS
     'steps are for lines that branch off there (storage/visibility/numbers.py).';
 COMMENT ON COLUMN audiences.branches IS 'How many lines branch off this number.';
 COMMENT ON COLUMN audiences.continued IS 'The line goes on after this number.';
-COMMENT ON CONSTRAINT audiences_pkey ON audiences IS 'Serves: give a number to a new audience.';
+COMMENT ON COLUMN audiences.opened_topological IS
+    'On the main line: the largest topological ordering in the room when the number was opened. It grows with the numbers, so events of '
+    'this number, and of what branches off it, lie between this and the next number''s, give or take order_slack(), or in rooms.strays. '
+    'NULL: a number that branches off, or stands for one state alone.';
+COMMENT ON CONSTRAINT audiences_pkey ON audiences IS
+    'Serves: give a number to a new audience; where in the order the audiences of a reader lie (stretches_of).';
 
 -- ------------------------------------------------------------------------------------------------ streams
 
@@ -510,6 +522,48 @@ COMMENT ON FUNCTION user_sees IS
     'Whether a local user may see an event. The one place where this is decided: by the audience that was settled when it was persisted. '
     'CASE, as the planner takes half of the events for visible then; it would expect one in a hundred otherwise, and sort instead of '
     'following an index.';
+
+CREATE FUNCTION order_slack() RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$ SELECT 100::bigint $$;
+COMMENT ON FUNCTION order_slack IS
+    'How far an event may stand outside of its audience''s place in the order before it counts as a stray (storage/visibility/places.py): '
+    'what servers send at the same time crosses by a little.';
+
+CREATE FUNCTION stretches_of(
+    room_nid int, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint
+) RETURNS TABLE (lowest bigint, highest bigint)
+LANGUAGE sql STABLE ROWS 4 AS $$
+    SELECT COALESCE(lower(stretch), 0), COALESCE(upper(stretch) - 1, 9223372036854775807)
+    FROM unnest((
+        SELECT range_agg(part.orders)
+        FROM (
+            SELECT int8range((
+                SELECT a.opened_topological - order_slack()
+                FROM audiences a
+                WHERE a.room_nid = $1 AND a.audience <= (lower(seen.run) >> 40) << 40 AND a.opened_topological IS NOT NULL
+                ORDER BY a.audience DESC
+                LIMIT 1
+            ), (
+                SELECT a.opened_topological + order_slack() + 1
+                FROM audiences a
+                WHERE a.room_nid = $1 AND a.audience >= ((upper(seen.run) + 1099511627775) >> 40) << 40 AND a.opened_topological IS NOT NULL
+                ORDER BY a.audience
+                LIMIT 1
+            )) * int8range(NULL, seen.below) AS orders
+            FROM (
+                SELECT unnest(COALESCE($2, '{}') + COALESCE($4, '{}') + CASE WHEN $5 = 9223372036854775807 THEN COALESCE($3, '{}') ELSE '{}' END)
+                    AS run, NULL::bigint AS below
+                UNION ALL
+                SELECT unnest($3), $5 WHERE $5 < 9223372036854775807
+            ) AS seen
+            UNION ALL
+            SELECT unnest(r.strays) FROM rooms r WHERE r.room_nid = $1
+        ) AS part
+    )) AS stretch
+$$;
+COMMENT ON FUNCTION stretches_of IS
+    'The stretches of a room''s topological order outside of which there is nothing that user_sees, apart from each other. Two probes of '
+    'audiences for each range of the reader''s. What is hidden within them (little) is for user_sees to leave out.';
 
 CREATE FUNCTION server_sees(
     event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange

@@ -3,6 +3,7 @@
 from storage.persist.context import Caches
 from storage.persist.draft import Draft
 from storage.persist.rows import RoomRow
+from storage.persist.write import Written
 from storage.streams.feed import Fact
 from storage.streams.registry import Streams
 
@@ -62,15 +63,19 @@ def _absorb_rooms(caches: Caches, draft: Draft) -> None:
             )
 
 
-def tell(streams: Streams, draft: Draft, positions: dict[int, int]) -> None:
+def tell(streams: Streams, draft: Draft, written: Written) -> None:
     """Advance the streams over what was committed."""
-    facts: dict[str, list[Fact]] = {"events": [], "backfill": []}
-    for nid, position in positions.items():
+    facts: dict[str, list[Fact]] = {
+        "caches": [Fact(at, streams.instance_name, row) for at, row in written.invalidations],
+        "backfill": [],
+        "events": [],
+    }
+    for nid, position in written.positions.items():
         event = draft.events[nid]
         backfilled = draft.row_of(nid).backfilled
         row = [event.event_id, event.room_id, event.type, event.state_key, event.redacts]
         facts["backfill" if backfilled else "events"].append(Fact(position, streams.instance_name, row))
     for name, told in facts.items():
         if told:
-            told.sort()
+            told.sort(key=lambda fact: fact.stream_id)
             streams.advance(name, streams.instance_name, told[-1].stream_id, told)

@@ -85,6 +85,7 @@ def _new(step: Step, base: Group, change: Mapping[int, int], *, becomes_current:
     step.draft.ensure_state_key_names(group.steps[-1].delta)
     if not becomes_current:
         return step.add_group(replace(group, audience=audience.branch(step, base, group)))
-    main = step.main_group() or empty(step)
-    number = audience.advance(step, group)
-    return step.add_group(replace(group, audience=main.audience if number is None else number))
+    if step.main is None:
+        empty(step)
+    audience.advance(step, group)
+    return step.add_group(replace(group, audience=step.current_audience))

@@ -5,13 +5,17 @@ inserts and changes rows, and moves this writer's positions. If a room was writt
 that was taken for new is known under another nid, it ends with `StalePlan` and changes nothing.
 """
 
+from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
+
+import orjson
 
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER
 from storage.persist import write_plain
 from storage.persist.columns import Author, array, columns
 from storage.persist.draft import Draft, RoomDraft
+from storage.persist.invalidations import Invalidation, invalidations
 from storage.persist.rows import EventRow
 from storage.state.groups import Group
 from storage.visibility import ranges
@@ -202,12 +206,20 @@ new_link AS (
     INSERT INTO auth_chain_links (chain_nid, sequence_number, target_chain_nid, target_sequence_number)
     SELECT * FROM unnest($111::bigint[], $112::int[], $113::bigint[], $114::int[])
 ),
+new_invalidation AS (
+    INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
+    SELECT nextval('caches_stream'), $25::bigint, $115::smallint, i.cache_name, ARRAY(SELECT jsonb_array_elements_text(i.keys::jsonb))
+    FROM unnest($121::text[], $122::text[]) AS i (cache_name, keys)
+    RETURNING stream_id
+),
 latest AS (  -- the positions this write takes, per stream
     SELECT CASE WHEN backfilled THEN 'backfill' ELSE 'events' END AS stream_name, max(stream_ordering) AS stream_id
     FROM positioned
     GROUP BY 1
     UNION ALL
     SELECT 'events', max(stream_id) FROM out_of_band HAVING count(*) > 0
+    UNION ALL
+    SELECT 'caches', max(stream_id) FROM new_invalidation HAVING count(*) > 0
 ),
 set_position AS (
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
@@ -220,6 +232,9 @@ UNION ALL
 SELECT o.event_nid, o.stream_id, 0, NULL
 FROM out_of_band o
 UNION ALL
+SELECT -1, n.stream_id, 0, NULL
+FROM new_invalidation n
+UNION ALL
 SELECT 0, 0, (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'events'), CASE
         WHEN (SELECT count(*) FROM old_room) <> cardinality($12::int[]) THEN refuse_stale_plan('rooms')
         WHEN EXISTS (SELECT event_nid FROM filled_gap EXCEPT SELECT unnest($106::bigint[])) THEN refuse_stale_plan('missing_events')
@@ -229,7 +244,7 @@ SELECT 0, 0, (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'ev
 
 
 class PositionRow(NamedTuple):
-    """The position that an event took. ``writers``: how many there are (0 where the row does not say); nid 0 where it says only that."""
+    """The position that an event took. ``writers``: how many there are (0 where the row does not say); nid 0 where it says only that, -1 for an invalidation."""
 
     event_nid: int
     stream_ordering: int
@@ -238,10 +253,14 @@ class PositionRow(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The position of each event that took one, by nid (that of an outlier is of its membership); how many writers there are."""
+    """The position of each event that took one, by nid (that of an outlier is of its membership).
+
+    ``writers``: how many there are; ``invalidations``: the facts of the stream "caches", with their positions.
+    """
 
     positions: dict[int, int]
     writers: int
+    invalidations: Sequence[tuple[int, list[object]]] = ()
 
 
 async def write(conn: Connection, draft: Draft, author: Author, received_ts: int) -> Written:
@@ -249,11 +268,15 @@ async def write(conn: Connection, draft: Draft, author: Author, received_ts: int
     if write_plain.is_plain(draft):
         plain = await conn.fetch(write_plain.SQL_WRITE_PLAIN, *write_plain.arguments(draft, author, received_ts), row=PositionRow)
         return Written({row.event_nid: row.stream_ordering for row in plain}, plain[0].writers)
-    rows = await conn.fetch(SQL_WRITE, *arguments(draft, author, received_ts), row=PositionRow)
-    return Written({row.event_nid: row.stream_ordering for row in rows if row.event_nid}, max(row.writers for row in rows))
+    invalidated = invalidations(draft)
+    rows = await conn.fetch(SQL_WRITE, *arguments(draft, author, received_ts, invalidated), row=PositionRow)
+    positions = {row.event_nid: row.stream_ordering for row in rows if row.event_nid > 0}
+    ids = sorted(row.stream_ordering for row in rows if row.event_nid < 0)
+    told = [(stream_id, [one.cache_name, list(one.keys), received_ts]) for stream_id, one in zip(ids, invalidated, strict=True)]
+    return Written(positions, max(row.writers for row in rows), told)
 
 
-def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:
+def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Sequence[Invalidation]) -> list[object]:
     """The parameters of the statement, in order."""
     changed = [room for room in draft.room_drafts.values() if room.changed]
     placed = [draft.row_of(nid) for nid in draft.placed]
@@ -287,6 +310,8 @@ def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:
         *columns((_sight(room) for room in changed if not room.row.write_version), 2),
         *columns((_sight(room) for room in changed if room.row.write_version), 2),
         [row.opened_topological for row in draft.new_audiences.values()],
+        [one.cache_name for one in invalidated],
+        [orjson.dumps(one.keys).decode() for one in invalidated],
     ]
 
 

@@ -156,7 +156,7 @@ class Writer:
         """Plan and write once, and let it be known. `_Unsure`: an assumption needs checking before the answers can be given."""
         incoming = [one for job in jobs for one in job.incoming]
         draft = Draft(self.caches, self._blocks, self._server_name)
-        with self._streams.writing("events"), self._streams.writing("backfill"):
+        with self._streams.writing("events"), self._streams.writing("backfill"), self._streams.writing("caches"):
             async with connection as conn:
                 if locked:
                     await conn.execute(SQL_LOCK_ROOMS, list({one.event.room_id for one in incoming}))
@@ -169,7 +169,7 @@ class Writer:
                 written = await write(conn, draft, self._author, _now_ms()) if draft.has_changes else Written({}, 0)
             await learn_writers(self._database, self._streams, "events", written.writers)
         absorb(self.caches, draft, written.positions)
-        tell(self._streams, draft, written.positions)
+        tell(self._streams, draft, written)
         return _split(jobs, [_positioned(draft, answer, written.positions) for answer in answers])
 
 

@@ -30,6 +30,11 @@ class Number(NamedTuple):
     end: int | None
 
 
+def main(number: int) -> int:
+    """The number of the main line that this one is, or branches off."""
+    return number - number % UNIT[0]
+
+
 def depth(number: int) -> int:
     """Which kind of line the number lies on: 0 main, 1 branch, 2 sub-branch."""
     if number % UNIT[0] == 0:

@@ -4,6 +4,7 @@
 """
 
 import re
+from itertools import pairwise
 from typing import Final
 
 Range = tuple[int, int | None]
@@ -45,6 +46,15 @@ def remove(ranges: Ranges, low: int, high: int | None) -> Ranges:
         if _top(end) > top:
             rest.append((max(start, top), end))
     return tuple((start, end) for start, end in rest if start < _top(end))
+
+
+def coarser(ranges: Ranges, most: int) -> Ranges:
+    """The ranges with the smallest gaps between them closed, until there are at most so many."""
+    while len(ranges) > most:
+        gaps = [(after[0] - _top(before[1]), place) for place, (before, after) in enumerate(pairwise(ranges))]
+        place = min(gaps)[1]
+        ranges = (*ranges[:place], (ranges[place][0], ranges[place + 1][1]), *ranges[place + 2 :])
+    return ranges
 
 
 def to_text(ranges: Ranges) -> str:

@@ -1,0 +1,31 @@
+"""What other processes have to forget after a write, as far as the facts of the stream "events" do not say it themselves."""
+
+from typing import NamedTuple
+
+from storage.database.names import TYPE_MEMBER
+from storage.persist.draft import Draft
+from storage.streams.caches import CURRENT_STATE
+
+
+class Invalidation(NamedTuple):
+    """A row of the stream "caches": the name of a cache, and a key."""
+
+    cache_name: str
+    keys: tuple[str, ...]
+
+
+def invalidations(draft: Draft) -> list[Invalidation]:
+    """One row a room whose current state changed by more than the events themselves say, one an event whose row changed."""
+    changed = [Invalidation("events", (row.event_id,)) for nid, row in draft.changed_events.items() if nid not in draft.placed]
+    return [*_states(draft), *changed]
+
+
+def _states(draft: Draft) -> list[Invalidation]:
+    users: dict[int, list[str]] = {}
+    for delta in draft.deltas:
+        cause = draft.row_of(delta.cause_nid)
+        if delta.event_nid != delta.cause_nid or cause.state_key_nid != delta.state_key_nid:
+            type_nid, state_key = draft.state_key_name(delta.state_key_nid)
+            users.setdefault(delta.room_nid, []).extend([state_key] if type_nid == TYPE_MEMBER else [])
+    room_ids = {room.row.room_nid: room.row.room_id for room in draft.room_drafts.values()}
+    return [Invalidation(CURRENT_STATE, (room_ids[room_nid], *dict.fromkeys(names))) for room_nid, names in users.items()]

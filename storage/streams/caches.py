@@ -1,0 +1,156 @@
+"""What a process remembers of committed facts, and how it forgets in time.
+
+Each cache is bounded and forgets the entry that was used longest ago. Entries become stale by what happens to the streams: most
+of it is read off the facts of the stream "events" themselves; only what they do not say is a fact of the stream "caches" (a state
+that resolution changed, an event that moved). A row of "caches" is the name of a cache and a key, or no key for the whole cache;
+the name ``cs_cache_fake`` stands for all that depends on the current state of a room: its key is the room id, followed by the users
+whose membership changed.
+
+A reader that fills a cache holds a `Ticket` from before it asked the database: what was made stale since is not put in.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from storage.streams.feed import Advance
+
+V = TypeVar("V")
+Key = tuple[str, ...]
+
+CURRENT_STATE: Final = "cs_cache_fake"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """When a reader began to look."""
+
+    key: Key
+    began: int
+
+
+class Cache(Generic[V]):
+    """A bounded cache with the counts of its hits and misses."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self.name = name
+        self.limit = limit
+        self.hits = 0
+        self.misses = 0
+        self._entries: OrderedDict[Key, V] = OrderedDict()
+        self._clock = 0
+        self._staled: dict[Key, int] = {}
+        self._all_staled = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, *key: str) -> V | Ticket:
+        """The entry, or a ticket to fill it with."""
+        if key in self._entries:
+            self.hits += 1
+            self._entries.move_to_end(key)
+            return self._entries[key]
+        self.misses += 1
+        return Ticket(key, self._clock)
+
+    def fill(self, ticket: Ticket, value: V) -> None:
+        """Put in what the database said, unless it may be stale already."""
+        if max(self._all_staled, self._staled.get(ticket.key, 0)) > ticket.began:
+            return
+        self._entries[ticket.key] = value
+        if len(self._entries) > self.limit:
+            self._entries.popitem(last=False)
+
+    def forget(self, key: Sequence[str] | None) -> None:
+        """One entry is stale, or all are."""
+        self._clock += 1
+        if key is None or len(self._staled) > self.limit:
+            self._entries.clear()
+            self._staled.clear()
+            self._all_staled = self._clock
+        else:
+            self._entries.pop(tuple(key), None)
+            self._staled[tuple(key)] = self._clock
+
+
+class LastChange:
+    """For each room or user the position of the last change, as far as it is remembered.
+
+    What has no entry has not changed since ``floor``: since this process began to listen, or since the oldest entry was dropped.
+    """
+
+    def __init__(self, limit: int, floor: int) -> None:
+        self.limit = limit
+        self.floor = floor
+        self._last: OrderedDict[str, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def note(self, key: str, position: int) -> None:
+        """It has changed."""
+        self._last[key] = max(position, self._last.pop(key, 0))
+        if len(self._last) > self.limit:
+            _, dropped = self._last.popitem(last=False)
+            self.floor = max(self.floor, dropped)
+
+    def may_have_changed(self, key: str, since: int) -> bool:
+        """False only if it has certainly not changed after ``since``."""
+        return since < self.floor or self._last.get(key, 0) > since
+
+
+class Caches:
+    """The caches of one process, kept by the feed of its streams."""
+
+    def __init__(self, *, events: int, rooms: int, users: int, listening_since: int) -> None:
+        self.events: Cache[object] = Cache("events", events)
+        self.current_state: Cache[object] = Cache("current_state", rooms)
+        self.rooms_of: Cache[object] = Cache("rooms_of", users)
+        self.room_changes = LastChange(rooms, listening_since)
+        self.membership_changes = LastChange(users, listening_since)
+        self._by_name: dict[Hashable, Cache[object]] = {cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)}
+
+    def hit_rates(self) -> dict[str, float]:
+        """Hits by all look-ups of each cache, 0 where there was none."""
+        return {str(name): cache.hits / max(1, cache.hits + cache.misses) for name, cache in self._by_name.items()}
+
+    def told(self, advance: Advance) -> None:
+        """A subscriber of the feed."""
+        if advance.stream_name == "events":
+            for fact in advance.facts:
+                self._event(fact.stream_id, fact.row)
+        elif advance.stream_name == "caches":
+            for fact in advance.facts:
+                self.invalidate(fact.row[0], fact.row[1])
+
+    def invalidate(self, name: str, key: Sequence[str] | None) -> None:
+        """A row of the stream "caches". A name that this process has no cache of is nobody's concern here."""
+        if name == CURRENT_STATE:
+            self._state_changed(key)
+        elif name in self._by_name:
+            self._by_name[name].forget(key)
+
+    def _state_changed(self, key: Sequence[str] | None) -> None:
+        if key is None:
+            self.current_state.forget(None)
+            self.rooms_of.forget(None)
+            return
+        self.current_state.forget(key[:1])
+        for user in key[1:]:
+            self.rooms_of.forget((user,))
+
+    def _event(self, position: int, row: Sequence[str | None]) -> None:
+        event_id, room_id, event_type, state_key, redacts = row
+        if event_id is None or room_id is None:
+            return
+        self.room_changes.note(room_id, position)
+        self.events.forget((event_id,))
+        if redacts is not None:
+            self.events.forget((redacts,))
+        if state_key is not None:
+            self.current_state.forget((room_id,))
+        if event_type == "m.room.member" and state_key is not None:
+            self.rooms_of.forget((state_key,))
+            self.membership_changes.note(state_key, position)
