@@ -69,6 +69,10 @@ class Config:
 
     # --------------------------------------------------------------------------------------------------------- caches
 
+    cache_reads: bool = False
+    """Answer `event`, `events`, `current_state` and `rooms_of` from memory where they are known. What another process commits is then
+    seen when its news arrives: by replication, or after `follow_ms`."""
+
     cache_events_max: int = 50_000
     """Rows of events (about 1 kB each), and contents of state events, that the writer remembers."""
 

@@ -28,6 +28,7 @@ from storage.queries.state_at import StateMap
 from storage.queries.sync import Asked, Commits, Sync, sync, until_news
 from storage.streams import startup
 from storage.streams.account_data import AccountData
+from storage.streams.caches import Caches
 from storage.streams.following import follow
 from storage.streams.notifier import Notifier
 from storage.streams.receipts import Receipts
@@ -68,6 +69,7 @@ class Store:
         self.instance_name = identity.instance_name
         self.deployment_id = identity.deployment_id
         self.notifier = Notifier(streams)
+        self.caches = _caches(database.config, streams)
         small = {name: StreamWriter(name, database, streams, identity.writer_nid) for name in ("account_data", "to_device", "receipts")}
         self.account_data = AccountData(small["account_data"])
         self.to_device = ToDevice(small["to_device"])
@@ -99,8 +101,15 @@ class Store:
 
     async def events(self, event_ids: Iterable[EventId], *, redact: bool = True) -> dict[EventId, StoredEvent]:
         """The events that are held, by id."""
+        wanted = list(event_ids)
+        if not (redact and self.database.config.cache_reads):
+            async with self.database.connection() as conn:
+                return await events.events(conn, wanted, redacted=redact)
+        return await self.caches.events.many(wanted, self._load_events)
+
+    async def _load_events(self, event_ids: list[EventId]) -> dict[EventId, StoredEvent]:
         async with self.database.connection() as conn:
-            return await events.events(conn, event_ids, redacted=redact)
+            return await events.events(conn, event_ids)
 
     async def state_before(
         self, event_id: EventId, *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
@@ -133,8 +142,14 @@ class Store:
 
     async def current_state(self, room_id: RoomId, *, types: Iterable[str] | None = None) -> StateMap:
         """The current state of a room. `UnknownRoom`."""
+        if types is None and self.database.config.cache_reads:
+            return dict((await self.caches.current_state.many([room_id], self._load_current_states))[room_id])
         async with self.database.connection() as conn:
             return await state.current_state(conn, room_id, types=types)
+
+    async def _load_current_states(self, room_ids: list[RoomId]) -> dict[RoomId, StateMap]:
+        async with self.database.connection() as conn:
+            return {room_id: await state.current_state(conn, room_id) for room_id in room_ids}
 
     async def forward_extremities(self, room_id: RoomId) -> set[EventId]:
         """The events on which the next one will build. `UnknownRoom`."""
@@ -148,8 +163,13 @@ class Store:
 
     async def rooms_of(self, user_id: UserId) -> list[RoomId]:
         """The rooms that a local user is joined to."""
+        if self.database.config.cache_reads:
+            return list((await self.caches.rooms_of.many([user_id], self._load_rooms_of))[user_id])
+        return (await self._load_rooms_of([user_id]))[user_id]
+
+    async def _load_rooms_of(self, user_ids: list[UserId]) -> dict[UserId, list[RoomId]]:
         async with self.database.connection() as conn:
-            return await state.rooms_of(conn, user_id)
+            return {user_id: await state.rooms_of(conn, user_id) for user_id in user_ids}
 
     async def visible_to_user(self, user_id: str, event_ids: Iterable[str]) -> set[EventId]:
         """Those of the events that a local user may see. `InvalidIdentifier`, also for a user of another server."""
@@ -290,6 +310,17 @@ class Store:
     def _limit(self, limit: int) -> int:
         """At most `Config.page_limit_max`; `InputError` for a negative one."""
         return checks.limit(limit, self.database.config.page_limit_max)
+
+
+def _caches(config: Config, streams: Streams) -> Caches[StoredEvent, StateMap, list[RoomId]]:
+    caches: Caches[StoredEvent, StateMap, list[RoomId]] = Caches(
+        events=config.cache_events_max,
+        rooms=config.cache_rooms_max,
+        users=config.cache_rooms_max,
+        listening_since=streams["events"].linear(),
+    )
+    streams.feed.subscribe(caches.told)
+    return caches
 
 
 @asynccontextmanager

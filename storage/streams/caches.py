@@ -10,13 +10,17 @@ A reader that fills a cache holds a `Ticket` from before it asked the database: 
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from storage.streams.feed import Advance
 
+K = TypeVar("K", bound=str)
 V = TypeVar("V")
+E = TypeVar("E")
+S = TypeVar("S")
+R = TypeVar("R")
 Key = tuple[str, ...]
 
 CURRENT_STATE: Final = "cs_cache_fake"
@@ -63,6 +67,23 @@ class Cache(Generic[V]):
         if len(self._entries) > self.limit:
             self._entries.popitem(last=False)
 
+    async def many(self, keys: Iterable[K], load: Callable[[list[K]], Awaitable[Mapping[K, V]]]) -> dict[K, V]:
+        """The entries of these keys; what is not here is loaded, and kept. A key that ``load`` does not give has none."""
+        found: dict[K, V] = {}
+        tickets: dict[K, Ticket] = {}
+        for key in keys:
+            entry = self.get(key)
+            if isinstance(entry, Ticket):
+                tickets[key] = entry
+            else:
+                found[key] = entry
+        if tickets:
+            loaded = await load(list(tickets))
+            for key, value in loaded.items():
+                self.fill(tickets[key], value)
+            found.update(loaded)
+        return found
+
     def forget(self, key: Sequence[str] | None) -> None:
         """One entry is stale, or all are."""
         self._clock += 1
@@ -101,16 +122,16 @@ class LastChange:
         return since < self.floor or self._last.get(key, 0) > since
 
 
-class Caches:
+class Caches(Generic[E, S, R]):
     """The caches of one process, kept by the feed of its streams."""
 
     def __init__(self, *, events: int, rooms: int, users: int, listening_since: int) -> None:
-        self.events: Cache[object] = Cache("events", events)
-        self.current_state: Cache[object] = Cache("current_state", rooms)
-        self.rooms_of: Cache[object] = Cache("rooms_of", users)
+        self.events: Cache[E] = Cache("events", events)
+        self.current_state: Cache[S] = Cache("current_state", rooms)
+        self.rooms_of: Cache[R] = Cache("rooms_of", users)
         self.room_changes = LastChange(rooms, listening_since)
         self.membership_changes = LastChange(users, listening_since)
-        self._by_name: dict[Hashable, Cache[object]] = {cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)}
+        self._by_name: dict[Hashable, Cache[Any]] = {cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)}
 
     def hit_rates(self) -> dict[str, float]:
         """Hits by all look-ups of each cache, 0 where there was none."""

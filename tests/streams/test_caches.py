@@ -1,0 +1,118 @@
+"""Caches: bounded, never stale after the news, filled only by what is still true; the rows of their stream."""
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+import storage
+from storage import Store
+from storage.streams.caches import Cache, LastChange, Ticket
+from storage.streams.following import follow_once
+from storage.testing import RoomBuilder
+
+CACHED = storage.Config(follow_ms=3_600_000, cache_reads=True)
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[Store]:
+    async with storage.open(dsn, server_name="s1.test", config=CACHED) as opened:
+        yield opened
+
+
+def fill(cache: Cache[int], key: str, value: int) -> None:
+    ticket = cache.get(key)
+    assert isinstance(ticket, Ticket)
+    cache.fill(ticket, value)
+
+
+def test_a_cache_forgets_what_was_used_longest_ago() -> None:
+    cache: Cache[int] = Cache("n", 2)
+    fill(cache, "a", 1)
+    fill(cache, "b", 2)
+    assert cache.get("a") == 1
+    fill(cache, "c", 3)
+    assert cache.get("a") == 1
+    assert isinstance(cache.get("b"), Ticket)
+    assert (cache.hits, cache.misses) == (2, 4)
+
+
+def test_what_became_stale_while_it_was_looked_up_is_not_put_in() -> None:
+    cache: Cache[int] = Cache("n", 10)
+    one, other = cache.get("a"), cache.get("b")
+    assert isinstance(one, Ticket)
+    assert isinstance(other, Ticket)
+    cache.forget(("a",))
+    cache.fill(one, 1)
+    cache.fill(other, 2)
+    assert isinstance(cache.get("a"), Ticket)
+    assert cache.get("b") == 2
+    late = cache.get("c")
+    assert isinstance(late, Ticket)
+    cache.forget(None)
+    cache.fill(late, 3)
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_last_changes_never_deny_a_change(seed: int) -> None:
+    rng = random.Random(seed)
+    changes, truth = LastChange(3, 10), dict[str, int]()
+    for position in range(11, 60):
+        key = rng.choice("abcdef")
+        changes.note(key, position)
+        truth[key] = position
+        for one in "abcdefg":
+            since = rng.randrange(0, 60)
+            assert changes.may_have_changed(one, since) or truth.get(one, 10) <= since
+    assert len(changes) <= 3
+
+
+async def _rows(store: Store) -> list[list[object]]:
+    return [fact.row[:2] for fact in await store.streams["caches"].rows(0, 1_000_000, 100)]
+
+
+async def test_reads_come_from_memory_until_something_happens(store: Store) -> None:
+    room = RoomBuilder("11", seed=1)
+    admin = room.user(1)
+    room.start(admin)
+    await store.append(room.pdus)
+    for _ in range(3):
+        assert await store.current_state(room.room_id) == dict(room.state)
+        assert await store.rooms_of(storage.UserId(admin)) == [room.room_id]
+        assert await store.event(room.events[0].event_id) is not None
+    assert (store.caches.current_state.hits, store.caches.rooms_of.hits, store.caches.events.hits) == (2, 2, 2)
+    message = room.message(admin, "x")
+    await store.append(room.pdus[-1:])
+    assert await store.event(message.event_id) is not None
+    room.redact(admin, message)
+    await store.append(room.pdus[-1:])
+    held = await store.event(message.event_id)
+    assert held is not None
+    assert held.redacted_by == room.events[-1].event_id
+    room.leave(admin)
+    await store.append(room.pdus[-1:])
+    assert await store.rooms_of(storage.UserId(admin)) == []
+    assert await store.current_state(room.room_id) == dict(room.state)
+    assert store.caches.hit_rates()["rooms_of"] > 0
+    assert await _rows(store) == [["events", [message.event_id]]]
+
+
+async def test_a_state_that_resolution_changed_is_told(store: Store, dsn: str) -> None:
+    """A ban takes away what the banned user set on another branch: no event of the stream says so, a row of the caches does."""
+    room = RoomBuilder("11", seed=2)
+    admin, other = room.user(1), room.user(4)
+    room.start(admin)
+    room.join(other)
+    room.power_levels(admin, users={other: 50})
+    left, right = room.fork(2)
+    banned = left.ban(admin, other)
+    topic = right.topic(other, "mine")
+    await store.append([event.pdu for event in room.events if event.event_id != banned.event_id])
+    async with storage.open(dsn, server_name="s1.test", instance_name="second", config=CACHED) as second:
+        assert (await second.current_state(room.room_id))["m.room.topic", ""] == topic.event_id
+        assert await _rows(store) == []
+        await store.append([banned.pdu])
+        assert await _rows(store) == [["cs_cache_fake", [room.room_id]]]
+        await follow_once(second.database, second.streams)
+        assert ("m.room.topic", "") not in await second.current_state(room.room_id)
