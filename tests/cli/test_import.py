@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,12 +217,22 @@ class Interrupting:
             self.what.set()
 
 
+async def either(signal: asyncio.Event, importing: "asyncio.Future[Any]") -> None:
+    """Wait for the signal; an import that ends before it has failed, and says how."""
+    signalled = asyncio.ensure_future(signal.wait())
+    await asyncio.wait({signalled, importing}, return_when=asyncio.FIRST_COMPLETED)
+    if importing.done():
+        signalled.cancel()
+        await importing
+        pytest.fail("the import ended before the signal")
+
+
 async def test_an_interrupt_leaves_what_is_committed_and_a_rerun_goes_on(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
     path = written(tmp_path / "room.ndjson", generate_room(SHAPES["fork_heavy"], 300, seed=2))
     reached = asyncio.Event()
     async with storage.open(dsn, server_name="s1.test", observer=Interrupting(3, reached)) as store:
         importing = asyncio.ensure_future(imported(store, path, batch_max=20))
-        await reached.wait()
+        await either(reached, importing)
         importing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await importing
@@ -256,7 +267,7 @@ async def test_a_pipe_is_stored_while_it_is_silent(dsn: str, tmp_path: Path) -> 
         importing = asyncio.ensure_future(imported(store, str(pipe)))
         with await asyncio.to_thread(pipe.open, "wb", 0) as end:
             end.write(b"\n".join(room.pdus) + b"\n")
-            await stored.wait()
+            await either(stored, importing)
             importing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await importing
