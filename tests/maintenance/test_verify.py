@@ -3,27 +3,10 @@
 import pytest
 
 import storage
-from storage import Store
-from storage.maintenance.verify import Finding, verify
-from storage.testing import ODD_SOME, SHAPES, GeneratedRoom, build_room, deliver_late, deliver_shuffled, deliver_with_gap, generate_room
+from storage.testing import ODD_SOME, SHAPES, build_room, deliver_late, deliver_shuffled, deliver_with_gap, generate_room
+from tests.maintenance.rooms import SERVER, deliver, findings
 
-SERVER = "s1.test"
 SMALL = ("small_chat", "direct_chat", "join_leave_storm", "fork_heavy", "busy_federation")
-
-
-async def findings(store: Store, *room_ids: str) -> list[Finding]:
-    return [finding async for finding in verify(store.database, server_name=store.server_name, room_ids=room_ids or None)]
-
-
-async def deliver(store: Store, room: GeneratedRoom, batch: int = 50) -> None:
-    """Consecutive events of the same origin together, up to a number."""
-    events = list(room.events)
-    while events:
-        origin = events[0].origin
-        count = next((at for at, event in enumerate(events[:batch]) if event.origin != origin), min(batch, len(events)))
-        part, events = events[:count], events[count:]
-        given = {event.event_id: event.state_before for event in part if event.state_before is not None}
-        await store.append([event.pdu for event in part], room_version=room.room_version, origin=origin, state_before=given)
 
 
 @pytest.mark.parametrize("version", ["1", "2", "6", "11", "12"])
@@ -32,7 +15,7 @@ async def test_nothing_is_found_in_a_room(dsn: str, shape: str, version: str) ->
     async with storage.open(dsn, server_name=SERVER) as store:
         for seed, odd in enumerate((None, ODD_SOME)):
             chosen = SHAPES[shape] if odd is None else SHAPES[shape].replaced(odd=odd)
-            await deliver(store, generate_room(chosen, 250, seed=seed, version=version, sign=False))
+            await deliver(store, generate_room(chosen, 200, seed=seed, version=version, sign=False))
         assert await findings(store) == []
 
 
@@ -44,3 +27,14 @@ async def test_nothing_is_found_after_gaps_and_backfill(dsn: str, seed: int) -> 
         await deliver(store, deliver_late(build_room(shape, 120, seed=10 + seed, sign=False), seed), batch=11)
         await deliver(store, deliver_shuffled(build_room(shape, 80, seed=20 + seed, sign=False), seed), batch=100)
         assert await findings(store) == []
+
+
+async def test_nothing_is_found_in_an_empty_database(dsn: str) -> None:
+    async with storage.open(dsn, server_name=SERVER) as store:
+        assert await findings(store) == []
+
+
+async def test_an_unknown_room(dsn: str) -> None:
+    async with storage.open(dsn, server_name=SERVER) as store:
+        with pytest.raises(storage.UnknownRoom):
+            await findings(store, "!nowhere:s1.test")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import storage
 from storage import StoredEvent
 from storage.ids import EventId, RoomId, UserId
+from storage.maintenance.verify import Finding, verify
 from storage.persist import Origin, Outcome
 from tests.oracle.facts import Audience, Facts
 from tests.oracle.oracle import Position
@@ -48,8 +49,16 @@ class StoreSubject:
         return self.runner.run(asyncio.wait_for(work, 60))
 
     def close(self) -> None:
-        self.run(self.stack.aclose())
-        self.runner.close()
+        """At the end of every example nothing in the tables contradicts anything else."""
+        try:
+            findings = self.run(self._verify())
+            assert not findings, "\n".join(map(str, findings))
+        finally:
+            self.run(self.stack.aclose())
+            self.runner.close()
+
+    async def _verify(self) -> list[Finding]:
+        return [finding async for finding in verify(self.store.database, server_name=self.store.server_name)]
 
     def append(
         self,

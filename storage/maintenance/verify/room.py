@@ -11,7 +11,7 @@ from storage.maintenance.verify.finding import Finding
 
 SQL_ROOM: Final[LiteralString] = """
 SELECT room_nid, room_id, room_version, next_audience, current_state_group, last_stream_ordering, max_topological_ordering,
-    forward_extremities
+    forward_extremities, current_audience
 FROM rooms
 WHERE room_id = $1::text
 """
@@ -52,6 +52,7 @@ class RoomRow(NamedTuple):
     last_stream_ordering: int | None
     max_topological_ordering: int
     forward_extremities: list[int]
+    current_audience: int
 
 
 class TimelineRow(NamedTuple):

@@ -66,7 +66,36 @@ WHERE a.audience IS NULL OR used.audience >= $2::bigint
 ORDER BY used.audience
 """
 
+SQL_STRAYS: Final[LiteralString] = """
+WITH line AS (
+    SELECT audience, opened_topological AS opened, lead(opened_topological) OVER (ORDER BY audience) AS closed
+    FROM audiences
+    WHERE room_nid = $1::int AND opened_topological IS NOT NULL
+)
+SELECT e.event_id, e.topological_ordering, l.opened, CASE WHEN l.audience >= r.current_audience THEN NULL ELSE l.closed END AS closed
+FROM rooms r
+JOIN events e USING (room_nid)
+LEFT JOIN line l ON l.audience = (e.audience >> 40) << 40
+WHERE r.room_nid = $1::int
+    AND NOT e.outlier
+    AND NOT r.strays @> e.topological_ordering
+    AND (
+        l.audience IS NULL
+        OR e.topological_ordering < l.opened - order_slack()
+        OR (l.audience < r.current_audience AND e.topological_ordering > l.closed + order_slack())
+    )
+"""
+
 POINTS_TOGETHER: Final = 500
+
+
+class StrayRow(NamedTuple):
+    """An event where reads do not look for it: outside of what its audience's place in the order is."""
+
+    event_id: str
+    topological_ordering: int
+    opened: int | None
+    closed: int | None
 
 
 class PointRow(NamedTuple):
@@ -148,7 +177,9 @@ async def check_visibility(conn: Connection, room: Room) -> AsyncIterator[Findin
     points = await conn.fetch(SQL_POINTS, room.nid, row=PointRow)
     current = room.row.current_state_group
     if current is not None:
+        points.append(PointRow(room.row.current_audience, current, current, None, 0))
         points.append(PointRow(room.row.next_audience, current, current, None, 0))
+        points.sort(key=lambda point: point.audience)
     for start in range(0, len(points), POINTS_TOGETHER):
         batch = points[start : start + POINTS_TOGETHER]
         groups = await room.states.load(conn, {group for point in batch for group in point[1:3]})
@@ -195,9 +226,12 @@ async def check_visibility_counts(conn: Connection, room: Room) -> AsyncIterator
 
 
 async def check_audiences(conn: Connection, room: Room) -> AsyncIterator[Finding]:
-    """Every audience in use is known, and below the next one that will be given out ("audiences")."""
+    """Every audience in use is known, below the next one, and its events stand where reads look for them ("audiences")."""
     for audience in await conn.fetchvals(SQL_UNKNOWN_AUDIENCES, room.nid, room.row.next_audience):
         yield room.finding("audiences", [f"audience {audience}"], "not known", f"a row, below {room.row.next_audience}")
+    for row in await conn.fetch(SQL_STRAYS, room.nid, row=StrayRow):
+        expected = f"between {row.opened} and {row.closed}, or a stray"
+        yield room.finding("audiences", [row.event_id], f"topological ordering {row.topological_ordering}", expected)
 
 
 def _counts(joined: int, invited: int, last_join: int | None) -> str:

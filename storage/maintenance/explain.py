@@ -1,0 +1,217 @@
+"""Why a user or a server may see an event, or may not: the rule of history visibility in a sentence.
+
+The sentence is made from the states before and after the event and from the event's flags, not from the visibility table; that the
+table gives the same answer is checked, and said if it does not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.database.names import MEMBERSHIP_NAMES
+from storage.errors import UnknownEvent
+from storage.event import load
+from storage.ids import EventId, ServerName, UserId
+from storage.queries.visible import visible_to_server, visible_to_user
+from storage.visibility import server_may_see, user_may_see
+
+SQL_EXPLAINED: Final[LiteralString] = """
+SELECT e.event_nid, e.room_nid, e.outlier, e.rejected, e.soft_failed, e.topological_ordering, b.event_id AS redacted_by,
+    e.state_group_before, COALESCE(e.state_group_after, e.state_group_before) AS state_group_after, e.membership, k.state_key
+FROM events e
+LEFT JOIN events b ON b.event_nid = e.redacted_by
+LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
+WHERE e.event_id = $1::text
+"""
+
+SQL_VISIBILITY_AT: Final[LiteralString] = """
+SELECT e.json, e.redacted_form, e.event_id, r.room_version
+FROM state_entries($1::bigint) AS s
+JOIN events e ON e.event_nid = s.event_nid
+JOIN rooms r USING (room_nid)
+WHERE s.state_key_nid = 5
+"""
+
+SQL_MEMBERSHIPS_AT: Final[LiteralString] = """
+SELECT COALESCE(max(e.membership), 0)
+FROM state_entries($1::bigint) AS s
+JOIN state_keys k ON k.state_key_nid = s.state_key_nid
+JOIN events e ON e.event_nid = s.event_nid
+WHERE k.type_nid = 2
+    AND CASE WHEN $2::text LIKE '@%' THEN k.state_key = $2::text ELSE substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text END
+"""
+
+SQL_JOINS: Final[LiteralString] = """
+SELECT
+    EXISTS (
+        SELECT FROM current_state c
+        JOIN state_keys k USING (state_key_nid)
+        WHERE c.room_nid = $1::int AND k.type_nid = 2 AND k.state_key = $2::text AND c.membership = 5
+    ) AS is_joined,
+    (
+        SELECT e.event_id
+        FROM events e
+        JOIN state_keys k USING (state_key_nid)
+        WHERE e.room_nid = $1::int AND k.type_nid = 2 AND k.state_key = $2::text AND e.membership = 5
+            AND NOT e.outlier AND NOT e.soft_failed AND e.rejected IS NULL AND e.topological_ordering > $3::bigint
+        ORDER BY e.topological_ordering, e.event_id
+        LIMIT 1
+    ) AS join_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Whether ``principal`` may see the event, and why. States are as (before, after); None stands for a missing event.
+
+    ``joined_later``: the user is joined now, or joined after the event (the id of that join is in the sentence).
+    """
+
+    event_id: EventId
+    principal: str
+    visible: bool
+    sentence: str
+    history_visibility: tuple[str | None, str | None]
+    membership: tuple[str | None, str | None]
+    joined_later: bool
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+class ExplainedRow(NamedTuple):
+    """An event as far as it matters here."""
+
+    event_nid: int
+    room_nid: int
+    outlier: bool
+    rejected: str | None
+    soft_failed: bool
+    topological_ordering: int | None
+    redacted_by: str | None
+    state_group_before: int | None
+    state_group_after: int | None
+    membership: int | None
+    state_key: str | None
+
+
+class VisibilityEventRow(NamedTuple):
+    """The history visibility event of a state."""
+
+    json: bytes
+    redacted_form: bool
+    event_id: str
+    room_version: str
+
+
+class JoinsRow(NamedTuple):
+    """Whether a user is joined now, and the first join after an event."""
+
+    is_joined: bool
+    join_id: str | None
+
+
+class Facts(NamedTuple):
+    """What the rule is applied to."""
+
+    visibilities: tuple[str | None, str | None]
+    memberships: tuple[str | None, str | None]
+    joins: JoinsRow
+
+
+async def explain_visibility(conn: Connection, event_id: EventId, principal: str) -> Explanation:
+    """Why a local user ("@…") or a server may see an event. The connection should hold a snapshot. `UnknownEvent`."""
+    row = await conn.fetchrow(SQL_EXPLAINED, event_id, row=ExplainedRow)
+    if row is None:
+        raise UnknownEvent(event_id)
+    is_user = principal.startswith("@")
+    facts = await _facts(conn, row, principal, is_user=is_user)
+    refused = _flags(row, is_user=is_user)
+    visible, why = (False, refused) if refused is not None else _rule(facts, is_user=is_user)
+    joined_later = facts.joins.is_joined or facts.joins.join_id is not None
+    parts = [f"{principal} {'sees' if visible else 'does not see'} {event_id}: {why}."]
+    if visible and row.redacted_by is not None:
+        parts.append(f"Of its content only what the redaction {row.redacted_by} leaves.")
+    if not visible and not is_user and refused is None:
+        parts.append("It gets the redacted form.")
+    if await _by_table(conn, event_id, principal, is_user=is_user) != visible:
+        parts.append("The visibility table says otherwise: run `room-storage verify --repair`.")
+    return Explanation(event_id, principal, visible, " ".join(parts), facts.visibilities, facts.memberships, joined_later)
+
+
+async def _facts(conn: Connection, row: ExplainedRow, principal: str, *, is_user: bool) -> Facts:
+    groups = [row.state_group_before, row.state_group_after]
+    before, after = [await _visibility(conn, group) for group in groups]
+    was, becomes = [await _membership(conn, group, principal) for group in groups]
+    joins = await conn.fetchrow(SQL_JOINS, row.room_nid, principal, row.topological_ordering, row=JoinsRow) if is_user else None
+    return Facts((before, after), (was, becomes), joins or JoinsRow(is_joined=False, join_id=None))
+
+
+async def _visibility(conn: Connection, state_group: int | None) -> str | None:
+    found = None if state_group is None else await conn.fetchrow(SQL_VISIBILITY_AT, state_group, row=VisibilityEventRow)
+    if found is None:
+        return None
+    value: Any = load(found.json, found.room_version, found.event_id, redacted=found.redacted_form).content.get("history_visibility")
+    return value if isinstance(value, str) else None
+
+
+async def _membership(conn: Connection, state_group: int | None, principal: str) -> str | None:
+    """The membership in a state; of a server the highest of its users."""
+    code = None if state_group is None else await conn.fetchval(SQL_MEMBERSHIPS_AT, state_group, principal)
+    return None if code is None else MEMBERSHIP_NAMES.get(code)
+
+
+def _flags(row: ExplainedRow, *, is_user: bool) -> str | None:
+    """What hides an event whatever the room's history visibility is."""
+    if row.outlier:
+        return "it is an outlier, held without its place in the room"
+    if row.rejected is not None:
+        return f"it was rejected ({row.rejected})"
+    if row.soft_failed and is_user:
+        return "it was soft-failed: when it arrived, the current state of the room did not allow it"
+    return None
+
+
+def _rule(facts: Facts, *, is_user: bool) -> tuple[bool, str]:
+    """The answer of the rule, with the reason."""
+    joined_later = facts.joins.is_joined or facts.joins.join_id is not None
+    visible = (
+        user_may_see(*facts.visibilities, *facts.memberships, joined_later)
+        if is_user
+        else server_may_see(*facts.visibilities, *facts.memberships)
+    )
+    visibilities = [_known(one) for one in facts.visibilities]
+    whom = "they were" if is_user else "a user of the server was"
+    said = f"the history visibility {_told(facts.visibilities, visibilities)}"
+    member = f"{whom} {_told(facts.memberships, [one or 'not a member' for one in facts.memberships])}"
+    if not visible:
+        later = ", and they never joined later" if is_user and "shared" in visibilities else ""
+        return False, f"{said}, and {member}{later}"
+    if "world_readable" in visibilities:
+        return True, said
+    if "join" in facts.memberships:
+        return True, f"{member} there"
+    if "invite" in facts.memberships and "invited" in visibilities:
+        return True, f"{said}, and {member}"
+    if not is_user:
+        return True, f"{said}, which is for every server in the room"
+    return True, f"{said}, and {'they are joined now' if facts.joins.is_joined else f'they joined later ({facts.joins.join_id})'}"
+
+
+def _known(visibility: str | None) -> str:
+    return visibility if visibility in {"world_readable", "invited", "joined"} else "shared"
+
+
+def _told(given: Sequence[str | None], values: Sequence[str]) -> str:
+    """A value before and after an event, in words."""
+    before, after = (
+        value if one == value or one is None else f"{value} ({one!r} is unknown)" for one, value in zip(given, values, strict=True)
+    )
+    return f"{before} before it and {after} after it" if before != after else f"{before} at it"
+
+
+async def _by_table(conn: Connection, event_id: EventId, principal: str, *, is_user: bool) -> bool:
+    if is_user:
+        return bool(await visible_to_user(conn, UserId(principal), [event_id]))
+    return bool(await visible_to_server(conn, ServerName(principal), [event_id]))

@@ -1,0 +1,135 @@
+"""State groups that nothing refers to any more: left by merges that were overtaken, by purged events, by repairs.
+
+A group is needed if it is the state before or after an event, a room's current state, or on the path of a group that is needed; the
+empty state of a room is always kept. Whether a group is needed is looked up in a snapshot, without holding anybody up. Then a
+bounded number is deleted at a time, with the room held (`storage.maintenance.hold`), after a second look at what came since: new
+events have larger stream orderings, as positions are taken under the same lock. Raising the room's version refuses the plans of
+writers that had such a group in their caches and were about to refer to it.
+
+Groups are deleted from the ends of paths inwards, so that what is left between two batches can be read at any time.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection, Database
+from storage.maintenance.hold import hold
+from storage.maintenance.verify.run import all_rooms
+
+SQL_GARBAGE: Final[LiteralString] = """
+WITH
+room AS (
+    SELECT room_nid, current_state_group
+    FROM rooms
+    WHERE room_id = $1::text
+),
+used AS (
+    SELECT e.state_group_before AS state_group FROM room JOIN events e USING (room_nid) WHERE NOT e.outlier
+    UNION
+    SELECT e.state_group_after FROM room JOIN events e USING (room_nid) WHERE NOT e.outlier
+    UNION
+    SELECT current_state_group FROM room
+),
+needed AS (
+    SELECT unnest(g.path) AS state_group
+    FROM used
+    JOIN state_groups g USING (state_group)
+    UNION
+    SELECT g.state_group FROM room JOIN state_groups g USING (room_nid) WHERE g.entry_count = 0
+)
+SELECT g.state_group
+FROM room
+JOIN state_groups g USING (room_nid)
+WHERE g.state_group NOT IN (SELECT state_group FROM needed)
+ORDER BY cardinality(g.path) DESC, g.state_group
+LIMIT $2::bigint
+"""
+
+SQL_LATEST: Final[LiteralString] = """
+SELECT COALESCE(max(e.stream_ordering), 0)
+FROM rooms r
+JOIN events e USING (room_nid)
+WHERE r.room_id = $1::text AND NOT e.outlier
+"""
+
+SQL_DELETE: Final[LiteralString] = """
+WITH
+candidate AS (
+    SELECT unnest($2::bigint[]) AS state_group
+),
+used_since AS (
+    SELECT state_group_before AS state_group FROM events WHERE room_nid = $1::int AND stream_ordering > $3::bigint
+    UNION
+    SELECT state_group_after FROM events WHERE room_nid = $1::int AND stream_ordering > $3::bigint
+    UNION
+    SELECT current_state_group FROM rooms WHERE room_nid = $1::int
+),
+free AS (
+    SELECT state_group FROM candidate
+    EXCEPT
+    SELECT state_group FROM used_since
+),
+kept AS (  -- what any group that stays folds: also one that was written since, and that no event refers to
+    SELECT unnest(g.path) AS state_group
+    FROM state_groups g
+    WHERE g.room_nid = $1::int AND g.state_group NOT IN (SELECT state_group FROM free) AND g.path && ARRAY(SELECT state_group FROM free)
+)
+DELETE FROM state_groups
+WHERE state_group IN (SELECT state_group FROM free EXCEPT SELECT state_group FROM kept)
+    AND room_nid = $1::int
+RETURNING state_group
+"""
+
+FOUND_MAX: Final = 100_000  # groups looked up at a time
+DELETED_MAX: Final = 1_000  # groups deleted in one transaction
+
+
+class Collected(NamedTuple):
+    """What was freed in a room."""
+
+    room_id: str
+    state_groups: int
+
+
+class Garbage(NamedTuple):
+    """Groups that were not needed when the room's latest event stood at ``upto``."""
+
+    state_groups: list[int]
+    upto: int
+
+
+async def collect(database: Database, room_id: str, *, batch: int = DELETED_MAX) -> Collected:
+    """Delete the groups of a room that nothing refers to, ``batch`` at a time. Writers may go on. `UnknownRoom`."""
+    deleted = 0
+    while True:
+        garbage = await find(database, room_id)
+        freed = 0
+        for start in range(0, len(garbage.state_groups), batch):
+            freed += await _delete(database, room_id, garbage.state_groups[start : start + batch], garbage.upto)
+        deleted += freed
+        if not freed or len(garbage.state_groups) < FOUND_MAX:
+            return Collected(room_id, deleted)
+
+
+async def collect_all(database: Database, *, batch: int = DELETED_MAX) -> AsyncIterator[Collected]:
+    """The same for every room; those where something was freed."""
+    async for room_id in all_rooms(database):
+        collected = await collect(database, room_id, batch=batch)
+        if collected.state_groups:
+            yield collected
+
+
+async def find(database: Database, room_id: str) -> Garbage:
+    """The groups of a room that nothing refers to, ends of paths first. Reads only."""
+    async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
+        return Garbage(await conn.fetchvals(SQL_GARBAGE, room_id, FOUND_MAX), await conn.fetchval(SQL_LATEST, room_id))
+
+
+async def _delete(database: Database, room_id: str, state_groups: list[int], upto: int) -> int:
+    """Delete those that are still not needed; how many."""
+
+    async def work(conn: Connection) -> int:
+        room_nid = await hold(conn, room_id)
+        return len(await conn.fetchvals(SQL_DELETE, room_nid, state_groups, upto))
+
+    return await database.run(work)

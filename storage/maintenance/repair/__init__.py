@@ -1,0 +1,12 @@
+"""Rebuild what is derived, of one room, in one transaction: everything but the received bytes, the flags and the states at events.
+
+run          the order of the parts, and the transaction
+cover        the chain cover
+graph        gaps, forward extremities, redactions that wait
+current      current state, and memberships of local users
+replay       visibility and audiences, by going through the states again; numbering says in which order
+"""
+
+from storage.maintenance.repair.run import rebuild_visibility, repair
+
+__all__ = ["rebuild_visibility", "repair"]

@@ -1,0 +1,128 @@
+"""The current state: its group, resolved again over the forward extremities, and the tables that repeat it."""
+
+from collections.abc import Sequence
+from typing import Final, LiteralString
+
+from storage.database.connection import Connection
+from storage.errors import StorageCorrupt
+from storage.maintenance.repair.planning import Planner
+from storage.maintenance.states import States
+from storage.persist.merge import merge
+from storage.persist.step import Step
+from storage.state.groups import Group, derive
+from storage.visibility.numbers import NOTHING
+
+SQL_EMPTY_GROUP: Final[LiteralString] = """
+SELECT state_group
+FROM state_groups
+WHERE room_nid = $1::int AND digest = 0 AND entry_count = 0
+ORDER BY state_group
+LIMIT 1
+"""
+
+SQL_AFTER: Final[LiteralString] = """
+SELECT COALESCE(state_group_after, state_group_before)
+FROM events
+WHERE event_nid = ANY($1::bigint[])
+ORDER BY 1
+"""
+
+SQL_SET_CURRENT: Final[LiteralString] = """
+UPDATE rooms
+SET current_state_group = $2::bigint
+WHERE room_nid = $1::int
+"""
+
+SQL_REPAIR_CURRENT_STATE: Final[LiteralString] = """
+WITH
+wanted AS (
+    SELECT s.state_key_nid, s.event_nid, e.membership
+    FROM rooms r
+    CROSS JOIN state_entries(r.current_state_group) AS s
+    JOIN events e USING (event_nid)
+    WHERE r.room_nid = $1::int
+),
+gone AS (
+    DELETE FROM current_state c
+    WHERE c.room_nid = $1::int AND c.state_key_nid NOT IN (SELECT state_key_nid FROM wanted)
+)
+INSERT INTO current_state (room_nid, state_key_nid, event_nid, membership)
+SELECT $1::int, state_key_nid, event_nid, membership
+FROM wanted
+ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid, membership = EXCLUDED.membership
+"""
+
+SQL_REPAIR_MEMBERSHIPS: Final[LiteralString] = """
+WITH
+wanted AS (  -- local users in the current state, with the position of the last change that is known
+    SELECT p.principal_nid, c.event_nid, COALESCE(c.membership, 0) AS membership,
+        COALESCE(d.stream_ordering, e.stream_ordering, r.last_stream_ordering, 1) AS stream_ordering,
+        COALESCE(d.writer_nid, e.writer_nid) AS writer_nid
+    FROM current_state c
+    JOIN rooms r USING (room_nid)
+    JOIN state_keys k USING (state_key_nid)
+    JOIN principals p ON p.name = k.state_key
+    JOIN events e ON e.event_nid = c.event_nid
+    LEFT JOIN LATERAL (
+        SELECT stream_ordering, writer_nid
+        FROM state_deltas
+        WHERE room_nid = c.room_nid AND state_key_nid = c.state_key_nid
+        ORDER BY stream_ordering DESC
+        LIMIT 1
+    ) AS d ON true
+    WHERE c.room_nid = $1::int AND k.type_nid = 2 AND right(k.state_key, length($2::text) + 1) = ':' || $2::text
+),
+own AS (  -- rows that may stand: by an event of the user that is no join
+    SELECT m.principal_nid
+    FROM memberships m
+    JOIN principals p USING (principal_nid)
+    JOIN events e ON e.event_nid = m.event_nid AND e.membership = m.membership
+    JOIN state_keys k ON k.state_key_nid = e.state_key_nid AND k.state_key = p.name
+    WHERE m.room_nid = $1::int AND m.membership <> 5
+),
+gone AS (
+    DELETE FROM memberships m
+    WHERE m.room_nid = $1::int
+        AND NOT (m.event_nid = 0 AND m.membership = 0)
+        AND m.principal_nid NOT IN (SELECT principal_nid FROM wanted UNION SELECT principal_nid FROM own)
+)
+INSERT INTO memberships (principal_nid, room_nid, membership, event_nid, stream_ordering, writer_nid)
+SELECT principal_nid, $1::int, membership, event_nid, stream_ordering, writer_nid
+FROM wanted
+WHERE principal_nid NOT IN (SELECT principal_nid FROM own)
+ON CONFLICT (principal_nid, room_nid) DO UPDATE
+    SET membership = EXCLUDED.membership, event_nid = EXCLUDED.event_nid
+    WHERE (memberships.membership, memberships.event_nid) <> (EXCLUDED.membership, EXCLUDED.event_nid)
+"""
+
+
+async def repair_current(conn: Connection, planner: Planner, states: States, ends: Sequence[int]) -> None:
+    """The group of the current state: the resolution of the states after these extremities, the empty state where there are none.
+
+    The change is not told to clients as a change of state: they learn of it by their next initial sync.
+    """
+    room_nid = planner.row.room_nid
+    numbers: list[int] = await conn.fetchvals(SQL_AFTER, list(ends))
+    if not numbers:
+        await conn.execute(SQL_SET_CURRENT, room_nid, await conn.fetchval(SQL_EMPTY_GROUP, room_nid))
+        return
+    loaded = await states.load(conn, numbers)
+    lost = [number for number in numbers if number not in loaded]
+    if lost:
+        raise StorageCorrupt("the states after forward extremities cannot be read", room_nid=room_nid, state_groups=lost)
+    groups = [loaded[number] for number in dict.fromkeys(numbers)]
+
+    def work(step: Step) -> Group:
+        return merge(
+            step, groups, lambda base, change: step.add_group(derive(base, change, step.draft.blocks.take("state_group_nids"), NOTHING))
+        )
+
+    merged = await planner.plan(conn, work)
+    await planner.write_groups(conn)
+    await conn.execute(SQL_SET_CURRENT, room_nid, merged.state_group)
+
+
+async def repair_state_tables(conn: Connection, room_nid: int, server_name: str) -> None:
+    """The current state by key, and the memberships of local users."""
+    await conn.execute(SQL_REPAIR_CURRENT_STATE, room_nid)
+    await conn.execute(SQL_REPAIR_MEMBERSHIPS, room_nid, server_name)

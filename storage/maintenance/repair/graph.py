@@ -1,0 +1,100 @@
+"""Gaps, forward extremities, latest orderings and waiting redactions, from the events."""
+
+from collections.abc import Iterable
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.event import load
+from storage.maintenance.verify.graph import SQL_ENDS, SQL_GAPS, GapRow
+from storage.maintenance.verify.redactions import redactions
+from storage.maintenance.verify.room import Room
+from storage.persist.columns import array, columns
+
+SQL_DROP_GAPS: Final[LiteralString] = """
+DELETE FROM missing_events
+WHERE event_nid = ANY($1::bigint[])
+"""
+
+SQL_ADD_GAPS: Final[LiteralString] = """
+INSERT INTO missing_events (event_nid, event_id, room_nid, covered, child_nids)
+SELECT i.event_nid, i.event_id, $1::int, i.covered, i.child_nids::bigint[]
+FROM unnest($2::bigint[], $3::text[], $4::boolean[], $5::text[]) AS i (event_nid, event_id, covered, child_nids)
+"""
+
+SQL_CHILD: Final[LiteralString] = """
+SELECT event_id, redacted_form, prev_events, json
+FROM events
+WHERE event_nid = $1::bigint
+"""
+
+SQL_SET_ENDS: Final[LiteralString] = """
+UPDATE rooms
+SET forward_extremities = $2::bigint[],
+    max_topological_ordering = GREATEST(max_topological_ordering, latest.topological_ordering),
+    last_stream_ordering = latest.stream_ordering
+FROM (
+    SELECT COALESCE(max(topological_ordering), 0) AS topological_ordering,
+        max(stream_ordering) FILTER (WHERE NOT backfilled) AS stream_ordering
+    FROM events
+    WHERE room_nid = $1::int AND NOT outlier
+) AS latest
+WHERE room_nid = $1::int
+"""
+
+SQL_DROP_WAITING: Final[LiteralString] = """
+DELETE FROM waiting_redactions
+WHERE room_nid = $1::int
+"""
+
+SQL_ADD_WAITING: Final[LiteralString] = """
+INSERT INTO waiting_redactions (redaction_nid, room_nid, target_event_id)
+SELECT i.redaction_nid, $1::int, i.target_event_id
+FROM unnest($2::bigint[], $3::text[]) AS i (redaction_nid, target_event_id)
+"""
+
+
+class ChildRow(NamedTuple):
+    """A child, to read the id of a parent from."""
+
+    event_id: str
+    redacted_form: bool
+    prev_events: list[int]
+    json: bytes
+
+
+async def repair_gaps(conn: Connection, room: Room) -> None:
+    """The missing events as the edges say."""
+    rows = await conn.fetch(SQL_GAPS, room.nid, row=GapRow)
+    await conn.execute(SQL_DROP_GAPS, [row.event_nid for row in rows])
+    gaps = [
+        (row.event_nid, await _missing_id(conn, room, row), row.expected_covered, array(row.expected_nids))
+        for row in rows
+        if row.expected_nids is not None
+    ]
+    await conn.execute(SQL_ADD_GAPS, room.nid, *columns(gaps, 4))
+
+
+async def _missing_id(conn: Connection, room: Room, gap: GapRow) -> str:
+    """The id of a missing event: its own if it is held as an outlier, else as a child names it."""
+    child = await conn.fetchrow(SQL_CHILD, gap.event_nid, row=ChildRow)
+    if child is not None:
+        return child.event_id
+    [child_nid, *_] = gap.expected_nids or [0]
+    child = await conn.fetchrow(SQL_CHILD, child_nid, row=ChildRow)
+    assert child is not None, "the child was read in this snapshot"  # noqa: S101  # for the types
+    event = load(child.json, room.row.room_version, child.event_id, redacted=child.redacted_form)
+    return list(dict.fromkeys(event.prev_event_ids))[child.prev_events.index(gap.event_nid)]
+
+
+async def repair_ends(conn: Connection, room_nid: int) -> list[int]:
+    """The forward extremities as the edges say; they stand in the room now."""
+    ends: list[int] = sorted(await conn.fetchvals(SQL_ENDS, room_nid))
+    await conn.execute(SQL_SET_ENDS, room_nid, ends)
+    return ends
+
+
+async def repair_waiting(conn: Connection, room: Room) -> None:
+    """The redactions that wait for their targets."""
+    waiting: Iterable[tuple[int, str]] = (await redactions(conn, room)).waiting.items()
+    await conn.execute(SQL_DROP_WAITING, room.nid)
+    await conn.execute(SQL_ADD_WAITING, room.nid, *columns(waiting, 2))

@@ -1,0 +1,51 @@
+"""The parts of a repair, in the order in which they need each other."""
+
+from storage.database.connection import Connection, Database
+from storage.errors import UnknownRoom
+from storage.maintenance.hold import hold
+from storage.maintenance.repair.cover import rebuild_cover
+from storage.maintenance.repair.current import repair_current, repair_state_tables
+from storage.maintenance.repair.graph import repair_ends, repair_gaps, repair_waiting
+from storage.maintenance.repair.planning import Planner
+from storage.maintenance.repair.replay import replay
+from storage.maintenance.states import States
+from storage.maintenance.verify.room import SQL_ROOM, Room, RoomRow
+
+
+async def repair(database: Database, room_id: str, *, server_name: str) -> None:
+    """Rebuild everything of a room that follows from its events and the states at them, in one transaction.
+
+    Writers of the room wait meanwhile. ``server_name``: whose users are local. `UnknownRoom`; `StorageCorrupt` if states that are
+    needed cannot be read: then nothing is changed.
+    """
+
+    async def work(conn: Connection) -> None:
+        room_nid = await hold(conn, room_id)
+        room = await _room(conn, room_id, server_name)
+        await rebuild_cover(conn, room_nid)
+        await repair_gaps(conn, room)
+        await repair_waiting(conn, room)
+        ends = await repair_ends(conn, room_nid)
+        planner = await Planner.of(conn, room_id, server_name, room.states)
+        await repair_current(conn, planner, room.states, ends)
+        await repair_state_tables(conn, room_nid, server_name)
+        await replay(conn, room_id, server_name, States())
+
+    await database.run(work)
+
+
+async def rebuild_visibility(database: Database, room_id: str, *, server_name: str) -> None:
+    """Rebuild the visibility table and the audiences of a room from its states, in one transaction. `UnknownRoom`."""
+
+    async def work(conn: Connection) -> None:
+        await hold(conn, room_id)
+        await replay(conn, room_id, server_name, States())
+
+    await database.run(work)
+
+
+async def _room(conn: Connection, room_id: str, server_name: str) -> Room:
+    row = await conn.fetchrow(SQL_ROOM, room_id, row=RoomRow)
+    if row is None:
+        raise UnknownRoom(room_id)
+    return Room(row, server_name)

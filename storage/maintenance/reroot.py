@@ -1,0 +1,100 @@
+"""Cutting a state group off its ancestors: it holds its whole state itself from then on, so that they can go.
+
+    before   R a g        g x        R a g x y          (paths; g is to be a root)
+    after    g            g x        g x y
+
+What a path comes to stays the same: whatever folds g folds it first, and everything that stood before g is in it.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.errors import StorageCorrupt
+from storage.state.levels import root
+
+SQL_MAKE_ROOT: Final[LiteralString] = """
+WITH entry AS (
+    SELECT s.state_key_nid, s.event_nid, k.type_nid = 2 AS is_member
+    FROM state_entries($1::bigint) AS s
+    JOIN state_keys k USING (state_key_nid)
+)
+UPDATE state_groups
+SET path = ARRAY[$1::bigint],
+    runs = $2::smallint[],
+    key_nids = ARRAY(SELECT state_key_nid FROM entry WHERE NOT is_member ORDER BY state_key_nid),
+    event_nids = ARRAY(SELECT event_nid FROM entry WHERE NOT is_member ORDER BY state_key_nid),
+    member_key_nids = ARRAY(SELECT state_key_nid FROM entry WHERE is_member ORDER BY state_key_nid),
+    member_event_nids = ARRAY(SELECT event_nid FROM entry WHERE is_member ORDER BY state_key_nid)
+WHERE state_group = $1::bigint
+"""
+
+SQL_SIZE: Final[LiteralString] = """
+SELECT entry_count
+FROM state_groups
+WHERE state_group = $1::bigint
+"""
+
+SQL_DESCENDANTS: Final[LiteralString] = """
+SELECT d.state_group, d.path, d.runs
+FROM state_groups g
+JOIN state_groups d USING (room_nid)
+WHERE g.state_group = $1::bigint AND d.state_group <> $1::bigint AND d.path @> ARRAY[$1::bigint]
+"""
+
+SQL_CUT: Final[LiteralString] = """
+UPDATE state_groups g
+SET path = i.path::bigint[], runs = i.runs::smallint[]
+FROM unnest($1::bigint[], $2::text[], $3::text[]) AS i (state_group, path, runs)
+WHERE g.state_group = i.state_group
+"""
+
+
+class DescendantRow(NamedTuple):
+    """A group whose path goes over the one in hand."""
+
+    state_group: int
+    path: list[int]
+    runs: list[int]
+
+
+async def make_roots(conn: Connection, state_groups: Collection[int]) -> None:
+    """Make each of these groups a root. All states stay what they are; their former ancestors may be garbage now.
+
+    In a transaction in which their room is held (`storage.maintenance.hold`). `StorageCorrupt` for a group that is not there.
+    """
+    for state_group in state_groups:
+        size: int | None = await conn.fetchval(SQL_SIZE, state_group)
+        if size is None:
+            raise StorageCorrupt("a state group that is to be a root is not there", state_group=state_group)
+        await conn.execute(SQL_MAKE_ROOT, state_group, list(root(size).runs))
+        cut = [_cut(row, state_group) for row in await conn.fetch(SQL_DESCENDANTS, state_group, row=DescendantRow)]
+        await conn.execute(SQL_CUT, [row.state_group for row in cut], *(list(map(_text, part)) for part in _parts(cut)))
+
+
+def _cut(row: DescendantRow, state_group: int) -> DescendantRow:
+    """A path that begins with the new root; the rows before it leave the highest levels first."""
+    place = row.path.index(state_group)
+    return row._replace(path=row.path[place:], runs=runs_after(row.runs, place))
+
+
+def runs_after(runs: Sequence[int], gone: int) -> list[int]:
+    """The runs of a path whose first rows after the root are gone, the last of them having become the root.
+
+    >>> runs_after([2, 1, 3], 3)
+    [0, 0, 3]
+    """
+    left: list[int] = []
+    for run in runs:
+        taken = min(run, gone)
+        gone -= taken
+        left.append(run - taken)
+    return left
+
+
+def _parts(rows: Sequence[DescendantRow]) -> tuple[list[list[int]], list[list[int]]]:
+    return [row.path for row in rows], [row.runs for row in rows]
+
+
+def _text(numbers: Sequence[int]) -> str:
+    return "{" + ",".join(map(str, numbers)) + "}"

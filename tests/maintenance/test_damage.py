@@ -1,0 +1,157 @@
+"""One row damaged by hand: the check that should find it does, no other complains, and a repair mends what is derived."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+import storage
+from storage import Store
+from storage.maintenance.repair import repair
+from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
+from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
+
+
+class Damage(NamedTuple):
+    sql: str
+    found: set[str]  # the checks that must find it, and no others
+    mended: bool
+
+
+ONE_MESSAGE = "(SELECT event_nid FROM events WHERE type_nid = 8 AND NOT outlier AND rejected IS NULL ORDER BY event_nid DESC LIMIT 1)"
+ONE_TOPIC = "(SELECT event_nid FROM events WHERE type_nid = 10 AND state_group_after IS NOT NULL ORDER BY event_nid LIMIT 1)"
+ONE_MEMBER = "(SELECT event_nid FROM events WHERE membership = 5 AND state_group_after IS NOT NULL ORDER BY event_nid LIMIT 1 OFFSET 3)"
+ONE_LOCAL = "(SELECT principal_nid FROM principals WHERE name LIKE '@%:s1.test' ORDER BY name LIMIT 1)"
+
+DAMAGES = {
+    "bytes": Damage(
+        f"UPDATE events SET json = convert_to(replace(convert_from(json, 'UTF8'), 'm.text', 'm.test'), 'UTF8') WHERE event_nid = {ONE_MESSAGE}",
+        {"bytes"},
+        mended=False,
+    ),
+    "flag of a wrong hash": Damage(
+        f"UPDATE events SET redacted_form = NOT redacted_form WHERE event_nid = {ONE_MESSAGE}", {"bytes"}, mended=False
+    ),
+    "event id": Damage(f"UPDATE events SET event_id = '$x' WHERE event_nid = {ONE_MESSAGE}", {"bytes", "columns"}, mended=False),
+    "sender": Damage(f"UPDATE events SET sender_nid = sender_nid + 1 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False),
+    "type": Damage(f"UPDATE events SET type_nid = 9 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False),
+    "claimed depth": Damage(f"UPDATE events SET depth = depth + 1 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False),
+    "order": Damage(f"UPDATE events SET topological_ordering = topological_ordering - 1 WHERE event_nid = {ONE_TOPIC}", {"topological_ordering"}, mended=False),
+    "latest position": Damage("UPDATE rooms SET last_stream_ordering = 1", {"rooms"}, mended=True),
+    "latest order": Damage("UPDATE rooms SET max_topological_ordering = 1", {"rooms"}, mended=True),
+    "gap lost": Damage("DELETE FROM missing_events", {"missing_events", "columns"}, mended=True),
+    "gap without a child": Damage("UPDATE missing_events SET child_nids = '{}'", {"missing_events"}, mended=True),
+    "gap not covered": Damage("UPDATE missing_events SET covered = NOT covered", {"missing_events"}, mended=True),
+    "gap invented": Damage(
+        "INSERT INTO missing_events SELECT 999999, room_nid, false, '$y', '{1}' FROM rooms", {"missing_events", "sequences"}, mended=True
+    ),
+    "extremities": Damage(
+        f"UPDATE rooms SET forward_extremities = forward_extremities || {ONE_MEMBER}", {"forward_extremities"}, mended=True
+    ),
+    "digest": Damage(
+        "UPDATE state_groups SET digest = digest + 1 WHERE state_group = (SELECT max(state_group) FROM state_groups)",
+        {"state_groups"},
+        mended=False,
+    ),
+    "entry count": Damage(
+        "UPDATE state_groups SET entry_count = entry_count + 1 WHERE state_group = (SELECT max(state_group) FROM state_groups)",
+        {"state_groups"},
+        mended=False,
+    ),
+    "members not apart": Damage(
+        "UPDATE state_groups SET key_nids = key_nids || member_key_nids, event_nids = event_nids || member_event_nids, "
+        "member_key_nids = '{}', member_event_nids = '{}' WHERE state_group = "
+        "(SELECT state_group FROM state_groups WHERE cardinality(member_key_nids) > 0 ORDER BY 1 LIMIT 1)",
+        {"state_groups"},
+        mended=False,
+    ),
+    "state before": Damage(
+        f"UPDATE events SET state_group_before = (SELECT state_group_before FROM events WHERE event_nid = {ONE_TOPIC}) "
+        f"WHERE event_nid = {ONE_MESSAGE}",
+        {"state_before", "visibility"},
+        mended=False,
+    ),
+    "state after": Damage(
+        f"UPDATE events SET state_group_after = NULL WHERE event_nid = {ONE_TOPIC}", {"state_after", "state_before"}, mended=False
+    ),
+    "rejected": Damage(f"UPDATE events SET rejected = 'event.level: x' WHERE event_nid = {ONE_MESSAGE}", {"rejected"}, mended=False),
+    "accepted": Damage(
+        "UPDATE events SET rejected = NULL WHERE event_nid = (SELECT max(event_nid) FROM events WHERE rejected IS NOT NULL)",
+        {"rejected", "forward_extremities"},
+        mended=False,
+    ),
+    "current group": Damage(
+        f"UPDATE rooms SET current_state_group = (SELECT state_group_before FROM events WHERE event_nid = {ONE_TOPIC})",
+        {"current_state_group", "current_state", "memberships", "visibility", "visibility_counts"},
+        mended=True,
+    ),
+    "current state lost": Damage("DELETE FROM current_state WHERE state_key_nid = 3", {"current_state"}, mended=True),
+    "current state changed": Damage("UPDATE current_state SET membership = 1 WHERE membership = 5", {"current_state"}, mended=True),
+    "membership lost": Damage("DELETE FROM memberships", {"memberships"}, mended=True),
+    "membership changed": Damage("UPDATE memberships SET membership = 1 WHERE membership = 5", {"memberships"}, mended=True),
+    "place lost": Damage(f"DELETE FROM auth_chains WHERE event_nid = {ONE_MEMBER}", {"auth_chains"}, mended=True),
+    "links lost": Damage("DELETE FROM auth_chain_links", {"auth_chains"}, mended=True),
+    "link too far": Damage("UPDATE auth_chain_links SET target_sequence_number = target_sequence_number + 1", {"auth_chains"}, mended=True),
+    "redaction forgotten": Damage("UPDATE events SET redacted_by = NULL WHERE redacted_by IS NOT NULL", {"redacted_by"}, mended=False),
+    "redaction invented": Damage(
+        f"UPDATE events SET redacted_by = {ONE_TOPIC} WHERE event_nid = {ONE_MEMBER}", {"redacted_by"}, mended=False
+    ),
+    "redaction waits for nothing": Damage(
+        f"INSERT INTO waiting_redactions SELECT {ONE_MESSAGE}, room_nid, '$z' FROM rooms", {"waiting_redactions"}, mended=True
+    ),
+    "nobody sees it": Damage(f"UPDATE events SET audience = 0 WHERE event_nid = {ONE_MESSAGE}", {"audiences", "visibility"}, mended=True),
+    "audience of a state": Damage(
+        f"UPDATE state_groups SET audience = 1::bigint << 40 WHERE state_group = (SELECT state_group_before FROM events WHERE event_nid = {ONE_MESSAGE})",
+        {"visibility"},
+        mended=True,
+    ),
+    "audience forgotten": Damage("DELETE FROM audiences", {"audiences"}, mended=True),
+    "all is seen": Damage(f"UPDATE visibility SET audiences = '{{[0,)}}' WHERE principal_nid = {ONE_LOCAL}", {"visibility"}, mended=True),
+    "nothing is seen": Damage(f"UPDATE visibility SET audiences = '{{}}' WHERE principal_nid = {ONE_LOCAL}", {"visibility"}, mended=True),
+    "what is shared": Damage("UPDATE visibility SET audiences = '{}' WHERE principal_nid = 2", {"visibility"}, mended=True),
+    "row of visibility lost": Damage(
+        f"DELETE FROM visibility WHERE principal_nid = {ONE_LOCAL}", {"visibility", "visibility_counts"}, mended=True
+    ),
+    "count of the joined": Damage(
+        "UPDATE visibility SET joined_count = joined_count + 1 WHERE principal_nid = (SELECT max(principal_nid) FROM visibility)",
+        {"visibility_counts"},
+        mended=True,
+    ),
+    "last join": Damage(
+        f"UPDATE visibility SET last_join_topological = 1000000 WHERE principal_nid = {ONE_LOCAL}", {"visibility_counts"}, mended=True
+    ),
+    "position": Damage("UPDATE stream_positions SET stream_id = 2", {"stream_positions"}, mended=False),
+    "sequence": Damage("SELECT setval('event_nids', 1, false)", {"sequences"}, mended=False),
+}
+
+
+@pytest.fixture(scope="module")
+def room() -> RoomBuilder:
+    return build_room(LIVELY.replaced(odd=Odd(rejected=0.03, early_redaction=0.02)), 260, seed=11, sign=False)
+
+
+@pytest.fixture
+async def store(dsn: str, room: RoomBuilder) -> AsyncIterator[Store]:
+    """A lively room of which a stretch is missing."""
+    delivery = deliver_with_gap(room, 60, 70)
+    live = delivery.events[: len(delivery.events) - 5]
+    async with storage.open(dsn, server_name=SERVER) as opened:
+        await deliver(opened, replace(delivery, events=live), batch=40)
+        yield opened
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+async def test_damage_is_found_and_mended(store: Store, room: RoomBuilder, name: str) -> None:
+    damage = DAMAGES[name]
+    assert await findings(store) == []
+    async with store.database.connection() as conn:
+        done = await conn.execute(damage.sql)
+    assert done.rpartition(" ")[2] != "0", "nothing to damage: the test says nothing"
+    found = await findings(store)
+    assert {finding.check for finding in found} == damage.found, "\n".join(map(str, found))
+    await repair(store.database, room.room_id, server_name=SERVER)
+    left = [] if damage.mended else [finding for finding in found if not finding.repairable]
+    after = await findings(store)
+    assert {finding.check for finding in after} <= {finding.check for finding in left}, "\n".join(map(str, after))
+    assert damage.mended == (not after)
