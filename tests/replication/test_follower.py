@@ -1,0 +1,259 @@
+# ruff: noqa: ARG002 - the log has the follower's target's interface
+"""The follower beside a log that is read straight: random advances, links that break anywhere, batches, holes, pages."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import groupby
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.config import Config
+from storage.errors import DatabaseUnavailable, ProtocolError
+from storage.replication.announcing import advance_commands, positions
+from storage.replication.commands import Command, Position, Rdata, parse
+from storage.replication.follower import Follower
+from storage.streams.feed import Advance, Fact
+
+CONFIG = Config(replication_page_max=3, replication_batch_max=4, replication_retry_ms_first=0, replication_retry_ms_max=0)
+WRITERS = ("a", "b")
+
+
+class Link:
+    name = "link"
+
+    def __init__(self) -> None:
+        self.refused: asyncio.Queue[str] = asyncio.Queue()
+
+    def send(self, *commands: Command) -> None:
+        raise AssertionError(f"a follower says nothing: {commands}")
+
+    def refuse(self, reason: str) -> None:
+        self.refused.put_nowait(reason)
+
+
+class Log:
+    """The facts of two writers in one stream: what a table is to a follower, and the follower's target as well."""
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+        self.at = dict.fromkeys(WRITERS, 0)
+        self.seen: dict[str, list[Fact]] = {writer: [] for writer in WRITERS}
+        self.known = dict.fromkeys(WRITERS, 0)
+        self.failures = 0
+        self.moved = asyncio.Event()
+
+    def positions(self) -> dict[str, int]:
+        return self.at
+
+    def write(self, writer: str, counts: list[int]) -> Advance:
+        """One id for each count, with so many rows; 0 is an id that came to nothing."""
+        before, last = self.at[writer], max(self.at.values())
+        facts = [Fact(last + number, writer, [number, row]) for number, count in enumerate(counts, 1) for row in range(count)]
+        self.facts += facts
+        self.at[writer] = last + len(counts)
+        return Advance("s", writer, before, self.at[writer], facts)
+
+    def follows(self, stream_name: str, instance_name: str) -> bool:
+        return stream_name == "s" and instance_name in WRITERS
+
+    def position(self, stream_name: str, instance_name: str) -> int:
+        return self.known[instance_name]
+
+    def check(self, stream_name: str, row: object) -> None:
+        if not isinstance(row, list):
+            raise ProtocolError("no list")
+
+    async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
+        await asyncio.sleep(0)
+        if self.failures:
+            self.failures -= 1
+            raise DatabaseUnavailable("away")
+        return [fact for fact in self.facts if fact.instance_name == instance_name and after < fact.stream_id <= upto][:limit]
+
+    def advance(self, stream_name: str, instance_name: str, current: int, facts: list[Fact]) -> None:
+        assert self.known[instance_name] < current <= self.at[instance_name]
+        assert all(self.known[instance_name] < fact.stream_id <= current for fact in facts)
+        self.known[instance_name] = current
+        self.seen[instance_name] += facts
+        self.moved.set()
+
+    def check_complete(self) -> None:
+        assert self.known == self.at
+        assert self.seen == {writer: [fact for fact in self.facts if fact.instance_name == writer] for writer in WRITERS}
+
+
+def tell(follower: Follower, command: Command, link: Link) -> None:
+    command = parse(str(command))
+    if isinstance(command, Rdata):
+        follower.rdata(command, link)
+    elif isinstance(command, Position):
+        follower.position(command, link)
+
+
+async def settle(log: Log) -> None:
+    async with asyncio.timeout(10):
+        while log.known != log.at:
+            log.moved.clear()
+            await log.moved.wait()
+
+
+class Scene:
+    """One follower and two links, each with lines on their way to it."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self.follower = Follower(self.log, CONFIG)
+        self.links = [Link(), Link()]
+        self.lines: list[list[Command]] = [[], []]
+
+    async def write(self, writer: str, counts: list[int]) -> None:
+        told = list(advance_commands(self.log.write(writer, counts)))
+        for waiting in self.lines:
+            waiting.extend(told)
+
+    async def deliver(self, number: int, count: int) -> None:
+        for command in self.lines[number][:count]:
+            tell(self.follower, command, self.links[number])
+        del self.lines[number][:count]
+
+    async def break_off(self, number: int) -> None:
+        """What is on its way is lost; the new link begins with the positions."""
+        self.follower.lost(self.links[number])
+        self.links[number], self.lines[number] = Link(), list(positions({"s": self.log}))
+
+    async def fail(self, count: int) -> None:
+        """The next reads of the table do."""
+        self.log.failures += count
+
+    async def wait(self, turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        """All that is on its way arrives."""
+        for number in (0, 1):
+            await self.deliver(number, len(self.lines[number]))
+            for command in positions({"s": self.log}):
+                tell(self.follower, command, self.links[number])
+        await settle(self.log)
+        await self.follower.close()
+
+
+Step = tuple[Callable[..., Awaitable[None]], tuple[object, ...]]
+steps: st.SearchStrategy[Step] = st.one_of(
+    st.tuples(st.just(Scene.write), st.tuples(st.sampled_from(WRITERS), st.lists(st.integers(0, 7), min_size=1, max_size=5))),
+    st.tuples(st.just(Scene.deliver), st.tuples(st.integers(0, 1), st.integers(1, 6))),
+    st.tuples(st.just(Scene.break_off), st.tuples(st.integers(0, 1))),
+    st.tuples(st.just(Scene.fail), st.tuples(st.integers(1, 2))),
+    st.tuples(st.just(Scene.wait), st.tuples(st.integers(1, 5))),
+)
+
+
+@given(st.lists(steps, max_size=40))
+def test_every_fact_once_in_order_however_links_behave(plan: list[Step]) -> None:
+    async def play() -> None:
+        scene = Scene()
+        for step, arguments in plan:
+            await step(scene, *arguments)
+        await scene.end()
+        scene.log.check_complete()
+        assert all(link.refused.empty() for link in scene.links)
+
+    asyncio.run(play())
+
+
+async def test_a_page_may_end_in_the_middle_of_an_id() -> None:
+    log, link = Log(), Link()
+    log.write("a", [2, 9, 1, 0, 2, 2])
+    follower = Follower(log, CONFIG)
+    tell(follower, Position("s", "a", 6, 6), link)
+    await settle(log)
+    log.check_complete()
+
+
+async def test_a_position_within_a_batch_means_that_some_of_it_was_lost() -> None:
+    log, link = Log(), Link()
+    follower = Follower(log, CONFIG)
+    tell(follower, Position("s", "a", 0, 0), link)
+    first, *_, last = advance_commands(log.write("a", [3]))
+    for command in (first, Position("s", "a", 0, 0), last):
+        tell(follower, command, link)
+    await settle(log)
+    log.check_complete()
+
+
+async def test_an_old_position_while_a_hole_is_filled() -> None:
+    log, link = Log(), Link()
+    follower = Follower(log, CONFIG)
+    log.write("a", [1] * 9)
+    more = advance_commands(log.write("a", [1]))
+    for command in (Position("s", "a", 9, 9), Position("s", "a", 0, 0), *more):
+        tell(follower, command, link)
+    await settle(log)
+    log.check_complete()
+
+
+async def test_a_batch_that_is_too_large_to_keep_is_read_from_the_table() -> None:
+    log, link = Log(), Link()
+    follower = Follower(log, CONFIG)
+    tell(follower, Position("s", "a", 0, 0), link)
+    for command in advance_commands(log.write("a", [50])):
+        tell(follower, command, link)
+    await settle(log)
+    log.check_complete()
+
+
+async def test_a_failure_that_is_not_the_databases_ends_the_link() -> None:
+    class Broken(Log):
+        async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
+            raise RuntimeError("a defect")
+
+    log, link = Broken(), Link()
+    log.write("a", [1])
+    follower = Follower(log, CONFIG)
+    tell(follower, Position("s", "a", 1, 1), link)
+    assert await link.refused.get() == "rows of s by a could not be fetched"
+    await follower.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- announcing
+
+counts_of_rows = st.lists(st.integers(0, 4), min_size=1, max_size=8)
+
+
+@given(st.integers(0, 100), counts_of_rows)
+def test_an_advance_is_told_without_gaps(previous: int, counts: list[int]) -> None:
+    """Each token says where the one before was, by being told right after it; batches end with the token of their facts."""
+    facts = [Fact(previous + number, "w", [row]) for number, count in enumerate(counts, 1) for row in range(count)]
+    told, batch = previous, []
+    rows: list[Fact] = []
+    for command in advance_commands(Advance("s", "w", previous, previous + len(counts), facts)):
+        if isinstance(command, Position):
+            assert command.prev_token == told
+            assert not any(told < fact.stream_id <= command.new_token for fact in facts)
+            told = command.new_token
+        else:
+            assert isinstance(command, Rdata)
+            batch.append(command.row)
+            if command.token is not None:
+                assert told < command.token
+                told = command.token
+                rows += [Fact(told, "w", row) for row in batch]
+                batch = []
+    assert told == previous + len(counts)
+    assert rows == facts
+    assert batch == []
+
+
+def test_facts_outside_of_an_advance_are_not_told() -> None:
+    facts = [Fact(number, "w", [number]) for number in (3, 4, 5, 6, 7)]
+    told = [str(command) for command in advance_commands(Advance("s", "w", 4, 6, facts))]
+    assert told == ["RDATA s w 5 [5]", "RDATA s w 6 [6]"]
+
+
+def test_rows_that_share_an_id_are_told_or_left_out_together() -> None:
+    facts = [Fact(5, "w", ["a"]), Fact(5, "w", ["x" * 20_000]), Fact(6, "w", ["b"])]
+    told = [str(command) for command in advance_commands(Advance("s", "w", 4, 6, facts))]
+    assert told == ["POSITION s w 5 5", 'RDATA s w 6 ["b"]']
+    assert [key for key, _ in groupby(line.split()[0] for line in told)] == ["POSITION", "RDATA"]
