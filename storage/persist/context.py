@@ -298,8 +298,8 @@ class Reader:
         for event_id in event_ids:
             if event_id not in self.caches.rows:
                 self.rows[event_id] = None
-                self.missing[event_id] = None
                 self.waiting[event_id] = ()
+                self.missing[event_id] = self.caches.missing.get(event_id)
 
     def answer(self, question: Hashable) -> Any:
         """What the database said to a question that only it can answer (see `storage.persist.load`)."""
