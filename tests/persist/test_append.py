@@ -12,6 +12,8 @@ from storage.errors import DatabaseUnavailable
 from storage.testing import SHAPES, RoomBuilder, build_room, deliver_late, deliver_shuffled, deliver_with_gap, respell
 from tests.persist.tables import logical_tables, row_counts
 
+pytestmark = pytest.mark.every_postgres
+
 VERSIONS = [str(number) for number in range(1, 13)]
 
 
