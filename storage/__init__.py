@@ -1,5 +1,6 @@
 """A storage engine for the rooms of a Matrix homeserver, on Postgres."""
 
+from storage import auth, event, replication, streams, visibility
 from storage.config import Config
 from storage.errors import (
     AuthDenied,
@@ -81,5 +82,10 @@ __all__ = [
     "UnknownRoomVersion",
     "UnknownUser",
     "UserId",
+    "auth",
+    "event",
     "open",
+    "replication",
+    "streams",
+    "visibility",
 ]

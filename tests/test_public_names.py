@@ -3,10 +3,11 @@
 import storage
 
 NAMES = """
-AppendResult AuthDenied CommitUnknown Config ConstraintViolated DatabaseConflict DatabaseError DatabaseFull DatabaseUnavailable EventId InputError
-InvalidEvent InvalidIdentifier InvalidSignature InvalidToken PermissionRefused ProtocolError ResyncNeeded RoomId SchemaOutOfDate
-ServerName StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent UnknownEvent UnknownRoom UnknownRoomVersion UnknownUser UserId open
-Context Gap InvitedRoom JoinedRoom KnockedRoom LeftRoom Page StateIds Sync Timeline
+AppendResult AuthDenied CommitUnknown Config ConstraintViolated Context DatabaseConflict DatabaseError DatabaseFull
+DatabaseUnavailable EventId Gap InputError InvalidEvent InvalidIdentifier InvalidSignature InvalidToken InvitedRoom JoinedRoom
+KnockedRoom LeftRoom Page PermissionRefused ProtocolError ResyncNeeded RoomId SchemaOutOfDate ServerName StateIds StateKey
+StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync Timeline UnknownEvent UnknownRoom UnknownRoomVersion
+UnknownUser UserId auth event open replication streams visibility
 """
 
 
