@@ -10,7 +10,7 @@ import uvloop
 
 from benchmarks.harness import RESULTS, Bench, bench_server
 
-NOT_BENCHMARKS = {"__main__", "big_rooms", "harness"}
+NOT_BENCHMARKS = {"__main__", "big_rooms", "harness", "visible_room"}
 
 
 def names() -> list[str]:

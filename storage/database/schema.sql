@@ -91,11 +91,11 @@ CREATE TABLE rooms (
     current_state_group bigint,
     last_stream_ordering bigint,
     max_topological_ordering bigint NOT NULL,
-    current_audience bigint NOT NULL,
+    current_audience bigint NOT NULL DEFAULT 0,
     room_id text COLLATE "C" NOT NULL,
     room_version text COLLATE "C" NOT NULL,
     forward_extremities bigint[] NOT NULL,
-    strays int8multirange NOT NULL,
+    strays int8multirange NOT NULL DEFAULT '{}',
     CONSTRAINT rooms_pkey PRIMARY KEY (room_nid),
     CONSTRAINT rooms_room_id_key UNIQUE (room_id),
     CONSTRAINT rooms_extremities_check CHECK (forward_extremities = '{}' OR current_state_group IS NOT NULL)

@@ -25,31 +25,48 @@ target AS MATERIALIZED (
     WHERE e.event_id = $1::text
         AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
 ),
+stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
+    SELECT stretch.*
+    FROM target t
+    CROSS JOIN LATERAL stretches_of(t.room_nid, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before) AS stretch
+),
 before AS (
     SELECT e.event_nid
-    FROM target t
+    FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.highest DESC) AS t
     CROSS JOIN LATERAL (
-        SELECT e.event_nid
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) < (t.topological_ordering, t.stream_ordering)
+            AND (e.topological_ordering, e.stream_ordering) < (
+                LEAST(t.topological_ordering, t.highest),
+                CASE WHEN t.highest < t.topological_ordering THEN 9223372036854775807 ELSE t.stream_ordering END
+            )
+            AND e.topological_ordering >= t.lowest
             AND user_sees(e, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $3::bigint
     ) AS e
+    ORDER BY t.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
+    LIMIT $3::bigint
 ),
 after AS (
     SELECT e.event_nid
-    FROM target t
+    FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.lowest) AS t
     CROSS JOIN LATERAL (
-        SELECT e.event_nid
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) > (t.topological_ordering, t.stream_ordering)
+            AND (e.topological_ordering, e.stream_ordering) > (
+                GREATEST(t.topological_ordering, t.lowest),
+                CASE WHEN t.lowest > t.topological_ordering THEN 0 ELSE t.stream_ordering END
+            )
+            AND e.topological_ordering <= t.highest
             AND user_sees(e, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before)
         ORDER BY e.topological_ordering, e.stream_ordering
         LIMIT $4::bigint
     ) AS e
+    ORDER BY t.lowest, e.topological_ordering, e.stream_ordering
+    LIMIT $4::bigint
 ),
 chosen AS (
     SELECT event_nid, -1 AS side FROM before

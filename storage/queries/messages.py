@@ -38,6 +38,11 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     JOIN events e ON (e.room_nid, e.stream_ordering) > (r.room_nid, $8::bigint) AND e.room_nid <= r.room_nid
     WHERE $8::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
+stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
+    SELECT stretch.*
+    FROM room r
+    CROSS JOIN LATERAL stretches_of(r.room_nid, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before) AS stretch
+),
 lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
     SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint ELSE (
         SELECT LEAST($6::bigint, COALESCE(min(topological_ordering) - 1, $6::bigint)) FROM newer
@@ -45,14 +50,15 @@ lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`,
 ),
 page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, to know whether there are more
     SELECT e.event_nid, e.topological_ordering, e.stream_ordering
-    FROM room r
+    FROM (SELECT * FROM room CROSS JOIN stretch ORDER BY stretch.highest DESC) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) <= ($3::bigint, $4::bigint)
+            AND (e.topological_ordering, e.stream_ordering)
+                <= (LEAST($3::bigint, r.highest), CASE WHEN r.highest < $3::bigint THEN 9223372036854775807 ELSE $4::bigint END)
             AND (e.backfilled OR e.stream_ordering <= $5::bigint)
-            AND e.topological_ordering >= (SELECT topological_ordering FROM lowest)
+            AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
                 OR (NOT e.backfilled AND e.stream_ordering > $8::bigint)
@@ -61,6 +67,8 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $9::bigint + 1
     ) AS e
+    ORDER BY r.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
+    LIMIT $9::bigint + 1
 ),
 covered AS (  -- how far the page goes, if it is full
     SELECT (SELECT topological_ordering FROM page ORDER BY 1 DESC OFFSET $9::bigint LIMIT 1) AS topological_ordering
@@ -106,6 +114,11 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     JOIN events e ON (e.room_nid, e.stream_ordering) > (r.room_nid, $5::bigint) AND e.room_nid <= r.room_nid
     WHERE $5::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
+stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
+    SELECT stretch.*
+    FROM room r
+    CROSS JOIN LATERAL stretches_of(r.room_nid, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before) AS stretch
+),
 lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a timeline, the oldest event
     SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint ELSE (
         SELECT LEAST($3::bigint, COALESCE(min(topological_ordering) - 1, $3::bigint)) FROM newer
@@ -113,22 +126,25 @@ lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a
 ),
 page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, to know whether there are more
     SELECT e.event_nid, e.topological_ordering, e.stream_ordering
-    FROM room r
+    FROM (SELECT * FROM room CROSS JOIN stretch ORDER BY stretch.lowest) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
-            AND e.topological_ordering >= (SELECT topological_ordering FROM lowest)
+            AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($3::bigint, $4::bigint)
                 OR (NOT e.backfilled AND e.stream_ordering > $5::bigint)
             )
-            AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+            AND (e.topological_ordering, e.stream_ordering)
+                <= (LEAST($6::bigint, r.highest), CASE WHEN r.highest < $6::bigint THEN 9223372036854775807 ELSE $7::bigint END)
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND user_sees(e, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
         ORDER BY e.topological_ordering, e.stream_ordering
         LIMIT $9::bigint + 1
     ) AS e
+    ORDER BY r.lowest, e.topological_ordering, e.stream_ordering
+    LIMIT $9::bigint + 1
 ),
 covered AS (  -- how far the page goes, if it is full
     SELECT (SELECT topological_ordering FROM page ORDER BY 1 OFFSET $9::bigint LIMIT 1) AS topological_ordering

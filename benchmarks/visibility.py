@@ -1,0 +1,278 @@
+"""Who may see what: its size in a very large room, what keeping it costs a write, and what asking it costs a page.
+
+Pages are of 100 events of a room under "joined", in which nobody sees what happened before they came. The same statement without
+any filter, and with the filter but without the stretches of the order in which there is something to see, run in turn with it.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import storage
+from benchmarks.harness import Bench, show, spread
+from benchmarks.visible_room import ABSENT, ADMIN, ROOM_ID, SERVER, History, appended, copy
+from storage import Store
+from storage.database.connection import Connection
+from storage.persist import audience
+from storage.persist.draft import Draft
+from storage.persist.writer import Writer
+from storage.queries import messages
+from storage.queries.messages import PageRow
+from storage.streams.positions import LARGEST_POSITION
+from storage.testing import RoomBuilder
+
+PAGE: Final = 100
+FULL: Final = History(events=1_000_000, local=10_000, remote=50_000, servers=2_000)
+QUICK: Final = History(events=20_000, local=200, remote=1_000, servers=40)
+SMALL: Final = History(events=600, local=20, remote=40, servers=10)
+
+FILTER: Final = "AND user_sees(e, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)"
+STRETCHES: Final = "stretches_of(r.room_nid, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)"
+EVERYWHERE: Final = "(VALUES (0::bigint, 9223372036854775807::bigint))"
+SIGHT: Final = "CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight"
+
+SQL_SIZES: Final = """
+SELECT relname AS name, pg_relation_size(oid) AS heap, pg_indexes_size(oid) AS indexes, reltuples::bigint AS rows
+FROM pg_class WHERE relname IN ('visibility', 'audiences') ORDER BY 1
+"""
+SQL_TABLES: Final = """
+SELECT p.name, v.audiences::text AS audiences, v.last_join_topological, v.joined_count
+FROM visibility v JOIN principals p USING (principal_nid) WHERE v.audiences <> '{}' ORDER BY 1
+"""
+SQL_NUMBERS: Final = "SELECT audience, branches, continued, opened_topological FROM audiences ORDER BY 1"
+
+
+class SizeRow(NamedTuple):
+    """A table's bytes and rows."""
+
+    name: str
+    heap: int
+    indexes: int
+    rows: int
+
+
+class VisibleRow(NamedTuple):
+    """What a principal sees."""
+
+    name: str
+    audiences: str
+    last_join_topological: int | None
+    joined_count: int
+
+
+class NumberRow(NamedTuple):
+    """An audience."""
+
+    audience: int
+    branches: int
+    continued: bool
+    opened_topological: int | None
+
+
+def without(sql: str, *parts: tuple[str, str]) -> str:
+    """A statement with parts replaced, each of which must be there."""
+    for old, new in parts:
+        if old not in sql:
+            raise ValueError(f"the statement has changed: no {old!r} in it")
+        sql = sql.replace(old, new)
+    return sql
+
+
+PLAIN: Final = without(messages.SQL_BACKWARDS, (STRETCHES + " AS stretch", EVERYWHERE + " AS stretch (lowest, highest)"))
+UNFILTERED: Final = without(PLAIN, (FILTER, ""), (SIGHT, ""), (", sight.*", ""))
+
+
+async def run(bench: Bench) -> None:
+    """All of it."""
+    history = bench.size(0, 1) and QUICK or FULL
+    await _agree(bench)
+    async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
+        sheet = await copy(conn, history)
+        bench.results["size"] = await _sizes(conn, history)
+        bench.results["size"]["rows written per membership change"] = round(
+            sheet.written / sum(happening.action != "message" for happening in history), 2
+        )
+        bench.results["pages"] = await _pages(conn, history, rounds=bench.size(200, 30))
+        bench.results["plan of a page across what is hidden"] = await _plan(conn, history)
+    bench.results["rows written"] = await _rows_written(bench)
+    bench.results["persist"] = await _persist(bench)
+    bench.write()
+    _show(bench)
+
+
+async def _agree(bench: Bench) -> None:
+    """The room by numbers is what appending its events gives."""
+    found = []
+    for build in (True, False):
+        async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
+            if build:
+                await copy(conn, SMALL)
+            else:
+                await appended(store, SMALL)
+            found.append((await conn.fetch(SQL_TABLES, row=VisibleRow), await conn.fetch(SQL_NUMBERS, row=NumberRow)))
+    if found[0] != found[1]:
+        raise AssertionError("the room by numbers differs from the one that was appended")
+
+
+async def _sizes(conn: Connection, history: History) -> dict[str, Any]:
+    rows = await conn.fetch(SQL_SIZES, row=SizeRow)
+    total = sum(row.heap + row.indexes for row in rows)
+    principals = history.local + history.servers
+    return {
+        "tables": [row._asdict() for row in rows],
+        "principals": principals,
+        "MB": round(total / 1e6, 2),
+        "MB per 10,000 principals": round(total / 1e6 / principals * 10_000, 2),
+    }
+
+
+class Asked(NamedTuple):
+    """A statement and who asks, from where in the order."""
+
+    sql: str
+    user: str
+    top: int
+
+
+def _questions(history: History) -> dict[str, Asked]:
+    """The pages to compare. The absent one came back at 1/400 before the end; 50 events after that a page goes back across the gap."""
+    across = history.events - history.events // 400 + 50
+    return {
+        "ordinary, unfiltered": Asked(UNFILTERED, ADMIN, across),
+        "ordinary, plain filter": Asked(PLAIN, ADMIN, across),
+        "ordinary": Asked(messages.SQL_BACKWARDS, ADMIN, across),
+        "across what is hidden": Asked(messages.SQL_BACKWARDS, ABSENT, across),
+    }
+
+
+def _arguments(asked: Asked) -> tuple[object, ...]:
+    return (ROOM_ID, asked.user, asked.top, LARGEST_POSITION, LARGEST_POSITION, 0, 0, LARGEST_POSITION, PAGE)
+
+
+async def _pages(conn: Connection, history: History, rounds: int) -> dict[str, Any]:
+    """Milliseconds of each page, asked in turn."""
+    questions = _questions(history)
+    plain = Asked(PLAIN, ABSENT, questions["ordinary"].top)
+    times: dict[str, list[float]] = {name: [] for name in questions}
+    answers: dict[str, list[int | None]] = {}
+    for _ in range(rounds):
+        for name, asked in questions.items():
+            begun = time.perf_counter()
+            rows = await conn.fetch(asked.sql, *_arguments(asked), row=PageRow)
+            times[name].append((time.perf_counter() - begun) * 1000)
+            answers[name] = [row.event_nid for row in rows]
+    begun = time.perf_counter()
+    scanned = [row.event_nid for row in await conn.fetch(plain.sql, *_arguments(plain), row=PageRow)]
+    scan_ms = (time.perf_counter() - begun) * 1000
+    if scanned != answers["across what is hidden"] or len(scanned) != PAGE + 1:
+        raise AssertionError("the page by stretches is not the page by the filter alone")
+    medians = {name: spread(one, digits=3) for name, one in times.items()}
+    return {
+        "ms": medians,
+        "across what is hidden, plain filter, ms": round(scan_ms, 1),
+        "filter": round(medians["ordinary"]["median"] / medians["ordinary, unfiltered"]["median"], 3),
+        "across / ordinary": round(medians["across what is hidden"]["median"] / medians["ordinary"]["median"], 3),
+    }
+
+
+async def _plan(conn: Connection, history: History) -> list[str]:
+    asked = _questions(history)["across what is hidden"]
+    return await conn.fetchvals("EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, BUFFERS OFF) " + asked.sql, *_arguments(asked))
+
+
+async def _rows_written(bench: Bench) -> dict[str, int]:
+    """Rows of visibility and audiences that single events write."""
+    async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
+        room = RoomBuilder("11", sign=False)
+        room.start(ADMIN, history_visibility="shared")
+        for number in range(bench.size(500, 50)):
+            room.join(f"@u{number}:{SERVER}")
+        await store.append(room.pdus, room_version="11")
+        found: dict[str, int] = {}
+        steps = {
+            "message": lambda: room.message(ADMIN),
+            "join": lambda: room.join(f"@new:{SERVER}"),
+            "leave": lambda: room.leave(f"@new:{SERVER}"),
+            "visibility for everybody": lambda: room.history_visibility(ADMIN, "world_readable"),
+            "visibility back": lambda: room.history_visibility(ADMIN, "joined"),
+        }
+        for name, step in steps.items():
+            counted: list[int] = []
+            with _watched(counted):
+                await store.append([step().pdu], room_version="11")
+            found[name] = sum(counted)
+        return found
+
+
+@contextmanager
+def _watched(counted: list[int]) -> Iterator[None]:
+    """Count the rows of who may see what that writes hold."""
+    absorb = Draft.set_visibility, Draft.set_audience
+
+    def seen(draft: Draft, key: tuple[int, int], row: Any) -> None:
+        counted.append(1)
+        absorb[0](draft, key, row)
+
+    def numbered(draft: Draft, key: tuple[int, int], row: Any) -> None:
+        counted.append(1)
+        absorb[1](draft, key, row)
+
+    Draft.set_visibility, Draft.set_audience = seen, numbered  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Draft.set_visibility, Draft.set_audience = absorb  # type: ignore[method-assign]
+
+
+async def _persist(bench: Bench) -> dict[str, Any]:
+    """Microseconds an event with and without keeping who may see what, in turn."""
+    history = History(events=bench.size(4_000, 400), local=bench.size(300, 30), remote=bench.size(300, 30), servers=20)
+    times: dict[str, list[float]] = {"with": [], "without": []}
+    for _ in range(bench.size(5, 2)):
+        for name, kept in times.items():
+            async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
+                with _unkept() if name == "without" else _kept():
+                    begun = time.process_time(), time.perf_counter()
+                    await appended(store, history)
+                    kept.append((time.perf_counter() - begun[1]) / history.events * 1e6)
+    medians = {name: spread(one) for name, one in times.items()}
+    return {"us per event": medians, "ratio": round(medians["with"]["median"] / medians["without"]["median"], 3)}
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _unkept() -> Iterator[None]:
+    """Audiences are not worked out: every event gets the number 0."""
+    names = ("advance", "branch", "of_event", "note_join", "note_place")
+    kept = {name: getattr(audience, name) for name in names}
+
+    def advance(step: Any, target: Any) -> None:
+        step.main = target.state_group
+
+    replacements = (advance, lambda *_: 0, lambda *_: 0, lambda *_: None, lambda *_: None)
+    for name, replacement in zip(names, replacements, strict=True):
+        setattr(audience, name, replacement)
+    try:
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(audience, name, function)
+
+
+def _show(bench: Bench) -> None:
+    pages, size = bench.results["pages"], bench.results["size"]
+    rows: Sequence[Sequence[object]] = [
+        *([f"page, {name}: ms", one["median"], one["min"], one["max"]] for name, one in pages["ms"].items()),
+        ["page, filter / unfiltered", pages["filter"], "", ""],
+        ["page, across / ordinary", pages["across / ordinary"], "", ""],
+        ["page, across, plain filter: ms", pages["across what is hidden, plain filter, ms"], "", ""],
+        ["MB per 10,000 principals", size["MB per 10,000 principals"], "", ""],
+        *([f"rows written by a {name}", count, "", ""] for name, count in bench.results["rows written"].items()),
+        ["persist, with / without", bench.results["persist"]["ratio"], "", ""],
+    ]
+    show("visibility", ["", "median", "min", "max"], rows)
