@@ -70,10 +70,13 @@ class ClientTransport:
         while not self._greeted:
             if self._closed:
                 raise StorageClosed("replication client")
-            news = self._news
-            await news.wait()
+            await self._news.wait()
             if isinstance(self.last_error, ProtocolError):
                 raise self.last_error
+
+    async def attempted(self) -> None:
+        """Wait until the next attempt to connect has ended, well or not."""
+        await self._news.wait()
 
     async def close(self) -> None:
         """See `Transport`."""
@@ -178,6 +181,10 @@ class Client:
     async def connected(self) -> None:
         """Wait for a server of the right name. `ProtocolError` if one of another name answers, `StorageClosed` after `close`."""
         await self._transport.connected()
+
+    async def attempted(self) -> None:
+        """Wait until the next attempt to connect has ended; `last_error` tells how."""
+        await self._transport.attempted()
 
     @property
     def last_error(self) -> StorageError | OSError | None:

@@ -1,0 +1,127 @@
+"""`room-storage serve`: replication for workers, over TCP, over Redis, or both."""
+
+import asyncio
+import ipaddress
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+from ssl import SSLContext
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from storage.cli.common import DsnOption, JsonOption, print_json, run
+from storage.config import Config
+from storage.errors import InputError
+from storage.replication import Exchange, Server
+from storage.replication.tls import server_context
+from storage.store import Store, open_store
+
+DEFAULT_PORT = 9092
+
+PathOption = Annotated[Path | None, typer.Option(metavar="FILE", help="PEM.", show_default=False)]
+
+
+def command(
+    *,
+    server_name: Annotated[
+        str, typer.Option(envvar="STORAGE_SERVER_NAME", metavar="NAME", help="The homeserver's name: clients check it.")
+    ],
+    dsn: DsnOption = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535)] = DEFAULT_PORT,
+    tcp: Annotated[bool, typer.Option("--tcp/--no-tcp", help="Listen for connections.")] = True,
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="Take part over Redis, too: redis://…", show_default=False)] = None,
+    tls_certificate: PathOption = None,
+    tls_key: PathOption = None,
+    tls_client_authorities: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PEM: only clients with a certificate signed by one of these.", show_default=False)
+    ] = None,
+    instance_name: Annotated[str, typer.Option(metavar="NAME", help="Of this process; no other may have it.")] = "serve",
+    as_json: JsonOption = False,
+) -> None:
+    """Tell workers what is committed to the database, until interrupted (SIGINT, SIGTERM)."""
+    if not tcp and redis is None:
+        raise InputError("nothing to do: --no-tcp without --redis")
+    context = _tls(tls_certificate, tls_key, tls_client_authorities)
+    if context is None and not _is_loopback(host):
+        typer.echo(f"note: on {host} rows can be read on the way, and anybody may connect: see --tls-certificate", err=True)
+    run(_serve(dsn, server_name, instance_name, (host, port, context) if tcp else None, redis, as_json=as_json))
+
+
+async def _serve(
+    dsn: str | None,
+    server_name: str,
+    instance_name: str,
+    listen: tuple[str, int, SSLContext | None] | None,
+    redis: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    config = Config.from_env()
+    stopped = _stopped()
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(dsn, server_name=server_name, instance_name=instance_name, config=config))
+        places: dict[str, object] = {}
+        if redis is not None:
+            await stack.enter_async_context(_over_redis(store, redis, config))
+            places["redis"] = _without_password(redis)
+        if listen is not None:
+            server = await stack.enter_async_context(await _listening(store, *listen))
+            places |= {"host": server.address[0], "port": server.port, "tls": listen[2] is not None}
+        _tell(places, as_json=as_json)
+        await stopped.wait()
+
+
+async def _listening(store: Store, host: str, port: int, context: SSLContext | None) -> Server:
+    try:
+        return await Server(store).serve(host, port, context)
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def _over_redis(store: Store, url: str, config: Config) -> Exchange:
+    try:
+        from storage.replication.redis_transport import RedisTransport  # noqa: PLC0415  # redis-py is an extra
+    except ImportError as error:
+        raise InputError(f"--redis needs the extra: pip install 'room-event-storage[redis]' ({error})") from None
+    return Exchange(store, RedisTransport(url, store.server_name, config))
+
+
+def _stopped() -> asyncio.Event:
+    """Set when somebody wants us to stop."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    return stopped
+
+
+def _tell(places: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        print_json(places)
+        return
+    if "port" in places:
+        typer.echo(f"listening on {places['host']}:{places['port']}{' (TLS)' if places['tls'] else ''}")
+    if "redis" in places:
+        typer.echo(f"publishing on {places['redis']}")
+
+
+def _tls(certificate: Path | None, key: Path | None, authorities: Path | None) -> SSLContext | None:
+    if certificate is None and key is None and authorities is None:
+        return None
+    if certificate is None or key is None:
+        raise InputError("TLS needs both --tls-certificate and --tls-key")
+    return server_context(certificate, key, client_authorities=authorities)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

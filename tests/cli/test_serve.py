@@ -1,0 +1,93 @@
+"""`room-storage serve`, as a process."""
+
+import json
+import signal
+import socket
+import subprocess
+
+import pytest
+
+from tests.cli.running import NOBODY, room_storage, started
+from tests.replication.redis_server import RedisServer
+
+
+def told(process: "subprocess.Popen[bytes]") -> dict[str, object]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()
+    answer = json.loads(line)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def end(process: "subprocess.Popen[bytes]", how: signal.Signals) -> tuple[int, str]:
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors.decode()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+async def test_it_serves_until_it_is_told_to_stop(dsn: str, how: signal.Signals) -> None:
+    process = started("serve", "--server-name", "example.com", "--port", "0", "--json", STORAGE_DSN=dsn)
+    places = told(process)
+    assert places == {"host": "127.0.0.1", "port": places["port"], "tls": False}
+    with socket.create_connection(("127.0.0.1", int(str(places["port"]))), timeout=60) as by_hand, by_hand.makefile("rw") as lines:
+        assert lines.readline() == "SERVER example.com\n"
+        lines.write("REPLICATE\n")
+        lines.flush()
+        while not (line := lines.readline()).startswith("POSITION events"):
+            assert line
+        process.send_signal(how)
+        while (line := lines.readline()) and not line.startswith("ERROR"):
+            continue
+        assert line == "ERROR server stopping\n"
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
+
+
+async def test_it_takes_part_over_redis(dsn: str) -> None:
+    async with RedisServer() as redis:
+        process = started("serve", "--server-name", "example.com", "--no-tcp", "--redis", redis.url, "--json", STORAGE_DSN=dsn)
+        assert told(process) == {"redis": redis.url}
+        assert end(process, signal.SIGTERM) == (0, "")
+
+
+def test_it_tells_people_where_it_listens(dsn: str) -> None:
+    process = started("serve", "--server-name", "example.com", "--port", "0", "--host", "0.0.0.0", "--dsn", dsn)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"listening on 0.0.0.0:")
+    code, errors = end(process, signal.SIGTERM)
+    assert code == 0
+    assert "anybody may connect" in errors
+
+
+@pytest.mark.parametrize(
+    "arguments,told_of",
+    [
+        (["--no-tcp"], "nothing to do"),
+        (["--tls-key", "key.pem"], "both --tls-certificate and --tls-key"),
+        (["--tls-certificate", "nowhere.pem", "--tls-key", "nowhere.pem"], "nowhere.pem"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(arguments: list[str], told_of: str) -> None:
+    done = room_storage("serve", "--server-name", "example.com", "--dsn", NOBODY, *arguments)
+    assert done.returncode == 2
+    assert told_of in done.stderr
+
+
+def test_a_port_that_is_taken(dsn: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = room_storage("serve", "--server-name", "example.com", "--port", str(port), "--dsn", dsn)
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+def test_a_wrong_address_of_redis(dsn: str) -> None:
+    done = room_storage("serve", "--server-name", "example.com", "--no-tcp", "--redis", "redis.example.org", "--dsn", dsn)
+    assert done.returncode == 2
+    assert "the address of Redis" in done.stderr
+
+
+def test_no_database() -> None:
+    assert room_storage("serve", "--server-name", "example.com", "--dsn", NOBODY).returncode == 3
