@@ -16,6 +16,7 @@ from storage.database.connection import Database, Observer
 from storage.database.embedded import embedded_postgres
 from storage.database.migrate import check_schema, migrate
 from storage.ids import EventId, RoomId, StateKey, UserId
+from storage.maintenance.explain import Explanation, explain_visibility
 from storage.persist import AppendResult, Origin, Writer
 from storage.persist.append import append
 from storage.persist.intake import Pdu, VerifyKeys
@@ -182,6 +183,14 @@ class Store:
         server, ids = checks.server(server_name), checks.events(event_ids)
         async with self.database.connection() as conn:
             return await visible.visible_to_server(conn, server, ids)
+
+    async def explain_visibility(self, event_id: str, user_or_server: str) -> Explanation:
+        """Why a local user, or a server, may see an event or may not; `Explanation.sentence` says it. `InvalidIdentifier`, `UnknownEvent`."""
+        is_user = user_or_server.startswith("@")
+        whom = checks.local_user(user_or_server, self.server_name) if is_user else checks.server(user_or_server)
+        [wanted] = checks.events([event_id])
+        async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            return await explain_visibility(conn, wanted, whom)
 
     # ---------------------------------------------------------------------------------------------- sync and pages
 

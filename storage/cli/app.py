@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from storage.cli import demo, import_files, migrate, stats
+from storage.cli import demo, explain_visibility, gc, import_files, migrate, rebuild_visibility, serve, stats, verify
 from storage.cli.common import ExitCode, print_json
 from storage.errors import DatabaseError, StorageCorrupt, StorageError
 
@@ -31,6 +31,11 @@ app.command("demo")(demo.command)
 app.command("migrate")(migrate.command)
 app.command("import")(import_files.command)
 app.command("stats")(stats.command)
+app.command("serve")(serve.command)
+app.command("verify")(verify.command)
+app.command("rebuild-visibility")(rebuild_visibility.command)
+app.command("explain-visibility")(explain_visibility.command)
+app.command("gc")(gc.command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

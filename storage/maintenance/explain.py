@@ -4,7 +4,6 @@ The sentence is made from the states before and after the event and from the eve
 table gives the same answer is checked, and said if it does not.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -59,6 +58,9 @@ SELECT
         LIMIT 1
     ) AS join_id
 """
+
+
+WORDS: Final = {"join": "joined", "invite": "invited", "leave": "gone", "ban": "banned", "knock": "knocking"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +184,16 @@ def _rule(facts: Facts, *, is_user: bool) -> tuple[bool, str]:
         else server_may_see(*facts.visibilities, *facts.memberships)
     )
     visibilities = [_known(one) for one in facts.visibilities]
-    whom = "they were" if is_user else "a user of the server was"
-    said = f"the history visibility {_told(facts.visibilities, visibilities)}"
-    member = f"{whom} {_told(facts.memberships, [one or 'not a member' for one in facts.memberships])}"
+    said = f"the history visibility was {_told(*(_shown(one) for one in facts.visibilities))}"
+    whom = "they were" if is_user else "the server's users were"
+    member = f"{whom} {_told(*(WORDS.get(one or '', 'no members') for one in facts.memberships))}"
     if not visible:
         later = ", and they never joined later" if is_user and "shared" in visibilities else ""
         return False, f"{said}, and {member}{later}"
     if "world_readable" in visibilities:
         return True, said
     if "join" in facts.memberships:
-        return True, f"{member} there"
+        return True, member
     if "invite" in facts.memberships and "invited" in visibilities:
         return True, f"{said}, and {member}"
     if not is_user:
@@ -203,12 +205,15 @@ def _known(visibility: str | None) -> str:
     return visibility if visibility in {"world_readable", "invited", "joined"} else "shared"
 
 
-def _told(given: Sequence[str | None], values: Sequence[str]) -> str:
+def _shown(visibility: str | None) -> str:
+    """As it counts, and as it is where that is no value that the specification knows."""
+    known = _known(visibility)
+    return known if visibility in {None, known} else f"{known} ({visibility!r} is unknown)"
+
+
+def _told(before: str, after: str) -> str:
     """A value before and after an event, in words."""
-    before, after = (
-        value if one == value or one is None else f"{value} ({one!r} is unknown)" for one, value in zip(given, values, strict=True)
-    )
-    return f"{before} before it and {after} after it" if before != after else f"{before} at it"
+    return f"{before} before it and {after} after it" if before != after else before
 
 
 async def _by_table(conn: Connection, event_id: EventId, principal: str, *, is_user: bool) -> bool:

@@ -37,7 +37,11 @@ DAMAGES = {
     "sender": Damage(f"UPDATE events SET sender_nid = sender_nid + 1 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False),
     "type": Damage(f"UPDATE events SET type_nid = 9 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False),
     "claimed depth": Damage(f"UPDATE events SET depth = depth + 1 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False),
-    "order": Damage(f"UPDATE events SET topological_ordering = topological_ordering - 1 WHERE event_nid = {ONE_TOPIC}", {"topological_ordering"}, mended=False),
+    "order": Damage(
+        f"UPDATE events SET topological_ordering = topological_ordering - 1 WHERE event_nid = {ONE_TOPIC}",
+        {"topological_ordering"},
+        mended=False,
+    ),
     "latest position": Damage("UPDATE rooms SET last_stream_ordering = 1", {"rooms"}, mended=True),
     "latest order": Damage("UPDATE rooms SET max_topological_ordering = 1", {"rooms"}, mended=True),
     "gap lost": Damage("DELETE FROM missing_events", {"missing_events", "columns"}, mended=True),

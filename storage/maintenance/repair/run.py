@@ -2,6 +2,7 @@
 
 from storage.database.connection import Connection, Database
 from storage.errors import UnknownRoom
+from storage.maintenance.announce import announce, introduce
 from storage.maintenance.hold import hold
 from storage.maintenance.repair.cover import rebuild_cover
 from storage.maintenance.repair.current import repair_current, repair_state_tables
@@ -30,7 +31,9 @@ async def repair(database: Database, room_id: str, *, server_name: str) -> None:
         await repair_current(conn, planner, room.states, ends)
         await repair_state_tables(conn, room_nid, server_name)
         await replay(conn, room_id, server_name, States())
+        await announce(conn)
 
+    await introduce(database)
     await database.run(work)
 
 

@@ -1,0 +1,39 @@
+"""`room-storage explain-visibility`: why somebody sees an event, or does not."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from storage.cli.common import DsnOption, JsonOption, print_json, run
+from storage.cli.maintaining import maintained
+from storage.ids import EventId
+from storage.maintenance.explain import Explanation, explain_visibility
+from storage.maintenance.locality import local_server_name
+from storage.queries import checks
+
+
+def command(
+    event_id: Annotated[str, typer.Argument(metavar="EVENT_ID", help="The event.", show_default=False)],
+    user_or_server: Annotated[str, typer.Argument(metavar="USER_OR_SERVER", help="@local:user or server.name.", show_default=False)],
+    dsn: DsnOption = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Say in a sentence why a user, or a server, may see an event or may not."""
+    explanation = run(_explain(dsn, event_id, user_or_server))
+    if as_json:
+        print_json(asdict(explanation))
+    else:
+        typer.echo(explanation.sentence)
+
+
+async def _explain(dsn: str | None, event_id: str, user_or_server: str) -> Explanation:
+    [wanted] = checks.events([event_id])
+    async with maintained(dsn) as database:
+        if user_or_server.startswith("@"):
+            checks.local_user(user_or_server, await local_server_name(database))
+        else:
+            checks.server(user_or_server)
+        async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            return await explain_visibility(conn, EventId(wanted), user_or_server)

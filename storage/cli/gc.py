@@ -1,0 +1,26 @@
+"""`room-storage gc`: state groups that nothing refers to any more."""
+
+import typer
+
+from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, run
+from storage.cli.maintaining import maintained
+from storage.cli.verify import RoomsOption
+from storage.maintenance.garbage import Collected, collect, collect_all
+
+
+def command(dsn: DsnOption = None, *, room: RoomsOption = None, as_json: JsonOption = False) -> None:
+    """Delete the state groups that no event and no room refers to. Beside running servers, a bounded number at a time."""
+    collected = run(_collect(dsn, room))
+    freed = sum(one.state_groups for one in collected)
+    if as_json:
+        print_json({"state_groups": freed, "rooms": [one._asdict() for one in collected]})
+        return
+    print_rows("Freed", ["room", "state groups"], [(one.room_id, one.state_groups) for one in collected], as_json=False)
+    typer.echo(f"{freed} state groups freed")
+
+
+async def _collect(dsn: str | None, rooms: list[str] | None) -> list[Collected]:
+    async with maintained(dsn) as database:
+        if rooms is None:
+            return [collected async for collected in collect_all(database)]
+        return [await collect(database, room_id) for room_id in rooms]

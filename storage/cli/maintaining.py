@@ -1,0 +1,25 @@
+"""A database for maintenance: one connection more than needed, statements that may take an hour, and the schema of today."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
+
+from storage.cli.common import database_dsn
+from storage.config import Config
+from storage.database.connection import Database
+from storage.database.migrate import check_schema
+
+STATEMENT_TIMEOUT_MS: Final = 3_600_000
+INSTANCE_NAME: Final = "command line"
+"""No writer has this name: that a command runs does not make one count as alive."""
+
+
+@asynccontextmanager
+async def maintained(dsn: str | None) -> AsyncIterator[Database]:
+    """The database of the DSN, or the embedded one. `SchemaOutOfDate`."""
+    config = replace(Config.from_env(), statement_timeout_ms=STATEMENT_TIMEOUT_MS, pool_size_max=2, instance_name=INSTANCE_NAME)
+    async with database_dsn(dsn, config) as target, await Database.open(target, config=config) as database:
+        async with database.connection() as conn:
+            await check_schema(conn)
+        yield database

@@ -1,0 +1,80 @@
+"""`room-storage verify`: recompute what can be recomputed, report every difference, repair what is derived."""
+
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, print_json, print_rows, run
+from storage.cli.maintaining import maintained
+from storage.database.connection import Database
+from storage.maintenance.locality import local_server_name
+from storage.maintenance.repair import repair
+from storage.maintenance.verify import Finding, verify
+
+RoomsOption = Annotated[
+    list[str] | None, typer.Option("--room", metavar="ROOM_ID", help="Only this room; may be given several times.", show_default=False)
+]
+
+
+class Told(NamedTuple):
+    """A finding, and whether it is mended by now."""
+
+    finding: Finding
+    repaired: bool
+
+
+def command(
+    dsn: DsnOption = None,
+    server_name: ServerNameOption = None,
+    *,
+    room: RoomsOption = None,
+    mend: Annotated[bool, typer.Option("--repair", help="Rebuild what is derived in the rooms where something is found.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Recompute hashes, states, visibility and every other derived thing; report what differs. Exit code 1 if something is left."""
+    told = run(_verify(dsn, server_name, room, mend=mend))
+    left = sum(not one.repaired for one in told)
+    if as_json:
+        print_json({"findings": [_document(one) for one in told], "left": left})
+    else:
+        rows = [(*_columns(one.finding), "yes" if one.repaired else "no") for one in told]
+        print_rows("Findings", ["check", "room", "subject", "found", "expected", "repaired"], rows, as_json=False)
+        typer.echo(f"{len(told)} findings, {len(told) - left} of them repaired" if told else "nothing found")
+    if left:
+        raise SystemExit(ExitCode.FINDINGS)
+
+
+def _columns(finding: Finding) -> tuple[str, str, str, str, str]:
+    return finding.check, finding.room_id or "", "\n".join(finding.subject), finding.found, finding.expected
+
+
+def _document(told: Told) -> dict[str, Any]:
+    finding = told.finding
+    return {
+        "check": finding.check,
+        "room_id": finding.room_id,
+        "subject": list(finding.subject),
+        "found": finding.found,
+        "expected": finding.expected,
+        "repairable": finding.repairable,
+        "repaired": told.repaired,
+    }
+
+
+async def _verify(dsn: str | None, server_name: str | None, rooms: list[str] | None, *, mend: bool) -> list[Told]:
+    async with maintained(dsn) as database:
+        name = server_name or await local_server_name(database)
+        found = [finding async for finding in verify(database, server_name=name, room_ids=rooms)]
+        if not mend:
+            return [Told(finding, repaired=False) for finding in found]
+        return await _repaired(database, name, found)
+
+
+async def _repaired(database: Database, server_name: str, found: list[Finding]) -> list[Told]:
+    """Repair the rooms where that helps, and look at them again."""
+    rooms = list(dict.fromkeys(finding.room_id for finding in found if finding.repairable and finding.room_id is not None))
+    for room_id in rooms:
+        await repair(database, room_id, server_name=server_name)
+    left = {finding async for finding in verify(database, server_name=server_name, room_ids=rooms)}
+    old = [Told(finding, repaired=finding.room_id in rooms and finding not in left) for finding in found]
+    return old + [Told(finding, repaired=False) for finding in left if finding not in found]

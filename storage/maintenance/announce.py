@@ -1,0 +1,49 @@
+"""Telling every process that reads from caches that what they remember of current states may be wrong: after a repair.
+
+A fact of the stream "caches" under a writer of its own, "maintenance". Nobody runs under that name, so other processes move its
+positions along as those of a writer that is gone; the lock on its row keeps them from passing an id that is not committed yet.
+"""
+
+from typing import Final, LiteralString
+
+from storage.database.connection import Connection, Database
+from storage.streams.caches import CURRENT_STATE
+from storage.streams.startup import SQL_FIND_WRITER, enter
+
+INSTANCE_NAME: Final = "maintenance"
+
+SQL_LOCK_POSITION: Final[LiteralString] = """
+SELECT stream_id
+FROM stream_positions
+WHERE stream_name = 'caches' AND instance_name = $1::text
+FOR UPDATE
+"""
+
+SQL_ANNOUNCE: Final[LiteralString] = """
+WITH fact AS (
+    INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
+    SELECT nextval('caches_stream'), (extract(epoch FROM clock_timestamp()) * 1000)::bigint, w.writer_nid, $2::text, NULL
+    FROM writers w
+    WHERE w.instance_name = $1::text
+    RETURNING stream_id
+)
+UPDATE stream_positions p
+SET stream_id = GREATEST(p.stream_id, fact.stream_id)
+FROM fact
+WHERE p.stream_name = 'caches' AND p.instance_name = $1::text
+"""
+
+
+async def introduce(database: Database) -> None:
+    """Make the writer known, once and for ever. In a transaction of its own: it waits for the writes under way."""
+    async with database.connection() as conn:
+        known = await conn.fetchval(SQL_FIND_WRITER, INSTANCE_NAME)
+    if known is None:
+        async with database.transaction() as conn:
+            await enter(conn, INSTANCE_NAME)
+
+
+async def announce(conn: Connection) -> None:
+    """Have current states forgotten everywhere, from the commit of this transaction on. The last thing in it."""
+    await conn.fetchval(SQL_LOCK_POSITION, INSTANCE_NAME)
+    await conn.execute(SQL_ANNOUNCE, INSTANCE_NAME, CURRENT_STATE)

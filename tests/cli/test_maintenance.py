@@ -1,0 +1,73 @@
+"""verify, gc, rebuild-visibility and explain-visibility as processes: exit codes, JSON, sentences."""
+
+import json
+
+import storage
+from storage.database import Database
+from storage.testing import RoomBuilder, build_room
+from tests.cli.running import room_storage
+from tests.maintenance.rooms import LIVELY, SERVER
+
+
+async def filled(dsn: str) -> RoomBuilder:
+    room = build_room(LIVELY, 120, seed=4, sign=False)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        for event in room.events:
+            await store.append([event.pdu])
+    return room
+
+
+async def damage(dsn: str, sql: str) -> None:
+    async with await Database.open(dsn) as database, database.connection() as conn:
+        await conn.execute(sql)
+
+
+async def test_verify_finds_and_repairs(dsn: str) -> None:
+    room = await filled(dsn)
+    done = room_storage("verify", STORAGE_DSN=dsn)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "nothing found\n", "")
+    await damage(dsn, "UPDATE visibility SET joined_count = joined_count + 1; DELETE FROM auth_chain_links")
+    done = room_storage("verify", "--json", "--dsn", dsn)
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert {finding["check"] for finding in found["findings"]} == {"visibility_counts", "auth_chains"}
+    assert found["left"] == len(found["findings"])
+    assert room_storage("verify", "--json", "--dsn", dsn, "--room", "!nowhere:s1.test").returncode == 2
+    done = room_storage("verify", "--repair", "--dsn", dsn, "--room", room.room_id)
+    assert done.returncode == 0
+    assert f"{found['left']} findings, {found['left']} of them repaired" in done.stdout
+    assert room_storage("verify", "--dsn", dsn).returncode == 0
+
+
+async def test_what_cannot_be_repaired_is_left(dsn: str) -> None:
+    await filled(dsn)
+    await damage(dsn, "UPDATE events SET depth = depth + 1 WHERE event_nid = 20; DELETE FROM memberships")
+    done = room_storage("verify", "--repair", "--json", "--server-name", SERVER, STORAGE_DSN=dsn)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert [(finding["check"], finding["repaired"]) for finding in found["findings"] if not finding["repaired"]] == [("columns", False)]
+    assert found["left"] == 1
+
+
+async def test_gc_rebuild_and_explain(dsn: str) -> None:
+    room = await filled(dsn)
+    done = room_storage("gc", "--json", "--dsn", dsn)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["state_groups"] > 0
+    assert room_storage("gc", "--dsn", dsn).stdout == "0 state groups freed\n"
+    await damage(
+        dsn, "DELETE FROM visibility WHERE principal_nid <> (SELECT min(principal_nid) FROM principals WHERE name LIKE '@%:s1.test')"
+    )
+    assert room_storage("rebuild-visibility", room.room_id, "--dsn", dsn).returncode == 0
+    assert room_storage("verify", "--dsn", dsn).returncode == 0
+    done = room_storage("explain-visibility", room.events[0].event_id, room.events[0].sender, "--dsn", dsn)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"{room.events[0].sender} sees {room.events[0].event_id}: ")
+    done = room_storage("explain-visibility", room.events[0].event_id, "s9.test", "--json", "--dsn", dsn)
+    assert json.loads(done.stdout)["visible"] is True
+    assert room_storage("explain-visibility", "$nothing", "s9.test", "--dsn", dsn).returncode == 2
+
+
+def test_an_empty_database(dsn: str) -> None:
+    for command in ("verify", "gc"):
+        assert room_storage(command, "--dsn", dsn).returncode == 0

@@ -1,0 +1,156 @@
+"""Garbage of state groups: what nothing refers to goes, every answer stays, also beside appends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+import storage
+from storage import Store
+from storage.maintenance.garbage import _delete, collect, collect_all, find
+from storage.maintenance.hold import hold
+from storage.maintenance.reroot import make_roots, runs_after
+from storage.testing import RoomBuilder, build_room
+from tests.maintenance.rooms import LIVELY, SERVER, deliver, everything_seen, findings
+from tests.persist.tables import logical_tables
+
+FORKY = LIVELY.replaced(fork_rate=0.3, fork_depth=3.0)
+
+
+@pytest.fixture(scope="module")
+def room() -> RoomBuilder:
+    return build_room(FORKY, 220, seed=5, sign=False)
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[Store]:
+    async with storage.open(dsn, server_name=SERVER) as opened:
+        yield opened
+
+
+async def count(store: Store) -> int:
+    async with store.database.connection() as conn:
+        return int(await conn.fetchval("SELECT count(*) FROM state_groups"))
+
+
+async def forget_events(store: Store, events: int) -> None:
+    """Take the state from the latest events, as if they had been purged: their groups are garbage then, but for what others fold."""
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "UPDATE events SET state_group_before = (SELECT min(state_group_before) FROM events WHERE NOT outlier), state_group_after = NULL "
+            "WHERE event_nid IN (SELECT event_nid FROM events WHERE NOT outlier ORDER BY stream_ordering LIMIT $1::int)",
+            events,
+        )
+
+
+async def test_what_nothing_refers_to_goes_and_every_answer_stays(store: Store, room: RoomBuilder) -> None:
+    await deliver(store, room.generated(), batch=1)  # one at a time: every merge on the way leaves a group
+    before, tables = await count(store), await logical_tables(store.database)
+    seen = await everything_seen(store, room, [event.event_id for event in room.events])
+    garbage = (await find(store.database, room.room_id)).state_groups
+    assert len(garbage) > 5, "a room without garbage says nothing"
+    freed = await collect(store.database, room.room_id, batch=3)
+    assert freed.state_groups == len(garbage)
+    assert await count(store) == before - freed.state_groups
+    assert await logical_tables(store.database) == tables
+    assert await everything_seen(store, room, seen[SERVER]) == {name: ids & seen[SERVER] for name, ids in seen.items()}
+    assert await findings(store) == []
+    assert [one async for one in collect_all(store.database)] == []
+
+
+async def test_the_room_goes_on_after_collecting(store: Store, room: RoomBuilder) -> None:
+    """Also by a writer that had the groups in its caches."""
+    generated = room.generated()
+    for event in generated.events[:150]:
+        await store.append([event.pdu])
+    assert (await collect(store.database, room.room_id)).state_groups
+    for event in generated.events[150:]:
+        [result] = await store.append([event.pdu])
+        assert result.outcome in {"stored", "soft_failed"}
+    assert await store.current_state(room.room_id) == dict(room.state)
+    assert await findings(store) == []
+
+
+async def test_collecting_beside_appends(store: Store, room: RoomBuilder) -> None:
+    stop = False
+
+    async def collecting() -> int:
+        freed = 0
+        while not stop:
+            freed += (await collect(store.database, room.room_id, batch=3)).state_groups
+        return freed
+
+    await store.append(room.pdus[:5])
+    collector = asyncio.create_task(collecting())
+    for at in range(5, len(room.pdus), 3):
+        results = await store.append(room.pdus[at : at + 3])
+        assert {result.outcome for result in results} <= {"stored", "soft_failed"}
+    stop = True
+    assert await collector
+    assert await store.current_state(room.room_id) == dict(room.state)
+    assert await findings(store) == []
+
+
+async def test_a_group_that_was_taken_up_again_since_the_look_is_kept(store: Store, room: RoomBuilder) -> None:
+    """The second look, under the room's lock: an event refers to a group that was garbage in the snapshot."""
+    await deliver(store, room.generated(), batch=1)
+    garbage = await find(store.database, room.room_id)
+    wanted = garbage.state_groups[-1]
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "UPDATE events SET state_group_before = $1::bigint, stream_ordering = $2::bigint + 1 "
+            "WHERE stream_ordering = $2::bigint AND state_group_after IS NULL",
+            wanted,
+            garbage.upto,
+        )
+        referred = await conn.fetchval("SELECT count(*) FROM events WHERE state_group_before = $1::bigint", wanted)
+        path: list[int] = await conn.fetchval("SELECT path FROM state_groups WHERE state_group = $1::bigint", wanted)
+    assert referred == 1
+    freed = await _delete(store.database, room.room_id, garbage.state_groups, garbage.upto)
+    assert freed == len(set(garbage.state_groups) - set(path))
+    async with store.database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM state_groups WHERE state_group = ANY($1::bigint[])", path) == len(path)
+
+
+async def test_states_stay_the_same_when_a_group_becomes_a_root(store: Store, room: RoomBuilder) -> None:
+    await deliver(store, room.generated(), batch=50)
+    tables = await logical_tables(store.database)
+    async with store.database.transaction() as conn:
+        await hold(conn, room.room_id)
+        middle = await conn.fetchvals(
+            "SELECT g.state_group FROM state_groups g JOIN (SELECT unnest(path[2:]) AS state_group FROM state_groups) AS u USING (state_group) "
+            "GROUP BY g.state_group HAVING count(*) > 2 ORDER BY count(*) DESC, 1 LIMIT 8"
+        )
+        assert len(middle) == 8
+        await make_roots(conn, middle)
+    assert await logical_tables(store.database) == tables
+    assert await findings(store) == []
+    async with store.database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM state_groups WHERE cardinality(path) = 1") >= 8
+    await collect(store.database, room.room_id)
+    last = room.topic(room.user(1), "goes on") if room.membership(room.user(1)) == "join" else None
+    if last is not None:
+        await store.append([last.pdu])
+    assert await findings(store) == []
+
+
+async def test_roots_instead_of_purged_ancestors(store: Store, room: RoomBuilder) -> None:
+    """What purging does: the events that are left need their states, and nothing else."""
+    await deliver(store, room.generated(), batch=50)
+    kept = [event.event_id for event in room.events[150:]]
+    states = {event_id: await store.state_before(event_id) for event_id in kept}
+    await forget_events(store, 150)
+    async with store.database.transaction() as conn:
+        await hold(conn, room.room_id)
+        oldest: list[int] = await conn.fetchvals(
+            "SELECT DISTINCT state_group_before FROM events WHERE event_id = ANY($1::text[]) ORDER BY 1", kept
+        )
+        await make_roots(conn, oldest[:10])
+    freed = await collect(store.database, room.room_id)
+    assert freed.state_groups > 20
+    assert {event_id: await store.state_before(event_id) for event_id in kept} == states
+
+
+@pytest.mark.parametrize("runs,gone,left", [([2, 1, 3], 1, [1, 1, 3]), ([2, 1, 3], 2, [0, 1, 3]), ([2, 1, 3], 5, [0, 0, 1]), ([7], 7, [0])])
+def test_runs_of_what_is_left_of_a_path(runs: list[int], gone: int, left: list[int]) -> None:
+    assert runs_after(runs, gone) == left

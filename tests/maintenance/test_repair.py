@@ -1,0 +1,85 @@
+"""A repair changes nothing in a room that is sound, writers go on beside it, and everybody hears of it."""
+
+import asyncio
+
+import pytest
+
+import storage
+from storage.maintenance.repair import rebuild_visibility, repair
+from storage.testing import ODD_SOME, SHAPES, build_room, deliver_late, deliver_with_gap
+from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
+from tests.persist.tables import logical_tables
+
+UNNUMBERED = ("events", "states", "rooms", "current_state", "memberships", "seen", "seen_since", "missing_events", "waiting_redactions")
+
+
+@pytest.mark.parametrize("shape", ["small_chat", "direct_chat", "join_leave_storm", "fork_heavy"])
+@pytest.mark.parametrize("version", ["2", "12"])
+async def test_a_sound_room_stays_what_it_is(dsn: str, shape: str, version: str) -> None:
+    room = build_room(SHAPES[shape].replaced(odd=ODD_SOME), 220, seed=3, version=version, sign=False)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await deliver(store, deliver_with_gap(room, 60, 80), batch=20)
+        tables = await logical_tables(store.database)
+        await repair(store.database, room.room_id, server_name=SERVER)
+        after = await logical_tables(store.database)
+        for name in UNNUMBERED:
+            assert after[name] == tables[name], name
+        assert await findings(store) == []
+
+
+async def test_a_room_goes_on_after_a_rebuild(dsn: str) -> None:
+    """The numbers of audiences are new; the writer that had the old ones in its caches plans again."""
+    room = build_room(LIVELY, 240, seed=9, sign=False)
+    events = list(deliver_late(room, 4).events)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        for at in range(0, len(events), 30):
+            await store.append([event.pdu for event in events[at : at + 30]], room_version=room.version)
+            await rebuild_visibility(store.database, room.room_id, server_name=SERVER)
+            assert await findings(store) == []
+
+
+async def test_a_repair_beside_appends(dsn: str) -> None:
+    room = build_room(LIVELY, 160, seed=2, sign=False)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(room.pdus[:20])
+
+        async def repairing() -> None:
+            for _ in range(5):
+                await repair(store.database, room.room_id, server_name=SERVER)
+
+        repairs = asyncio.create_task(repairing())
+        for at in range(20, len(room.pdus), 4):
+            await store.append(room.pdus[at : at + 4])
+        await repairs
+        assert await store.current_state(room.room_id) == dict(room.state)
+        assert await findings(store) == []
+
+
+async def test_caches_hear_of_a_repair(dsn: str) -> None:
+    room = build_room(LIVELY, 60, seed=2, sign=False)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(room.pdus)
+        async with store.database.connection() as conn:
+            await conn.execute("DELETE FROM current_state WHERE state_key_nid = 3")
+        store.caches.current_state.forget(None)
+        assert ("m.room.power_levels", "") not in await store.current_state(room.room_id)
+        await repair(store.database, room.room_id, server_name=SERVER)
+        await storage.streams.following.follow_once(store.database, store.streams)
+        assert await store.current_state(room.room_id) == dict(room.state)
+
+
+async def test_an_unknown_room(dsn: str) -> None:
+    async with storage.open(dsn, server_name=SERVER) as store:
+        with pytest.raises(storage.UnknownRoom):
+            await repair(store.database, "!nowhere:s1.test", server_name=SERVER)
+
+
+async def test_a_room_of_outliers_alone(dsn: str) -> None:
+    room = build_room(LIVELY, 30, seed=2, sign=False)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(room.pdus[:10], origin="outlier", room_version=room.version)
+        assert await findings(store) == []
+        await repair(store.database, room.room_id, server_name=SERVER)
+        assert await findings(store) == []
+        await store.append(room.pdus)
+        assert await findings(store) == []
