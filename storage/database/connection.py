@@ -100,6 +100,11 @@ class Connection:
         """Whether a transaction is open, also one that has failed."""
         return bool(self._driver.is_in_transaction())
 
+    @property
+    def backend_pid(self) -> int:
+        """The server process behind this connection."""
+        return int(self._driver.get_server_pid())
+
     async def _call(self, statement: str, call: Callable[..., Awaitable[Any]], *args: object) -> Any:
         """Send one statement between the observer's two calls, and translate what the driver raises."""
         observer = self._observer

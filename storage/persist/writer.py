@@ -2,7 +2,8 @@
 
 A lone append waits for nobody; while a write is under way others gather, and go into the next one. Planning is optimistic:
 nothing is locked while it runs, and a write that was planned on rows that have changed since is refused, whole. Then the
-caches are dropped and it is planned again, this time holding the rooms' locks, so that it cannot lose twice.
+caches are dropped and it is planned again, this time holding the rooms' locks, so that it cannot lose twice. Where the answer to a
+write is lost with the connection, it is looked up whether it was done: a write is one statement, so one of its events tells for all.
 """
 
 import asyncio
@@ -11,10 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Final, LiteralString
+from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
-from storage.errors import DatabaseConflict, DatabaseError, DatabaseFull, DatabaseUnavailable, StorageClosed, StorageCorrupt
+from storage.errors import DatabaseConflict, DatabaseError, DatabaseFull, StorageClosed, StorageCorrupt
 from storage.persist.columns import Author
 from storage.persist.commit import absorb, tell
 from storage.persist.context import Caches, Needs
@@ -25,6 +26,7 @@ from storage.persist.prefetch import prefetch
 from storage.persist.results import AppendResult
 from storage.persist.write import Written, write
 from storage.streams.following import learn_writers
+from storage.streams.in_flight import LOST, InFlight
 from storage.streams.registry import Streams
 
 SQL_LOCK_ROOMS: Final[LiteralString] = """
@@ -32,7 +34,28 @@ SELECT pg_advisory_xact_lock(1919905645, room_nid)
 FROM (SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[]) ORDER BY room_nid) AS ordered
 """
 
+SQL_STORED: Final[LiteralString] = """
+SELECT event_nid, COALESCE(stream_ordering, 0) AS stream_ordering
+FROM events
+WHERE event_nid = ANY($1::bigint[])
+"""
+
 ROUNDS_MAX: Final = 10_000  # loads for one event; a state resolution takes some dozens
+
+
+class StoredRow(NamedTuple):
+    """An event that is held, and its position; 0 for an outlier."""
+
+    event_nid: int
+    stream_ordering: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A write that was sent, with the answers to give if it was done."""
+
+    draft: Draft
+    answers: list[AppendResult]
 
 
 class _Unsure(Exception):  # noqa: N818  # a turn of the plan, not an error
@@ -57,6 +80,8 @@ class Writer:
         self._streams = streams
         self._author = Author(streams.instance_name, writer_nid)
         self._blocks = Blocks()
+        self._in_flight = InFlight(database, streams, ("events", "backfill", "caches"))
+        self._sent: Sent | None = None
         self._queue: deque[Job] = deque()
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(config.writer_queue_max)
@@ -113,7 +138,7 @@ class Writer:
         """Answer these jobs. One that fails is taken out and answered alone; the others are written without it."""
         try:
             results = await self._write(jobs)
-        except (DatabaseUnavailable, DatabaseFull) as error:
+        except (*LOST, DatabaseFull) as error:
             _fail(jobs, error)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer to whoever waits
             if len(jobs) == 1:
@@ -127,36 +152,45 @@ class Writer:
                     job.future.set_result(answers)
 
     async def _write(self, jobs: list[Job]) -> list[list[AppendResult]]:
-        try:
-            return await self._attempt(jobs, self._database.connection(), assume_new=True, locked=False)
-        except _Unsure:
-            pass
-        except DatabaseConflict:
-            self.caches.forget()
-        except DatabaseError:
-            self.caches.forget()
-            raise
-        return await self._write_locked(jobs)
-
-    async def _write_locked(self, jobs: list[Job]) -> list[list[AppendResult]]:
-        """The second way: look everything up, and hold the rooms' locks while planning."""
-        for _ in range(1, self._attempts):
+        """Once in the hope that all is new and nobody interferes; then, looking everything up, under the rooms' locks."""
+        await self._in_flight.settle()
+        attempts = max(self._attempts, 2)
+        lost = False
+        for attempt in range(attempts):
+            optimistic = attempt == 0
+            connection = self._database.connection() if optimistic else self._database.transaction()
+            self._sent = None
             try:
-                return await self._attempt(jobs, self._database.transaction(), assume_new=False, locked=True)
-            except DatabaseConflict:
+                return _split(jobs, await self._attempt(jobs, connection, assume_new=optimistic, locked=not optimistic))
+            except _Unsure:
+                continue
+            except DatabaseError as error:
                 self.caches.forget()
-            except DatabaseError:
-                self.caches.forget()
-                raise
-        return await self._attempt(jobs, self._database.transaction(), assume_new=False, locked=True)
+                if attempt + 1 == attempts or (lost and isinstance(error, LOST)) or not isinstance(error, (DatabaseConflict, *LOST)):
+                    raise
+                if isinstance(error, LOST):
+                    lost = True
+                    if (answers := await self._look_up()) is not None:
+                        return _split(jobs, answers)
+        raise StorageCorrupt("a write was neither done nor refused")
+
+    async def _look_up(self) -> list[AppendResult] | None:
+        """The answers of a write whose own was lost, if it was done. `DatabaseUnavailable` if there is nobody to ask."""
+        await self._in_flight.settle()
+        if self._sent is None or not self._sent.draft.new_events:
+            return None
+        async with self._database.connection() as conn:
+            rows = await conn.fetch(SQL_STORED, list(self._sent.draft.new_events), row=StoredRow)
+        positions = {row.event_nid: row.stream_ordering for row in rows}
+        return [_positioned(self._sent.draft, answer, positions) for answer in self._sent.answers] if rows else None
 
     async def _attempt(
         self, jobs: list[Job], connection: AbstractAsyncContextManager[Connection], *, assume_new: bool, locked: bool
-    ) -> list[list[AppendResult]]:
+    ) -> list[AppendResult]:
         """Plan and write once, and let it be known. `_Unsure`: an assumption needs checking before the answers can be given."""
         incoming = [one for job in jobs for one in job.incoming]
         draft = Draft(self.caches, self._blocks, self._server_name)
-        with self._streams.writing("events"), self._streams.writing("backfill"), self._streams.writing("caches"):
+        with self._in_flight.writing():
             async with connection as conn:
                 if locked:
                     await conn.execute(SQL_LOCK_ROOMS, list({one.event.room_id for one in incoming}))
@@ -166,11 +200,14 @@ class Writer:
                 answers = [await _decide(conn, draft, one) for one in incoming]
                 if assume_new and any(answer.outcome == "missing_parents" for answer in answers):
                     raise _Unsure
+                self._sent = Sent(draft, answers)
+                self._in_flight.sent(conn)
                 written = await write(conn, draft, self._author, _now_ms()) if draft.has_changes else Written({}, 0)
             await learn_writers(self._database, self._streams, "events", written.writers)
+            self._in_flight.answered()
         absorb(self.caches, draft, written.positions)
         tell(self._streams, draft, written)
-        return _split(jobs, [_positioned(draft, answer, written.positions) for answer in answers])
+        return [_positioned(draft, answer, written.positions) for answer in answers]
 
 
 async def _decide(conn: Connection, draft: Draft, incoming: Incoming) -> AppendResult:

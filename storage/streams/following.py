@@ -9,16 +9,18 @@ write in between takes an id above.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import DatabaseError
+from storage.streams.feed import Fact
 from storage.streams.registry import STREAMS, Streams
 
 logger = logging.getLogger(__name__)
 
 FACTS_AT_ONCE: Final = 1_000
+EVERYTHING: Final = (1 << 63) - 1
 
 SQL_SEQUENCES: Final[LiteralString] = """
 SELECT s.stream_name, COALESCE(pg_sequence_last_value(s.sequence_name::regclass), 1) AS stream_id
@@ -68,7 +70,9 @@ async def follow(database: Database, streams: Streams, *, every_ms: int) -> None
 
 
 async def follow_once(database: Database, streams: Streams) -> None:
-    """Move those who are idle, and catch up with the others."""
+    """Move those who are idle, and catch up with the others; find out what became of own writes whose answers were lost."""
+    for settle in list(streams.unsettled):
+        await settle()
     async with database.connection() as conn:
         await _move_idle(conn, streams)
         found = await conn.fetch(SQL_POSITIONS, row=PositionRow)
@@ -88,6 +92,23 @@ async def learn_writers(database: Database, streams: Streams, stream_name: str, 
         return
     async with database.connection() as conn:
         _meet(streams, await conn.fetch(SQL_POSITIONS, row=PositionRow))
+
+
+async def missed_facts(conn: Connection, streams: Streams, names: Sequence[str]) -> dict[str, tuple[int, list[Fact]]]:
+    """What this process committed and was never told of: by stream its position in the table, and its facts up to there.
+
+    Makes all writers known, so that the positions may be told.
+    """
+    found = await conn.fetch(SQL_POSITIONS, row=PositionRow)
+    _meet(streams, found)
+    missed: dict[str, tuple[int, list[Fact]]] = {}
+    for row in found:
+        if row.stream_name in names and row.instance_name == streams.instance_name:
+            stream = streams[row.stream_name]
+            known = stream.positions()[row.instance_name]
+            facts = await stream.declaration.read(conn, known, row.stream_id, row.instance_name, EVERYTHING)
+            missed[row.stream_name] = row.stream_id, facts
+    return missed
 
 
 def _meet(streams: Streams, found: Iterable[PositionRow]) -> None:

@@ -273,6 +273,7 @@ class Streams(Mapping[str, Stream]):
     def __init__(self, database: Database, instance_name: str, positions: Mapping[str, Mapping[str, int]]) -> None:
         self.instance_name = instance_name
         self.feed = Feed()
+        self.unsettled: dict[Callable[[], Awaitable[object]], None] = {}  # finds out about a lost write (`storage.streams.in_flight`)
         self._streams = {
             name: Stream(one, database, IdGenerator(_allocator(database, one.sequence), instance_name)) for name, one in STREAMS.items()
         }
