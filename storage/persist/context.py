@@ -68,17 +68,27 @@ class Caches:
         self.row_ids[row.event_nid] = row.event_id
 
     def trim(self) -> None:
-        """Keep within the limits."""
-        for cache in vars(self).values():
-            if isinstance(cache, Bounded):
-                cache.trim()
+        """Keep within the limits.
+
+        What is cached of a room is guarded by the version in its row: a row that were forgotten alone would be read again with the
+        version of today, and guard the stale rest.
+        """
+        if len(self.rooms) > self.rooms.limit:
+            self._clear()
+        for cache in self._bounded():
+            cache.trim()
 
     def forget(self) -> None:
         """Forget everything: after a refused plan, whose reason may lie in any of the rows."""
-        for cache in vars(self).values():
-            if isinstance(cache, Bounded):
-                cache.clear()
+        self._clear()
         self.names.forget()
+
+    def _clear(self) -> None:
+        for cache in self._bounded():
+            cache.clear()
+
+    def _bounded(self) -> "list[Bounded[Any, Any]]":
+        return [cache for cache in vars(self).values() if isinstance(cache, Bounded)]
 
 
 class Reader:

@@ -45,3 +45,26 @@ async def test_the_first_membership_of_a_user_beyond_the_last_branch_of_audience
         assert event.state_key is not None
         assert await store.visible_to_user(event.state_key, [event.event_id]) == {event.event_id}
     assert [finding async for finding in verify(store.database, server_name="s1.test")] == []
+
+
+async def test_a_room_whose_row_was_forgotten_takes_nothing_stale_with_it(dsn: str) -> None:
+    """More rooms than the cache holds, and two writers: what one remembers of a room is not guarded by a version it reads later."""
+    config = storage.Config(cache_rooms_max=2)
+    async with (
+        storage.open(dsn, server_name="s1.test", instance_name="one", config=config) as one,
+        storage.open(dsn, server_name="s1.test", instance_name="two") as two,
+    ):
+        room = RoomBuilder("11", seed=2)
+        admin, other = "@admin:s1.test", "@other:s1.test"
+        room.start(admin)
+        room.join(other)
+        await one.append(room.pdus)
+        for seed in range(5, 9):
+            another = RoomBuilder("11", seed=seed)
+            another.start(admin)
+            await one.append(another.pdus)
+        await two.append([room.leave(other).pdu])
+        await two.append([room.join("@third:s1.test").pdu])
+        await one.append([room.join(other).pdu])
+        await one.append([room.join("@fourth:s1.test").pdu])
+        assert [finding async for finding in verify(one.database, server_name="s1.test")] == []
