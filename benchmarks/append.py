@@ -99,6 +99,7 @@ async def _measure(bench: Bench, base: list[Batch], clients: list[list[Batch]], 
         storage.open(dsn, server_name="s1.test", observer=trips) as store,
         asyncpg.create_pool(raw_dsn, min_size=len(clients), max_size=len(clients)) as pool,
     ):
+        trips.opened()
         await pool.execute(RAW_TABLE)
         for batch in base:
             await store.append([event.pdu for event in batch])

@@ -4,6 +4,7 @@ The server is the embedded one with production-like settings: every commit is fl
 gets a fresh database. Input is generated and signed before any clock runs.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -84,13 +85,23 @@ async def _prepare(dsn: str) -> None:
 
 @dataclass(slots=True)
 class Trips:
-    """An observer that counts round trips: statements, BEGIN and COMMIT."""
+    """An observer that counts round trips: statements, BEGIN and COMMIT. ``others`` are those of the store's own upkeep."""
 
     count: int = 0
+    others: int = 0
+    _upkeep: set["asyncio.Task[Any]"] = field(default_factory=set)
+
+    def opened(self) -> None:
+        """The store is open: what its tasks do from now on is upkeep (positions, feeds), but for the writer's."""
+        mine = asyncio.current_task()
+        self._upkeep = {task for task in asyncio.all_tasks() if task is not mine and task.get_name() != "storage-writer"}
 
     def before(self, statement: str) -> None:  # noqa: ARG002  # the observer's interface
         """See `storage.database.connection.Observer`."""
-        self.count += 1
+        if asyncio.current_task() in self._upkeep:
+            self.others += 1
+        else:
+            self.count += 1
 
     def after(self, statement: str, seconds: float) -> None:
         """See `storage.database.connection.Observer`."""
