@@ -2,12 +2,12 @@
 
 import asyncio
 import ipaddress
+import re
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
 from ssl import SSLContext
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
@@ -123,5 +123,4 @@ def _is_loopback(host: str) -> bool:
 
 
 def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return re.sub(r"//[^/]*@", "//", url)

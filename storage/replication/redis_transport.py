@@ -119,14 +119,16 @@ class RedisTransport:
             listener, speaker = _connection(self._pool), _connection(self._pool)
             try:
                 await self._begin(listener, speaker)
-                await self._session(listener, speaker)
+                if not self._closed:  # redis-py may lose a cancellation while it connects
+                    await self._session(listener, speaker)
             except (RedisError, OSError) as error:
                 logger.warning("no connection with Redis: %s", str(error) or type(error).__name__)
             finally:
                 self._end()
                 await listener.disconnect(nowait=True)
                 await speaker.disconnect(nowait=True)
-            await asyncio.sleep(self._backoff.next())
+            if not self._closed:
+                await asyncio.sleep(self._backoff.next())
 
     async def _begin(self, listener: AbstractConnection, speaker: AbstractConnection) -> None:
         """Connect and listen; once Redis has said that it is so, nothing is missed."""

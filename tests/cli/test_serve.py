@@ -4,11 +4,23 @@ import json
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from tests.cli.running import NOBODY, room_storage, started
 from tests.replication.redis_server import RedisServer
+
+
+@contextmanager
+def serving(*arguments: str, **environ: str) -> "Iterator[subprocess.Popen[bytes]]":
+    """The command as a process, gone at the end of the block."""
+    with started("serve", "--server-name", "example.com", *arguments, **environ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def told(process: "subprocess.Popen[bytes]") -> dict[str, object]:
@@ -27,36 +39,44 @@ def end(process: "subprocess.Popen[bytes]", how: signal.Signals) -> tuple[int, s
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-async def test_it_serves_until_it_is_told_to_stop(dsn: str, how: signal.Signals) -> None:
-    process = started("serve", "--server-name", "example.com", "--port", "0", "--json", STORAGE_DSN=dsn)
-    places = told(process)
-    assert places == {"host": "127.0.0.1", "port": places["port"], "tls": False}
-    with socket.create_connection(("127.0.0.1", int(str(places["port"]))), timeout=60) as by_hand, by_hand.makefile("rw") as lines:
-        assert lines.readline() == "SERVER example.com\n"
-        lines.write("REPLICATE\n")
-        lines.flush()
-        while not (line := lines.readline()).startswith("POSITION events"):
-            assert line
-        process.send_signal(how)
-        while (line := lines.readline()) and not line.startswith("ERROR"):
-            continue
-        assert line == "ERROR server stopping\n"
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, b"")
+def test_it_serves_until_it_is_told_to_stop(dsn: str, how: signal.Signals) -> None:
+    with serving("--port", "0", "--json", STORAGE_DSN=dsn) as process:
+        places = told(process)
+        assert places == {"host": "127.0.0.1", "port": places["port"], "tls": False}
+        with socket.create_connection(("127.0.0.1", int(str(places["port"]))), timeout=60) as by_hand, by_hand.makefile("rw") as lines:
+            assert lines.readline() == "SERVER example.com\n"
+            lines.write("REPLICATE\n")
+            lines.flush()
+            while not (line := lines.readline()).startswith("POSITION events"):
+                assert line
+            process.send_signal(how)
+            while (line := lines.readline()) and not line.startswith("ERROR"):
+                continue
+            assert line == "ERROR server stopping\n"
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, b"")
 
 
 async def test_it_takes_part_over_redis(dsn: str) -> None:
     async with RedisServer() as redis:
-        process = started("serve", "--server-name", "example.com", "--no-tcp", "--redis", redis.url, "--json", STORAGE_DSN=dsn)
-        assert told(process) == {"redis": redis.url}
-        assert end(process, signal.SIGTERM) == (0, "")
+        with serving("--no-tcp", "--redis", redis.url, "--json", STORAGE_DSN=dsn) as process:
+            assert told(process) == {"redis": redis.url}
+            assert end(process, signal.SIGTERM) == (0, "")
+
+
+def test_a_password_is_not_shown(dsn: str) -> None:
+    with serving("--no-tcp", "--redis", "redis://user:secret@127.0.0.1:1/0", "--json", STORAGE_DSN=dsn) as process:
+        assert told(process) == {"redis": "redis://127.0.0.1:1/0"}
+        code, errors = end(process, signal.SIGTERM)
+    assert code == 0
+    assert "secret" not in errors
 
 
 def test_it_tells_people_where_it_listens(dsn: str) -> None:
-    process = started("serve", "--server-name", "example.com", "--port", "0", "--host", "0.0.0.0", "--dsn", dsn)
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith(b"listening on 0.0.0.0:")
-    code, errors = end(process, signal.SIGTERM)
+    with serving("--port", "0", "--host", "0.0.0.0", "--dsn", dsn) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"listening on 0.0.0.0:")
+        code, errors = end(process, signal.SIGTERM)
     assert code == 0
     assert "anybody may connect" in errors
 
