@@ -529,11 +529,19 @@ COMMENT ON FUNCTION order_slack IS
     'How far an event may stand outside of its audience''s place in the order before it counts as a stray (storage/visibility/places.py): '
     'what servers send at the same time crosses by a little.';
 
-CREATE FUNCTION stretches_of(
-    room_nid int, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint
-) RETURNS TABLE (lowest bigint, highest bigint)
-LANGUAGE sql STABLE ROWS 4 AS $$
-    SELECT COALESCE(lower(stretch), 0), COALESCE(upper(stretch) - 1, 9223372036854775807)
+CREATE FUNCTION stretches_of(room_nid int, principal_nid int)
+RETURNS TABLE (
+    lowest bigint, highest bigint, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint
+)
+LANGUAGE plpgsql STABLE ROWS 4 AS $$
+#variable_conflict use_column
+DECLARE
+    sight record;
+BEGIN
+    SELECT * INTO sight FROM sight_of($1, $2);
+    RETURN QUERY
+    SELECT COALESCE(lower(stretch), 0), COALESCE(upper(stretch) - 1, 9223372036854775807),
+        sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before
     FROM unnest((
         SELECT range_agg(part.orders)
         FROM (
@@ -551,19 +559,22 @@ LANGUAGE sql STABLE ROWS 4 AS $$
                 LIMIT 1
             )) * int8range(NULL, seen.below) AS orders
             FROM (
-                SELECT unnest(COALESCE($2, '{}') + COALESCE($4, '{}') + CASE WHEN $5 = 9223372036854775807 THEN COALESCE($3, '{}') ELSE '{}' END)
-                    AS run, NULL::bigint AS below
+                SELECT unnest(COALESCE(sight.own_audiences, '{}') + COALESCE(sight.world_audiences, '{}') + CASE
+                        WHEN sight.shared_before = 9223372036854775807 THEN COALESCE(sight.shared_audiences, '{}') ELSE '{}'
+                    END) AS run, NULL::bigint AS below
                 UNION ALL
-                SELECT unnest($3), $5 WHERE $5 < 9223372036854775807
+                SELECT unnest(sight.shared_audiences), sight.shared_before WHERE sight.shared_before < 9223372036854775807
             ) AS seen
             UNION ALL
             SELECT unnest(r.strays) FROM rooms r WHERE r.room_nid = $1
         ) AS part
-    )) AS stretch
+    )) AS stretch;
+END
 $$;
 COMMENT ON FUNCTION stretches_of IS
-    'The stretches of a room''s topological order outside of which there is nothing that user_sees, apart from each other. Two probes of '
-    'audiences for each range of the reader''s. What is hidden within them (little) is for user_sees to leave out.';
+    'The stretches of a room''s topological order outside of which there is nothing that user_sees, apart from each other, with what '
+    'sight_of tells. Two probes of audiences for each range of the reader''s. What is hidden within them (little) is for user_sees to leave '
+    'out. plpgsql, as its plan is kept then: put into the queries, it took longer to plan than a page takes to read.';
 
 CREATE FUNCTION server_sees(
     event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange

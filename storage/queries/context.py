@@ -18,7 +18,7 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 target AS MATERIALIZED (
-    SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, sight.*
+    SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid, sight.*
     FROM reader
     CROSS JOIN events e
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
@@ -26,9 +26,9 @@ target AS MATERIALIZED (
         AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
 ),
 stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
-    SELECT stretch.*
+    SELECT stretch.lowest, stretch.highest
     FROM target t
-    CROSS JOIN LATERAL stretches_of(t.room_nid, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before) AS stretch
+    CROSS JOIN LATERAL stretches_of(t.room_nid, t.principal_nid) AS stretch
 ),
 before AS (
     SELECT e.event_nid

@@ -26,10 +26,9 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, sight.*
+    SELECT r.room_nid, reader.principal_nid
     FROM reader
     CROSS JOIN rooms r
-    CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
     WHERE r.room_id = $1::text
 ),
 newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds the stretch
@@ -39,9 +38,9 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     WHERE $8::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
 stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
-    SELECT stretch.*
+    SELECT r.room_nid, stretch.*
     FROM room r
-    CROSS JOIN LATERAL stretches_of(r.room_nid, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before) AS stretch
+    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid) AS stretch
 ),
 lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
     SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint ELSE (
@@ -50,7 +49,7 @@ lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`,
 ),
 page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, to know whether there are more
     SELECT e.event_nid, e.topological_ordering, e.stream_ordering
-    FROM (SELECT * FROM room CROSS JOIN stretch ORDER BY stretch.highest DESC) AS r
+    FROM (SELECT * FROM stretch ORDER BY highest DESC) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering
         FROM events e
@@ -102,10 +101,9 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, sight.*
+    SELECT r.room_nid, reader.principal_nid
     FROM reader
     CROSS JOIN rooms r
-    CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
     WHERE r.room_id = $1::text
 ),
 newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds the stretch
@@ -115,9 +113,9 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     WHERE $5::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
 stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
-    SELECT stretch.*
+    SELECT r.room_nid, stretch.*
     FROM room r
-    CROSS JOIN LATERAL stretches_of(r.room_nid, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before) AS stretch
+    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid) AS stretch
 ),
 lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a timeline, the oldest event
     SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint ELSE (
@@ -126,7 +124,7 @@ lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a
 ),
 page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, to know whether there are more
     SELECT e.event_nid, e.topological_ordering, e.stream_ordering
-    FROM (SELECT * FROM room CROSS JOIN stretch ORDER BY stretch.lowest) AS r
+    FROM (SELECT * FROM stretch ORDER BY lowest) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering
         FROM events e

@@ -13,7 +13,8 @@ from storage import Store
 from storage.queries import authorisation, context, federation, messages, near, visible
 from storage.queries.sync import rooms, state, stripped
 from storage.streams.positions import LARGEST_POSITION
-from tests.queries.rooms import ADMIN, LOCAL, deliver, new_room
+from storage.visibility import places
+from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
 
 MANY = 4_000
 SHARED_FUNCTIONS = ("sight_of", "user_sees", "server_sees", "state_entries")
@@ -31,6 +32,21 @@ SELECT (jsonb_populate_record(NULL::events, to_jsonb(e) || jsonb_build_object(
 FROM events e
 CROSS JOIN generate_series(1, $2::int) AS n
 WHERE e.event_id = $1::text
+"""
+
+SQL_MOVE_APART = """
+WITH pivot AS (
+    SELECT topological_ordering, stream_ordering FROM events WHERE event_id = $1::text
+), moved AS (
+    UPDATE events e
+    SET topological_ordering = e.topological_ordering + $2::int, stream_ordering = e.stream_ordering + $2::int
+    FROM pivot p
+    WHERE e.topological_ordering > p.topological_ordering
+)
+UPDATE audiences a
+SET opened_topological = a.opened_topological + $2::int
+FROM pivot p
+WHERE a.opened_topological >= p.topological_ordering
 """
 
 
@@ -96,6 +112,32 @@ async def test_pages(filled: Filled) -> None:
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 101 + 10
         assert is_inlined(plan)
+
+
+async def test_pages_across_what_is_hidden(store: Store) -> None:
+    """One who was away for all but the ends of a room: what is hidden is not looked at, and the page is what the filter alone gives."""
+    room = new_room(visibility="joined", members=[LOCAL])
+    seen = [room.message(ADMIN)]
+    room.leave(LOCAL)
+    hidden = room.message(ADMIN)
+    room.join(LOCAL)
+    seen += [room.message(ADMIN) for _ in range(20)]
+    await deliver(store, room)
+    async with store.database.connection() as conn:
+        await conn.execute(SQL_MOVE_APART, hidden.event_id, MANY)
+        await conn.execute(SQL_MULTIPLY, hidden.event_id, MANY)
+        for table in ("events", "audiences", "rooms"):
+            await conn.execute(f"VACUUM ANALYZE {table}")
+    for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
+        plan = await plan_of(store, sql, room.room_id, LOCAL, *args, 100)
+        assert "events_room_topological_idx" in plan.indexes
+        assert plan.event_rows <= 2 * 50 + 4 * places.SLACK
+    plan = await plan_of(store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50)
+    assert plan.event_rows <= 2 * 50 + 4 * places.SLACK
+    page = await store.messages(room.room_id, LOCAL, limit=100)
+    assert set(ids(seen)) <= {event.event_id for event in page.chunk}
+    assert page.end is None
+    assert not {hidden.event_id, f"{hidden.event_id}1"} & {event.event_id for event in page.chunk}
 
 
 async def test_pages_beside_a_timeline(filled: Filled) -> None:
