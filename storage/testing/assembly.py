@@ -32,6 +32,11 @@ FIRST_TIMESTAMP_MS: Final = 1_700_000_000_000
 STEP_MS: Final = 1_000
 
 
+def first_ms(seed: int) -> int:
+    """When a room begins: it depends on the seed, so that rooms of version 12, named by their create event, are not all one."""
+    return FIRST_TIMESTAMP_MS + seed % STEP_MS
+
+
 class How(TypedDict, total=False):
     """What every verb of the builder takes besides its own arguments."""
 
@@ -114,7 +119,7 @@ def _draft(graph: RoomGraph, settings: Settings, request: Request, state: State)
         prev_events=request.parents,
         auth_events=_selected_auth(settings, request, state) if cited is None else tuple(id_of(event) for event in cited),
         depth=how["depth"] if "depth" in how else _honest_depth(graph, settings, request.parents),
-        origin_server_ts=how["ts"] if "ts" in how else FIRST_TIMESTAMP_MS + STEP_MS * graph.count,
+        origin_server_ts=how["ts"] if "ts" in how else first_ms(settings.seed) + STEP_MS * graph.count,
         redacts=request.redacts,
         extra=how.get("extra", {}),
     )

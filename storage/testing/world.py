@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Unpack
 
 from storage.ids import EventId
-from storage.testing.assembly import FIRST_TIMESTAMP_MS, How
+from storage.testing.assembly import How, first_ms
 from storage.testing.builder import RoomBuilder
 from storage.testing.drafting import number_of, server_of
 from storage.testing.model import BuiltEvent
@@ -55,7 +55,7 @@ class World:
         self.sides = [self.whole]
         self.side_of = dict.fromkeys(names, self.whole)
         self.partition_left = 0
-        self.now_ms = FIRST_TIMESTAMP_MS
+        self.now_ms = first_ms(seed)
         self.users = 1
         self.creator = self.room.user(1)
         self.joined, self.invited, self.banned, self.gone, self.knocking = (Roster() for _ in range(5))

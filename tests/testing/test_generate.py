@@ -181,3 +181,9 @@ def test_same_seed_same_bytes_in_another_process() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
     other = subprocess.run([sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True, env=environment)
     assert other.stdout.strip() == digest.hexdigest()
+
+
+def test_rooms_of_different_seeds_are_different_rooms() -> None:
+    """Also in version 12, where a room is named by its create event."""
+    ids = {generate_room(SHAPES["small_chat"], 10, seed=seed, version=version).room_id for seed in range(5) for version in ("11", "12")}
+    assert len(ids) == 10
