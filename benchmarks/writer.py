@@ -1,0 +1,260 @@
+"""The writer: what group commit makes of appends that come one at a time, many at once, in batches, and in storms.
+
+Events are parsed, hashed, authorised, given their state and their audience; signatures are checked apart, at the end. Beside each
+round of ours runs a round of the bare durable insert of the same bytes on the same server, by one client: of one row, and of 100
+by `unnest`. The machine may be busy with other things: the shares of a round compare, the rates may not.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, NamedTuple
+
+import asyncpg
+
+import storage
+from benchmarks.harness import Bench, percentiles, show, spread
+from storage.event import parse
+from storage.persist.intake import check_signatures
+from storage.persist.write import SQL_WRITE
+from storage.persist.write_plain import SQL_WRITE_PLAIN
+from storage.testing import SHAPES, RoomBuilder, generate_room, verify_keys
+
+SEED: Final = 9_000
+BASE_EVENTS: Final = 60  # of each room, stored before any clock runs
+BARE_BATCH: Final = 100
+
+RAW_TABLE: Final = """CREATE TABLE raw (event_id text COLLATE "C" PRIMARY KEY, json bytea NOT NULL)"""
+RAW_ONE: Final = "INSERT INTO raw (event_id, json) VALUES ($1::text, $2::bytea)"
+RAW_MANY: Final = "INSERT INTO raw SELECT * FROM unnest($1::text[], $2::bytea[])"
+
+
+class Pdu(NamedTuple):
+    """An event as it is sent."""
+
+    event_id: str
+    pdu: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """So many clients take the next batch in turn, each when its last is answered. ``storm``: nothing but joins and leaves."""
+
+    name: str
+    rooms: int
+    batch: int
+    clients: int
+    events: int
+    """Per round."""
+    storm: bool = False
+
+
+SCENARIOS: Final = (
+    Scenario("one at a time", 1, 1, 1, 1_500),
+    Scenario("64 at once, 50 rooms", 50, 1, 64, 8_000),
+    Scenario("batches of 100, one room", 1, 100, 1, 6_000),
+    Scenario("joins and leaves, 64 at once", 1, 1, 64, 1_500, storm=True),
+    Scenario("64 at once, 1 room", 1, 1, 64, 4_000),
+    Scenario("64 at once, 8 rooms", 8, 1, 64, 4_000),
+    Scenario("64 at once, 400 rooms", 400, 1, 64, 4_000),
+    Scenario("batches of 10, one room", 1, 10, 1, 2_000),
+    Scenario("batches of 1,000, one room", 1, 1_000, 1, 6_000),
+)
+
+
+@dataclass(slots=True)
+class Sent:
+    """An observer that counts statements, BEGIN and COMMIT, and among them the writes."""
+
+    statements: Counter[str] = field(default_factory=Counter)
+
+    def before(self, statement: str) -> None:
+        """See `storage.database.connection.Observer`."""
+        self.statements[statement] += 1
+
+    def after(self, statement: str, seconds: float) -> None:
+        """See `storage.database.connection.Observer`."""
+
+    def writes(self) -> int:
+        """The transactions that wrote."""
+        return self.statements[SQL_WRITE] + self.statements[SQL_WRITE_PLAIN]
+
+
+class Round(NamedTuple):
+    """One round: rates in events per second, what was sent, and the latency of each batch in seconds."""
+
+    events: int
+    rate: float
+    bare_one: float
+    bare_many: float
+    trips: int
+    writes: int
+    latencies: list[float]
+
+
+async def run(bench: Bench) -> None:
+    """All scenarios, then signatures."""
+    for scenario in SCENARIOS:
+        rounds = bench.size(5, 2)
+        events = scenario.events if not bench.quick else max(scenario.events // 10, scenario.batch * scenario.clients * 2)
+        base, batches = _input(scenario, events * rounds)
+        if bench.profile:
+            await _profile(bench, scenario, base, batches)
+            continue
+        bench.results[scenario.name] = _told(scenario, await _measure(bench, scenario, base, batches, rounds))
+    if not bench.profile:
+        bench.results["signatures"] = await _signatures(bench.size(2_000, 200))
+        bench.write()
+        _show(bench)
+
+
+# ------------------------------------------------------------------------------------------------------------------- input
+
+
+def _input(scenario: Scenario, events: int) -> tuple[list[list[bytes]], list[list[Pdu]]]:
+    """What is stored before, and the batches in the order in which they are taken."""
+    each = -(-events // scenario.rooms)
+    rooms = [_storm(each, SEED + number) if scenario.storm else _chat(each, SEED + number) for number in range(scenario.rooms)]
+    in_turn = [event for row in zip(*(room[BASE_EVENTS:] for room in rooms), strict=True) for event in row]
+    batches = [in_turn[at : at + scenario.batch] for at in range(0, len(in_turn), scenario.batch)]
+    return [[event.pdu for event in room[:BASE_EVENTS]] for room in rooms], batches
+
+
+def _chat(events: int, seed: int) -> list[Pdu]:
+    return [Pdu(event.event_id, event.pdu) for event in generate_room(SHAPES["small_chat"], BASE_EVENTS + events, seed=seed)]
+
+
+def _storm(events: int, seed: int) -> list[Pdu]:
+    room = RoomBuilder("11", seed=seed, sign=False)
+    room.start(room.user(0))
+    at = 0
+    while len(room.events) < BASE_EVENTS + events:
+        user = room.user(1 + at % 300)
+        (room.leave if room.membership(user) == "join" else room.join)(user)
+        at += 1
+    return [Pdu(event.event_id, event.pdu) for event in room.events[: BASE_EVENTS + events]]
+
+
+# ----------------------------------------------------------------------------------------------------------------- measuring
+
+
+async def _measure(bench: Bench, scenario: Scenario, base: list[list[bytes]], batches: list[list[Pdu]], rounds: int) -> list[Round]:
+    sent = Sent()
+    async with (
+        bench.database() as dsn,
+        bench.database() as raw_dsn,
+        storage.open(dsn, server_name="s1.test", observer=sent) as store,
+        asyncpg.create_pool(raw_dsn, min_size=1, max_size=1) as pool,
+    ):
+        await pool.execute(RAW_TABLE)
+        for pdus in base:
+            await store.append(pdus)
+        size = len(batches) // rounds
+        await _clients(store, scenario.clients, iter(batches[: size // 10]), [])  # warms statements up on both sides
+        measured = []
+        for number in range(rounds):
+            part = batches[number * size : (number + 1) * size]
+            measured.append(await _round(store, sent, scenario.clients, part[size // 10 :] if number == 0 else part, pool))
+        return measured
+
+
+async def _round(store: storage.Store, sent: Sent, clients: int, batches: list[list[Pdu]], pool: Any) -> Round:
+    events = [event for batch in batches for event in batch]
+    bare_one = await _bare(pool, RAW_ONE, events[: len(events) // 4])
+    rest = events[len(events) // 4 :]
+    many = [rest[at : at + BARE_BATCH] for at in range(0, len(rest), BARE_BATCH)]
+    bare_many = await _bare(pool, RAW_MANY, [([one.event_id for one in part], [one.pdu for one in part]) for part in many], len(rest))
+    sent.statements.clear()
+    latencies: list[float] = []
+    start = time.perf_counter()
+    await _clients(store, clients, iter(batches), latencies)
+    rate = len(events) / (time.perf_counter() - start)
+    return Round(len(events), rate, bare_one, bare_many, sent.statements.total(), sent.writes(), latencies)
+
+
+async def _clients(store: storage.Store, clients: int, batches: Iterator[list[Pdu]], latencies: list[float]) -> None:
+    await asyncio.gather(*(_append_all(store, batches, latencies) for _ in range(clients)))
+
+
+async def _append_all(store: storage.Store, batches: Iterator[list[Pdu]], latencies: list[float]) -> None:
+    for batch in batches:
+        start = time.perf_counter()
+        results = await store.append([event.pdu for event in batch])
+        latencies.append(time.perf_counter() - start)
+        if any(result.outcome not in {"stored", "soft_failed"} for result in results):
+            raise RuntimeError(f"not stored: {results}")
+
+
+async def _bare(pool: Any, sql: str, rows: Sequence[Iterable[Any]], events: int | None = None) -> float:
+    """Events per second of the bare insert, one execution after the other."""
+    async with pool.acquire() as connection:
+        statement = await connection.prepare(sql)
+        start = time.perf_counter()
+        for row in rows:
+            await statement.fetch(*row)
+        return (len(rows) if events is None else events) / (time.perf_counter() - start)
+
+
+async def _profile(bench: Bench, scenario: Scenario, base: list[list[bytes]], batches: list[list[Pdu]]) -> None:
+    async with bench.database() as dsn, storage.open(dsn, server_name="s1.test") as store:
+        for pdus in base:
+            await store.append(pdus)
+        with bench.profiled(scenario.name, sum(map(len, batches))):
+            await _clients(store, scenario.clients, iter(batches), [])
+
+
+async def _signatures(count: int) -> dict[str, float]:
+    """Microseconds that one event's signature check takes, and its parsing with the content hash, in this process."""
+    events = [event.pdu for event in generate_room(SHAPES["small_chat"], count, seed=SEED)]
+    start = time.perf_counter()
+    parsed = [parse(pdu, SHAPES["small_chat"].version) for pdu in events]
+    parsing = time.perf_counter() - start
+    keys = verify_keys({event.sender.split(":", 1)[1] for event in parsed})
+    start = time.perf_counter()
+    refused = [answer for event in parsed if (answer := await check_signatures(event, keys)) is not None]
+    checking = time.perf_counter() - start
+    if refused:
+        raise RuntimeError(f"refused: {refused[:3]}")
+    return {"parse_us": round(parsing / count * 1e6, 1), "signature_check_us": round(checking / count * 1e6, 1)}
+
+
+# ------------------------------------------------------------------------------------------------------------------- results
+
+
+def _told(scenario: Scenario, rounds: list[Round]) -> dict[str, Any]:
+    writes = sum(one.writes for one in rounds)
+    return asdict(scenario) | {
+        "rounds": len(rounds),
+        "events_per_second": spread([one.rate for one in rounds]),
+        "batch_ms": percentiles([latency for one in rounds for latency in one.latencies], factor=1_000),
+        "bare_one_row_per_second": spread([one.bare_one for one in rounds]),
+        "bare_unnest_100_per_second": spread([one.bare_many for one in rounds]),
+        "share_of_bare_one_row": spread([one.rate / one.bare_one for one in rounds], digits=3),
+        "share_of_bare_unnest_100": spread([one.rate / one.bare_many for one in rounds], digits=3),
+        "events_per_write": round(sum(one.events for one in rounds) / writes, 2),
+        "round_trips_per_write": round(sum(one.trips for one in rounds) / writes, 2),
+    }
+
+
+def _show(bench: Bench) -> None:
+    columns = ["scenario", "events/s", "p50 ms", "p99 ms", "events/write", "trips/write", "bare 1", "share", "bare 100", "share"]
+    rows = [
+        [
+            name,
+            f"{one['events_per_second']['median']:,.0f}",
+            f"{one['batch_ms']['p50']:.2f}",
+            f"{one['batch_ms']['p99']:.2f}",
+            one["events_per_write"],
+            one["round_trips_per_write"],
+            f"{one['bare_one_row_per_second']['median']:,.0f}",
+            f"{one['share_of_bare_one_row']['median']:.0%}",
+            f"{one['bare_unnest_100_per_second']['median']:,.0f}",
+            f"{one['share_of_bare_unnest_100']['median']:.0%}",
+        ]
+        for name, one in bench.results.items()
+        if name != "signatures"
+    ]
+    show("the writer (medians over rounds; shares of the bare insert in the same round)", columns, rows)
+    show("signatures, apart", ["parse us", "check us"], [list(bench.results["signatures"].values())])
