@@ -5,6 +5,8 @@ nobody else. A track is live once all up to the last token that came over its li
 gaps, since a link loses nothing while it lasts. Until then, and whenever a POSITION shows a hole, rows are fetched up to the
 newest token. What comes meanwhile only moves that goal: the rows themselves are in the table, so nothing piles up.
 
+Rows that come together are passed on together, one advance for each track: readers are woken once, not a thousand times.
+
     known 10   POSITION events w 12 14     hole: fetch 11..14                    then live
     known 10   POSITION events w 9 14      nothing was written in 10..14: known 14, live
     known 10   RDATA events w 11 […]       live: known 11. Not live yet: fetch up to 11, then live
@@ -39,6 +41,10 @@ class _Track:
     rows: list[Any] = field(default_factory=list)
     """Of a batch whose end has not come."""
 
+    facts: list[Fact] = field(default_factory=list)
+    """Complete, up to `token`, and about to be passed on."""
+
+    token: int | None = None
     torn: bool = False
     """Some rows of the present batch were not kept: when its end comes, it is read from the table."""
 
@@ -53,6 +59,7 @@ class Follower:
         self._config = config
         self._tracks: dict[Link, dict[tuple[str, str], _Track]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: list[_Track] = []
 
     def rdata(self, command: Rdata, link: Link) -> None:
         """A row has come. `ProtocolError` for one that is not of its stream's shape."""
@@ -66,11 +73,9 @@ class Follower:
             track.torn = False
             track.rows.clear()
             self._fetch(track, command.token)
-        elif track.rows:
-            rows, track.rows = [*track.rows, command.row], []
-            self._apply(track, command.token, [Fact(command.token, command.instance_name, row) for row in rows])
         else:
-            self._apply(track, command.token, [Fact(command.token, command.instance_name, command.row)])
+            track.rows.append(command.row)
+            self._pass_on_soon(track, command.token)
 
     def position(self, command: Position, link: Link) -> None:
         """A position has come. `ProtocolError` for one that goes backwards."""
@@ -79,6 +84,7 @@ class Follower:
         track = self._track(command.stream_name, command.instance_name, link)
         if track is None:
             return
+        self._pass_on(track)
         track.torn = track.torn or bool(track.rows)
         track.rows.clear()
         known = self._target.position(track.stream_name, track.instance_name)
@@ -91,6 +97,7 @@ class Follower:
     def lost(self, link: Link) -> None:
         """A link has ended: what it was in the middle of is begun again by the next one."""
         for track in self._tracks.pop(link, {}).values():
+            self._pass_on(track)
             if track.fetching:
                 track.fetching.cancel()
 
@@ -115,6 +122,33 @@ class Follower:
             track.rows.clear()
         else:
             track.rows.append(row)
+
+    def _pass_on_soon(self, track: _Track, token: int) -> None:
+        """Pass the rows of this token on, when all that came with it has been taken."""
+        rows, track.rows = track.rows, []
+        if track.token is not None and token <= track.token:
+            return  # a link that begins to repeat itself
+        if not self._ready:
+            asyncio.get_running_loop().call_soon(self._pass_on_all)
+        if track.token is None:
+            self._ready.append(track)
+        track.facts += [Fact(token, track.instance_name, row) for row in rows]
+        track.token = token
+
+    def _pass_on_all(self) -> None:
+        ready, self._ready = self._ready, []
+        for track in ready:
+            try:
+                self._pass_on(track)
+            except Exception:
+                logger.exception("rows of %s by %s could not be passed on", track.stream_name, track.instance_name)
+                track.link.refuse(f"rows of {track.stream_name} by {track.instance_name} could not be passed on")
+
+    def _pass_on(self, track: _Track) -> None:
+        facts, token = track.facts, track.token
+        if token is not None:
+            track.facts, track.token = [], None
+            self._apply(track, token, facts)
 
     def _apply(self, track: _Track, current: int, facts: list[Fact]) -> None:
         """Move on. Another link may have been faster: what is known already is left out."""

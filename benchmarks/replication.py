@@ -1,0 +1,162 @@
+"""Replication: rows per second through one TCP connection, and the time from commit to wake-up, within the process and over TCP.
+
+Rows are those of the stream "events", announced by one store and taken by another; both run in this process, so that one core does
+the work of two. The wake-up is that of a reader of the feed; its clock starts when the last statement of the append, which commits, has
+been answered.
+"""
+
+import asyncio
+import time
+from typing import Any, Final
+
+import storage
+from benchmarks.harness import Bench, percentiles, show, spent, spread
+from storage.replication import Client, Server
+from storage.streams.feed import Advance, Fact
+from storage.testing import SHAPES, generate_room
+
+ROOM_EVENTS: Final = 60  # stored before any clock runs
+SEED: Final = 9_000
+COMMIT_SIZES: Final = (1, 10, 100)
+
+
+async def run(bench: Bench) -> None:
+    """Throughput by facts per commit, then latency."""
+    for size in COMMIT_SIZES:
+        await _throughput(bench, size)
+    if not bench.profile:
+        await _latency(bench)
+        bench.write()
+        _show(bench)
+
+
+class Arrival:
+    """Tells when a store's feed has passed a position."""
+
+    def __init__(self, store: storage.Store) -> None:
+        self.at = 0.0
+        self.facts = 0
+        self._target = 0
+        self._reached = asyncio.Event()
+        store.streams.feed.subscribe(self._told)
+
+    def expect(self, position: int) -> None:
+        """Before it can come."""
+        self._target = position
+        self._reached.clear()
+
+    async def wait(self) -> None:
+        """Until it has come."""
+        await self._reached.wait()
+
+    def _told(self, advance: Advance) -> None:
+        if advance.stream_name == "events":
+            self.facts += len(advance.facts)
+            if advance.current >= self._target and advance.facts:
+                self.at = time.perf_counter()
+                self._reached.set()
+
+
+class Committed:
+    """An observer that knows when the last statement was answered."""
+
+    at = 0.0
+
+    def before(self, statement: str) -> None:
+        """See `storage.database.connection.Observer`."""
+
+    def after(self, statement: str, seconds: float) -> None:  # noqa: ARG002  # the observer's interface
+        """See `storage.database.connection.Observer`."""
+        self.at = time.perf_counter()
+
+
+def _row(number: int) -> list[Any]:
+    return [f"${number:043d}", "!AFDCvgApUmpdfVjIXmAFDCvgApUmpdfVjIXm:s1.test", "m.room.message", None, None]
+
+
+async def _throughput(bench: Bench, size: int) -> None:
+    """Advances of ``size`` facts each, said as fast as the reader takes them."""
+    facts, rounds = bench.size(100_000, 5_000), 1 if bench.profile else bench.size(5, 1)
+    async with (
+        bench.database() as dsn,
+        storage.open(dsn, server_name="s1.test", instance_name="main", config=storage.Config(follow_ms=3_600_000)) as main,
+        storage.open(dsn, server_name="s1.test", instance_name="worker", config=storage.Config(follow_ms=3_600_000)) as worker,
+        await Server(main).serve() as server,
+        Client(worker, "127.0.0.1", server.port) as client,
+    ):
+        await client.connected()
+        arrival = Arrival(worker)
+        await _say(main, arrival, 1, 1)
+        rates, python = [], []
+        for _ in range(rounds):
+            if bench.profile:
+                with bench.profiled(f"{size} facts a commit", facts):
+                    await _say(main, arrival, facts, size)
+                return
+            with spent(bench.server) as took:
+                await _say(main, arrival, facts, size)
+            rates.append(facts / took.clock)
+            python.append(took.python / facts * 1e6)
+        bench.results[f"rdata, {size} a commit"] = {"rdata_per_second": spread(rates), "python_us_per_row": spread(python)}
+
+
+async def _say(main: storage.Store, arrival: Arrival, facts: int, size: int) -> None:
+    """Advance the stream by so many facts, and wait until the reader has them."""
+    start = main.streams["events"].positions()["main"]
+    rows = [Fact(number, "main", _row(number)) for number in range(start + 1, start + facts + 1)]
+    arrival.expect(start + facts)
+    for at in range(0, facts, size):
+        part = rows[at : at + size]
+        main.streams.advance("events", "main", part[-1].stream_id, part)
+        if at % 2_000 < size:
+            await asyncio.sleep(0)  # as a writer awaits its commits
+    await arrival.wait()
+
+
+async def _latency(bench: Bench) -> None:
+    """Real appends, one after the other, and when the feed of this store and of another one tells of them."""
+    appends = bench.size(2_000, 100)
+    room = list(generate_room(SHAPES["small_chat"], ROOM_EVENTS + appends, seed=SEED))
+    committed = Committed()
+    config = storage.Config(follow_ms=3_600_000)
+    async with (
+        bench.database() as dsn,
+        storage.open(dsn, server_name="s1.test", instance_name="main", config=config, observer=committed) as main,
+        storage.open(dsn, server_name="s1.test", instance_name="worker", config=config) as worker,
+        await Server(main).serve() as server,
+        Client(worker, "127.0.0.1", server.port) as client,
+    ):
+        await client.connected()
+        await main.append([event.pdu for event in room[:ROOM_EVENTS]])
+        here, there = Arrival(main), Arrival(worker)
+        local, remote, whole = [], [], []
+        for event in room[ROOM_EVENTS:]:
+            position = main.streams["events"].positions()["main"] + 1
+            here.expect(position)
+            there.expect(position)
+            start = time.perf_counter()
+            [result] = await main.append([event.pdu])
+            at = committed.at
+            if result.stream_ordering is None:
+                continue
+            await here.wait()
+            await there.wait()
+            local.append(here.at - at)
+            remote.append(there.at - at)
+            whole.append(there.at - start)
+        bench.results["commit to wake-up"] = {
+            "in_process_ms": percentiles(local, factor=1_000),
+            "over_tcp_ms": percentiles(remote, factor=1_000),
+            "append_to_wake_up_over_tcp_ms": percentiles(whole, factor=1_000),
+        }
+
+
+def _show(bench: Bench) -> None:
+    rates = [(name, one) for name, one in bench.results.items() if "rdata_per_second" in one]
+    show(
+        "rows through one TCP connection (writer and reader in one process)",
+        ["facts", "RDATA/s", "Python us a row"],
+        [[name, f"{one['rdata_per_second']['median']:,.0f}", one["python_us_per_row"]["median"]] for name, one in rates],
+    )
+    latencies = bench.results["commit to wake-up"]
+    show("milliseconds", ["from", "p50", "p95", "p99", "max"], [[name, *one.values()] for name, one in latencies.items()])
