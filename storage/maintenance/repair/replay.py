@@ -8,7 +8,7 @@ have.
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.names import JOIN
@@ -17,6 +17,7 @@ from storage.maintenance.repair.planning import Planner, held_room, new_caches
 from storage.maintenance.states import States
 from storage.persist import audience
 from storage.persist.columns import columns
+from storage.persist.context import Needs
 from storage.persist.draft import Blocks, Draft, RoomDraft
 from storage.persist.rows import UNSEEN, AudienceRow, EventRow, VisibilityRow
 from storage.persist.step import Step
@@ -25,9 +26,7 @@ from storage.visibility import numbers, ranges
 from storage.visibility.numbers import FIRST, NOTHING
 
 SQL_REPLAYED: Final[LiteralString] = """
-SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
-    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
-    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events
+SELECT event_nid, topological_ordering, stream_ordering
 FROM events
 WHERE room_nid = $1::int
     AND NOT outlier
@@ -105,6 +104,14 @@ BATCH: Final = 1_000
 BEFORE_ALL: Final = -(1 << 63)
 
 
+class ReplayedRow(NamedTuple):
+    """An event by its place."""
+
+    event_nid: int
+    topological_ordering: int
+    stream_ordering: int
+
+
 class Replay(Draft):
     """A draft that knows of visibility only what was decided since it began."""
 
@@ -157,10 +164,13 @@ async def replay(conn: Connection, room_id: str, server_name: str, states: State
     if groups:
         await planner.plan(conn, lambda step: _begin(step, groups[0]))
     at = (BEFORE_ALL, BEFORE_ALL)
-    while rows := await conn.fetch(SQL_REPLAYED, row.room_nid, *at, BATCH, row=EventRow):
-        numbered = [(one.event_nid, await _replay_event(conn, planner, draft, one, on_line=one.event_nid in line)) for one in rows]
+    while rows := await conn.fetch(SQL_REPLAYED, row.room_nid, *at, BATCH, row=ReplayedRow):
+        nids = [one.event_nid for one in rows]
+        await planner.load(conn, Needs("event_nids", nids))
+        events = [draft.row_of(nid) for nid in nids]
+        numbered = [(one.event_nid, await _replay_event(conn, planner, draft, one, on_line=one.event_nid in line)) for one in events]
         await conn.execute(SQL_SET_EVENTS, *columns(numbered, 2))
-        at = (rows[-1].order, rows[-1].stream_ordering or 0)
+        at = rows[-1][1:]
         draft.forget()
     for number in [group for group in groups if group not in draft.numbers]:
         await planner.plan(conn, partial(_number, draft=draft, state_group=number, base=None, on_line=False))
