@@ -1,13 +1,13 @@
 """A room of a million events and many principals, with who may see what, by numbers.
 
 Too large to be appended for every run: its history is carried out with the engine's pure functions (`storage.visibility.ranges`,
-`storage.visibility.numbers`) and brought in by COPY. `appended` sends the same history through ``store.append`` as events;
+`storage.visibility.numbers`) and brought in by COPY. `built` gives the same history as events, for ``store.append``;
 benchmarks/visibility.py checks, for a small room, that both write the same rows of `visibility` and `audiences`.
 """
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -136,18 +136,20 @@ EVENT_COLUMNS: Final = (
 )
 
 
+def _record(place: int, happening: Happening, audience: int) -> tuple[object, ...]:
+    member = {"join": 5, "leave": 2, "message": None}[happening.action]
+    numbers_of = (place, place + 1, place, place, place, place, 1, audience, 1, 1000)
+    kind = (8, None, 0, 1, None) if member is None else (2, 2000, 0, 1, member)
+    return (*numbers_of, *kind, False, False, False, False, f"${place:043d}", [place - 1], [], _raw(happening.user, place))
+
+
 async def copy(conn: Connection, history: History) -> Sheet:
     """The whole history into an empty database, analysed."""
     sheet = Sheet.begun()
-    records = []
+    records: list[tuple[object, ...]] = []
     for place, happening in enumerate(history, start=START + 1):
         audience = sheet.happen(happening)
-        member = None if happening.action == "message" else {"join": 5, "leave": 2}[happening.action]
-        records.append(
-            (place, place + 1, place, place, place, place, 1, audience, 1, 1000, 8 if member is None else 2)
-            + (None if member is None else 2000, 0, 1, member, False, False, False, False)
-            + (f"${place:043d}", [place - 1], [], _raw(happening.user, place))
-        )
+        records.append(_record(place, happening, audience))
         if len(records) == 50_000:
             await conn.copy_in("events", EVENT_COLUMNS, records)
             records = []
@@ -176,8 +178,8 @@ async def _copy_sheet(conn: Connection, sheet: Sheet) -> None:
     )
 
 
-async def appended(store: Store, history: History) -> None:
-    """The same by events."""
+def built(history: History) -> list[bytes]:
+    """The same as events."""
     room = RoomBuilder("11", sign=False)
     room.start(ADMIN, history_visibility="joined")
     for happening in history:
@@ -188,5 +190,10 @@ async def appended(store: Store, history: History) -> None:
                 room.leave(happening.user)
             case "message":
                 room.message(happening.user)
-    for at in range(0, len(room.pdus), TOGETHER):
-        await store.append(room.pdus[at : at + TOGETHER], room_version="11")
+    return room.pdus
+
+
+async def append_all(store: Store, pdus: Sequence[bytes]) -> None:
+    """Store them, some at a time."""
+    for at in range(0, len(pdus), TOGETHER):
+        await store.append(pdus[at : at + TOGETHER], room_version="11")

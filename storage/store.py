@@ -5,7 +5,7 @@ Every method does one thing: take a connection (or a snapshot), call one functio
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from time import time_ns
@@ -203,11 +203,13 @@ class Store:
         rooms_limit: int | None = None,
         full_state: bool = False,
         timeout_ms: int = 0,
+        ignored: Collection[UserId] = (),
     ) -> Sync:
         """What is new to a local user since a token; None: everything (api.md, "Sync").
 
         ``rooms_limit`` is for an initial sync: the rooms with the latest activity; `Sync.next_rooms` as ``since`` brings the next ones.
         ``full_state`` tells the whole state of every joined room. ``timeout_ms`` waits for something to happen.
+        What the ``ignored`` have sent is left out, but for state; so it is in `messages` and `context`.
         `InvalidIdentifier`, `InvalidToken`, `ResyncNeeded`, `InputError`.
         """
         asked = Asked.of(
@@ -216,6 +218,7 @@ class Store:
             timeline_limit=timeline_limit,
             rooms_limit=rooms_limit,
             full_state=full_state,
+            ignored=ignored,
             server_name=self.server_name,
             deployment=self.deployment_id,
             config=self.database.config,
@@ -236,6 +239,7 @@ class Store:
         to: str | None = None,
         direction: Direction = "b",
         limit: int = 10,
+        ignored: Collection[UserId] = (),
     ) -> Page:
         """A page of a room's history, backwards ("b") from ``from_`` (None: the end) or forwards ("f"; None: the beginning).
 
@@ -245,13 +249,13 @@ class Store:
         user = checks.local_user(user_id, self.server_name)
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
         async with self.database.connection() as conn:
-            return await messages.messages(conn, room_id, user, asked, self.deployment_id)
+            return await messages.messages(conn, room_id, user, asked, self.deployment_id, ignored=ignored)
 
-    async def context(self, event_id: EventId, user_id: str, *, limit: int = 10) -> Context:
+    async def context(self, event_id: EventId, user_id: str, *, limit: int = 10, ignored: Collection[UserId] = ()) -> Context:
         """An event amid at most ``limit`` others, and the state there. `UnknownEvent` also where the user may not see it."""
         user = checks.local_user(user_id, self.server_name)
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            return await context.context(conn, event_id, user, limit=self._limit(limit), deployment=self.deployment_id)
+            return await context.context(conn, event_id, user, limit=self._limit(limit), deployment=self.deployment_id, ignored=ignored)
 
     async def event_near(self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: Direction) -> StoredEvent | None:
         """The visible event at, or nearest before ("b") or after ("f") a time. None if there is none. `UnknownRoom`."""

@@ -144,6 +144,7 @@ CREATE TABLE events (
     backfilled boolean NOT NULL,
     soft_failed boolean NOT NULL,
     redacted_form boolean NOT NULL,
+    ineffective boolean NOT NULL DEFAULT false,
     event_id text COLLATE "C" NOT NULL,
     rejected text,
     prev_events bigint[] NOT NULL,
@@ -178,6 +179,9 @@ COMMENT ON COLUMN events.membership IS 'Of m.room.member: 0 other or missing, 1 
 COMMENT ON COLUMN events.backfilled IS 'History: never goes down /sync.';
 COMMENT ON COLUMN events.soft_failed IS 'Refused by the room''s current state when it arrived: never shown to clients, never an extremity.';
 COMMENT ON COLUMN events.redacted_form IS 'Its content hash was wrong: only the redacted form is valid and ever shown. json has the received bytes.';
+COMMENT ON COLUMN events.ineffective IS
+    'An accepted redaction that took no effect: its target is not held in the timeline yet, is in another room, or was not the sender''s to '
+    'redact. Not shown to users; settled anew when the target arrives.';
 COMMENT ON COLUMN events.rejected IS 'The auth rule that refused it, with the reason. NULL: accepted.';
 COMMENT ON COLUMN events.prev_events IS 'Parents, in the order of the PDU: nids of events or of missing_events. Empty for outliers.';
 COMMENT ON COLUMN events.auth_events IS 'Auth events, in the order of the PDU. All held.';
@@ -513,7 +517,7 @@ CREATE FUNCTION user_sees(
     event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT NOT $1.outlier AND $1.rejected IS NULL AND NOT $1.soft_failed AND CASE
+    SELECT NOT $1.outlier AND $1.rejected IS NULL AND NOT $1.soft_failed AND NOT $1.ineffective AND CASE
         WHEN $2 @> $1.audience OR ($3 @> $1.audience AND $1.topological_ordering < $5) OR $4 @> $1.audience THEN true
         ELSE false
     END
@@ -522,6 +526,14 @@ COMMENT ON FUNCTION user_sees IS
     'Whether a local user may see an event. The one place where this is decided: by the audience that was settled when it was persisted. '
     'CASE, as the planner takes half of the events for visible then; it would expect one in a hundred otherwise, and sort instead of '
     'following an index.';
+
+CREATE FUNCTION not_ignored(event events, ignored int[]) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT NULLIF($1.state_key_nid IS NULL AND $1.sender_nid = ANY ($2), true) IS NOT NULL
+$$;
+COMMENT ON FUNCTION not_ignored IS
+    'Whether a reader who ignores these senders is shown an event: state always (client-server API, "Ignoring Users"). Put so '
+    'that the planner takes it for true nearly always.';
 
 CREATE FUNCTION order_slack() RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$ SELECT 100::bigint $$;

@@ -21,7 +21,7 @@ from storage.visibility import ranges
 SQL_EVENTS_BY_ID: Final[LiteralString] = """
 SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
     state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
-    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events
+    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events, ineffective
 FROM events
 WHERE event_id = ANY($1::text[])
 """
@@ -29,7 +29,7 @@ WHERE event_id = ANY($1::text[])
 SQL_EVENTS_BY_NID: Final[LiteralString] = """
 SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
     state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
-    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events
+    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events, ineffective
 FROM events
 WHERE event_nid = ANY($1::bigint[])
 """

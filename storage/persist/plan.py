@@ -167,7 +167,7 @@ def _decide(
     audience.note_place(step, row.audience or 0, placement.order)
     _note_moves(step, placement)
     found = redactions.find(step, row, event, before)
-    row = row._replace(redacted_by=found.redacted_by)
+    row = row._replace(redacted_by=found.redacted_by, ineffective=found.ineffective)
     entry = None if held is not None and held.rejected is None else cover(draft, row)
     return Decision(row, placement, before, after, current, ends, entry, found, held is not None), judged
 
@@ -226,6 +226,7 @@ def _row(draft: Draft, room: RoomDraft, incoming: Incoming, nid: int, auth_rows:
         rejected=None,
         prev_events=(),
         auth_events=tuple(auth[one] for one in dict.fromkeys(event.auth_event_ids)),
+        ineffective=False,
     )
 
 

@@ -10,7 +10,7 @@ from storage.persist.rows import EventRow
 SQL_EVENTS_FROM_ORDER: Final[LiteralString] = """
 SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
     state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
-    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events
+    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events, ineffective
 FROM events
 WHERE room_nid = $1::int
     AND topological_ordering >= $2::bigint

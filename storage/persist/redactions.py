@@ -18,33 +18,41 @@ from storage.state.groups import Group
 class Redactions(NamedTuple):
     """What an event means for redactions.
 
-    ``redacted_by`` takes effect on the event itself; ``target`` is what it redacts, with its new row; ``waits_for`` is the id
-    of a target that is not held; ``settled`` are redactions that waited for this event.
+    ``redacted_by`` takes effect on the event itself; ``ineffective`` says that it is a redaction that takes none (yet). ``changed``
+    are other events with new rows: what it redacts, and redactions that waited for it and take effect now. ``waits_for`` is the id of
+    a target that is not held; ``settled`` are all redactions that waited for this event.
     """
 
     redacted_by: int | None
-    target: EventRow | None
-    waits_for: str | None
-    settled: tuple[int, ...]
+    ineffective: bool = False
+    changed: tuple[EventRow, ...] = ()
+    waits_for: str | None = None
+    settled: tuple[int, ...] = ()
 
 
 def find(step: Step, row: EventRow, event: Event, before: Group) -> Redactions:
     """Look up both sides of an event that is going to be in the timeline."""
     waiting: tuple[int, ...] = step.draft.waiting_for(event.event_id)
-    candidates = [one for one in waiting if _applies(step, one, row)]
-    redacted_by = min(candidates, key=lambda nid: _rank(step.draft.row_of(nid)), default=None)
-    if row.type_nid != TYPE_REDACTION or event.redacts is None or not row.accepted:
-        return Redactions(redacted_by, None, None, waiting)
+    applying = [step.draft.row_of(one) for one in waiting if _applies(step, one, row)]
+    first = min(applying, key=_rank, default=None)
+    changed = tuple(one._replace(ineffective=False) for one in applying)
+    found = Redactions(None if first is None else first.event_nid, changed=changed, settled=waiting)
+    if row.type_nid != TYPE_REDACTION or not row.accepted:
+        return found
+    if event.redacts is None:
+        return found._replace(ineffective=True)
     target = step.draft.row(event.redacts)
     if target is None or target.outlier:
-        return Redactions(redacted_by, None, event.redacts, waiting)
-    return Redactions(redacted_by, _redacted(step, row, event, before, target), None, waiting)
+        return found._replace(ineffective=True, waits_for=event.redacts)
+    if target.room_nid != row.room_nid or not _allowed(step, event, before, target):
+        return found._replace(ineffective=True)
+    return found._replace(changed=(*changed, *_redacted(step, row, target)))
 
 
 def store(draft: Draft, found: Redactions, row: EventRow) -> None:
     """Into the draft."""
-    if found.target is not None:
-        draft.change_event(found.target)
+    for changed in found.changed:
+        draft.change_event(changed)
     if found.waits_for is not None:
         draft.new_waiting[row.event_nid] = (row.room_nid, found.waits_for)
     for nid in found.settled:
@@ -52,13 +60,11 @@ def store(draft: Draft, found: Redactions, row: EventRow) -> None:
             draft.gone_waiting[nid] = None
 
 
-def _redacted(step: Step, row: EventRow, event: Event, before: Group, target: EventRow) -> EventRow | None:
-    """The target's row with the redaction, if it takes effect and no earlier one stands."""
-    if target.room_nid != row.room_nid or not _allowed(step, event, before, target):
-        return None
+def _redacted(step: Step, row: EventRow, target: EventRow) -> tuple[EventRow, ...]:
+    """The target's row with a redaction that takes effect, if no earlier one stands."""
     if target.redacted_by is not None and _rank(step.draft.row_of(target.redacted_by)) <= _rank(row):
-        return None
-    return target._replace(redacted_by=row.event_nid)
+        return ()
+    return (target._replace(redacted_by=row.event_nid),)
 
 
 def _applies(step: Step, redaction_nid: int, target: EventRow) -> bool:

@@ -31,6 +31,7 @@ class EventRow(NamedTuple):
     rejected: str | None
     prev_events: tuple[int, ...]
     auth_events: tuple[int, ...]
+    ineffective: bool
 
     @property
     def after(self) -> int:

@@ -81,17 +81,18 @@ new_principal AS (
 new_event AS (
     INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, received_ts,
         state_group_before, state_group_after, audience, redacted_by, room_nid, sender_nid, type_nid, state_key_nid,
-        encoding, writer_nid, membership, outlier, backfilled, soft_failed, redacted_form, event_id, rejected, prev_events, auth_events, json)
+        encoding, writer_nid, membership, outlier, backfilled, soft_failed, redacted_form, event_id, rejected, prev_events, auth_events, json,
+        ineffective)
     SELECT i.event_nid, p.stream_ordering, i.topological_ordering, i.depth, i.origin_server_ts, $25::bigint,
         i.state_group_before, i.state_group_after, i.audience, i.redacted_by, i.room_nid, i.sender_nid, i.type_nid, i.state_key_nid,
         0, $115::smallint, i.membership, i.outlier, i.backfilled, i.soft_failed, i.redacted_form, i.event_id, i.rejected,
-        i.prev_events::bigint[], i.auth_events::bigint[], i.json
+        i.prev_events::bigint[], i.auth_events::bigint[], i.json, i.ineffective
     FROM unnest($26::bigint[], $27::bigint[], $28::bigint[], $29::bigint[], $30::bigint[], $31::bigint[], $32::bigint[], $33::bigint[],
             $34::int[], $35::int[], $36::int[], $37::int[], $38::smallint[], $39::boolean[], $40::boolean[], $41::boolean[],
-            $42::boolean[], $43::text[], $44::text[], $45::text[], $46::text[], $47::bytea[])
+            $42::boolean[], $43::text[], $44::text[], $45::text[], $46::text[], $47::bytea[], $123::boolean[])
             AS i (event_nid, topological_ordering, depth, origin_server_ts, state_group_before, state_group_after, audience, redacted_by,
                 room_nid, sender_nid, type_nid, state_key_nid, membership, outlier, backfilled, soft_failed,
-                redacted_form, event_id, rejected, prev_events, auth_events, json)
+                redacted_form, event_id, rejected, prev_events, auth_events, json, ineffective)
         LEFT JOIN positioned p USING (event_nid)
 ),
 changed_event AS (
@@ -107,11 +108,12 @@ changed_event AS (
         backfilled = i.backfilled,
         soft_failed = i.soft_failed,
         rejected = i.rejected,
+        ineffective = i.ineffective,
         prev_events = i.prev_events::bigint[]
     FROM unnest($48::bigint[], $49::bigint[], $50::bigint[], $51::bigint[], $52::bigint[], $53::bigint[],
-            $54::boolean[], $55::boolean[], $56::boolean[], $57::text[], $58::text[])
+            $54::boolean[], $55::boolean[], $56::boolean[], $57::text[], $58::text[], $124::boolean[])
             AS i (event_nid, topological_ordering, state_group_before, state_group_after, audience, redacted_by,
-                outlier, backfilled, soft_failed, rejected, prev_events)
+                outlier, backfilled, soft_failed, rejected, prev_events, ineffective)
         LEFT JOIN positioned p USING (event_nid)
     WHERE e.event_nid = i.event_nid
 ),
@@ -312,6 +314,8 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         [row.opened_topological for row in draft.new_audiences.values()],
         [one.cache_name for one in invalidated],
         [orjson.dumps(one.keys).decode() for one in invalidated],
+        [new.row.ineffective for new in draft.new_events.values()],
+        [row.ineffective for row in draft.changed_events.values()],
     ]
 
 

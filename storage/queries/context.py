@@ -3,6 +3,7 @@
 Client-server API, "Event Context".
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
@@ -18,7 +19,8 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 target AS MATERIALIZED (
-    SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid, sight.*
+    SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($5::text[])) AS ignored, sight.*
     FROM reader
     CROSS JOIN events e
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
@@ -43,6 +45,7 @@ before AS (
             )
             AND e.topological_ordering >= t.lowest
             AND user_sees(e, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before)
+            AND not_ignored(e, t.ignored)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $3::bigint
     ) AS e
@@ -62,6 +65,7 @@ after AS (
             )
             AND e.topological_ordering <= t.highest
             AND user_sees(e, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before)
+            AND not_ignored(e, t.ignored)
         ORDER BY e.topological_ordering, e.stream_ordering
         LIMIT $4::bigint
     ) AS e
@@ -129,10 +133,15 @@ class Context:
     end: str
 
 
-async def context(conn: Connection, event_id: EventId, user_id: UserId, *, limit: int, deployment: str) -> Context:
-    """At most ``limit`` visible events around one, half of them before it. `UnknownEvent` also where the user may not see it."""
+async def context(
+    conn: Connection, event_id: EventId, user_id: UserId, *, limit: int, deployment: str, ignored: Collection[UserId] = ()
+) -> Context:
+    """At most ``limit`` visible events around one, half of them before it. `UnknownEvent` also where the user may not see it.
+
+    What the ``ignored`` have sent is left out, but for state and for the event that is asked about.
+    """
     before = limit // 2
-    rows = await conn.fetch(SQL_CONTEXT, event_id, user_id, before, limit - before, row=ContextRow)
+    rows = await conn.fetch(SQL_CONTEXT, event_id, user_id, before, limit - before, list(ignored), row=ContextRow)
     if not rows:
         raise UnknownEvent(event_id)
     events = [stored_of(row[EVENT:]) for row in rows]

@@ -5,7 +5,7 @@ meantime neither shift it nor fall through. The limit is exact, as visibility is
 within the stretch that a page covers, the page says so (`Gap`), so that it can be backfilled and asked for again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, LiteralString, NamedTuple
 
@@ -26,7 +26,7 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, reader.principal_nid
+    SELECT r.room_nid, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
@@ -38,7 +38,7 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     WHERE $8::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
 stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
-    SELECT r.room_nid, stretch.*
+    SELECT r.room_nid, r.ignored, stretch.*
     FROM room r
     CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid) AS stretch
 ),
@@ -63,6 +63,7 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
                 OR (NOT e.backfilled AND e.stream_ordering > $8::bigint)
             )
             AND user_sees(e, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
+            AND not_ignored(e, r.ignored)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $9::bigint + 1
     ) AS e
@@ -101,7 +102,7 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, reader.principal_nid
+    SELECT r.room_nid, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
@@ -113,7 +114,7 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     WHERE $5::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
 stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
-    SELECT r.room_nid, stretch.*
+    SELECT r.room_nid, r.ignored, stretch.*
     FROM room r
     CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid) AS stretch
 ),
@@ -138,6 +139,7 @@ page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, t
                 <= (LEAST($6::bigint, r.highest), CASE WHEN r.highest < $6::bigint THEN 9223372036854775807 ELSE $7::bigint END)
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND user_sees(e, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
+            AND not_ignored(e, r.ignored)
         ORDER BY e.topological_ordering, e.stream_ordering
         LIMIT $9::bigint + 1
     ) AS e
@@ -252,13 +254,18 @@ def place(token: str, deployment: str) -> PaginationToken:
     return PaginationToken.parse(token, deployment)
 
 
-async def messages(conn: Connection, room_id: RoomId, user_id: UserId, asked: Between, deployment: str) -> Page:
-    """One page: exactly ``limit`` events that the user may see, unless there are no more. `UnknownRoom`."""
+async def messages(
+    conn: Connection, room_id: RoomId, user_id: UserId, asked: Between, deployment: str, *, ignored: Collection[UserId] = ()
+) -> Page:
+    """One page: exactly ``limit`` events that the user may see, unless there are no more. `UnknownRoom`.
+
+    What the ``ignored`` have sent is left out, but for state (client-server API, "Ignoring Users").
+    """
     stretch = (*_numbers(asked.start), *_numbers(asked.stop))
     if asked.direction == "b":
-        rows = await conn.fetch(SQL_BACKWARDS, room_id, user_id, *stretch, asked.limit, row=PageRow)
+        rows = await conn.fetch(SQL_BACKWARDS, room_id, user_id, *stretch, asked.limit, list(ignored), row=PageRow)
     else:
-        rows = await conn.fetch(SQL_FORWARDS, room_id, user_id, *stretch, asked.limit, row=PageRow)
+        rows = await conn.fetch(SQL_FORWARDS, room_id, user_id, *stretch, asked.limit, list(ignored), row=PageRow)
     if not rows:
         raise UnknownRoom(room_id)
     found = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]

@@ -86,7 +86,7 @@ class Oracle(Receiver):
         return {event_id for event_id in ids if event_id in self.held and self._visible_to_user(user_id, event_id)}
 
     def _visible_to_user(self, user_id: str, event_id: EventId) -> bool:
-        if not self.get(event_id).accepted:
+        if not self.get(event_id).accepted or self.is_ineffective(event_id):
             return False
         before, after = self.state_before(event_id), self.state_after(event_id)
         event = self.get(event_id).event

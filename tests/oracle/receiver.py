@@ -289,6 +289,16 @@ class Receiver:
         ]
         return min(found)[1] if found else None
 
+    def is_ineffective(self, event_id: EventId) -> bool:
+        """A redaction that redacts nothing: nothing is named, or held in the timeline of the room, or its sender may not."""
+        redaction = self.get(event_id)
+        if redaction.event.type != "m.room.redaction":
+            return False
+        target = None if redaction.event.redacts is None else self.held.get(EventId(redaction.event.redacts))
+        if target is None or target.outlier or target.event.room_id != redaction.event.room_id:
+            return True
+        return not self._may_redact(redaction, target.event)
+
     def _may_redact(self, redaction: Held, target: Event) -> bool:
         state = {key: self.held[event_id].event for key, event_id in (redaction.state_before or {}).items()}
         return redaction_allowed(redaction.event, target.sender, state, redaction.event.room_version)

@@ -108,7 +108,7 @@ NONE = (0, 0, LARGEST_POSITION)
 
 async def test_pages(filled: Filled) -> None:
     for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
-        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, *args, 100)
+        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, *args, 100, [])
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 101 + 10
         assert is_inlined(plan)
@@ -129,10 +129,10 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
         for table in ("events", "audiences", "rooms"):
             await conn.execute(f"VACUUM ANALYZE {table}")
     for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
-        plan = await plan_of(store, sql, room.room_id, LOCAL, *args, 100)
+        plan = await plan_of(store, sql, room.room_id, LOCAL, *args, 100, [])
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 50 + 4 * places.SLACK
-    plan = await plan_of(store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50)
+    plan = await plan_of(store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50, [])
     assert plan.event_rows <= 2 * 50 + 4 * places.SLACK
     page = await store.messages(room.room_id, LOCAL, limit=100)
     assert set(ids(seen)) <= {event.event_id for event in page.chunk}
@@ -144,7 +144,7 @@ async def test_pages_beside_a_timeline(filled: Filled) -> None:
     since = filled.last_stream - 500
     start = (LARGEST_POSITION, LARGEST_POSITION, filled.last_stream - 100)
     plan = await plan_of(
-        filled.store, messages.SQL_BACKWARDS, filled.room_id, LOCAL, *start, LARGEST_POSITION, LARGEST_POSITION, since, 400
+        filled.store, messages.SQL_BACKWARDS, filled.room_id, LOCAL, *start, LARGEST_POSITION, LARGEST_POSITION, since, 400, []
     )
     assert {"events_room_topological_idx", "events_room_stream_idx"} <= plan.indexes
     assert plan.event_rows <= 3 * 500 + 10
@@ -166,6 +166,7 @@ async def test_sync(filled: Filled) -> None:
             since or filled.last_stream,
             [],
             [],
+            [],
         )
         assert "events_room_stream_idx" in plan.indexes
         assert plan.event_rows <= 2 * 2 * 11 + 20
@@ -181,7 +182,7 @@ async def test_states_of_sync(filled: Filled) -> None:
 
 
 async def test_context_and_nearest(filled: Filled) -> None:
-    plan = await plan_of(filled.store, context.SQL_CONTEXT, filled.last_event_id, LOCAL, 50, 50)
+    plan = await plan_of(filled.store, context.SQL_CONTEXT, filled.last_event_id, LOCAL, 50, 50, [])
     assert "events_room_topological_idx" in plan.indexes
     assert plan.event_rows <= 2 * 101 + 10
     assert is_inlined(plan)

@@ -1,5 +1,6 @@
 """One answer of /sync out of its parts, within one snapshot."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +32,7 @@ class Asked:
     rooms_limit: int | None
     full_state: bool
     deployment: str
+    ignored: tuple[UserId, ...] = ()
 
     @classmethod
     def of(
@@ -41,6 +43,7 @@ class Asked:
         timeline_limit: int,
         rooms_limit: int | None,
         full_state: bool,
+        ignored: Iterable[UserId] = (),
         server_name: str,
         deployment: str,
         config: Config,
@@ -53,7 +56,7 @@ class Asked:
         if part is not None and rooms_limit is None:
             raise InvalidToken(since or "", "a next_rooms token goes with rooms_limit")
         limit = checks.limit(timeline_limit, config.page_limit_max)
-        return cls(checks.local_user(user_id, server_name), token, part, limit, rooms_limit, full_state, deployment)
+        return cls(checks.local_user(user_id, server_name), token, part, limit, rooms_limit, full_state, deployment, tuple(ignored))
 
 
 async def sync(conn: Connection, asked: Asked) -> Sync:
@@ -66,7 +69,9 @@ async def sync(conn: Connection, asked: Asked) -> Sync:
     below = None if asked.part is None else (asked.part.activity, asked.part.room)
     limit = asked.rooms_limit if since is None else None
     known = None if since is None else events_of(since)
-    found = await rooms(conn, asked.user_id, Stretch(known, events_of(upto), asked.timeline_limit, limit, below, asked.full_state))
+    found = await rooms(
+        conn, asked.user_id, Stretch(known, events_of(upto), asked.timeline_limit, limit, below, asked.full_state, asked.ignored)
+    )
     joined = [room for room in found if room.row.membership == JOIN]
     more = limit is not None and len(joined) > limit
     if more:

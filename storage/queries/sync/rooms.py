@@ -111,6 +111,7 @@ LEFT JOIN LATERAL (
             AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
             AND NOT e.outlier AND NOT e.backfilled
             AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+            AND not_ignored(e, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])))
         ORDER BY e.room_nid DESC, e.stream_ordering DESC
         LIMIT $8::bigint + 1
     ) AS e
@@ -170,6 +171,7 @@ class Stretch(NamedTuple):
     rooms_limit: int | None = None
     below: tuple[int, int] | None = None  # only rooms below this (activity, room_nid)
     full_state: bool = False
+    ignored: tuple[UserId, ...] = ()  # what they have sent is left out, but for state
 
 
 async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]:
@@ -186,6 +188,7 @@ async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]
         *below,
         asked.timeline_limit,
         *_parts(asked.since or asked.upto),
+        list(asked.ignored),
         row=RoomRow,
     )
     told: dict[int, Told] = {}
