@@ -1,12 +1,35 @@
 """Loading ahead what a batch is going to need: one statement per kind of thing instead of one per event."""
 
 from collections.abc import Container, Iterable, Sequence
+from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.ids import server_name_of
+from storage.persist.columns import columns
 from storage.persist.context import Needs
 from storage.persist.draft import Draft
 from storage.persist.load import fill_blocks, load
 from storage.persist.plan import Incoming
+
+TYPE_MEMBER_NAME: Final = "m.room.member"
+
+SQL_NAMES: Final[LiteralString] = """
+SELECT name, NULL::int AS type_nid, principal_nid AS nid
+FROM principals
+WHERE name = ANY($1::text[])
+UNION ALL
+SELECT k.state_key, k.type_nid, k.state_key_nid
+FROM state_keys k
+JOIN unnest($2::int[], $3::text[]) AS wanted (type_nid, state_key) USING (type_nid, state_key)
+"""
+
+
+class NameRow(NamedTuple):
+    """The nid of a user or server (no type), or of a state key."""
+
+    name: str
+    type_nid: int | None
+    nid: int
 
 
 async def prefetch(conn: Connection, draft: Draft, incoming: Sequence[Incoming]) -> None:
@@ -17,10 +40,8 @@ async def prefetch(conn: Connection, draft: Draft, incoming: Sequence[Incoming])
     await _ensure(conn, draft, "event_ids", _event_ids(incoming), draft.rows, draft.caches.rows)
     await _auth_events(conn, draft, incoming)
     await _states(conn, draft, incoming)
-    senders = {one.event.sender for one in incoming}
-    await _ensure(conn, draft, "principals", senders, draft.principals, draft.caches.names.principals)
     await _ensure(conn, draft, "types", {one.event.type for one in incoming}, draft.types, draft.caches.names.types)
-    await _state_keys(conn, draft, incoming)
+    await _names(conn, draft, incoming)
 
 
 async def _ensure(conn: Connection, draft: Draft, kind: str, keys: Iterable[str], *known: Container[str]) -> None:
@@ -63,13 +84,28 @@ async def _states(conn: Connection, draft: Draft, incoming: Sequence[Incoming]) 
         await load(conn, draft, Needs("groups", lacking))
 
 
-async def _state_keys(conn: Connection, draft: Draft, incoming: Sequence[Incoming]) -> None:
-    """The nids of the state keys, as far as their types have one."""
-    keys = set()
+async def _names(conn: Connection, draft: Draft, incoming: Sequence[Incoming]) -> None:
+    """The nids of users, of the members' servers, and of state keys (as far as their types have one), in one statement."""
+    users: set[str] = set()
+    keys: set[tuple[int, str]] = set()
     for one in incoming:
-        type_nid = draft.caches.names.types.get(one.event.type) or draft.types.get(one.event.type)
-        if one.event.state_key is not None and type_nid is not None:
-            keys.add((type_nid, one.event.state_key))
-    lacking = {key for key in keys if key not in draft.state_keys and key not in draft.caches.names.state_keys}
-    if lacking:
-        await load(conn, draft, Needs("state_keys", lacking))
+        event = one.event
+        users.add(event.sender)
+        if event.state_key is not None:
+            if event.type == TYPE_MEMBER_NAME:
+                users |= {event.state_key, server_name_of(event.state_key)}
+            type_nid = draft.caches.names.types.get(event.type) or draft.types.get(event.type)
+            if type_nid is not None:
+                keys.add((type_nid, event.state_key))
+    users = {user for user in users if user not in draft.principals and user not in draft.caches.names.principals}
+    keys = {key for key in keys if key not in draft.state_keys and key not in draft.caches.names.state_keys}
+    if not (users or keys):
+        return
+    draft.principals.update(dict.fromkeys(users))
+    draft.state_keys.update(dict.fromkeys(keys))
+    for name, type_nid, nid in await conn.fetch(SQL_NAMES, list(users), *columns(keys, 2), row=NameRow):
+        if type_nid is None:
+            draft.principals[name] = nid
+        else:
+            draft.state_keys[type_nid, name] = nid
+            draft.state_key_names[nid] = (type_nid, name)
