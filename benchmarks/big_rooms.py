@@ -11,7 +11,7 @@ import random
 from base64 import urlsafe_b64encode
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from immutables import Map
@@ -20,6 +20,7 @@ from storage import Store
 from storage.database.connection import Connection
 from storage.graph.chains import Chain, Entry, Parent, Place, enter, extended
 from storage.state.groups import REMOVED, Group, changed_keys, derive, root_group
+from storage.state.rows import GROUP_COLUMNS, GroupRow, row_of
 from storage.testing import RoomBuilder
 
 FIRST_USER_KEY: Final = 1000
@@ -32,11 +33,8 @@ SIDES: Final = 3  # most changes on each side of a fork
 
 EVENT_COLUMNS: Final = """
     event_nid stream_ordering topological_ordering depth origin_server_ts received_ts state_group_before state_group_after audience
-    redacted_by room_nid sender_nid type_nid state_key_nid encoding membership outlier backfilled soft_failed redacted_form event_id
+    redacted_by room_nid sender_nid type_nid state_key_nid writer_nid encoding membership outlier backfilled soft_failed redacted_form event_id
     rejected prev_events auth_events json
-"""
-GROUP_COLUMNS: Final = """
-    state_group digest audience room_nid entry_count path runs key_nids event_nids member_key_nids member_event_nids
 """
 
 
@@ -60,6 +58,11 @@ class History:
     """Changes are joins and leaves of users who were never there before, as in a wave of spam."""
     seed: int = 1
 
+    def smaller(self) -> "History":
+        """A tenth of it, for a quick look."""
+        members = self.members // 10
+        return replace(self, members=members, changes=self.changes // 10, longest=max(1, min(self.longest, members // 4)))
+
     def __iter__(self) -> Iterator[Happening]:
         rng = random.Random(self.seed)
         for user in range(1, self.members):
@@ -79,15 +82,11 @@ class History:
                 left -= 1
 
 
-class GroupRow(NamedTuple):
-    """A written group: what it stores itself, and what reading it folds."""
+class Written(NamedTuple):
+    """A written group: its row, how many entries it has itself, and how many reading it folds."""
 
-    state_group: int
-    digest: int
-    size: int
-    path: tuple[int, ...]
-    runs: tuple[int, ...]
-    delta: dict[int, int]
+    row: GroupRow
+    delta: int
     folded: int
 
 
@@ -107,7 +106,7 @@ class EventRow(NamedTuple):
 class Sheet:
     """A room by numbers, as `storage.persist` would write it."""
 
-    groups: list[GroupRow] = field(default_factory=list)
+    groups: list[Written] = field(default_factory=list)
     events: list[EventRow] = field(default_factory=list)
     places: dict[int, Entry] = field(default_factory=dict)
     recent: deque[Group] = field(default_factory=lambda: deque(maxlen=64))
@@ -161,10 +160,8 @@ class Sheet:
         return len(self.groups) + 1
 
     def _write(self, group: Group) -> Group:
-        delta = dict(sorted(group.steps[-1].delta.items()))
-        folded = sum(len(step.delta) for step in group.steps)
-        path = tuple(step.state_group for step in group.steps)
-        self.groups.append(GroupRow(group.state_group, group.digest, len(group.entries), path, group.runs, delta, folded))
+        row = row_of(group, lambda key: key >= FIRST_USER_KEY)
+        self.groups.append(Written(row, len(group.steps[-1].delta), sum(len(step.delta) for step in group.steps)))
         self.recent.append(group)
         return group
 
@@ -181,14 +178,11 @@ class Sheet:
         """How many keys of users there are."""
         return max(event.key for event in self.events) - FIRST_USER_KEY + 1
 
-    async def copy(self, conn: Connection, room_id: str = "!big:s1.test") -> None:
-        """Into the tables of an empty database, analysed."""
+    async def copy(self, conn: Connection) -> None:
+        """Into the tables of an empty database, analysed: all that reads of states and auth chains look at, but no row of the room."""
         names = [(FIRST_USER_KEY + user, TYPE_MEMBER, user_name(user)) for user in range(self.users)]
         await conn.copy_in("state_keys", ("state_key_nid", "type_nid", "state_key"), names)
-        room = (1, ROOM_NID, 1 << 40, self.groups[-1].state_group, len(self.events), room_id, "11", [self.events[-1].nid])
-        columns = "write_version room_nid next_audience current_state_group max_topological_ordering room_id room_version"
-        await conn.copy_in("rooms", (*columns.split(), "forward_extremities"), [room])
-        await conn.copy_in("state_groups", GROUP_COLUMNS.split(), map(_group_record, self.groups))
+        await conn.copy_in("state_groups", GROUP_COLUMNS, [group.row for group in self.groups])
         await conn.copy_in("events", EVENT_COLUMNS.split(), map(_event_record, self.events))
         await conn.copy_in(
             "auth_chains", ("event_nid", "chain_nid", "sequence_number"), [(nid, *entry.place) for nid, entry in self.places.items()]
@@ -198,7 +192,7 @@ class Sheet:
             ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"),
             [(*entry.place, *link) for entry in self.places.values() for link in entry.links.items()],
         )
-        for table in ("rooms", "state_keys", "state_groups", "events", "auth_chains", "auth_chain_links"):
+        for table in ("state_keys", "state_groups", "events", "auth_chains", "auth_chain_links"):
             await conn.execute(f"VACUUM ANALYZE {table}")
 
 
@@ -207,18 +201,11 @@ def user_name(number: int) -> str:
     return f"@user{number + 1}:s{number % 100 + 1}.test"
 
 
-def _group_record(row: GroupRow) -> tuple[Any, ...]:
-    members = {key: nid for key, nid in row.delta.items() if key >= FIRST_USER_KEY}
-    others = {key: nid for key, nid in row.delta.items() if key < FIRST_USER_KEY}
-    parts = (list(others), list(others.values()), list(members), list(members.values()))
-    return (row.state_group, row.digest, 1, ROOM_NID, row.size, list(row.path), list(row.runs), *parts)
-
-
 def _event_record(row: EventRow) -> tuple[Any, ...]:
     number = row.nid - FIRST_EVENT + 1
     member = row.key >= FIRST_USER_KEY
     times = (number + 1, number, number, number, number)
-    names = (ROOM_NID, 1, TYPE_MEMBER if member else row.key, row.key, 0, 5 if member else None)
+    names = (ROOM_NID, 1, TYPE_MEMBER if member else row.key, row.key, 1, 0, 5 if member else None)
     flags = (False, False, False, False)
     return (row.nid, *times, row.before, row.after, 1, None, *names, *flags, row.event_id, None, list(row.prev), list(row.auth), FILLER)
 

@@ -241,16 +241,16 @@ CREATE TABLE state_groups (
     audience bigint NOT NULL,
     room_nid int NOT NULL,
     entry_count int NOT NULL,
-    path bigint[] NOT NULL,
-    runs smallint[] NOT NULL,
-    key_nids int[] NOT NULL,
-    event_nids bigint[] NOT NULL,
-    member_key_nids int[] NOT NULL,
-    member_event_nids bigint[] NOT NULL,
+    runs int NOT NULL,
+    back int[] NOT NULL,
+    key_nids int[],
+    event_nids bigint[],
+    member_key_nids int[],
+    member_event_nids bigint[],
     CONSTRAINT state_groups_pkey PRIMARY KEY (state_group),
-    CONSTRAINT state_groups_path_check CHECK (path[cardinality(path)] = state_group),
-    CONSTRAINT state_groups_keys_check CHECK (cardinality(key_nids) = cardinality(event_nids)),
-    CONSTRAINT state_groups_member_keys_check CHECK (cardinality(member_key_nids) = cardinality(member_event_nids))
+    CONSTRAINT state_groups_back_check CHECK (back[cardinality(back)] = 0),
+    CONSTRAINT state_groups_keys_check CHECK (cardinality(key_nids) IS NOT DISTINCT FROM cardinality(event_nids)),
+    CONSTRAINT state_groups_member_keys_check CHECK (cardinality(member_key_nids) IS NOT DISTINCT FROM cardinality(member_event_nids))
 );
 ALTER TABLE state_groups
     ALTER COLUMN key_nids SET STORAGE EXTERNAL,
@@ -259,16 +259,20 @@ ALTER TABLE state_groups
     ALTER COLUMN member_event_nids SET STORAGE EXTERNAL;
 COMMENT ON TABLE state_groups IS
     'One immutable row per distinct state, holding only what changed against its path. Reading: fold the rows of the path, root '
-    'first, by position in the path. Members stand apart, so that reading the rest of a big root never touches them.';
+    'first, by position in the path. Members stand apart, so that reading the rest of a big root never touches them. There is a row for '
+    'every state change, so the columns are as narrow as they can be.';
 COMMENT ON COLUMN state_groups.digest IS 'Order-independent sum over the entries: equal states have equal digests.';
 COMMENT ON COLUMN state_groups.audience IS 'The audience of events that are sent under this state and do not change it.';
 COMMENT ON COLUMN state_groups.entry_count IS 'Size of the whole state.';
-COMMENT ON COLUMN state_groups.path IS 'The groups to fold: root first, this group last.';
-COMMENT ON COLUMN state_groups.runs IS 'How many rows of the path stand at each level, high to low (storage/state/levels.py).';
+COMMENT ON COLUMN state_groups.back IS
+    'The path, the groups to fold: by how much each group''s number is below this one''s. Root first, this group (0) last. See path_of.';
+COMMENT ON COLUMN state_groups.runs IS 'How many rows of the path stand at each level (pack in storage/state/levels.py).';
+COMMENT ON COLUMN state_groups.key_nids IS 'NULL: no key but members.';
 COMMENT ON COLUMN state_groups.event_nids IS '0 removes the key.';
+COMMENT ON COLUMN state_groups.member_key_nids IS 'NULL: no member.';
 COMMENT ON COLUMN state_groups.member_event_nids IS '0 removes the key.';
-CREATE INDEX state_groups_room_digest_idx ON state_groups (room_nid, digest);
-COMMENT ON INDEX state_groups_room_digest_idx IS 'Serves: a merge finds the group that already holds the resolved state.';
+CREATE INDEX state_groups_digest_idx ON state_groups (digest);
+COMMENT ON INDEX state_groups_digest_idx IS 'Serves: a merge finds the group that already holds the resolved state.';
 
 CREATE TABLE current_state (
     event_nid bigint NOT NULL,
@@ -599,14 +603,20 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 COMMENT ON FUNCTION server_sees IS 'Whether a server may have an event whole; otherwise it gets its redacted form.';
 
+CREATE FUNCTION path_of(state_group bigint, back int[]) RETURNS bigint[]
+LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT ARRAY(SELECT $1 - step.back FROM unnest($2) WITH ORDINALITY AS step (back, place) ORDER BY step.place)
+$$;
+COMMENT ON FUNCTION path_of IS 'The groups to fold for a state: root first, the group itself last.';
+
 CREATE FUNCTION state_entries(state_group bigint) RETURNS TABLE (state_key_nid int, event_nid bigint)
 LANGUAGE sql STABLE ROWS 100 AS $$
     SELECT folded.state_key_nid, folded.event_nid
     FROM (
         SELECT DISTINCT ON (entry.state_key_nid) entry.state_key_nid, entry.event_nid
         FROM state_groups wanted
-        CROSS JOIN unnest(wanted.path) WITH ORDINALITY AS step (state_group, place)
-        JOIN state_groups part ON part.state_group = step.state_group
+        CROSS JOIN unnest(wanted.back) WITH ORDINALITY AS step (back, place)
+        JOIN state_groups part ON part.state_group = wanted.state_group - step.back
         CROSS JOIN LATERAL (
             SELECT * FROM unnest(part.key_nids, part.event_nids)
             UNION ALL

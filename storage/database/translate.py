@@ -115,7 +115,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "events_outlier_check": "persist/ makes a row of an outlier or of an event with its place, never of a mixture",
     "events_state_after_check": "persist/ gives a group only to accepted state events",
     "events_membership_check": "membership is computed from type and state key",
-    "state_groups_path_check": "state/ appends the new group to the path",
+    "state_groups_back_check": "a path ends with the group itself",
     "state_groups_keys_check": "both arrays come from one mapping",
     "state_groups_member_keys_check": "both arrays come from one mapping",
     "visibility_counts_check": "counts follow current_state, under the room's write_version",

@@ -31,7 +31,7 @@ used AS (
     SELECT current_state_group FROM room
 ),
 needed AS (
-    SELECT unnest(g.path) AS state_group
+    SELECT g.state_group - unnest(g.back) AS state_group
     FROM used
     JOIN state_groups g USING (state_group)
     UNION
@@ -41,7 +41,7 @@ SELECT g.state_group
 FROM room
 JOIN state_groups g USING (room_nid)
 WHERE g.state_group NOT IN (SELECT state_group FROM needed)
-ORDER BY cardinality(g.path) DESC, g.state_group
+ORDER BY cardinality(g.back) DESC, g.state_group
 LIMIT $2::bigint
 """
 
@@ -70,9 +70,10 @@ free AS (
     SELECT state_group FROM used_since
 ),
 kept AS (  -- what any group that stays folds: also one that was written since, and that no event refers to
-    SELECT unnest(g.path) AS state_group
+    SELECT g.state_group - unnest(g.back) AS state_group
     FROM state_groups g
-    WHERE g.room_nid = $1::int AND g.state_group NOT IN (SELECT state_group FROM free) AND g.path && ARRAY(SELECT state_group FROM free)
+    WHERE g.room_nid = $1::int AND g.state_group NOT IN (SELECT state_group FROM free)
+        AND path_of(g.state_group, g.back) && ARRAY(SELECT state_group FROM free)
 )
 DELETE FROM state_groups
 WHERE state_group IN (SELECT state_group FROM free EXCEPT SELECT state_group FROM kept)

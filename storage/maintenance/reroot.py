@@ -11,7 +11,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
-from storage.state.levels import root
+from storage.state.levels import pack, root, unpack
 
 SQL_MAKE_ROOT: Final[LiteralString] = """
 WITH entry AS (
@@ -20,12 +20,12 @@ WITH entry AS (
     JOIN state_keys k USING (state_key_nid)
 )
 UPDATE state_groups
-SET path = ARRAY[$1::bigint],
-    runs = $2::smallint[],
-    key_nids = ARRAY(SELECT state_key_nid FROM entry WHERE NOT is_member ORDER BY state_key_nid),
-    event_nids = ARRAY(SELECT event_nid FROM entry WHERE NOT is_member ORDER BY state_key_nid),
-    member_key_nids = ARRAY(SELECT state_key_nid FROM entry WHERE is_member ORDER BY state_key_nid),
-    member_event_nids = ARRAY(SELECT event_nid FROM entry WHERE is_member ORDER BY state_key_nid)
+SET back = '{0}',
+    runs = $2::int,
+    key_nids = NULLIF(ARRAY(SELECT state_key_nid FROM entry WHERE NOT is_member ORDER BY state_key_nid), '{}'),
+    event_nids = NULLIF(ARRAY(SELECT event_nid FROM entry WHERE NOT is_member ORDER BY state_key_nid), '{}'),
+    member_key_nids = NULLIF(ARRAY(SELECT state_key_nid FROM entry WHERE is_member ORDER BY state_key_nid), '{}'),
+    member_event_nids = NULLIF(ARRAY(SELECT event_nid FROM entry WHERE is_member ORDER BY state_key_nid), '{}')
 WHERE state_group = $1::bigint
 """
 
@@ -36,16 +36,16 @@ WHERE state_group = $1::bigint
 """
 
 SQL_DESCENDANTS: Final[LiteralString] = """
-SELECT d.state_group, d.path, d.runs
+SELECT d.state_group, d.back, d.runs
 FROM state_groups g
 JOIN state_groups d USING (room_nid)
-WHERE g.state_group = $1::bigint AND d.state_group <> $1::bigint AND d.path @> ARRAY[$1::bigint]
+WHERE g.state_group = $1::bigint AND d.state_group <> $1::bigint AND d.state_group - $1::bigint = ANY(d.back)
 """
 
 SQL_CUT: Final[LiteralString] = """
 UPDATE state_groups g
-SET path = i.path::bigint[], runs = i.runs::smallint[]
-FROM unnest($1::bigint[], $2::text[], $3::text[]) AS i (state_group, path, runs)
+SET back = i.back::int[], runs = i.runs
+FROM unnest($1::bigint[], $2::text[], $3::int[]) AS i (state_group, back, runs)
 WHERE g.state_group = i.state_group
 """
 
@@ -54,8 +54,8 @@ class DescendantRow(NamedTuple):
     """A group whose path goes over the one in hand."""
 
     state_group: int
-    path: list[int]
-    runs: list[int]
+    back: list[int]
+    runs: int
 
 
 async def make_roots(conn: Connection, state_groups: Collection[int]) -> None:
@@ -67,33 +67,29 @@ async def make_roots(conn: Connection, state_groups: Collection[int]) -> None:
         size: int | None = await conn.fetchval(SQL_SIZE, state_group)
         if size is None:
             raise StorageCorrupt("a state group that is to be a root is not there", state_group=state_group)
-        await conn.execute(SQL_MAKE_ROOT, state_group, list(root(size).runs))
+        await conn.execute(SQL_MAKE_ROOT, state_group, pack(root(size).runs))
         cut = [_cut(row, state_group) for row in await conn.fetch(SQL_DESCENDANTS, state_group, row=DescendantRow)]
-        await conn.execute(SQL_CUT, [row.state_group for row in cut], *(list(map(_text, part)) for part in _parts(cut)))
+        await conn.execute(SQL_CUT, [row.state_group for row in cut], [_text(row.back) for row in cut], [row.runs for row in cut])
 
 
 def _cut(row: DescendantRow, state_group: int) -> DescendantRow:
     """A path that begins with the new root; the rows before it leave the highest levels first."""
-    place = row.path.index(state_group)
-    return row._replace(path=row.path[place:], runs=runs_after(row.runs, place))
+    place = row.back.index(row.state_group - state_group)
+    return row._replace(back=row.back[place:], runs=pack(runs_after(unpack(row.runs), place)))
 
 
-def runs_after(runs: Sequence[int], gone: int) -> list[int]:
+def runs_after(runs: Sequence[int], gone: int) -> tuple[int, ...]:
     """The runs of a path whose first rows after the root are gone, the last of them having become the root.
 
     >>> runs_after([2, 1, 3], 3)
-    [0, 0, 3]
+    (0, 0, 3)
     """
     left: list[int] = []
     for run in runs:
         taken = min(run, gone)
         gone -= taken
         left.append(run - taken)
-    return left
-
-
-def _parts(rows: Sequence[DescendantRow]) -> tuple[list[list[int]], list[list[int]]]:
-    return [row.path for row in rows], [row.runs for row in rows]
+    return tuple(left)
 
 
 def _text(numbers: Sequence[int]) -> str:

@@ -11,17 +11,18 @@ from typing import Final, LiteralString, NamedTuple
 from immutables import Map
 
 from storage.database.connection import Connection
+from storage.state import levels
 from storage.state.groups import Group, Step, applied, digest_of, entry_digest, signed
-from storage.state.read import GroupRow, entries_of
+from storage.state.rows import GroupRow, entries_of
 
 SQL_PATHS: Final[LiteralString] = """
-SELECT state_group, path
+SELECT state_group, path_of(state_group, back) AS path
 FROM state_groups
 WHERE state_group = ANY($1::bigint[])
 """
 
 SQL_ROWS: Final[LiteralString] = """
-SELECT state_group, digest, audience, room_nid, path, runs, key_nids, event_nids, member_key_nids, member_event_nids
+SELECT state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids, member_key_nids, member_event_nids
 FROM state_groups
 WHERE state_group = ANY($1::bigint[])
 """
@@ -78,11 +79,14 @@ class States:
 
     def _build(self, state_group: int) -> None:
         row = self._rows.get(state_group)
-        if row is None or any(part not in self._rows for part in row.path):
+        path = () if row is None else tuple(row.path)
+        if row is None or any(part not in self._rows for part in path):
             return
-        folded = self._fold(tuple(row.path))
-        steps = tuple(Step(part, self._deltas[part]) for part in row.path)
-        self._groups[state_group] = Group(state_group, row.room_nid, folded.entries, steps, tuple(row.runs), folded.digest, row.audience)
+        folded = self._fold(path)
+        steps = tuple(Step(part, self._deltas[part]) for part in path)
+        self._groups[state_group] = Group(
+            state_group, row.room_nid, folded.entries, steps, levels.unpack(row.runs), folded.digest, row.audience
+        )
 
     def _fold(self, path: tuple[int, ...]) -> Folded:
         """The state of a path, from the longest part of it that is known."""

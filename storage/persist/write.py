@@ -18,6 +18,7 @@ from storage.persist.draft import Draft, RoomDraft
 from storage.persist.invalidations import Invalidation, invalidations
 from storage.persist.rows import EventRow
 from storage.state.groups import Group
+from storage.state.rows import row_of
 from storage.visibility import ranges
 
 SQL_WRITE: Final[LiteralString] = """
@@ -129,13 +130,13 @@ filled_gap AS (
     RETURNING event_nid
 ),
 new_group AS (
-    INSERT INTO state_groups (state_group, digest, audience, room_nid, entry_count, path, runs,
+    INSERT INTO state_groups (state_group, digest, audience, room_nid, entry_count, runs, back,
         key_nids, event_nids, member_key_nids, member_event_nids)
-    SELECT i.state_group, i.digest, i.audience, i.room_nid, i.entry_count, i.path::bigint[], i.runs::smallint[],
+    SELECT i.state_group, i.digest, i.audience, i.room_nid, i.entry_count, i.runs, i.back::int[],
         i.key_nids::int[], i.event_nids::bigint[], i.member_key_nids::int[], i.member_event_nids::bigint[]
-    FROM unnest($65::bigint[], $66::bigint[], $67::bigint[], $68::int[], $69::int[], $70::text[], $71::text[],
+    FROM unnest($65::bigint[], $66::bigint[], $67::bigint[], $68::int[], $69::int[], $70::int[], $71::text[],
             $72::text[], $73::text[], $74::text[], $75::text[])
-        AS i (state_group, digest, audience, room_nid, entry_count, path, runs, key_nids, event_nids, member_key_nids, member_event_nids)
+        AS i (state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids, member_key_nids, member_event_nids)
 ),
 set_state AS (
     INSERT INTO current_state (room_nid, state_key_nid, event_nid, membership)
@@ -378,19 +379,5 @@ def _changed_event(row: EventRow) -> tuple[object, ...]:
 
 
 def _new_group(draft: Draft, group: Group) -> tuple[object, ...]:
-    delta = dict(sorted(group.steps[-1].delta.items()))  # whoever reads 20,000 of them is glad of the order
-    members = {key: event for key, event in delta.items() if draft.state_key_name(key)[0] == TYPE_MEMBER}
-    others = {key: event for key, event in delta.items() if key not in members}
-    return (
-        group.state_group,
-        group.digest,
-        group.audience,
-        group.room_nid,
-        len(group.entries),
-        array(step.state_group for step in group.steps),
-        array(group.runs),
-        array(others),
-        array(others.values()),
-        array(members),
-        array(members.values()),
-    )
+    row = row_of(group, lambda key: draft.state_key_name(key)[0] == TYPE_MEMBER)
+    return (*row[:6], *(None if numbers is None else array(numbers) for numbers in row[6:]))

@@ -35,12 +35,12 @@ WITH at AS MATERIALIZED (  -- the groups wanted, each with the events that want 
     WHERE event_id = ANY($1::text[])
     GROUP BY 1
 )
-SELECT g.state_group, at.at_event_ids, g.path, g.key_nids, g.event_nids, g.member_key_nids, g.member_event_nids
+SELECT g.state_group, at.at_event_ids, g.back, g.key_nids, g.event_nids, g.member_key_nids, g.member_event_nids
 FROM state_groups g
 LEFT JOIN at USING (state_group)
-WHERE g.state_group IN (SELECT unnest(path) FROM at JOIN state_groups USING (state_group))
+WHERE g.state_group IN (SELECT state_group - unnest(back) FROM at JOIN state_groups USING (state_group))
 UNION ALL
-SELECT NULL, at_event_ids, '{}', '{}', '{}', '{}', '{}'
+SELECT NULL, at_event_ids, '{}', NULL, NULL, NULL, NULL
 FROM at
 WHERE state_group IS NULL
 """
@@ -77,8 +77,8 @@ entry AS (  -- what the rows of their paths say, members left out
     SELECT w.state_group, p.place, e.state_key_nid, e.event_nid
     FROM (SELECT DISTINCT state_group FROM at) AS wanted
     JOIN state_groups w USING (state_group)
-    CROSS JOIN unnest(w.path) WITH ORDINALITY AS p (part, place)
-    JOIN state_groups g ON g.state_group = p.part
+    CROSS JOIN unnest(w.back) WITH ORDINALITY AS p (back, place)
+    JOIN state_groups g ON g.state_group = w.state_group - p.back
     CROSS JOIN unnest(g.key_nids, g.event_nids) AS e (state_key_nid, event_nid)
 ),
 folded AS (  -- the last row of the path wins
@@ -114,10 +114,10 @@ wanted AS MATERIALIZED (
     JOIN state_keys k USING (type_nid, state_key)
 ),
 step AS MATERIALIZED (  -- the rows of their paths, by position
-    SELECT w.state_group, p.part, p.place
+    SELECT w.state_group, w.state_group - p.back AS part, p.place
     FROM (SELECT DISTINCT state_group FROM at) AS one
     JOIN state_groups w USING (state_group)
-    CROSS JOIN unnest(w.path) WITH ORDINALITY AS p (part, place)
+    CROSS JOIN unnest(w.back) WITH ORDINALITY AS p (back, place)
 ),
 entry AS MATERIALIZED (  -- what each of these rows says of the keys, each row looked at once
     SELECT g.state_group AS part, w.state_key_nid,
@@ -154,11 +154,11 @@ class PathRow(NamedTuple):
 
     state_group: int | None
     at_event_ids: list[str] | None
-    path: list[int]
-    key_nids: list[int]
-    event_nids: list[int]
-    member_key_nids: list[int]
-    member_event_nids: list[int]
+    back: list[int]
+    key_nids: list[int] | None
+    event_nids: list[int] | None
+    member_key_nids: list[int] | None
+    member_event_nids: list[int] | None
 
 
 class TextsRow(NamedTuple):
@@ -255,12 +255,13 @@ def _folded(row: PathRow, rows: Mapping[int | None, PathRow]) -> Folded:
     """The rows of a path, later ones winning; 0 removes a key."""
     members: dict[int, int] = {}
     others: dict[int, int] = {}
-    for part in row.path:
+    for back in row.back:
+        part = (row.state_group or 0) - back
         step = rows.get(part)
         if step is None:
             raise StorageCorrupt("a state group misses rows of its path", state_group=row.state_group, lost=[part])
-        members.update(zip(step.member_key_nids, step.member_event_nids, strict=True))
-        others.update(zip(step.key_nids, step.event_nids, strict=True))
+        members.update(zip(step.member_key_nids or (), step.member_event_nids or (), strict=True))
+        others.update(zip(step.key_nids or (), step.event_nids or (), strict=True))
     return Folded(_without_removed(members), _without_removed(others))
 
 

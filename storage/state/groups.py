@@ -16,6 +16,7 @@ from immutables import Map
 from storage.state import levels
 
 REMOVED: Final = 0  # the value that removes a key in a delta
+FARTHEST: Final = (1 << 31) - 1  # how far back a row may stand: the table keeps the difference in four bytes
 _MASK: Final = (1 << 64) - 1
 
 State = Map[int, int]
@@ -93,6 +94,8 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
             break
         delta = fold(parent.steps[place.keep :])
         delta.update(change)
+        if any(abs(state_group - step.state_group) > FARTHEST for step in kept):
+            break
         if levels.affordable(sum(len(step.delta) for step in kept[1:]), len(delta), len(entries)):
             return Group(state_group, parent.room_nid, entries, (*kept, Step(state_group, delta)), place.runs, digest, audience)
     first, *rest = parent.steps

@@ -20,6 +20,7 @@ The idea is that of a radix-RADIX counter, as log-structured merge trees use it.
 from typing import Final, NamedTuple
 
 RADIX: Final = 8
+LEVELS_MAX: Final = 10  # more than any room needs: 8 ** 10 entries
 FACTOR: Final = 1.0  # how much a reader may fold besides the root, as a share of the state
 
 
@@ -31,9 +32,9 @@ class Place(NamedTuple):
 
 
 def level_count(size: int) -> int:
-    """How many levels a state of this many entries deserves: the smallest with ``RADIX ** levels >= size``, at least 1."""
+    """How many levels a state of this many entries deserves: the smallest with ``RADIX ** levels >= size``, 1 to `LEVELS_MAX`."""
     levels = 1
-    while RADIX**levels < size:
+    while RADIX**levels < size and levels < LEVELS_MAX:
         levels += 1
     return levels
 
@@ -60,3 +61,20 @@ def candidates(runs: tuple[int, ...], size: int) -> list[Place]:
 def affordable(kept_entries: int, delta_entries: int, size: int) -> bool:
     """Whether a delta pays: what a reader folds after the root must stay below `FACTOR` of the state itself."""
     return kept_entries + delta_entries < FACTOR * size
+
+
+def pack(runs: tuple[int, ...]) -> int:
+    """Runs as one number that fits four bytes: a 1, then a digit per level in base `RADIX`, high to low."""
+    packed = 1
+    for run in runs:
+        packed = packed * RADIX + run
+    return packed
+
+
+def unpack(packed: int) -> tuple[int, ...]:
+    """The runs behind such a number."""
+    runs: list[int] = []
+    while packed > 1:
+        packed, run = divmod(packed, RADIX)
+        runs.append(run)
+    return tuple(reversed(runs))

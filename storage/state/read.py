@@ -1,34 +1,21 @@
 """Reading state groups: one index scan over the rows of their paths, folded by position."""
 
 from collections.abc import Collection
-from typing import Final, LiteralString, NamedTuple
+from typing import Final, LiteralString
 
 from immutables import Map
 
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
+from storage.state import levels
 from storage.state.groups import Group, Step, applied
+from storage.state.rows import GroupRow, entries_of
 
 SQL_GROUPS: Final[LiteralString] = """
-SELECT state_group, digest, audience, room_nid, path, runs, key_nids, event_nids, member_key_nids, member_event_nids
+SELECT state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids, member_key_nids, member_event_nids
 FROM state_groups
-WHERE state_group IN (SELECT unnest(path) FROM state_groups WHERE state_group = ANY($1::bigint[]))
+WHERE state_group IN (SELECT state_group - unnest(back) FROM state_groups WHERE state_group = ANY($1::bigint[]))
 """
-
-
-class GroupRow(NamedTuple):
-    """A row of `state_groups`."""
-
-    state_group: int
-    digest: int
-    audience: int
-    room_nid: int
-    path: list[int]
-    runs: list[int]
-    key_nids: list[int]
-    event_nids: list[int]
-    member_key_nids: list[int]
-    member_event_nids: list[int]
 
 
 async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[int, Group]:
@@ -41,18 +28,12 @@ async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[i
 
 
 def _group(row: GroupRow, rows: dict[int, GroupRow]) -> Group:
-    lost = [part for part in row.path if part not in rows]
+    path = row.path
+    lost = [part for part in path if part not in rows]
     if lost:
         raise StorageCorrupt("a state group misses rows of its path", state_group=row.state_group, lost=lost)
-    steps = [Step(part, entries_of(rows[part])) for part in row.path]
+    steps = [Step(part, entries_of(rows[part])) for part in path]
     entries: Map[int, int] = Map(steps[0].delta)
     for step in steps[1:]:
         entries = applied(entries, step.delta)
-    return Group(row.state_group, row.room_nid, entries, tuple(steps), tuple(row.runs), row.digest, row.audience)
-
-
-def entries_of(row: GroupRow) -> dict[int, int]:
-    """The entries of one row: members and the others."""
-    entries = dict(zip(row.key_nids, row.event_nids, strict=True))
-    entries.update(zip(row.member_key_nids, row.member_event_nids, strict=True))
-    return entries
+    return Group(row.state_group, row.room_nid, entries, tuple(steps), levels.unpack(row.runs), row.digest, row.audience)

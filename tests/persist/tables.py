@@ -25,8 +25,8 @@ SQL_LOGICAL = {
         ), entry AS (
             SELECT DISTINCT ON (w.event_id, w.which, x.key) w.event_id, w.which, x.key, x.event
             FROM wanted w JOIN state_groups s ON s.state_group = w.g
-            CROSS JOIN unnest(s.path) WITH ORDINALITY AS p (part, place)
-            JOIN state_groups r ON r.state_group = p.part
+            CROSS JOIN unnest(s.back) WITH ORDINALITY AS p (back, place)
+            JOIN state_groups r ON r.state_group = s.state_group - p.back
             CROSS JOIN LATERAL (SELECT * FROM unnest(r.key_nids, r.event_nids)
                 UNION ALL SELECT * FROM unnest(r.member_key_nids, r.member_event_nids)) AS x (key, event)
             ORDER BY w.event_id, w.which, x.key, p.place DESC

@@ -16,23 +16,10 @@ from storage.persist.draft import Blocks, Draft, RoomDraft
 from storage.persist.load import load
 from storage.persist.rows import RoomRow
 from storage.persist.step import Step
-from storage.state.groups import Group
+from storage.state.rows import GROUP_COLUMNS, row_of
 
 T = TypeVar("T")
 
-GROUP_COLUMNS: Final = (
-    "state_group",
-    "digest",
-    "audience",
-    "room_nid",
-    "entry_count",
-    "path",
-    "runs",
-    "key_nids",
-    "event_nids",
-    "member_key_nids",
-    "member_event_nids",
-)
 MEMORY: Final = {"events": 20_000, "groups": 1, "rooms": 10, "names": 500_000}
 
 
@@ -86,15 +73,10 @@ class Planner:
             else:
                 break
             await load(conn, self.draft, lacking)
-        await conn.copy_in("state_groups", GROUP_COLUMNS, [self._columns(group) for group in groups])
+        await conn.copy_in("state_groups", GROUP_COLUMNS, [row_of(group, self._is_member) for group in groups])
 
-    def _columns(self, group: Group) -> tuple[object, ...]:
-        delta = group.steps[-1].delta
-        members = {key: event for key, event in delta.items() if self.draft.state_key_name(key)[0] == TYPE_MEMBER}
-        others = {key: event for key, event in delta.items() if key not in members}
-        path = [step.state_group for step in group.steps]
-        facts = (group.state_group, group.digest, group.audience, group.room_nid, len(group.entries), path, list(group.runs))
-        return (*facts, list(others), list(others.values()), list(members), list(members.values()))
+    def _is_member(self, key_nid: int) -> bool:
+        return self.draft.state_key_name(key_nid)[0] == TYPE_MEMBER
 
 
 def new_caches() -> Caches:

@@ -47,7 +47,7 @@ SQL_ROOM_GROUPS: Final[LiteralString] = """
 SELECT state_group
 FROM state_groups
 WHERE room_nid = $1::int
-ORDER BY (entry_count = 0) DESC, path
+ORDER BY (entry_count = 0) DESC, path_of(state_group, back)
 """
 
 SQL_SET_EVENTS: Final[LiteralString] = """

@@ -6,19 +6,21 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import BATCH, Room
+from storage.state import levels
 from storage.state.groups import Group
 
 SQL_GROUPS: Final[LiteralString] = """
 SELECT state_group
 FROM state_groups
 WHERE room_nid = $1::int
-ORDER BY path
+ORDER BY path_of(state_group, back)
 """
 
 SQL_GROUP_FACTS: Final[LiteralString] = """
-SELECT g.state_group, g.digest, g.entry_count, g.path, g.runs, p.path AS ancestor_path, p.room_nid AS ancestor_room_nid
+SELECT g.state_group, g.digest, g.entry_count, path_of(g.state_group, g.back) AS path, g.runs,
+    path_of(p.state_group, p.back) AS ancestor_path, p.room_nid AS ancestor_room_nid
 FROM state_groups g
-LEFT JOIN state_groups p ON p.state_group = g.path[cardinality(g.path) - 1]
+LEFT JOIN state_groups p ON p.state_group = g.state_group - g.back[cardinality(g.back) - 1]
 WHERE g.state_group = ANY($1::bigint[])
 """
 
@@ -57,7 +59,7 @@ class GroupFactsRow(NamedTuple):
     digest: int
     entry_count: int
     path: list[int]
-    runs: list[int]
+    runs: int
     ancestor_path: list[int] | None
     ancestor_room_nid: int | None
 
@@ -101,8 +103,8 @@ def _path(room: Room, row: GroupFactsRow) -> Iterator[tuple[str, str]]:
         yield f"path {row.path}", f"{[*(row.ancestor_path or []), row.state_group]}"
     elif before and row.ancestor_room_nid != room.nid:
         yield f"path {row.path}", "groups of the same room"
-    if 1 + sum(row.runs) != len(row.path):
-        yield f"runs {row.runs}", f"{len(row.path) - 1} rows after the root"
+    if 1 + sum(levels.unpack(row.runs)) != len(row.path):
+        yield f"runs {levels.unpack(row.runs)}", f"{len(row.path) - 1} rows after the root"
 
 
 def _facts(row: GroupFactsRow, group: Group | None) -> Iterator[tuple[str, str]]:

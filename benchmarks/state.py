@@ -1,0 +1,184 @@
+"""State groups: what a state change costs on disk, how many rows a read folds, how long reads take; each against sizes that grow.
+
+Rooms come from benchmarks/big_rooms.py; one of them goes through ``store.append`` as well, and must have written the same rows. The rules
+for new roots are compared by numbers alone. `FACTOR` and `RADIX` of storage/state/levels.py are what this table says is best::
+
+    (entries per change, bytes on disk per change, rows folded by a read on average, entries folded over the state's size)
+
+Reads are cold: nothing of ours is cached, Postgres is warm. Other work on the machine falls on the clock, so CPU time stands beside it.
+"""
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import storage
+from benchmarks.big_rooms import EventRow, History, Sheet, Written, appended, user_name
+from benchmarks.harness import Bench, Trips, percentiles, show, spent
+from storage import Store
+from storage.state import levels
+
+SIZES: Final = {
+    "500 members": History(500, 5_500),
+    "5,000 members": History(5_000, 55_000),
+    "20,000 members": History(20_000, 20_000),
+    "50,000 members": History(50_000, 60_000),
+    "spam, 1,000 joins and leaves": History(100, 1_000, newcomers=True),
+    "spam, 10,000": History(100, 10_000, newcomers=True),
+    "spam, 100,000": History(100, 100_000, newcomers=True),
+}
+APPENDED: Final = History(300, 2_000, forks=0.05)
+RULES: Final = [(radix, factor) for radix in (4, 8, 16) for factor in (0.5, 1.0, 2.0)]
+PATTERNS: Final = {
+    "calm": History(1_000, 11_000),
+    "forks": History(1_000, 11_000, forks=0.2),
+    "long forks": History(1_000, 11_000, forks=0.02, longest=100),
+    "spam": History(100, 11_000, newcomers=True),
+}
+ROW_BYTES: Final = 24 + 4 + 8 * 3 + 4 * 2 + 16 * 6 + 16  # header, line pointer, columns of fixed width, array headers, index entries
+READS: Final = 60
+SQL_GROUPS: Final = """
+SELECT array_to_string(ARRAY[entry_count, cardinality(back), coalesce(cardinality(key_nids), 0) + coalesce(cardinality(member_key_nids), 0)], ' ')
+FROM state_groups
+"""
+GROUPS_AT_ONCE: Final = 100
+
+
+async def run(bench: Bench) -> None:
+    """Sizes and reads, the agreement with the store, the rules."""
+    await _agree(bench)
+    for name, history in SIZES.items():
+        bench.results[name] = await _measure(bench, history.smaller() if bench.quick else history)
+    bench.results["rules"] = _rules(bench)
+    bench.write()
+    _show(bench)
+
+
+async def _agree(bench: Bench) -> None:
+    """The store must write what the numbers say."""
+    history = APPENDED.smaller() if bench.quick else APPENDED
+    sheet = Sheet.of(history, keep_events=False)
+    async with bench.database() as dsn, storage.open(dsn, server_name="s1.test") as store:
+        await appended(store, history)
+        async with store.database.connection() as conn:
+            written = await conn.fetchvals(SQL_GROUPS)
+    expected = [f"{one.row.entry_count} {len(one.row.back)} {one.delta}" for one in sheet.groups]
+    if sorted(written) != sorted(expected):
+        raise RuntimeError("the store has written other groups than the numbers say")
+    bench.results["appended"] = {"groups": len(written), "agrees": True}
+
+
+async def _measure(bench: Bench, history: History) -> dict[str, Any]:
+    sheet = Sheet.of(history)
+    told = _written(sheet.groups, len(sheet.events))
+    trips = Trips()
+    async with bench.database() as dsn, storage.open(dsn, server_name="s1.test", observer=trips) as store:
+        async with store.database.connection() as conn:
+            await sheet.copy(conn)
+            size = int(await conn.fetchval("SELECT pg_total_relation_size('state_groups')"))
+        told |= {"changes": len(sheet.events), "mb": round(size / 1e6, 1), "bytes_per_change": round(size / len(sheet.events))}
+        if not history.newcomers:
+            told["reads"] = await _reads(bench, store, trips, sheet)
+    return told
+
+
+def _written(groups: list[Written], changes: int) -> dict[str, Any]:
+    rows = [len(one.row.back) for one in groups]
+    entries = sum(one.delta for one in groups)
+    estimate = sum(ROW_BYTES + 4 * len(one.row.back) + 12 * one.delta for one in groups)
+    return {
+        "entries_per_change": round(entries / changes, 2),
+        "rows_max": max(rows),
+        "rows_mean": round(sum(rows) / len(rows), 1),
+        "roots": sum(one == 1 for one in rows),
+        "folded_over_size": round(sum(one.folded / max(one.row.entry_count, 1) for one in groups) / len(groups), 2),
+        "bytes_per_change_estimated": round(estimate / changes),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------- reads
+
+
+async def _reads(bench: Bench, store: Store, trips: Trips, sheet: Sheet) -> dict[str, Any]:
+    rng = random.Random(2)
+    late = sheet.events[len(sheet.events) // 2 :]
+    member = ("m.room.member", user_name(7))
+
+    def ids(count: int) -> list[storage.EventId]:
+        return [storage.EventId(event.event_id) for event in rng.sample(late, count)]
+
+    questions: dict[str, Callable[[], Awaitable[Any]]] = {
+        "whole state": lambda: store.state_before(ids(1)[0]),
+        "one member at 100 groups": lambda: store.states_before(ids(GROUPS_AT_ONCE), keys=[member]),
+        "power levels at 100 groups": lambda: store.states_before(ids(GROUPS_AT_ONCE), keys=[("m.room.power_levels", "")]),
+        "all but members": lambda: store.state_before(ids(1)[0], types=["m.room.power_levels", "m.room.join_rules", "m.room.create"]),
+    }
+    _check(await store.state_before(storage.EventId(late[-1].event_id)), sheet, late[-1])
+    return {name: await _timed(bench, trips, question) for name, question in questions.items()}
+
+
+def _check(state: dict[Any, Any], sheet: Sheet, event: EventRow) -> None:
+    """Loading and reading did not lose anything."""
+    size = next(one.row.entry_count for one in sheet.groups if one.row.state_group == event.before)
+    if len(state) != size:
+        raise RuntimeError(f"{len(state)} entries read, {size} written")
+
+
+async def _timed(bench: Bench, trips: Trips, question: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+    reads = bench.size(READS, 5)
+    for _ in range(6):  # plans become generic
+        await question()
+    trips.count = 0
+    latencies = []
+    with spent(bench.server) as took:
+        for _ in range(reads):
+            start = time.perf_counter()
+            await question()
+            latencies.append(time.perf_counter() - start)
+    cpu = {"python_ms": round(took.python / reads * 1e3, 2), "postgres_ms": round(took.backends / reads * 1e3, 2)}
+    best = {"min": round(min(latencies) * 1e3, 3)}
+    return {"ms": best | percentiles(latencies, factor=1e3), "cpu": cpu, "statements": trips.count / reads}
+
+
+# ----------------------------------------------------------------------------------------------------------------- rules
+
+
+@contextmanager
+def _rule(radix: int, factor: float) -> Iterator[None]:
+    """Levels with another radix and another price of roots."""
+    before = levels.RADIX, levels.FACTOR
+    levels.RADIX, levels.FACTOR = radix, factor  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        levels.RADIX, levels.FACTOR = before  # type: ignore[misc]
+
+
+def _rules(bench: Bench) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for radix, factor in RULES:
+        for name, history in PATTERNS.items():
+            with _rule(radix, factor):
+                sheet = Sheet.of(history.smaller() if bench.quick else history, keep_events=False)
+            told.setdefault(f"radix {radix}, factor {factor}", {})[name] = _written(sheet.groups, len(sheet.events))
+    return told
+
+
+# ------------------------------------------------------------------------------------------------------------------ told
+
+
+def _show(bench: Bench) -> None:
+    sizes = {name: bench.results[name] for name in SIZES}
+    keys = ["changes", "entries_per_change", "rows_max", "rows_mean", "roots", "mb", "bytes_per_change", "bytes_per_change_estimated"]
+    show("state groups", ["room", *keys], [[name, *(one[key] for key in keys)] for name, one in sizes.items()])
+    rows = [
+        [name, question, one["ms"]["min"], one["ms"]["p50"], one["cpu"]["python_ms"], one["cpu"]["postgres_ms"], one["statements"]]
+        for name, size in sizes.items()
+        for question, one in size.get("reads", {}).items()
+    ]
+    show("reads", ["room", "question", "min ms", "p50 ms", "Python CPU ms", "Postgres CPU ms", "statements"], rows)
+    keys = ["entries_per_change", "bytes_per_change_estimated", "rows_mean", "folded_over_size"]
+    rows = [[rule, *(" / ".join(str(one[key]) for key in keys) for one in told.values())] for rule, told in bench.results["rules"].items()]
+    show("rules: entries a change / bytes a change / rows a read / entries folded over size", ["rule", *PATTERNS], rows)
