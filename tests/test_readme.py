@@ -36,5 +36,5 @@ def test_its_files_exist() -> None:
 
 
 def test_its_commands_exist() -> None:
-    named = set(re.findall(r"^ +(?:cat .* \| )?room-storage (\w+)", README, re.MULTILINE))
+    named = set(re.findall(r"^ +(?:cat .* \| )?room-storage ([\w-]+)", README, re.MULTILINE))
     assert named == {command.name for command in app.registered_commands}
