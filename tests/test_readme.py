@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_quick_start_runs(dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    [program] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    program, *_ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     opened = storage.open
     monkeypatch.setattr(storage, "open", lambda **how: opened(dsn, **how))
     names: dict[str, Any] = {"__name__": "quick_start"}
