@@ -82,7 +82,9 @@ def is_plain(draft: Draft) -> bool:
     if any(others) or len(draft.placed) != len(draft.new_events):
         return False
     rows = (new.row for new in draft.new_events.values())
-    plain = all(row.state_key_nid is None and row.accepted and not (row.backfilled or row.ineffective) and row.redacted_by is None for row in rows)
+    plain = all(
+        row.state_key_nid is None and row.accepted and not (row.backfilled or row.ineffective) and row.redacted_by is None for row in rows
+    )
     return plain and all(
         room.current == room.row.current_state_group and room.strays == room.row.strays for room in draft.room_drafts.values()
     )
