@@ -142,8 +142,9 @@ class Exchange:
         self.transport.publish(FederationAck(self.instance_name, self._own_acknowledgement))
 
     def _advanced(self, advance: Advance) -> None:
-        """A subscriber of the feed."""
-        if self.transport.links and (advance.local or self._announces == "all"):
+        """A subscriber of the feed. That there is a new writer everybody has to know before anything that was written after it came."""
+        is_new_writer = not advance.previous and not advance.facts
+        if self.transport.links and (advance.local or is_new_writer or self._announces == "all"):
             self.transport.publish(*advance_commands(advance))
 
     def _positions(self) -> Iterator[Position]:

@@ -177,6 +177,20 @@ async def test_facts_that_share_an_id_arrive_together(net: Net, main: Process, w
     assert [fact.row for fact in worker.seen.advances[-1].facts] == [["a"], ["b"], ["c"]]
 
 
+async def test_a_new_writer_is_told_of_before_what_was_written_after_it_came(net: Net, main: Process, worker: Process) -> None:
+    await net.main(main)
+    await net.worker(worker)
+    [entered] = await main.write()
+    await worker.seen.reached("main", entered)
+    main.streams.advance("caches", "new", entered, (), local=False)
+    [after] = (await main.write(2))[-1:]
+    await worker.seen.reached("main", after)
+    told = [advance for advance in worker.seen.advances if advance.current >= entered]
+    assert [advance.instance_name for advance in told] == ["main", "new", "main"]
+    assert worker.streams["caches"].positions()["new"] == entered
+    assert worker.streams["caches"].linear() == entered
+
+
 async def test_what_was_written_while_nobody_could_hear_is_fetched(net: Net, main: Process, worker: Process, second: Process) -> None:
     await net.main(main)
     for reader in (worker, second):
