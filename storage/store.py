@@ -19,6 +19,7 @@ from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.maintenance.explain import Explanation, explain_visibility
 from storage.persist import AppendResult, Origin, Writer
 from storage.persist.append import append
+from storage.persist.erasure import erase_user
 from storage.persist.intake import Pdu, VerifyKeys
 from storage.queries import auth_chain, authorisation, checks, context, events, federation, messages, near, state, state_at, visible
 from storage.queries.authorisation import StateIds
@@ -93,6 +94,12 @@ class Store:
         return await append(
             self.database, self.writer, pdus, room_version=room_version, origin=origin, state_before=state_before, verify_keys=verify_keys
         )
+
+    async def erase_user(self, user_id: str) -> None:
+        """From now on, who was not in the room when this user sent something gets it redacted; so do servers. `InvalidIdentifier`."""
+        user = checks.user(user_id)
+        async with self.database.connection() as conn:
+            await erase_user(conn, user, time_ns() // 1_000_000)
 
     # ---------------------------------------------------------------------------------------------- one thing
 

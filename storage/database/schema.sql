@@ -395,16 +395,27 @@ COMMENT ON COLUMN audiences.opened_topological IS
 COMMENT ON CONSTRAINT audiences_pkey ON audiences IS
     'Serves: give a number to a new audience; where in the order the audiences of a reader lie (stretches_of).';
 
+CREATE TABLE erased_users (
+    erased_ts bigint NOT NULL,
+    principal_nid int NOT NULL,
+    CONSTRAINT erased_users_pkey PRIMARY KEY (principal_nid)
+);
+COMMENT ON TABLE erased_users IS
+    'Senders who asked to be forgotten: who was not there when they sent something gets its redacted form. Their events stay as they are.';
+COMMENT ON CONSTRAINT erased_users_pkey ON erased_users IS 'Serves: every read that shows events to users or servers.';
+
 -- ------------------------------------------------------------------------------------------------ streams
 
 CREATE TABLE stream_positions (
     stream_name text COLLATE "C" NOT NULL,
     instance_name text COLLATE "C" NOT NULL,
     stream_id bigint NOT NULL,
+    entered_at bigint NOT NULL DEFAULT 0,
     CONSTRAINT stream_positions_pkey PRIMARY KEY (stream_name, instance_name)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE stream_positions IS
     'How far each writer has got in each stream: all its facts up to here are committed. Written in the transaction of the facts.';
+COMMENT ON COLUMN stream_positions.entered_at IS 'Where the sequence was when the writer entered first: all its facts are above.';
 COMMENT ON CONSTRAINT stream_positions_pkey ON stream_positions IS 'Serves: positions at start-up and in each sync.';
 
 CREATE SEQUENCE writer_nids AS smallint START 1;
@@ -530,6 +541,14 @@ COMMENT ON FUNCTION user_sees IS
     'Whether a local user may see an event. The one place where this is decided: by the audience that was settled when it was persisted. '
     'CASE, as the planner takes half of the events for visible then; it would expect one in a hundred otherwise, and sort instead of '
     'following an index.';
+
+CREATE FUNCTION was_there(event events, own_audiences int8multirange) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT COALESCE($2 @> $1.audience, false)
+$$;
+COMMENT ON FUNCTION was_there IS
+    'Whether the reader (a user, or any user of a server) was in the room at an event, or invited where invitations show it. Of erased '
+    'senders others get the redacted form only.';
 
 CREATE FUNCTION not_ignored(event events, ignored int[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$

@@ -85,6 +85,7 @@ CONFLICTS: Final[Mapping[str, str]] = {
 INVARIANTS: Final[Mapping[str, str]] = {
     # Numbers come from sequences, and no row is written under an old one.
     "principals_pkey": "principal_nids is a sequence",
+    "erased_users_pkey": "who is erased again stays so: ON CONFLICT DO NOTHING",
     "event_types_pkey": "type_nids is a sequence",
     "state_keys_pkey": "state_key_nids is a sequence",
     "rooms_pkey": "room_nids is a sequence",

@@ -8,10 +8,16 @@ from storage.ids import EventId, ServerName, UserId, server_name_of
 
 def local_user(user_id: str, server_name: str) -> UserId:
     """The user id; `InvalidIdentifier` for what is none, or a user of another server: who may see what is kept for local users."""
-    if not user_id.startswith("@") or not server_name_of(user_id):
-        raise InvalidIdentifier(user_id, "a user id is @localpart:server")
+    user(user_id)
     if server_name_of(user_id) != server_name:
         raise InvalidIdentifier(user_id, f"not a user of {server_name}")
+    return UserId(user_id)
+
+
+def user(user_id: str) -> UserId:
+    """The user id, of any server; `InvalidIdentifier` for what is none."""
+    if not user_id.startswith("@") or not server_name_of(user_id) or "\0" in user_id:
+        raise InvalidIdentifier(user_id, "a user id is @localpart:server")
     return UserId(user_id)
 
 

@@ -20,6 +20,7 @@ reader AS MATERIALIZED (
 ),
 target AS MATERIALIZED (
     SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
+        EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, sight.own_audiences) AS withheld,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($5::text[])) AS ignored, sight.*
     FROM reader
     CROSS JOIN events e
@@ -33,10 +34,11 @@ stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: wha
     CROSS JOIN LATERAL stretches_of(t.room_nid, t.principal_nid) AS stretch
 ),
 before AS (
-    SELECT e.event_nid
+    SELECT e.event_nid, e.withheld
     FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.highest DESC) AS t
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+            EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, t.own_audiences) AS withheld
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) < (
@@ -53,10 +55,11 @@ before AS (
     LIMIT $3::bigint
 ),
 after AS (
-    SELECT e.event_nid
+    SELECT e.event_nid, e.withheld
     FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.lowest) AS t
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+            EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, t.own_audiences) AS withheld
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) > (
@@ -73,13 +76,13 @@ after AS (
     LIMIT $4::bigint
 ),
 chosen AS (
-    SELECT event_nid, -1 AS side FROM before
+    SELECT event_nid, withheld, -1 AS side FROM before
     UNION ALL
-    SELECT event_nid, 0 FROM target
+    SELECT event_nid, withheld, 0 FROM target
     UNION ALL
-    SELECT event_nid, 1 FROM after
+    SELECT event_nid, withheld, 1 FROM after
 )
-SELECT chosen.side, s.*
+SELECT chosen.side, chosen.withheld, s.*
 FROM chosen
 JOIN stored_events s USING (event_nid)
 ORDER BY s.topological_ordering, s.stream_ordering
@@ -98,6 +101,7 @@ class ContextRow(NamedTuple):
     """One event: before (-1), at (0) or after (1) the one that is asked about."""
 
     side: int
+    withheld: bool
     event_nid: int
     event_id: str
     room_id: str
@@ -144,7 +148,7 @@ async def context(
     rows = await conn.fetch(SQL_CONTEXT, event_id, user_id, before, limit - before, list(ignored), row=ContextRow)
     if not rows:
         raise UnknownEvent(event_id)
-    events = [stored_of(row[EVENT:]) for row in rows]
+    events = [stored_of(row[EVENT:], withheld=row.withheld) for row in rows]
     state = await conn.fetch(SQL_STATE_AT, events[-1].event_id, row=StoredRow)
     place = next(index for index, row in enumerate(rows) if row.side == 0)
     return Context(

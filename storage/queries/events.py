@@ -102,9 +102,9 @@ def stored(row: StoredRow, *, redacted: bool = True, withheld: bool = False) -> 
     )
 
 
-def stored_of(columns: Sequence[Any]) -> StoredEvent:
+def stored_of(columns: Sequence[Any], *, withheld: bool = False) -> StoredEvent:
     """The event of columns in the order of `StoredRow`, for queries that select others besides."""
-    return stored(StoredRow._make(columns))
+    return stored(StoredRow._make(columns), withheld=withheld)
 
 
 async def events(conn: Connection, event_ids: Iterable[EventId], *, redacted: bool = True) -> dict[EventId, StoredEvent]:

@@ -37,7 +37,10 @@ walk AS (  -- again and again the latest event of the front; all its children ha
     ) AS e
     WHERE w.found < $3::int AND w.step < $5::int
 )
-SELECT $4::text IS NOT NULL AND NOT server_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences) AS withheld, s.*
+SELECT $4::text IS NOT NULL AND (
+        NOT server_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences)
+        OR (NOT was_there(e, sight.own_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+    ) AS withheld, s.*
 FROM server
 CROSS JOIN walk w
 JOIN events e ON e.event_nid = w.event_nid AND e.rejected IS NULL
@@ -90,7 +93,10 @@ chosen AS (
     ORDER BY w.step, i.place
     LIMIT $4::int
 )
-SELECT $6::text IS NOT NULL AND NOT server_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences) AS withheld, s.*
+SELECT $6::text IS NOT NULL AND (
+        NOT server_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences)
+        OR (NOT was_there(e, sight.own_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+    ) AS withheld, s.*
 FROM server
 CROSS JOIN chosen
 JOIN events e USING (event_nid)
@@ -101,7 +107,7 @@ ORDER BY e.topological_ordering, e.stream_ordering
 
 
 class TraversalRow(NamedTuple):
-    """One event for another server; `withheld`: it may have the redacted form only."""
+    """One event for another server, or a user; `withheld`: they may have the redacted form only."""
 
     withheld: bool
     event_nid: int

@@ -48,10 +48,11 @@ lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`,
     ) END AS topological_ordering
 ),
 page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, to know whether there are more
-    SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+    SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.withheld
     FROM (SELECT * FROM stretch ORDER BY highest DESC) AS r
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+            EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, r.own_audiences) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering)
@@ -88,7 +89,7 @@ gap AS (  -- missing events whose children stand in what the page covers
         )
         AND c.topological_ordering >= COALESCE(covered.topological_ordering, 0)
 )
-SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, s.*
+SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, page.withheld, s.*
 FROM room
 CROSS JOIN gap
 LEFT JOIN page ON true
@@ -124,10 +125,11 @@ lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a
     ) END AS topological_ordering
 ),
 page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, to know whether there are more
-    SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+    SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.withheld
     FROM (SELECT * FROM stretch ORDER BY lowest) AS r
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+            EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, r.own_audiences) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
@@ -164,7 +166,7 @@ gap AS (  -- missing events whose children stand in what the page covers
         AND (c.backfilled OR c.stream_ordering <= $8::bigint)
         AND c.topological_ordering <= COALESCE(covered.topological_ordering, 9223372036854775807)
 )
-SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, s.*
+SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, page.withheld, s.*
 FROM room
 CROSS JOIN gap
 LEFT JOIN page ON true
@@ -179,6 +181,8 @@ class PageRow(NamedTuple):
     gap_ids: list[str] | None
     gap_topological: list[int] | None
     gap_stream: list[int] | None
+    withheld: bool | None
+    """Its sender was erased, and the reader not there: only the redacted form is shown."""
     event_nid: int | None
     event_id: str | None
     room_id: str | None
@@ -268,7 +272,7 @@ async def messages(
         rows = await conn.fetch(SQL_FORWARDS, room_id, user_id, *stretch, asked.limit, list(ignored), row=PageRow)
     if not rows:
         raise UnknownRoom(room_id)
-    found = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
+    found = [stored_of(row[EVENT:], withheld=bool(row.withheld)) for row in rows if row.event_nid is not None]
     chunk, more = found[: asked.limit], len(found) > asked.limit
     start = asked.start if not chunk or asked.start not in (BEGINNING, END) else edge(chunk[0], asked.direction, first=True)
     end = _end(chunk, asked) if more else None

@@ -5,7 +5,8 @@ from typing import Final, LiteralString
 from storage.database.connection import Connection
 from storage.errors import InputError
 from storage.ids import RoomId, UserId
-from storage.queries.events import StoredEvent, StoredRow, stored
+from storage.queries.events import StoredEvent, stored_of
+from storage.queries.federation import EVENT, TraversalRow
 from storage.queries.messages import Direction
 from storage.queries.state import require_room
 
@@ -13,12 +14,12 @@ SQL_AT_OR_AFTER: Final[LiteralString] = """
 WITH reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 )
-SELECT s.*
+SELECT nearest.withheld, s.*
 FROM reader
 CROSS JOIN rooms r
 CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
-    SELECT e.event_nid
+    SELECT e.event_nid, EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, sight.own_audiences) AS withheld
     FROM events e
     WHERE e.room_nid = r.room_nid AND NOT e.outlier AND e.origin_server_ts >= $3::bigint
         AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
@@ -33,12 +34,12 @@ SQL_AT_OR_BEFORE: Final[LiteralString] = """
 WITH reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 )
-SELECT s.*
+SELECT nearest.withheld, s.*
 FROM reader
 CROSS JOIN rooms r
 CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
-    SELECT e.event_nid
+    SELECT e.event_nid, EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, sight.own_audiences) AS withheld
     FROM events e
     WHERE e.room_nid = r.room_nid AND NOT e.outlier AND e.origin_server_ts <= $3::bigint
         AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
@@ -56,12 +57,12 @@ async def event_near(conn: Connection, room_id: RoomId, user_id: UserId, timesta
     `UnknownRoom`.
     """
     if direction == "f":
-        row = await conn.fetchrow(SQL_AT_OR_AFTER, room_id, user_id, timestamp_ms, row=StoredRow)
+        row = await conn.fetchrow(SQL_AT_OR_AFTER, room_id, user_id, timestamp_ms, row=TraversalRow)
     elif direction == "b":
-        row = await conn.fetchrow(SQL_AT_OR_BEFORE, room_id, user_id, timestamp_ms, row=StoredRow)
+        row = await conn.fetchrow(SQL_AT_OR_BEFORE, room_id, user_id, timestamp_ms, row=TraversalRow)
     else:
         raise InputError(f"direction {direction!r}: b or f")
     if row is None:
         await require_room(conn, room_id)
         return None
-    return stored(row)
+    return stored_of(row[EVENT:], withheld=row.withheld)

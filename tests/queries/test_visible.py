@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from storage import Store
-from storage.errors import InvalidIdentifier
+from storage.errors import InvalidIdentifier, UnknownEvent
+from storage.testing import RoomBuilder
 from tests.oracle.oracle import Oracle
 from tests.queries.conftest import Statements
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, new_room
@@ -146,3 +147,78 @@ async def test_malformed_ids_are_refused(store: Store) -> None:
     for wrong in ("", "@user:s1.test", "two words"):
         with pytest.raises(InvalidIdentifier):
             await store.visible_to_server(wrong, [])
+
+
+async def test_a_change_between_shared_and_invited_is_seen_by_those_who_see_either_side(store: Store) -> None:
+    room = new_room(visibility="shared")
+    room.invite(ADMIN, LOCAL)
+    closed = room.history_visibility(ADMIN, "invited")
+    between = room.message(ADMIN)
+    opened = room.history_visibility(ADMIN, "shared")
+    after = room.message(ADMIN)
+    await deliver(store, room)
+    asked = ids([closed, between, opened, after])
+    assert await store.visible_to_user(LOCAL, asked) == set(ids([closed, between, opened]))
+    assert await store.visible_to_user(OTHER, asked) == set()
+    assert await store.visible_to_server("s2.test", asked) == set(ids([closed, opened, after]))
+    room.join(OTHER)
+    await deliver(store, room)
+    assert await store.visible_to_user(OTHER, asked) == set(ids([closed, opened, after]))
+
+
+@pytest.mark.parametrize("value", ["everybody", 7, None, ["joined"], {"joined": True}])
+async def test_an_unknown_value_counts_as_shared(store: Store, value: object) -> None:
+    room = new_room(visibility="joined", members=[LOCAL])
+    room.send(ADMIN, "m.room.history_visibility", {"history_visibility": value}, state_key="")
+    said = room.message(ADMIN)
+    room.join(OTHER)
+    await deliver(store, room)
+    assert await store.visible_to_user(OTHER, [said.event_id]) == {said.event_id}
+    assert await store.visible_to_server("s3.test", [said.event_id]) == {said.event_id}
+
+
+async def test_peekers_see_what_is_world_readable_and_page_through_it(store: Store) -> None:
+    room = new_room(visibility="world_readable")
+    seen = [room.message(ADMIN) for _ in range(3)]
+    closed = room.history_visibility(ADMIN, "shared")
+    hidden = room.message(ADMIN)
+    await deliver(store, room)
+    stranger = "@never-heard-of:s1.test"
+    assert await store.visible_to_user(stranger, ids([*seen, closed, hidden])) == set(ids([*seen, closed]))
+    page = await store.messages(room.room_id, stranger, limit=4)
+    assert [event.event_id for event in page.chunk] == ids([closed, *reversed(seen)])
+    assert (await store.context(seen[1].event_id, stranger, limit=2)).event.event_id == seen[1].event_id
+    with pytest.raises(UnknownEvent):
+        await store.context(hidden.event_id, stranger)
+
+
+async def test_history_from_before_the_first_local_user_and_after_the_last(store: Store) -> None:
+    room = RoomBuilder("11", sign=False)
+    room.start(REMOTE, history_visibility="shared")
+    shared = room.message(REMOTE)
+    room.history_visibility(REMOTE, "joined")
+    closed = room.message(REMOTE)
+    join = room.join(LOCAL)
+    inside = room.message(REMOTE)
+    await deliver(store, room)
+    asked = ids([shared, closed, join, inside])
+    assert await store.visible_to_user(LOCAL, asked) == set(ids([shared, join, inside]))
+    assert await store.visible_to_user(OTHER, asked) == set()
+    leave = room.leave(LOCAL)
+    after = room.message(REMOTE)
+    await deliver(store, room)
+    assert await store.visible_to_user(LOCAL, [*asked, leave.event_id, after.event_id]) == set(ids([shared, join, inside, leave]))
+    assert await store.visible_to_server("s1.test", [after.event_id]) == set()
+    page = await store.messages(room.room_id, LOCAL, limit=100)
+    assert {closed.event_id, after.event_id}.isdisjoint(event.event_id for event in page.chunk)
+    assert page.chunk[0].event_id == leave.event_id
+
+
+async def test_pages_and_syncs_are_refused_to_users_of_other_servers(store: Store) -> None:
+    room = new_room()
+    said = room.message(ADMIN)
+    await deliver(store, room)
+    for wrong in (REMOTE, "user", ""):
+        for asked in (store.sync(wrong), store.messages(room.room_id, wrong), store.context(said.event_id, wrong)):
+            with pytest.raises(InvalidIdentifier):
+                await asked

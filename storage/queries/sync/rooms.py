@@ -99,13 +99,13 @@ room AS (  -- what is to be told of each: whether it is told whole, and the stre
     WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then AND $6::bigint IS NULL
 )
 SELECT r.room_nid, r.room_id AS told_room_id, r.membership, r.member_nid, r.state_key_nid AS member_key_nid, r.whole, r.was_joined, r.lower, r.upper,
-    r.activity, r.max_topological_ordering, s.*
+    r.activity, r.max_topological_ordering, told.withheld, s.*
 FROM room r
 LEFT JOIN LATERAL (
-    SELECT e.event_nid
+    SELECT e.event_nid, e.withheld
     FROM sight_of(r.room_nid, r.principal_nid) AS sight
     CROSS JOIN LATERAL (
-        SELECT e.event_nid
+        SELECT e.event_nid, EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, sight.own_audiences) AS withheld
         FROM events e
         WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.lower)
             AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
@@ -135,6 +135,8 @@ class RoomRow(NamedTuple):
     upper: int
     activity: int | None
     max_topological_ordering: int
+    withheld: bool | None
+    """Its sender was erased, and the reader not there: only the redacted form is shown."""
     event_nid: int | None
     event_id: str | None
     room_id: str | None
@@ -195,7 +197,7 @@ async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]
     for row in rows:
         room = told.setdefault(row.room_nid, Told(row, []))
         if row.event_nid is not None:
-            room.events.append(stored_of(row[EVENT:]))
+            room.events.append(stored_of(row[EVENT:], withheld=bool(row.withheld)))
     return list(told.values())
 
 

@@ -1,0 +1,57 @@
+"""Of a sender who was erased, only those who were in the room then get more than the redacted form."""
+
+import pytest
+
+from storage import Store
+from storage.errors import InvalidIdentifier
+from tests.queries.conftest import Statements
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, deliver, new_room
+
+
+async def test_users_who_were_not_there_get_the_redacted_form_in_every_read(store: Store, statements: Statements) -> None:
+    room = new_room(members=[OTHER])
+    said = room.message(OTHER, "my name is Rose")
+    room.join(LOCAL)
+    again = room.message(OTHER, "to all of you")
+    await deliver(store, room)
+    await store.erase_user(OTHER)
+    await store.erase_user(OTHER)
+    for user, whole in ((ADMIN, {said.event_id, again.event_id}), (OTHER, {said.event_id, again.event_id}), (LOCAL, {again.event_id})):
+        statements.take()
+        pages = [(await store.messages(room.room_id, user, direction=way, limit=100)).chunk for way in ("b", "f")]
+        around = await store.context(said.event_id, user, limit=20)
+        timeline = (await store.sync(user, timeline_limit=100)).join[room.room_id].timeline.events
+        near = await store.event_near(room.room_id, user, said.origin_server_ts, "f")
+        assert len(statements.take()) <= 2 + 2 + 4 + 1
+        assert not any(event.withheld for event in pages[0] if event.sender != OTHER)
+        for found in (*pages, [*around.events_before, around.event, *around.events_after], timeline):
+            shown = {event.event_id: event for event in found}
+            for event_id in (said.event_id, again.event_id):
+                assert shown[event_id].withheld == (event_id not in whole)
+                assert ("body" in shown[event_id].content) == (event_id in whole)
+                assert (b"Rose" in shown[event_id].raw) == (event_id in whole and event_id == said.event_id)
+        assert near is not None
+        assert near.withheld == (near.event_id not in whole)
+    assert (await store.events([said.event_id]))[said.event_id].content["body"] == "my name is Rose"
+
+
+async def test_servers_that_were_not_there_get_the_redacted_form(store: Store) -> None:
+    room = new_room(members=[OTHER])
+    before = room.message(OTHER)
+    room.join(REMOTE)
+    after = room.message(OTHER)
+    await deliver(store, room)
+    await store.erase_user(OTHER)
+    for server, withheld in (("s2.test", {before.event_id}), ("s3.test", {before.event_id, after.event_id})):
+        sent = await store.backfill(room.room_id, [after.event_id], 100, server_name=server)
+        sent += await store.missing_events(room.room_id, [], [after.event_id], limit=100, server_name=server)
+        assert {event.event_id for event in sent if event.withheld and event.type == "m.room.message"} == withheld
+        assert all("body" not in event.content for event in sent if event.withheld)
+    assert not any(event.withheld for event in await store.backfill(room.room_id, [after.event_id], 100))
+
+
+async def test_who_is_no_user_cannot_be_erased(store: Store) -> None:
+    await store.erase_user("@never:seen.test")
+    for wrong in ("user", "@user", "s1.test", "@nul\0:s1.test"):
+        with pytest.raises(InvalidIdentifier):
+            await store.erase_user(wrong)
