@@ -16,7 +16,7 @@ from storage.queries.visible import visible_to_server, visible_to_user
 from storage.visibility import server_may_see, user_may_see
 
 SQL_EXPLAINED: Final[LiteralString] = """
-SELECT e.event_nid, e.room_nid, e.outlier, e.rejected, e.soft_failed, e.topological_ordering, b.event_id AS redacted_by,
+SELECT e.event_nid, e.room_nid, e.outlier, e.rejected, e.soft_failed, e.ineffective, e.topological_ordering, b.event_id AS redacted_by,
     e.state_group_before, COALESCE(e.state_group_after, e.state_group_before) AS state_group_after, e.membership, k.state_key
 FROM events e
 LEFT JOIN events b ON b.event_nid = e.redacted_by
@@ -90,6 +90,7 @@ class ExplainedRow(NamedTuple):
     outlier: bool
     rejected: str | None
     soft_failed: bool
+    ineffective: bool
     topological_ordering: int | None
     redacted_by: str | None
     state_group_before: int | None
@@ -172,6 +173,8 @@ def _flags(row: ExplainedRow, *, is_user: bool) -> str | None:
         return f"it was rejected ({row.rejected})"
     if row.soft_failed and is_user:
         return "it was soft-failed: when it arrived, the current state of the room did not allow it"
+    if row.ineffective and is_user:
+        return "it is a redaction that took no effect: its target is not held, or was not the sender's to redact"
     return None
 
 

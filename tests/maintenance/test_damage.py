@@ -101,6 +101,14 @@ DAMAGES = {
     "redaction invented": Damage(
         f"UPDATE events SET redacted_by = {ONE_TOPIC} WHERE event_nid = {ONE_MEMBER}", {"redacted_by"}, mended=False
     ),
+    "redaction that took effect": Damage(
+        "UPDATE events SET ineffective = NOT ineffective WHERE type_nid = 7 AND rejected IS NULL AND NOT outlier",
+        {"ineffective"},
+        mended=False,
+    ),
+    "message marked as a redaction": Damage(
+        f"UPDATE events SET ineffective = true WHERE event_nid = {ONE_MESSAGE}", {"ineffective"}, mended=False
+    ),
     "redaction waits for nothing": Damage(
         f"INSERT INTO waiting_redactions SELECT {ONE_MESSAGE}, room_nid, '$z' FROM rooms", {"waiting_redactions"}, mended=True
     ),

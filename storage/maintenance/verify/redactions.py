@@ -12,7 +12,7 @@ from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import Room, event_ids
 
 SQL_REDACTIONS: Final[LiteralString] = """
-SELECT event_nid, state_group_before, origin_server_ts
+SELECT event_nid, event_id, state_group_before, origin_server_ts, ineffective
 FROM events
 WHERE room_nid = $1::int AND type_nid = 7 AND NOT outlier AND rejected IS NULL AND NOT soft_failed
 ORDER BY event_nid
@@ -32,6 +32,12 @@ LEFT JOIN events r ON r.event_nid = e.redacted_by
 WHERE e.room_nid = $1::int AND NOT e.outlier AND (e.redacted_by IS NOT NULL OR e.event_id = ANY($2::text[]))
 """
 
+SQL_INEFFECTIVE: Final[LiteralString] = """
+SELECT event_id
+FROM events
+WHERE room_nid = $1::int AND ineffective AND (type_nid <> 7 OR outlier OR rejected IS NOT NULL OR soft_failed)
+"""
+
 SQL_WAITING: Final[LiteralString] = """
 SELECT redaction_nid, target_event_id
 FROM waiting_redactions
@@ -45,8 +51,10 @@ class RedactionRow(NamedTuple):
     """A redaction that is in force."""
 
     event_nid: int
+    event_id: str
     state_group_before: int
     origin_server_ts: int
+    ineffective: bool
 
 
 class TargetRow(NamedTuple):
@@ -73,20 +81,31 @@ class WaitingRow(NamedTuple):
 
 
 class Redactions(NamedTuple):
-    """As they should be: target -> rank and id of the redaction in effect; nid of a waiting redaction -> target."""
+    """As they should be: target -> rank and id of the redaction in effect; nid of a waiting redaction -> target.
+
+    ``mistaken`` are the redactions whose flag says otherwise: id -> whether it takes no effect.
+    """
 
     effective: dict[str, tuple[int, str]]
     waiting: dict[int, str]
+    mistaken: dict[str, bool]
 
 
 async def check_redactions(conn: Connection, room: Room) -> AsyncIterator[Finding]:
-    """Of the redactions that may take effect the earliest does ("redacted_by"); those without their target wait ("waiting_redactions")."""
+    """Of the redactions that may take effect the earliest does ("redacted_by"); those without their target wait ("waiting_redactions").
+
+    Those that take none are marked ("ineffective").
+    """
     expected = await redactions(conn, room)
     for row in await conn.fetch(SQL_REDACTED, room.nid, list(expected.effective), row=RedactedRow):
         wanted = expected.effective.get(row.event_id, (0, None))[1]
         found = row.redaction_id or (None if row.redacted_by is None else f"nid {row.redacted_by}")
         if found != wanted:
             yield room.finding("redacted_by", [row.event_id], found, wanted)
+    for event_id in await conn.fetchvals(SQL_INEFFECTIVE, room.nid):
+        yield room.finding("ineffective", [event_id], "ineffective", "no redaction in force")
+    for event_id, ineffective in expected.mistaken.items():
+        yield room.finding("ineffective", [event_id], not ineffective, ineffective)
     waiting = dict(await conn.fetch(SQL_WAITING, room.nid, row=WaitingRow))
     ids = await event_ids(conn, waiting.keys() | expected.waiting.keys())
     for nid in sorted(waiting.keys() | expected.waiting.keys()):
@@ -99,26 +118,33 @@ async def redactions(conn: Connection, room: Room) -> Redactions:
     """What the redactions of a room do."""
     contents = Contents(room.row.room_version)
     rows = await conn.fetch(SQL_REDACTIONS, room.nid, row=RedactionRow)
-    result = Redactions({}, {})
+    result = Redactions({}, {}, {})
     for start in range(0, len(rows), TOGETHER):
         batch = rows[start : start + TOGETHER]
         events = await contents.load(conn, (row.event_nid for row in batch))
         targets = await _targets(conn, {held.event.redacts for held in events.values() if held.event.redacts is not None})
         for row in batch:
             held = events.get(row.event_nid)
-            if held is None or held.event.redacts is None:
+            if held is None:
                 continue
-            target = targets.get(held.event.redacts)
-            if target is None:
-                result.waiting[row.event_nid] = held.event.redacts
-            elif target.room_nid == room.nid and redaction_allowed(
-                held.event,
-                target.sender,
-                await _auth_state(conn, room, contents, held.event, row.state_group_before),
-                room.row.room_version,
-            ):
+            target = targets.get(held.event.redacts or "")
+            applies = (
+                target is not None
+                and target.room_nid == room.nid
+                and redaction_allowed(
+                    held.event,
+                    target.sender,
+                    await _auth_state(conn, room, contents, held.event, row.state_group_before),
+                    room.row.room_version,
+                )
+            )
+            if target is not None and applies:
                 rank = (row.origin_server_ts, held.event.event_id)
                 result.effective[target.event_id] = min(rank, result.effective.get(target.event_id, rank))
+            if target is None and held.event.redacts is not None:
+                result.waiting[row.event_nid] = held.event.redacts
+            if row.ineffective == applies:
+                result.mistaken[row.event_id] = not applies
     return result
 
 
