@@ -39,7 +39,7 @@ WHERE p.stream_name = s.stream_name AND p.stream_id < s.stream_id
 """
 
 SQL_POSITIONS: Final[LiteralString] = """
-SELECT stream_name, instance_name, stream_id
+SELECT stream_name, instance_name, stream_id, entered_at
 FROM stream_positions
 """
 
@@ -52,11 +52,12 @@ class SequenceRow(NamedTuple):
 
 
 class PositionRow(NamedTuple):
-    """How far a writer is in a stream."""
+    """How far a writer is in a stream, and where it began."""
 
     stream_name: str
     instance_name: str
     stream_id: int
+    entered_at: int
 
 
 async def follow(database: Database, streams: Streams, *, every_ms: int) -> None:
@@ -115,7 +116,7 @@ def _meet(streams: Streams, found: Iterable[PositionRow]) -> None:
     """Take in the writers that are new, before anything moves on past what they may have in flight."""
     for row in found:
         if row.stream_name in streams and row.instance_name not in streams[row.stream_name].positions():
-            streams.meet(row.stream_name, row.instance_name)
+            streams.meet(row.stream_name, row.instance_name, row.entered_at)
 
 
 async def _move_idle(conn: Connection, streams: Streams) -> None:

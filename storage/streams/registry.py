@@ -251,11 +251,15 @@ class Stream:
 
     def current(self) -> VectorPosition:
         """The vector token: the linear position, and the writers that are known to be further."""
-        return self.generator.vector()
+        return VectorPosition.of(self.linear(), self.generator.positions())
 
     def linear(self) -> int:
-        """The largest id up to which every fact of every writer has completed."""
-        return self.generator.linear()
+        """The largest id up to which every fact of every writer has completed: where the last of them is.
+
+        That includes the own position, which moves only with what sees every writer (an own write, or following the table), also
+        one that this process has not met: so it stays below the ids of a new writer.
+        """
+        return min(self.generator.positions().values())
 
     def positions(self) -> dict[str, int]:
         """How far each writer is known to be."""
@@ -300,10 +304,10 @@ class Streams(Mapping[str, Stream]):
         """Whether this process may have ids of the stream in flight."""
         return self._streams[stream_name].generator.is_busy
 
-    def meet(self, stream_name: str, instance_name: str) -> None:
-        """A writer that was not known: it has written nothing up to the linear position, as every write sees all writers."""
-        generator = self._streams[stream_name].generator
-        generator.advance(instance_name, generator.linear(), completed=False)
+    def meet(self, stream_name: str, instance_name: str, entered_at: int) -> None:
+        """A writer that was not known: all its facts are above where it entered."""
+        self._streams[stream_name].generator.advance(instance_name, entered_at, completed=False)
+        self.feed.publish(Advance(stream_name, instance_name, 0, entered_at, (), local=False))
 
     def advance(self, stream_name: str, instance_name: str, current: int, facts: Sequence[Fact], *, local: bool = True) -> None:
         """A writer's position has moved: remember it, and tell whoever follows. An older position changes nothing."""
@@ -311,10 +315,11 @@ class Streams(Mapping[str, Stream]):
         previous = generator.positions().get(instance_name, 0)
         if current <= previous:
             return
-        if facts:
-            generator.advance(instance_name, facts[-1].stream_id)
+        news = [fact for fact in facts if fact.stream_id > previous]  # what was fetched may have been told meanwhile
+        if news:
+            generator.advance(instance_name, news[-1].stream_id)
         generator.advance(instance_name, current, completed=False)
-        self.feed.publish(Advance(stream_name, instance_name, previous, current, facts, local))
+        self.feed.publish(Advance(stream_name, instance_name, previous, current, news, local))
 
 
 SQL_ALLOCATE: Final[LiteralString] = """

@@ -64,8 +64,9 @@ SELECT setval($1::text::regclass, $2::bigint)
 """
 
 SQL_ENTER: Final[LiteralString] = """
-INSERT INTO stream_positions (stream_name, instance_name, stream_id)
-SELECT s.stream_name, $1::text, COALESCE(pg_sequence_last_value(s.sequence_name::regclass), 1)
+INSERT INTO stream_positions (stream_name, instance_name, stream_id, entered_at)
+SELECT s.stream_name, $1::text, COALESCE(pg_sequence_last_value(s.sequence_name::regclass), 1),
+    COALESCE(pg_sequence_last_value(s.sequence_name::regclass), 1)
 FROM unnest($2::text[], $3::text[]) AS s (stream_name, sequence_name)
 ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
 """

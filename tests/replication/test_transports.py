@@ -188,7 +188,7 @@ async def test_a_new_writer_is_told_of_before_what_was_written_after_it_came(net
     told = [advance for advance in worker.seen.advances if advance.current >= entered]
     assert [advance.instance_name for advance in told] == ["main", "new", "main"]
     assert worker.streams["caches"].positions()["new"] == entered
-    assert worker.streams["caches"].linear() == entered
+    assert worker.streams["caches"].linear() <= entered
 
 
 async def test_what_was_written_while_nobody_could_hear_is_fetched(net: Net, main: Process, worker: Process, second: Process) -> None:
