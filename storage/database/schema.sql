@@ -198,6 +198,8 @@ COMMENT ON INDEX events_state_idx IS
     '86 bytes for each state event, none for others.';
 CREATE INDEX events_create_idx ON events (room_nid) WHERE type_nid = 1;
 COMMENT ON INDEX events_create_idx IS 'Serves: does a room have its create event already.';
+CREATE INDEX events_room_outlier_idx ON events (room_nid) WHERE outlier;
+COMMENT ON INDEX events_room_outlier_idx IS 'Serves: the outliers of a room, for verification.';
 CREATE INDEX events_room_stream_idx ON events (room_nid, stream_ordering) WHERE NOT outlier AND NOT backfilled;
 COMMENT ON INDEX events_room_stream_idx IS 'Serves: the timeline of a room for /sync.';
 CREATE INDEX events_room_time_idx ON events (room_nid, origin_server_ts) WHERE NOT outlier;

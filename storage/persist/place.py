@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph import order
 from storage.persist.draft import Draft, RoomDraft
@@ -31,13 +32,13 @@ class Placement(NamedTuple):
     moves: dict[int, int]
 
 
-def parents_of(draft: Draft, event: Event) -> Parents:
-    """The parents, as far as this server has them."""
+def parents_of(draft: Draft, room: RoomDraft, event: Event) -> Parents:
+    """The parents, as far as this server has them. What is of another room is no parent, as if it were not held."""
     draft.ensure_ids(event.prev_event_ids)
     parents = Parents([], [])
     for event_id in dict.fromkeys(event.prev_event_ids):
         row = draft.row(event_id)
-        if row is None or row.outlier:
+        if row is None or row.outlier or row.room_nid != room.row.room_nid:
             parents.missing.append(event_id)
         else:
             parents.held.append(row)
@@ -45,7 +46,7 @@ def parents_of(draft: Draft, event: Event) -> Parents:
 
 
 def place(draft: Draft, room: RoomDraft, event: Event, nid: int, parents: Parents) -> Placement:
-    """The place of an event that is going to be in the timeline. Nothing is changed yet."""
+    """The place of an event that is going to be in the timeline. Nothing is changed yet. `InvalidEvent` if it closes a circle."""
     arrived = draft.missing_row(event.event_id)
     children = _children(draft, arrived)
     ordering = order.ordering(
@@ -60,6 +61,8 @@ def place(draft: Draft, room: RoomDraft, event: Event, nid: int, parents: Parent
     prev_events = tuple(nids[event_id] for event_id in dict.fromkeys(event.prev_event_ids))
     lowest = min((child.order for child in children), default=ordering + 1)
     moves = {} if lowest > ordering else _moves(draft, room, {nid: ordering}, lowest)
+    if any(parent.event_nid in moves for parent in parents.held):
+        raise InvalidEvent("its parents stand on the event itself: a circle, which only chosen event ids can form", event_id=event.event_id)
     return Placement(prev_events, ordering, list(gaps.values()), arrived, moves)
 
 

@@ -8,6 +8,7 @@ Everything up to `_store` only reads (it may stop with `Needs` and be asked agai
 from dataclasses import dataclass
 
 from storage.database.names import JOIN, TYPE_MEMBER, membership_code
+from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph.chains import Entry
 from storage.ids import EventId
@@ -58,7 +59,7 @@ def plan_event(draft: Draft, incoming: Incoming) -> AppendResult:
         return AppendResult(event.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering)
     room = room_of(draft, event)
     auth_rows, missing = _auth_rows(draft, event)
-    parents = parents_of(draft, event)
+    parents = parents_of(draft, room, event)
     if incoming.origin != "outlier":
         missing += _unknown_state(draft, room, incoming, parents)
     if missing:
@@ -67,7 +68,10 @@ def plan_event(draft: Draft, incoming: Incoming) -> AppendResult:
         return _plan_outlier(draft, room, incoming, auth_rows)
     nid = _nid(draft, event, row)
     step = Step(draft, room)
-    decision, judged = _decide(step, incoming, nid, parents, auth_rows, held=row)
+    try:
+        decision, judged = _decide(step, incoming, nid, parents, auth_rows, held=row)
+    except InvalidEvent as error:
+        return AppendResult(event.event_id, "invalid", error.reason)
     _store(step, decision, event)
     return _result(event, decision.row, judged)
 

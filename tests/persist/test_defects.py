@@ -6,8 +6,10 @@ import pytest
 
 import storage
 from storage import Store
+from storage.event import sign
+from storage.event.hashes import canonical
 from storage.maintenance.verify import verify
-from storage.testing import RoomBuilder
+from storage.testing import BuiltEvent, RoomBuilder, signing_key
 
 
 @pytest.fixture
@@ -68,3 +70,30 @@ async def test_a_room_whose_row_was_forgotten_takes_nothing_stale_with_it(dsn: s
         await one.append([room.join(other).pdu])
         await one.append([room.join("@fourth:s1.test").pdu])
         assert [finding async for finding in verify(one.database, server_name="s1.test")] == []
+
+
+async def test_a_circle_of_parents_is_invalid(dsn: str) -> None:
+    """Version 1 names its own event ids, so two events can name each other as parents."""
+    room = RoomBuilder("1", seed=1)
+    admin = room.user(1)
+    room.start(admin)
+    end = room.heads[0]
+    state = list(room.state.values())
+    first, second = room.message(admin, "a"), room.message(admin, "b")
+    one = resigned(room, first, prev=[second.event_id, end])
+    other = resigned(room, second, prev=[first.event_id])
+    async with storage.open(dsn, server_name="s1.test") as store:
+        await store.append(room.pdus[:-2], room_version="1")
+        [stored] = await store.append([one], state_before={first.event_id: state})
+        assert stored.outcome == "stored"
+        [refused] = await store.append([other])
+        assert (refused.outcome, refused.event_id) == ("invalid", second.event_id)
+        assert "circle" in (refused.reason or "")
+        assert await store.forward_extremities(room.room_id) == {first.event_id}
+        assert await store.backward_extremities(room.room_id) == {second.event_id}
+
+
+def resigned(room: RoomBuilder, event: BuiltEvent, *, prev: list[str]) -> bytes:
+    """The event with other parents, under its own id."""
+    pdu = {**event.json, "prev_events": [[parent, {"sha256": "x"}] for parent in prev]}
+    return canonical(sign({**pdu, "signatures": {}, "hashes": {}}, "1", "s1.test", signing_key("s1.test")))
