@@ -26,7 +26,7 @@ async def paged(store: Store) -> tuple[set[str], set[str]]:
         pages |= {event.event_id for event in page.chunk}
         at = page.end
         if at is None:
-            return pages, await store.visible_to_user(LOCAL, [event.event_id for event in room.events])
+            return pages, {*await store.visible_to_user(LOCAL, [event.event_id for event in room.events])}
 
 
 async def test_a_server_that_was_cut_off(store: Store) -> None:
