@@ -82,5 +82,4 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
             await writer.drain()
     except ConnectionError:
         pass  # the client has gone
-    finally:
-        writer.close()
+    writer.close()  # not when cancelled: then whoever cancelled decides when the client hears of it

@@ -200,17 +200,20 @@ async def test_a_file_that_cannot_be_read_ends_it(store: storage.Store, tmp_path
 
 
 class Interrupting:
-    """An observer that does something at the n-th write."""
+    """An observer that does something at the n-th write; an error stays until `back` is called, for every statement."""
 
     def __init__(self, at: int, what: "asyncio.Event | Exception") -> None:
         self.left = at
         self.what = what
 
     def before(self, statement: str) -> None:
-        if "INSERT INTO events" in statement:
-            self.left -= 1
-            if self.left == 0 and isinstance(self.what, Exception):
-                raise self.what
+        self.left -= "INSERT INTO events" in statement
+        if self.left <= 0 and isinstance(self.what, Exception):
+            raise self.what
+
+    def back(self) -> None:
+        """The database is there again."""
+        self.what = asyncio.Event()
 
     def after(self, statement: str, seconds: float) -> None:  # noqa: ARG002  # the observer's interface
         if "INSERT INTO events" in statement and self.left <= 0 and isinstance(self.what, asyncio.Event):
@@ -250,9 +253,11 @@ async def test_an_interrupt_leaves_what_is_committed_and_a_rerun_goes_on(dsn: st
 
 async def test_a_lost_database_ends_it_with_its_own_error(dsn: str, tmp_path: Path) -> None:
     path = written(tmp_path / "room.ndjson", generate_room(SHAPES["small_chat"], 100, seed=2))
-    async with storage.open(dsn, server_name="s1.test", observer=Interrupting(3, DatabaseUnavailable("gone"))) as store:
+    observer = Interrupting(3, DatabaseUnavailable("gone"))
+    async with storage.open(dsn, server_name="s1.test", observer=observer) as store:
         with pytest.raises(DatabaseUnavailable, match="gone"):
             await imported(store, path, batch_max=20)
+        observer.back()
         assert len(await ids_in(store)) == 40
         assert (await imported(store, path))[0] == {"duplicate": 40, "stored": 60}
 
