@@ -1,0 +1,105 @@
+"""Auth chains from the chain cover: of the whole current state, and the difference of an old and the current state.
+
+Rooms grow tenfold in members; a fifth of them came by an invitation, and some have left and come again, so that the chain of the state holds
+nearly as many events as the state. Each answer is compared with a walk over the auth events.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import storage
+from benchmarks.harness import Bench, Trips, percentiles, show
+from storage.ids import EventId
+from storage.testing import BuiltEvent, RoomBuilder
+
+SIZES: Final = (50, 500, 5_000)
+QUICK_SIZES: Final = (50, 500)
+CHANGED: Final = 20  # members that the old state and the current one differ in
+
+
+async def run(bench: Bench) -> None:
+    """Measure each size, and show the growth."""
+    for members in QUICK_SIZES if bench.quick else SIZES:
+        bench.results[f"{members} members"] = await _measure(bench, members, rounds=bench.size(30, 5))
+    _show(bench)
+    bench.write()
+
+
+def _room(members: int) -> RoomBuilder:
+    room = RoomBuilder("11", seed=1, sign=False, exact=False)
+    admin = room.user(1)
+    room.start(admin)
+    for number in range(2, members + 1):
+        user = room.user(number)
+        if number % 5 == 0:
+            room.invite(admin, user)
+        room.join(user)
+        if number % 2:
+            room.leave(user)
+            room.join(user)
+    return room
+
+
+async def _measure(bench: Bench, members: int, rounds: int) -> dict[str, Any]:
+    room = _room(members)
+    old = set(room.state.values())
+    for number in range(2, 2 + min(CHANGED, members // 2)):
+        room.leave(room.user(number))
+        room.join(room.user(number))
+    now = set(room.state.values())
+    trips = Trips()
+    async with bench.database() as dsn, storage.open(dsn, server_name="s1.test", observer=trips) as store:
+        trips.opened()
+        for at in range(0, len(room.pdus), 500):
+            await store.append(room.pdus[at : at + 500])
+        graph = {event.event_id: event for event in room.events}
+        chains = [_walk(graph, old), _walk(graph, now)]
+        if await store.auth_chain_ids(now) != chains[1] or await store.auth_chain_difference([old, now]) != chains[0] ^ chains[1]:
+            raise AssertionError("the cover and the walk disagree")
+        return {
+            "state": len(now),
+            "chain": len(chains[1]),
+            "difference": len(chains[0] ^ chains[1]),
+            "chain ms": await _timed(lambda: store.auth_chain_ids(now), trips, rounds),
+            "difference ms": await _timed(lambda: store.auth_chain_difference([old, now]), trips, rounds),
+        }
+
+
+def _walk(graph: dict[EventId, BuiltEvent], ids: set[EventId]) -> set[EventId]:
+    found: set[EventId] = set()
+    todo = [cited for event_id in ids for cited in graph[event_id].auth_events]
+    while todo:
+        event_id = todo.pop()
+        if event_id not in found:
+            found.add(event_id)
+            todo.extend(graph[event_id].auth_events)
+    return found
+
+
+async def _timed(question: Callable[[], Awaitable[Any]], trips: Trips, rounds: int) -> dict[str, float]:
+    await question()
+    before, times = trips.count, []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        await question()
+        times.append(time.perf_counter() - start)
+    return percentiles(times, factor=1000) | {"statements": (trips.count - before) / rounds}
+
+
+def _show(bench: Bench) -> None:
+    columns = ["room", "state", "chain", "chain p50 ms", "statements", "difference", "difference p50 ms", "statements"]
+    rows = [
+        [
+            name,
+            found["state"],
+            found["chain"],
+            found["chain ms"]["p50"],
+            found["chain ms"]["statements"],
+            found["difference"],
+            found["difference ms"]["p50"],
+            found["difference ms"]["statements"],
+        ]
+        for name, found in bench.results.items()
+    ]
+    show("Auth chains of the current state, and against an old one", columns, rows)
