@@ -151,7 +151,7 @@ CREATE TABLE events (
     auth_events bigint[] NOT NULL,
     json bytea NOT NULL,
     CONSTRAINT events_pkey PRIMARY KEY (event_nid),
-    CONSTRAINT events_event_id_key UNIQUE (event_id),
+    CONSTRAINT events_event_id_key UNIQUE (event_id) INCLUDE (event_nid),
     CONSTRAINT events_stream_ordering_key UNIQUE (stream_ordering),
     CONSTRAINT events_outlier_check CHECK (
         outlier = (stream_ordering IS NULL)
@@ -334,7 +334,7 @@ CREATE TABLE auth_chains (
     chain_nid bigint NOT NULL,
     sequence_number int NOT NULL,
     CONSTRAINT auth_chains_pkey PRIMARY KEY (event_nid),
-    CONSTRAINT auth_chains_chain_nid_sequence_number_key UNIQUE (chain_nid, sequence_number)
+    CONSTRAINT auth_chains_chain_nid_sequence_number_key UNIQUE (chain_nid, sequence_number) INCLUDE (event_nid)
 );
 COMMENT ON TABLE auth_chains IS
     'Chain cover of the auth graph: each state event has a place in one chain, and reaches every earlier place of that chain.';

@@ -1,102 +1,186 @@
 """Auth chains from the chain cover (storage/graph/chains.py): ids, and the difference of several sets.
 
-The auth chain of an event is all it reaches by auth events, without the event itself; that of a set is the union.
+The auth chain of an event is all it reaches by auth events, without the event itself; that of a set is the union. An event that has a place
+in the cover reaches the places before it on its chain, and what the links of its chain up to its own place say. What has no place (messages,
+rejected events) is walked by its auth events until a place is met.
+
+Statements with thousands of numbers take them as arrays made inside (`ANY(ARRAY(SELECT …))`): one ordered pass over an index, which has all
+that is asked, instead of a descent for each. Those that begin with a few events go from row to row by index, whatever the planner would expect of
+tables it has seen small (`OFFSET 0`).
+
 Source: server-server API, auth chain; room versions, state resolution v2, auth difference.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
 from typing import Final, LiteralString, NamedTuple
 
-from storage.database.connection import Connection
-from storage.errors import UnknownEvent
-from storage.ids import EventId
+import orjson
 
-PLACES_AT_ONCE: Final = 256
+from storage.database.connection import Connection
+from storage.errors import StorageCorrupt, UnknownEvent
+from storage.ids import EventId
+from storage.queries.state_at import array
+
+NO_NUMBERS: Final = "{}"
+LATER_MAX: Final = 256  # places looked at that may reach one, at first
+LOOSE_ASKED_MAX: Final = 1_000  # more ids than this in all sets are taken for states, whose events all have a place
 
 SQL_AUTH_CHAIN: Final[LiteralString] = """
 WITH RECURSIVE
-walked AS (  -- the events given, and what only rejected events, which have no place, stand in between
-    SELECT e.event_nid, e.auth_events, true AS given, false AS placed
+given AS MATERIALIZED (  -- by id, or by number
+    SELECT event_nid
+    FROM events
+    WHERE event_id = ANY((SELECT $1::text[])::text[])
+    UNION ALL
+    SELECT unnest($2::text::bigint[])
+),
+placed AS MATERIALIZED (
+    SELECT event_nid, chain_nid, sequence_number
+    FROM auth_chains
+    WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM given))
+),
+loose AS (  -- what has no place: events given, and those that only such events stand between
+    SELECT e.event_nid, e.auth_events, true AS is_given
     FROM events e
-    WHERE e.event_id = ANY($1::text[])
+    WHERE e.event_nid = ANY(
+        CASE
+            WHEN (SELECT count(*) FROM given) = (SELECT count(*) FROM placed) THEN '{}'
+            ELSE ARRAY(SELECT event_nid FROM given EXCEPT SELECT event_nid FROM placed)
+        END
+    )
     UNION
-    SELECT e.event_nid, e.auth_events, false, p.event_nid IS NOT NULL
-    FROM walked w
-    CROSS JOIN unnest(w.auth_events) AS parent (event_nid)
+    SELECT e.event_nid, e.auth_events, false
+    FROM loose l
+    CROSS JOIN unnest(l.auth_events) AS parent (event_nid)
     JOIN events e ON e.event_nid = parent.event_nid
-    LEFT JOIN auth_chains p ON p.event_nid = parent.event_nid
-    WHERE w.given OR NOT w.placed
+    WHERE NOT EXISTS (SELECT FROM auth_chains p WHERE p.event_nid = parent.event_nid)
 ),
-start AS (
-    SELECT p.chain_nid, max(p.sequence_number) AS sequence_number
-    FROM walked w
-    JOIN auth_chains p USING (event_nid)
-    WHERE NOT w.given
-    GROUP BY p.chain_nid
+own AS MATERIALIZED (  -- of each chain the last place given
+    SELECT chain_nid, max(sequence_number) AS sequence_number
+    FROM placed
+    GROUP BY chain_nid
 ),
-reach AS (  -- chains, and up to where
+first AS MATERIALIZED (  -- what the links of these chains, and the auth events of the loose ones, say
+    SELECT chain_nid, max(sequence_number) AS sequence_number
+    FROM (
+        SELECT l.target_chain_nid, l.target_sequence_number
+        FROM auth_chain_links l
+        JOIN own o USING (chain_nid)
+        WHERE l.chain_nid = ANY(ARRAY(SELECT chain_nid FROM own)) AND l.sequence_number <= o.sequence_number
+        UNION ALL
+        SELECT p.chain_nid, p.sequence_number
+        FROM loose w
+        CROSS JOIN unnest(w.auth_events) AS parent (event_nid)
+        JOIN auth_chains p ON p.event_nid = parent.event_nid
+    ) AS reached (chain_nid, sequence_number)
+    GROUP BY chain_nid
+),
+reach AS (  -- and where these lead
     SELECT chain_nid, sequence_number
-    FROM start
+    FROM first
     UNION
     SELECT l.target_chain_nid, l.target_sequence_number
     FROM reach r
-    JOIN auth_chain_links l ON l.chain_nid = r.chain_nid AND l.sequence_number <= r.sequence_number
+    CROSS JOIN LATERAL (
+        SELECT l.target_chain_nid, l.target_sequence_number
+        FROM auth_chain_links l
+        WHERE l.chain_nid = r.chain_nid AND l.sequence_number <= r.sequence_number
+        OFFSET 0
+    ) AS l
 ),
-farthest AS (
+farthest AS MATERIALIZED (
     SELECT chain_nid, max(sequence_number) AS sequence_number
-    FROM reach
+    FROM (SELECT * FROM reach UNION ALL SELECT chain_nid, sequence_number - 1 FROM own WHERE sequence_number > 1) AS reached
     GROUP BY chain_nid
+),
+found AS MATERIALIZED (
+    SELECT a.event_nid
+    FROM auth_chains a
+    JOIN farthest f USING (chain_nid)
+    WHERE a.chain_nid = ANY(ARRAY(SELECT chain_nid FROM farthest)) AND a.sequence_number <= f.sequence_number
 )
-SELECT e.event_id
-FROM farthest f
-JOIN auth_chains a ON a.chain_nid = f.chain_nid AND a.sequence_number <= f.sequence_number
-JOIN events e USING (event_nid)
-UNION ALL
-SELECT e.event_id
-FROM walked w
-JOIN events e USING (event_nid)
-WHERE NOT w.given AND NOT w.placed
+SELECT
+    (SELECT count(*) FROM given) AS held,
+    (
+        SELECT json_agg(event_id)
+        FROM events
+        WHERE event_nid = ANY((SELECT $2::text::bigint[])::bigint[]) AND state_key_nid IS NOT NULL
+    )::text AS given_ids,
+    (
+        SELECT json_agg(event_id)
+        FROM events
+        WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM found)) AND state_key_nid IS NOT NULL
+    )::text AS placed_ids,
+    (
+        SELECT json_agg(e.event_id)
+        FROM loose l
+        JOIN events e USING (event_nid)
+        WHERE NOT l.is_given
+    )::text AS loose_ids
 """
 
 SQL_DIFFERENCE: Final[LiteralString] = """
 WITH RECURSIVE
-given AS (
-    SELECT s.set_number, e.event_nid, e.auth_events
+placed AS MATERIALIZED (
+    SELECT s.set_number, p.chain_nid, max(p.sequence_number) AS sequence_number
     FROM unnest($1::text[], $2::int[]) AS s (event_id, set_number)
-    JOIN events e USING (event_id)
-),
-start AS (
-    SELECT g.set_number, p.chain_nid, max(p.sequence_number) AS sequence_number
-    FROM given g
-    CROSS JOIN unnest(g.auth_events) AS parent (event_nid)
-    JOIN auth_chains p ON p.event_nid = parent.event_nid
+    CROSS JOIN LATERAL (SELECT e.event_nid FROM events e WHERE e.event_id = s.event_id OFFSET 0) AS e
+    CROSS JOIN LATERAL (SELECT a.chain_nid, a.sequence_number FROM auth_chains a WHERE a.event_nid = e.event_nid OFFSET 0) AS p
     GROUP BY 1, 2
 ),
-reach AS (
-    SELECT set_number, chain_nid, sequence_number
-    FROM start
+reach AS (  -- chains, and up to where; what an event reaches by the links of its own chain, and where that leads
+    SELECT p.set_number, l.chain_nid, l.sequence_number
+    FROM placed p
+    CROSS JOIN LATERAL (
+        SELECT l.target_chain_nid AS chain_nid, l.target_sequence_number AS sequence_number
+        FROM auth_chain_links l
+        WHERE l.chain_nid = p.chain_nid AND l.sequence_number <= p.sequence_number
+        OFFSET 0
+    ) AS l
     UNION
     SELECT r.set_number, l.target_chain_nid, l.target_sequence_number
     FROM reach r
-    JOIN auth_chain_links l ON l.chain_nid = r.chain_nid AND l.sequence_number <= r.sequence_number
+    CROSS JOIN LATERAL (
+        SELECT l.target_chain_nid, l.target_sequence_number
+        FROM auth_chain_links l
+        WHERE l.chain_nid = r.chain_nid AND l.sequence_number <= r.sequence_number
+        OFFSET 0
+    ) AS l
 ),
 farthest AS (
     SELECT set_number, chain_nid, max(sequence_number) AS sequence_number
-    FROM reach
+    FROM (SELECT * FROM reach UNION ALL SELECT set_number, chain_nid, sequence_number - 1 FROM placed WHERE sequence_number > 1) AS reached
     GROUP BY 1, 2
 ),
-stretch AS (  -- of each chain, what some set reaches and not every set
-    SELECT chain_nid,
-        max(sequence_number) AS high,
-        CASE WHEN count(*) = $3::int THEN min(sequence_number) ELSE 0 END AS low
-    FROM farthest
-    GROUP BY chain_nid
+stretch AS MATERIALIZED (  -- of each chain, what some set reaches and not every set
+    SELECT *
+    FROM (
+        SELECT chain_nid,
+            max(sequence_number) AS high,
+            CASE WHEN count(*) = $3::int THEN min(sequence_number) ELSE 0 END AS low
+        FROM farthest
+        GROUP BY chain_nid
+    ) AS reached
+    WHERE high > low
 )
-SELECT e.event_id
+SELECT s.chain_nid, a.sequence_number, s.high, e.event_id, COALESCE(a.sequence_number <= inbound.upto, false) AS linked
 FROM stretch s
-JOIN auth_chains a ON a.chain_nid = s.chain_nid AND a.sequence_number > s.low AND a.sequence_number <= s.high
-JOIN events e USING (event_nid)
+CROSS JOIN LATERAL (
+    SELECT max(target_sequence_number) AS upto
+    FROM auth_chain_links
+    WHERE target_chain_nid = s.chain_nid
+) AS inbound
+CROSS JOIN LATERAL (  -- and what comes after it on the chain, as that may be in all the sets
+    SELECT *
+    FROM auth_chains a
+    WHERE a.chain_nid = s.chain_nid AND a.sequence_number > s.low
+    ORDER BY a.sequence_number
+    LIMIT s.high - s.low + $4::int
+) AS a
+CROSS JOIN LATERAL (SELECT e.event_id FROM events e WHERE e.event_nid = a.event_nid AND e.state_key_nid IS NOT NULL OFFSET 0) AS e
+ORDER BY s.chain_nid, a.sequence_number
 """
 
 SQL_REACHED_BY: Final[LiteralString] = """
@@ -121,11 +205,44 @@ CROSS JOIN LATERAL (
 WHERE x.event_id = ANY($1::text[])
 """
 
+SQL_LOOSE: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT
+    FROM events e
+    WHERE e.event_id = ANY((SELECT $1::text[])::text[]) AND NOT EXISTS (SELECT FROM auth_chains p WHERE p.event_nid = e.event_nid)
+)
+"""
+
 SQL_HELD: Final[LiteralString] = """
 SELECT event_id
 FROM events
 WHERE event_id = ANY($1::text[])
 """
+
+
+class ChainRow(NamedTuple):
+    """How many of the events are held; the ids of those given by number, and of their auth chain, with a place in the cover and without.
+
+    JSON lists; None for an empty one.
+    """
+
+    held: int
+    given_ids: str | None
+    placed_ids: str | None
+    loose_ids: str | None
+
+
+class StretchRow(NamedTuple):
+    """A place of a chain in question: up to ``high`` in the chain of some set and not of all, after it perhaps in a set itself.
+
+    ``linked``: other chains reach it.
+    """
+
+    chain_nid: int
+    sequence_number: int
+    high: int
+    event_id: str
+    linked: bool
 
 
 class ReachedRow(NamedTuple):
@@ -138,20 +255,33 @@ class ReachedRow(NamedTuple):
 async def auth_chain_ids(conn: Connection, event_ids: Iterable[EventId]) -> set[EventId]:
     """The auth chain of these events, in one statement; `UnknownEvent` if none of them is held."""
     wanted = list(dict.fromkeys(event_ids))
-    found = set(await conn.fetchvals(SQL_AUTH_CHAIN, wanted))
-    if not found:
-        held = await conn.fetchvals(SQL_HELD, wanted)
-        for event_id in wanted:
-            if event_id not in held:
-                raise UnknownEvent(event_id)
+    row = await conn.fetchrow(SQL_AUTH_CHAIN, wanted, NO_NUMBERS, row=ChainRow)
+    found = set() if row is None else set(_ids(row.placed_ids) + _ids(row.loose_ids))
+    if row is None or (not found and row.held < len(wanted)):
+        held = set(await conn.fetchvals(SQL_HELD, wanted))
+        raise UnknownEvent(next(event_id for event_id in wanted if event_id not in held))
     return found
+
+
+def _ids(text: str | None) -> list[EventId]:
+    return orjson.loads(text) if text else []
+
+
+async def state_and_chain_ids(conn: Connection, event_nids: Sequence[int]) -> tuple[frozenset[EventId], frozenset[EventId]]:
+    """The ids of these state events, and of their auth chain, in one statement."""
+    row = await conn.fetchrow(SQL_AUTH_CHAIN, [], array(event_nids), row=ChainRow)
+    given = [] if row is None else _ids(row.given_ids)
+    if row is None or len(given) != len(event_nids):
+        raise StorageCorrupt("a state refers to events that are not there", wanted=len(event_nids), found=len(given))
+    return frozenset(given), frozenset(_ids(row.placed_ids) + _ids(row.loose_ids))
 
 
 async def auth_chain_difference(conn: Connection, sets: Sequence[Collection[EventId]]) -> set[EventId]:
     """The events in the auth chain of some of these sets and not of all. Only what the sets differ in is walked.
 
-    What the sets have in common is looked at from the few events in question upwards: one of the first places that reach one
-    of them is nearly always in the common part.
+    What they have in common is looked at from the few events in question upwards: what stands after them on their own chains, then, where
+    other chains lead to them, whatever reaches them, a few places at a time: one of the first is nearly always in the common part.
+    Sets with events that have no place in the cover are walked whole (looked for in small sets only).
     """
     own = [set(one) for one in sets]
     if len(own) < 2:  # one set has no difference
@@ -161,15 +291,32 @@ async def auth_chain_difference(conn: Connection, sets: Sequence[Collection[Even
     if not given:
         return set()
     ids = [event_id for event_id, _ in given]
-    difference = set(await conn.fetchvals(SQL_DIFFERENCE, ids, [number for _, number in given], len(own)))
-    return difference - await _reached_by(conn, difference, common)
+    asked = ids if len(common) + len(ids) > LOOSE_ASKED_MAX else [*common, *ids]
+    if await conn.fetchval(SQL_LOOSE, asked):
+        chains = [await auth_chain_ids(conn, one) if one else set() for one in own]
+        return set().union(*chains) - chains[0].intersection(*chains[1:])
+    places = await conn.fetch(SQL_DIFFERENCE, ids, [number for _, number in given], len(own), LATER_MAX, row=StretchRow)
+    found: set[EventId] = set()
+    unsure: set[EventId] = set()
+    for _, rows in groupby(places, key=lambda row: row.chain_nid):
+        _divide(list(rows), common, found, unsure)
+    return found | unsure - await _reached_by(conn, unsure, common)
+
+
+def _divide(rows: Sequence[StretchRow], common: set[EventId], found: set[EventId], unsure: set[EventId]) -> None:
+    """The places of one chain: into ``found`` what nothing in common reaches, into ``unsure`` what has to be looked at upwards."""
+    covered = max((row.sequence_number for row in rows if row.event_id in common), default=0)
+    more = len(rows) - sum(row.sequence_number <= row.high for row in rows) == LATER_MAX
+    for row in rows:
+        if covered <= row.sequence_number <= row.high:
+            (unsure if row.linked or more else found).add(EventId(row.event_id))
 
 
 async def _reached_by(conn: Connection, event_ids: set[EventId], common: set[EventId]) -> set[EventId]:
     """Those of these events that the auth chain of ``common`` holds."""
     found: set[EventId] = set()
     left = set(event_ids)
-    limit = PLACES_AT_ONCE
+    limit = LATER_MAX
     while left and common:
         rows = await conn.fetch(SQL_REACHED_BY, list(left), limit, row=ReachedRow)
         found |= {EventId(row.reached) for row in rows if row.event_id in common}

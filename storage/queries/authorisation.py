@@ -4,21 +4,14 @@ Server-server API, /state_ids and /event_auth. Chains of ids alone are in auth_c
 """
 
 from dataclasses import dataclass
-from typing import Final, LiteralString, NamedTuple
+from typing import Final, LiteralString
 
 from storage.database.connection import Connection
-from storage.errors import StateUnknown, UnknownEvent
+from storage.errors import UnknownEvent
 from storage.ids import EventId
-from storage.queries.auth_chain import auth_chain_ids
+from storage.queries.auth_chain import state_and_chain_ids
 from storage.queries.events import StoredEvent, StoredRow, stored
-
-SQL_STATE_IDS: Final[LiteralString] = """
-SELECT at.state_group_before, e.event_id
-FROM events at
-LEFT JOIN LATERAL state_entries(at.state_group_before) AS entry ON true
-LEFT JOIN events e ON e.event_nid = entry.event_nid
-WHERE at.event_id = $1::text
-"""
+from storage.queries.state_at import event_nids_before
 
 SQL_EVENT_AUTH: Final[LiteralString] = """
 WITH RECURSIVE
@@ -43,13 +36,6 @@ ORDER BY s.depth, s.event_nid
 """
 
 
-class StateIdRow(NamedTuple):
-    """One event of the state before an event; none for an empty state. An outlier has no state group."""
-
-    state_group_before: int | None
-    event_id: str | None
-
-
 @dataclass(frozen=True, slots=True)
 class StateIds:
     """The state before an event, and the union of the auth chains of its events. Server-server API, /state_ids."""
@@ -63,13 +49,7 @@ async def state_ids(conn: Connection, event_id: EventId) -> StateIds:
 
     Both never change, so two statements need no common snapshot.
     """
-    rows = await conn.fetch(SQL_STATE_IDS, event_id, row=StateIdRow)
-    if not rows:
-        raise UnknownEvent(event_id)
-    if rows[0].state_group_before is None:
-        raise StateUnknown(event_id)
-    ids = frozenset(EventId(row.event_id) for row in rows if row.event_id is not None)
-    return StateIds(ids, frozenset(await auth_chain_ids(conn, ids) if ids else ()))
+    return StateIds(*await state_and_chain_ids(conn, await event_nids_before(conn, event_id)))
 
 
 async def event_auth(conn: Connection, event_id: EventId) -> list[StoredEvent]:

@@ -13,7 +13,7 @@ Neither ever changes for an event of the timeline, so two statements need no com
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Final, LiteralString, NamedTuple
+from typing import Final, LiteralString, NamedTuple, TypeVar
 
 import orjson
 
@@ -23,6 +23,8 @@ from storage.ids import EventId, StateKey
 from storage.state.groups import REMOVED
 
 StateMap = dict[StateKey, EventId]
+
+T = TypeVar("T")
 
 MEMBER: Final = "m.room.member"
 PICKED_MEMBERS_MAX: Final = 16  # more member keys than this are cheaper picked from the whole
@@ -230,22 +232,38 @@ def _told(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[EventId, 
     return {event_id: _known(states, event_id) for event_id in wanted}
 
 
+async def event_nids_before(conn: Connection, event_id: EventId) -> list[int]:
+    """The state before an event as numbers of events, in order. `UnknownEvent`, `StateUnknown` for an outlier."""
+    [state] = (await _folded_at(conn, [event_id], after=False)).values()
+    return _distinct([(*state.members.values(), *state.others.values())])
+
+
 async def _whole(conn: Connection, wanted: Sequence[EventId], *, after: bool) -> dict[EventId, StateMap]:
     """Whole states."""
+    folded = await _folded_at(conn, wanted, after=after)
+    distinct = list({id(state): state for state in folded.values()}.values())
+    named = dict(zip(map(id, distinct), await _named(conn, distinct), strict=True))
+    states: dict[EventId, StateMap] = {}
+    for event_id in wanted:
+        state = named[id(folded[event_id])]
+        states[event_id] = dict(state) if len(distinct) < len(wanted) else state
+    return states
+
+
+async def _folded_at(conn: Connection, wanted: Sequence[EventId], *, after: bool) -> dict[EventId, Folded]:
+    """The states at these events; events with the same state share the value. `UnknownEvent`, `StateUnknown`."""
     rows = await conn.fetch(SQL_PATHS, wanted, after, row=PathRow)
     by_group = {row.state_group: row for row in rows}
-    asked = [row for row in rows if row.at_event_ids]
-    if None in by_group:
-        raise StateUnknown((by_group[None].at_event_ids or [""])[0])
-    named = await _named(conn, [_folded(row, by_group) for row in asked])
-    states: dict[EventId, StateMap] = {}
-    for row, state in zip(asked, named, strict=True):
-        for number, event_id in enumerate(row.at_event_ids or ()):
-            states[EventId(event_id)] = dict(state) if number else state
+    states: dict[EventId, Folded] = {}
+    for row in rows:
+        if row.at_event_ids:
+            if row.state_group is None:
+                raise StateUnknown(row.at_event_ids[0])
+            states.update(zip(map(EventId, row.at_event_ids), repeat(_folded(row, by_group)), strict=False))
     return {event_id: _known(states, event_id) for event_id in wanted}
 
 
-def _known(states: Mapping[EventId, StateMap], event_id: EventId) -> StateMap:
+def _known(states: Mapping[EventId, T], event_id: EventId) -> T:
     if event_id not in states:
         raise UnknownEvent(event_id)
     return states[event_id]
