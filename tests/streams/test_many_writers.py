@@ -31,10 +31,10 @@ BEGIN
     RETURN NEW;
 END
 $$;
-CREATE TRIGGER be_slow BEFORE INSERT ON account_data FOR EACH ROW EXECUTE FUNCTION be_slow();
+CREATE TRIGGER be_slow BEFORE INSERT ON to_device FOR EACH ROW EXECUTE FUNCTION be_slow();
 """
 
-COMMITTED = "SELECT a.stream_id, w.instance_name FROM account_data a JOIN writers w USING (writer_nid) ORDER BY a.stream_id"
+COMMITTED = "SELECT a.stream_id, w.instance_name FROM to_device a JOIN writers w USING (writer_nid) ORDER BY a.stream_id"
 CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'room-storage w%' ORDER BY random() LIMIT 1
@@ -50,7 +50,7 @@ class LinearReader:
         self.seen: list[int] = []
 
     async def read(self) -> None:
-        stream = self.store.streams["account_data"]
+        stream = self.store.streams["to_device"]
         upto = stream.linear()
         facts = await stream.rows(self.at, upto, 1_000_000)
         self.seen += [fact.stream_id for fact in facts]
@@ -65,15 +65,15 @@ class NaiveReader:
         self.seen: list[int] = []
 
     async def read(self, connection: asyncpg.Connection) -> None:
-        rows = await connection.fetch("SELECT stream_id FROM account_data WHERE stream_id > $1 ORDER BY stream_id", self.last)
+        rows = await connection.fetch("SELECT stream_id FROM to_device WHERE stream_id > $1 ORDER BY stream_id", self.last)
         self.seen += [row[0] for row in rows]
         self.last = max([self.last, *self.seen[-1:]])
 
 
 async def _write(store: Store, writer: int, rng: random.Random) -> None:
-    for number in range(FACTS_EACH):  # each a type of its own: what failed may have been committed all the same
+    for number in range(FACTS_EACH):  # what failed may have been committed all the same
         with suppress(storage.DatabaseError):
-            await store.account_data.set(storage.UserId(f"@u{writer}:s1.test"), f"t{number}", {})
+            await store.to_device.send({storage.UserId(f"@u{writer}:s1.test"): {"device": {"n": number}}})
         if rng.random() < 0.1:
             await asyncio.sleep(rng.random() * 0.05)
 

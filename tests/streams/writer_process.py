@@ -1,4 +1,4 @@
-"""A writer in a process of its own, to be killed: writes account data until it dies, a line on standard output per commit."""
+"""A writer in a process of its own, to be killed: sends messages until it dies, a line on standard output per commit."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ async def main(dsn: str, instance_name: str, first: int) -> None:
     async with storage.open(dsn, server_name="s1.test", instance_name=instance_name, config=QUIET) as store:
         for number in itertools.count(first):
             with suppress(storage.DatabaseError):
-                await store.account_data.set(storage.UserId(f"@{instance_name}:s1.test"), f"t{number}", {"n": number})
+                await store.to_device.send({storage.UserId(f"@{instance_name}:s1.test"): {"device": {"n": number}}})
                 sys.stdout.write(f"{number}\n")
                 sys.stdout.flush()
 
