@@ -67,6 +67,10 @@ class Config:
     writer_queue_max: int = 10_000
     """Appends that may wait for the writer; further ones wait before they are queued."""
 
+    forward_extremities_max: int = 20
+    """Forward extremities of a room; beyond, those are dropped whose state the others cover (storage/persist/pruning.py). 20 is how many
+    parents an event may have, so the next event that the homeserver sends can name them all."""
+
     # --------------------------------------------------------------------------------------------------------- caches
 
     cache_reads: bool = False
@@ -93,8 +97,9 @@ class Config:
     traversal_rows_max: int = 20_000
     """Most events that one walk over the event graph reads; what it has found by then is the answer."""
 
-    sync_poll_ms: int = 1_000
-    """How often a waiting sync looks for what another process wrote; the own process wakes it at once."""
+    notifier_keys_max: int = 10_000
+    """Rooms and users for which it is remembered, for each stream and writer, when they were last concerned. A sync that comes to wait
+    and is further behind than that looks once more before it does."""
 
     # ---------------------------------------------------------------------------------------------------- replication
 

@@ -27,7 +27,7 @@ from storage.queries.context import Context
 from storage.queries.events import StoredEvent
 from storage.queries.messages import Direction, Page
 from storage.queries.state_at import StateMap
-from storage.queries.sync import Asked, Commits, Sync, sync, until_news
+from storage.queries.sync import Asked, Look, Sync, sync, until_news
 from storage.streams import startup
 from storage.streams.account_data import AccountData
 from storage.streams.caches import Caches
@@ -70,14 +70,12 @@ class Store:
         self.server_name = identity.server_name
         self.instance_name = identity.instance_name
         self.deployment_id = identity.deployment_id
-        self.notifier = Notifier(streams)
+        self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
         self.caches = _caches(database.config, streams)
         small = {name: StreamWriter(name, database, streams, identity.writer_nid) for name in ("account_data", "to_device", "receipts")}
         self.account_data = AccountData(small["account_data"])
         self.to_device = ToDevice(small["to_device"])
         self.receipts = Receipts(small["receipts"])
-        self._commits = Commits()
-        streams.feed.subscribe(self._commits.told)
 
     # ---------------------------------------------------------------------------------------------- writing
 
@@ -231,11 +229,13 @@ class Store:
             config=self.database.config,
         )
 
-        async def ask() -> Sync:
+        async def look() -> Look:
             async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-                return await sync(conn, asked)
+                answer = await sync(conn, asked)
+                waits = answer.is_empty and timeout_ms > 0
+                return Look(answer, [asked.user_id, *await state.rooms_of(conn, asked.user_id)] if waits else ())
 
-        return await until_news(ask, self._commits, timeout_ms=timeout_ms, poll_ms=self.database.config.sync_poll_ms)
+        return await until_news(look, self.notifier, self.deployment_id, timeout_ms=timeout_ms)
 
     async def messages(
         self,
@@ -378,7 +378,9 @@ async def open_store(
         writer.start()
         stack.push_async_callback(writer.close)
         await stack.enter_async_context(running(follow(database, streams, every_ms=config.follow_ms)))
-        yield Store(database, streams, writer, Identity(server_name, instance_name, writer_nid, deployment_id))
+        store = Store(database, streams, writer, Identity(server_name, instance_name, writer_nid, deployment_id))
+        stack.callback(store.notifier.close)
+        yield store
 
 
 _migrate = migrate

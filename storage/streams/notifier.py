@@ -1,63 +1,110 @@
 """Wake-ups: whoever waits for news of a room or user is woken when a stream advances by a fact that concerns it.
 
-No wake-up is lost between looking and waiting: a waiter says what it has seen (a token), and does not wait at all if the
-streams are further already; and it stands in the list before it looks. What a fact concerns its stream's declaration says.
+A waiter says what it has seen: a token. It is woken by facts of the token's streams that the token does not cover, and by those only.
+No wake-up is lost between looking and waiting: for each writer it is remembered where each key was last concerned, so one who comes
+late goes on at once; and one who comes while other rooms are busy does wait. What a fact concerns its stream's declaration says.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
+from storage.errors import StorageClosed
+from storage.streams.caches import LastChange
 from storage.streams.feed import Advance
-from storage.streams.registry import STREAMS, Streams
+from storage.streams.positions import VectorPosition
+from storage.streams.registry import Streams
 from storage.streams.tokens import SyncToken
 
 
-class Notifier:
-    """The waiters of one process. A subscriber of the feed."""
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """Somebody who waits, with what they have seen of the streams that matter to them."""
 
-    def __init__(self, streams: Streams) -> None:
+    seen: Mapping[str, VectorPosition]
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def told(self, stream_name: str, instance_name: str, stream_id: int) -> None:
+        """A fact that concerns one of the keys."""
+        position = self.seen.get(stream_name)
+        if position is not None and not position.covers(instance_name, stream_id):
+            self.woken.set()
+
+
+class Notifier:
+    """The waiters of one process. A subscriber of the feed. ``remembered``: keys for each writer and stream."""
+
+    def __init__(self, streams: Streams, *, remembered: int = 10_000) -> None:
         self._streams = streams
-        self._waiting: dict[str, dict[asyncio.Event, None]] = {}
+        self._remembered = remembered
+        self._waiting: dict[str, dict[_Waiter, None]] = {}
+        self._closed = False
+        self._concerned = {
+            (name, writer): LastChange(remembered, position)
+            for name, stream in streams.items()
+            for writer, position in stream.positions().items()
+        }
         streams.feed.subscribe(self.told)
 
     def told(self, advance: Advance) -> None:
-        """Wake those whom the facts concern. Several facts wake a waiter once."""
-        wakes = STREAMS[advance.stream_name].wakes
-        for key in {key for fact in advance.facts for key in wakes(fact.row)}:
-            for event in self._waiting.get(key, ()):
-                event.set()
+        """Wake those whom the facts concern."""
+        place = advance.stream_name, advance.instance_name
+        concerned = self._concerned.get(place)
+        if concerned is None:
+            concerned = self._concerned[place] = LastChange(self._remembered, advance.previous)
+        wakes = self._streams[advance.stream_name].declaration.wakes
+        for fact in advance.facts:
+            for key in wakes(fact.row):
+                concerned.note(key, fact.stream_id)
+                for waiter in self._waiting.get(key, ()):
+                    waiter.told(advance.stream_name, advance.instance_name, fact.stream_id)
+
+    def position(self, stream_name: str) -> VectorPosition:
+        """How far a stream is known to be. Taken before looking, it can be part of the token after which one waits."""
+        return self._streams[stream_name].current()
 
     async def wait(self, keys: Iterable[str], *, after: SyncToken, timeout_ms: int) -> bool:
-        """Wait until there is news for one of the keys (room and user ids); whether there is.
+        """Wait until there is news for one of the keys (room and user ids) in a stream that ``after`` names; whether there is.
 
-        True at once if a stream that ``after`` names has moved on since: then look again, it may or may not concern the keys.
+        True at once if there has been some since ``after``, or if that is too long ago to know. `StorageClosed` when the store is closed.
         """
-        event = asyncio.Event()
         keys = set(keys)
+        waiter = _Waiter(after.positions())
         for key in keys:
-            self._waiting.setdefault(key, {})[event] = None
+            self._waiting.setdefault(key, {})[waiter] = None
         try:
-            if self._moved_on(after):
-                return True
-            async with asyncio.timeout(timeout_ms / 1000):
-                await event.wait()
+            if not (self._closed or self._was_told(keys, waiter.seen)):
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await waiter.woken.wait()
         except TimeoutError:
             return False
-        else:
-            return True
         finally:
-            self._leave(keys, event)
+            self._leave(keys, waiter)
+        if self._closed:
+            raise StorageClosed
+        return True
 
-    def _moved_on(self, after: SyncToken) -> bool:
-        for name, position in after.streams:
-            current = self._streams[name].current()
-            if not current <= position:
+    def close(self) -> None:
+        """All who wait get `StorageClosed`, and who comes later."""
+        self._closed = True
+        for waiters in self._waiting.values():
+            for waiter in waiters:
+                waiter.woken.set()
+
+    def _was_told(self, keys: AbstractSet[str], seen: Mapping[str, VectorPosition]) -> bool:
+        """Whether there has been, or may have been, news that was not seen."""
+        for (stream_name, writer), concerned in self._concerned.items():
+            position = seen.get(stream_name)
+            if position is None or self._streams[stream_name].generator.current(writer) <= position.position(writer):
+                continue
+            if any(concerned.may_have_changed(key, position.position(writer)) for key in keys):
                 return True
         return False
 
-    def _leave(self, keys: Iterable[str], event: asyncio.Event) -> None:
+    def _leave(self, keys: Iterable[str], waiter: _Waiter) -> None:
         for key in keys:
             waiting = self._waiting[key]
-            del waiting[event]
+            del waiting[waiter]
             if not waiting:
                 del self._waiting[key]

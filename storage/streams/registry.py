@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
+from storage.streams.caches import CURRENT_STATE
 from storage.streams.feed import Advance, Fact, Feed
 from storage.streams.id_generator import IdGenerator
 from storage.streams.positions import VectorPosition
@@ -224,6 +225,11 @@ def _room_and_member(row: Sequence[Any]) -> Sequence[str]:
     return (room_id, state_key) if event_type == "m.room.member" and state_key else (room_id,)
 
 
+def _resolved_members(row: Sequence[Any]) -> Sequence[str]:
+    """The users whose membership resolution changed: no event names them."""
+    return row[1][1:] if row[0] == CURRENT_STATE and row[1] is not None else ()
+
+
 STREAMS: Final[Mapping[str, Declaration]] = {
     one.name: one
     for one in (
@@ -232,7 +238,7 @@ STREAMS: Final[Mapping[str, Declaration]] = {
         Declaration("account_data", "account_data_stream", _account_data, _first),
         Declaration("to_device", "to_device_stream", _to_device, _first),
         Declaration("receipts", "receipts_stream", _receipts, _first),
-        Declaration("caches", "caches_stream", _caches, _nobody),
+        Declaration("caches", "caches_stream", _caches, _resolved_members),
     )
 }
 

@@ -1,6 +1,5 @@
 """Sync: which rooms are told, their timelines and states, tokens, parts, and the number of statements."""
 
-import asyncio
 
 import pytest
 
@@ -342,30 +341,6 @@ async def test_the_number_of_statements_does_not_grow(store: Store, statements: 
     assert len(statements.take()) == 4
     await store.sync(LOCAL, since=answer.next_batch)
     assert len(statements.take()) == 1
-
-
-async def test_waiting_ends_with_news_or_with_time(store: Store) -> None:
-    room = new_room(members=[LOCAL])
-    await deliver(store, room)
-    since = (await store.sync(LOCAL)).next_batch
-    assert (await store.sync(LOCAL, since=since, timeout_ms=20)).is_empty
-    said = room.message(ADMIN)
-    async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(store.sync(LOCAL, since=since, timeout_ms=60_000))
-        tasks.create_task(append(store, said))
-    assert ids(waiting.result().join[room.room_id].timeline.events) == [said.event_id]
-
-
-async def test_waiting_finds_what_another_store_wrote(dsn: str, store: Store) -> None:
-    room = new_room(members=[LOCAL])
-    await deliver(store, room)
-    config = storage.Config(sync_poll_ms=5)
-    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=config) as other:
-        since = (await other.sync(LOCAL)).next_batch
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(other.sync(LOCAL, since=since, timeout_ms=60_000))
-            tasks.create_task(append(store, room.message(ADMIN)))
-    assert list(waiting.result().join) == [room.room_id]
 
 
 async def test_what_a_writer_committed_late_is_told_once(dsn: str, store: Store) -> None:

@@ -1,13 +1,19 @@
 """Two stores on one database, one of which hears of the other's events by replication."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
 import storage
-from storage.replication import Client, Server
+from storage import Store
+from storage.replication import Client, Exchange, Hub, Server
+from storage.replication.redis_transport import RedisTransport
 from storage.testing import RoomBuilder
 from tests.replication.processes import QUICK, Seen
+from tests.replication.redis_server import RedisServer
 
 EVENTS = 60
 
@@ -36,3 +42,42 @@ async def test_events_of_one_store_reach_the_other_once_and_in_order(dsn: str, f
         facts = seen.facts["events", "main"]
         assert [fact.row[0] for fact in facts] == [result.event_id for result in results]
         assert facts == await worker.streams["events"].rows(0, last, 1_000, instance_name="main")
+
+
+@asynccontextmanager
+async def replicating(kind: str, main: Store, worker: Store) -> AsyncIterator[None]:
+    """Until the end of the block the worker hears of what the main process writes."""
+    if kind == "TCP":
+        async with await Server(main).serve() as server, Client(worker, "127.0.0.1", server.port):
+            yield
+    elif kind == "Redis":
+        async with RedisServer() as redis:
+            transports = [RedisTransport(redis.url, "s1.test", QUICK) for _ in range(2)]
+            async with Exchange(main, transports[0]), Exchange(worker, transports[1]):
+                yield
+    else:
+        hub = Hub()
+        async with Exchange(main, hub.join("main")), Exchange(worker, hub.join("worker")):
+            yield
+
+
+@pytest.mark.parametrize("kind", ["in process", "TCP", "Redis"])
+async def test_a_sync_on_one_store_is_woken_by_an_append_on_another(dsn: str, kind: str) -> None:
+    """Nobody looks into the table here: what wakes is the row that comes over the wire."""
+    room = RoomBuilder("11")
+    alice = "@alice:s1.test"
+    room.start(alice)
+    config = replace(QUICK, follow_ms=3_600_000)
+    async with (
+        storage.open(dsn, server_name="s1.test", instance_name="main", config=config) as main,
+        storage.open(dsn, server_name="s1.test", instance_name="worker", config=config) as worker,
+        replicating(kind, main, worker),
+    ):
+        await main.append(room.pdus)
+        since = (await worker.sync(alice)).next_batch
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(worker.sync(alice, since=since, timeout_ms=60_000))
+            said = room.message(alice, "wake up")
+            tasks.create_task(main.append([said.pdu]))
+        [event] = asking.result().join[room.room_id].timeline.events
+        assert event.event_id == said.event_id

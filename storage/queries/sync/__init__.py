@@ -10,6 +10,6 @@ answer.py puts them together, results.py is what comes out, waiting.py is the lo
 
 from storage.queries.sync.answer import Asked, sync
 from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
-from storage.queries.sync.waiting import Commits, until_news
+from storage.queries.sync.waiting import Look, until_news
 
-__all__ = ["Asked", "Commits", "InvitedRoom", "JoinedRoom", "KnockedRoom", "LeftRoom", "Sync", "Timeline", "sync", "until_news"]
+__all__ = ["Asked", "InvitedRoom", "JoinedRoom", "KnockedRoom", "LeftRoom", "Look", "Sync", "Timeline", "sync", "until_news"]

@@ -1,46 +1,37 @@
-"""Long polling: ask, and if there is nothing new wait for a commit and ask again."""
+"""Long polling: look, and if there is nothing new wait until something concerns the user, and look again.
+
+What a sync tells of follows from events in the user's rooms, and from facts that name the user: so these are what it waits for. One
+thing an event does not say: that resolution made somebody a member again, or took that away. The stream "caches" does.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, NamedTuple
 
 from storage.queries.sync.results import Sync
+from storage.streams import SyncToken
+from storage.streams.notifier import Notifier
+
+RESOLVED: Final = "caches"
 
 
-class Commits:
-    """Wakes whoever waits when this process has committed something. `told` is a callback of the writer."""
+class Look(NamedTuple):
+    """An answer, and what to wait for if it is empty: the user, and the rooms the user is in, as of the answer or later."""
 
-    def __init__(self) -> None:
-        self._next = asyncio.Event()
-
-    def told(self, *_: object) -> None:
-        """Something was committed: all that wait go on."""
-        self._next.set()
-        self._next = asyncio.Event()
-
-    def next(self) -> asyncio.Event:
-        """Set at the next commit. Take it before looking, so that nothing falls between looking and waiting."""
-        return self._next
+    answer: Sync
+    keys: Iterable[str]
 
 
-async def until_news(ask: Callable[[], Awaitable[Sync]], commits: Commits, *, timeout_ms: int, poll_ms: int) -> Sync:
-    """The first answer that is not empty, or the last one when the time is over.
-
-    What another process commits is found by asking every ``poll_ms``.
-    """
+async def until_news(look: Callable[[], Awaitable[Look]], notifier: Notifier, deployment: str, *, timeout_ms: int) -> Sync:
+    """The first answer that is not empty, or the last one when the time is over."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
     while True:
-        commit = commits.next()
-        answer = await ask()
-        left = deadline - loop.time()
-        if not answer.is_empty or left <= 0:
+        resolved = notifier.position(RESOLVED)
+        answer, keys = await look()
+        left_ms = int((deadline - loop.time()) * 1000)
+        if not answer.is_empty or left_ms <= 0:
             return answer
-        await _wait(commit, min(left, poll_ms / 1000))
-
-
-async def _wait(commit: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await commit.wait()
-    except TimeoutError:
-        return
+        after = SyncToken.parse(answer.next_batch, deployment).advance(RESOLVED, resolved)
+        if not await notifier.wait(keys, after=after, timeout_ms=left_ms):
+            return answer
