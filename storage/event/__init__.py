@@ -6,6 +6,7 @@ Read in this order: versions (the table), model (Event), parsing, reading (numbe
 from storage.event.hashes import content_hash, event_id, reference_hash
 from storage.event.model import Event
 from storage.event.parsing import load, parse
+from storage.event.reading import glance
 from storage.event.redaction import redact
 from storage.event.signatures import required_signers, sign, verify
 from storage.event.versions import ROOM_VERSIONS, RoomVersion
@@ -16,6 +17,7 @@ __all__ = [
     "RoomVersion",
     "content_hash",
     "event_id",
+    "glance",
     "load",
     "parse",
     "redact",

@@ -34,18 +34,21 @@ MAX_BIGINT: Final = 2**63 - 1  # a depth must be below it, a timestamp must fit
 _OBJECTS: Final = ("content", "hashes", "signatures")
 
 
-def parse(pdu: bytes | dict[str, Any], room_version: str | RoomVersion) -> Event:
-    """Read and check one PDU; a dict is encoded as canonical JSON first.
+def parse(pdu: bytes | dict[str, Any], room_version: str | RoomVersion, *, glanced: dict[str, Any] | None = None) -> Event:
+    """Read and check one PDU; a dict is encoded as canonical JSON first. `glanced`: what `glance` read of the bytes, to read them once.
 
     Raises InvalidEvent with the reason, and with the event's id where it can be told; UnknownRoomVersion.
     A wrong content hash is no error: the event comes back in its redacted form, `content_hash_valid` False.
     """
     version = version_of(room_version)
-    raw = canonical(pdu) if isinstance(pdu, dict) else bytes(memoryview(pdu))
-    json = read(raw, strict=version.strict_canonical_json)
+    if isinstance(pdu, dict):
+        raw, glanced = canonical(pdu), None
+    else:
+        raw = bytes(memoryview(pdu))
+    json, exact = read(raw, strict=version.strict_canonical_json, glanced=glanced)
     try:
         _check(json, version)
-        fits, found = fits_and_id(json, version)
+        fits, found = fits_and_id(json, version, exact=exact)
     except InvalidEvent as error:
         raise error.of(_id_if_any(json, version)) from error.__cause__
     return _event(raw, json if fits else redact(json, version), version, found, content_hash_valid=fits)

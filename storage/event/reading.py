@@ -19,7 +19,7 @@ Of duplicate keys the last one counts, as in every server. Lone surrogates are r
 import json
 from itertools import chain
 from math import isinf
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 import orjson
 
@@ -32,17 +32,33 @@ MAX_NESTING: Final = 500  # levels; no specification has a limit: Python servers
 MAX_INTEGER: Final = 2**53 - 1  # canonical JSON
 
 
-def read(raw: bytes, *, strict: bool) -> dict[str, Any]:
+class Read(NamedTuple):
+    """A PDU as it was read. ``exact``: all its numbers are integers that canonical JSON allows."""
+
+    value: dict[str, Any]
+    exact: bool
+
+
+def glance(raw: bytes) -> dict[str, Any] | None:
+    """The object that `raw` seems to be, to find its room by; None where it cannot be read so. Nothing is checked."""
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return value if type(value) is dict else None
+
+
+def read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> Read:
     """The object that `raw` is, its size, nesting, text and numbers checked; else InvalidEvent.
 
-    `strict` is the room version's strict_canonical_json.
+    `strict` is the room version's strict_canonical_json; `glanced` is `glance(raw)`, where that was needed before.
     """
     if len(raw) > MAX_RAW_BYTES:
         raise InvalidEvent(f"{len(raw)} bytes, more than {MAX_RAW_BYTES}")
     encode = len(raw) > MAX_PDU_BYTES
     value: dict[str, Any]
     try:
-        value = orjson.loads(raw)
+        value = orjson.loads(raw) if glanced is None else glanced
     except orjson.JSONDecodeError as error:
         if strict or raw.count(b"{") + raw.count(b"[") > MAX_NESTING:
             raise InvalidEvent(f"not JSON: {error}") from error
@@ -58,7 +74,7 @@ def read(raw: bytes, *, strict: bool) -> dict[str, Any]:
     # The second reader also lets a lone surrogate pass, which cannot be encoded.
     if encode and (size := len(canonical(value))) > MAX_PDU_BYTES:
         raise InvalidEvent(f"{size} bytes of canonical JSON, more than {MAX_PDU_BYTES}")
-    return value
+    return Read(value, exact=strict or numbers != "other")
 
 
 def read_trusted(raw: bytes, *, strict: bool) -> dict[str, Any]:

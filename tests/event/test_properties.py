@@ -5,12 +5,14 @@ import json
 from typing import Any
 
 import pytest
+from canonicaljson import encode_canonical_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import InvalidEvent
 from storage.event import ROOM_VERSIONS, content_hash, event_id, load, parse, redact, reference_hash, verify
 from storage.event.hashes import canonical, content_hash_fits, fits_and_id
+from storage.event.hashes import encoded as encoded_exactly
 from tests.event.building import SERVER, STRICT, VERIFY_KEY, VERSIONS, encoded, signed_pdu
 
 quick = settings(deadline=None, max_examples=200)
@@ -123,7 +125,7 @@ given_hashes = st.sampled_from(
 
 @quick
 @given(signed(), given_hashes | st.none(), st.lists(imitations, max_size=2), imitations | contents, st.sampled_from([7, 8]))
-def test_one_encoding_gives_the_hashes_of_two(
+def test_orjson_gives_the_hashes_of_canonicaljson(
     case: tuple[str, dict[str, Any]],
     hashes: dict[str, Any] | None,
     inside: list[dict[str, Any]],
@@ -135,7 +137,39 @@ def test_one_encoding_gives_the_hashes_of_two(
     pdu["hashes"] = {"sha256": content_hash(pdu)} if hashes is None else hashes
     if hashes is None:
         pdu["content"]["own"] = {"a": 1, "depth": depth, "hashes": pdu["hashes"], "x": 1}
-    assert fits_and_id(pdu, ROOM_VERSIONS[version]) == (content_hash_fits(pdu), event_id(pdu, version))
+    for exact in (True, False):
+        assert fits_and_id(pdu, ROOM_VERSIONS[version], exact=exact) == (content_hash_fits(pdu), event_id(pdu, version))
+
+
+everything = "".join(chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
+integers = st.integers(-(2**53) + 1, 2**53 - 1) | st.sampled_from([0, -1, 2**53 - 1, -(2**53) + 1])
+written = st.recursive(
+    st.none() | st.booleans() | integers | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+)
+
+
+@settings(deadline=None, max_examples=1_000)
+@given(st.dictionaries(st.text(st.characters(codec="utf-8")), written))
+def test_orjson_writes_the_bytes_of_canonicaljson(value: dict[str, Any]) -> None:
+    assert encoded_exactly(value, exact=True) == encode_canonical_json(value)
+
+
+def test_orjson_escapes_and_sorts_every_character_as_canonicaljson_does() -> None:
+    keys: dict[str, Any] = {"text": everything, **dict.fromkeys(everything, 0)}
+    assert encoded_exactly(keys, exact=True) == encode_canonical_json(keys)
+
+
+@pytest.mark.parametrize("levels", [100, 253, 254, 255, 499])
+def test_what_is_nested_too_deeply_for_orjson_is_written_all_the_same(levels: int) -> None:
+    value = json.loads('{"a":' * levels + "{}" + "}" * levels)
+    assert encoded_exactly(value, exact=True) == encode_canonical_json(value)
+
+
+def test_a_lone_surrogate_is_refused_by_both() -> None:
+    for exact in (True, False):
+        with pytest.raises(InvalidEvent, match="surrogate"):
+            encoded_exactly({"a": "\ud800"}, exact=exact)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +185,7 @@ def test_one_encoding_gives_the_hashes_of_two(
 )
 def test_a_content_that_imitates_an_event_is_hashed_like_any_other(hashes: dict[str, Any], inside: dict[str, Any]) -> None:
     pdu = {**signed_pdu("11"), "content": {"x": inside}, "hashes": hashes}
-    assert fits_and_id(pdu, ROOM_VERSIONS["11"]) == (False, event_id(pdu, "11"))
+    assert fits_and_id(pdu, ROOM_VERSIONS["11"], exact=True) == (False, event_id(pdu, "11"))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -159,7 +193,7 @@ def test_a_content_that_imitates_an_event_is_hashed_like_any_other(hashes: dict[
 def test_a_content_that_redaction_shortens_inside_is_hashed_in_its_redacted_form(version: str, extra: dict[str, Any]) -> None:
     invite = {"membership": "invite", "third_party_invite": {"signed": {"token": "t"}, **extra}}
     pdu = signed_pdu(version, type="m.room.member", state_key="@b:c", content=invite)
-    assert fits_and_id(pdu, ROOM_VERSIONS[version]) == (True, event_id(pdu, version))
+    assert fits_and_id(pdu, ROOM_VERSIONS[version], exact=True) == (True, event_id(pdu, version))
 
 
 # --------------------------------------------------------------------------------------------------------- hostile input
