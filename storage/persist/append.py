@@ -37,17 +37,19 @@ async def append(
     verify_keys: VerifyKeys | None,
 ) -> list[AppendResult]:
     """Read, check and store a batch (api.md, "Writing")."""
-    rooms = intake.room_ids(pdus)
+    glanced = intake.glances(pdus)
+    rooms = intake.room_ids(glanced)
     known = await _known_versions(database, writer, {room for room in rooms if room is not None})
     results: dict[int, AppendResult] = {}
     events: dict[int, Event] = {}
-    for index, version in enumerate(intake.versions(pdus, rooms, known, room_version)):
-        read = intake.read(pdus[index], version)
-        refused = read if isinstance(read, AppendResult) else await _bad_signature(read, verify_keys)
-        if refused is not None:
-            results[index] = refused
-        elif isinstance(read, Event):
+    for index, version in enumerate(intake.versions(glanced, rooms, known, room_version)):
+        read = intake.read(pdus[index], glanced[index], version)
+        if verify_keys is not None and isinstance(read, Event):
+            read = await intake.check_signatures(read, verify_keys) or read
+        if isinstance(read, Event):
             events[index] = read
+        else:
+            results[index] = read
     indexes = list(events)
     ordered = [indexes[at] for at in intake.in_order(list(events.values()))]
     given = {event_id: tuple(ids) for event_id, ids in (state_before or {}).items()}
@@ -55,10 +57,6 @@ async def append(
     if incoming:
         results.update(zip(ordered, await writer.append(incoming), strict=True))
     return [results[index] for index in range(len(pdus))]
-
-
-async def _bad_signature(event: Event, verify_keys: VerifyKeys | None) -> AppendResult | None:
-    return None if verify_keys is None else await intake.check_signatures(event, verify_keys)
 
 
 async def _known_versions(database: Database, writer: Writer, room_ids: set[str]) -> dict[str, str]:

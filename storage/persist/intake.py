@@ -7,10 +7,8 @@ import heapq
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from storage.errors import InvalidEvent, InvalidSignature, UnknownRoomVersion
-from storage.event import Event, parse, required_signers, verify
+from storage.event import Event, glance, parse, required_signers, verify
 from storage.ids import EventId
 from storage.persist.results import AppendResult
 
@@ -18,57 +16,42 @@ Pdu = bytes | dict[str, Any]
 VerifyKeys = Mapping[tuple[str, str], Any] | Callable[[str, str], Awaitable[Any]]
 
 
-def room_ids(pdus: Iterable[Pdu]) -> list[str | None]:
+def glances(pdus: Iterable[Pdu]) -> list[dict[str, Any]]:
+    """The PDUs as far as they can be read at a glance; {} where that cannot be done (parsing will say why)."""
+    return [(pdu if isinstance(pdu, dict) else glance(pdu)) or {} for pdu in pdus]
+
+
+def room_ids(glanced: Iterable[Mapping[str, Any]]) -> list[str | None]:
     """The room each PDU says it is of, None where that cannot be read (or is not said: create events of version 12)."""
-    return [_text(_peek(pdu).get("room_id")) for pdu in pdus]
+    return [_text(one.get("room_id")) for one in glanced]
 
 
-def versions(pdus: Sequence[Pdu], rooms: Sequence[str | None], known: Mapping[str, str], given: str | None) -> list[str | None]:
+def versions(
+    glanced: Sequence[Mapping[str, Any]], rooms: Sequence[str | None], known: Mapping[str, str], given: str | None
+) -> list[str | None]:
     """The room version to read each PDU by; None if there is no way to know."""
     created: dict[str, str] = {}
-    own: list[str | None] = [None] * len(pdus)
-    for index, (pdu, room_id) in enumerate(zip(pdus, rooms, strict=True)):
-        content = _created(pdu)
-        if content is not None:
-            own[index] = version = _text(content.get("room_version", "1")) or "?"
-            if room_id is not None:
-                created.setdefault(room_id, version)
-    fallback = given or next((version for version in own if version is not None), None)
-    return [known.get(room or "") or own[index] or created.get(room or "") or fallback for index, room in enumerate(rooms)]
-
-
-def _created(pdu: Pdu) -> Mapping[str, Any] | None:
-    """The content of a create event; None for other events."""
-    if isinstance(pdu, bytes) and b"m.room.create" not in pdu:
-        return None
-    peeked = _peek(pdu)
-    if peeked.get("type") != "m.room.create" or peeked.get("state_key") != "":
-        return None
-    content = peeked.get("content")
-    return content if isinstance(content, dict) else {}
-
-
-def _peek(pdu: Pdu) -> Mapping[str, Any]:
-    """The PDU as far as it can be read at a glance; {} where it cannot (parsing will say why)."""
-    if isinstance(pdu, dict):
-        return pdu
-    try:
-        peeked = orjson.loads(pdu)
-    except (orjson.JSONDecodeError, TypeError):
-        return {}
-    return peeked if isinstance(peeked, dict) else {}
+    own: dict[int, str] = {}
+    for index, one in enumerate(glanced):
+        if one.get("type") == "m.room.create" and one.get("state_key") == "":
+            content = one.get("content")
+            own[index] = version = _text(content.get("room_version", "1") if isinstance(content, dict) else "1") or "?"
+            created.setdefault(rooms[index] or "", version)
+    created.pop("", None)
+    fallback = given or next(iter(own.values()), None)
+    return [known.get(room or "") or own.get(index) or created.get(room or "") or fallback for index, room in enumerate(rooms)]
 
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def read(pdu: Pdu, version: str | None) -> Event | AppendResult:
-    """The event, or the answer that it is invalid."""
+def read(pdu: Pdu, glanced: dict[str, Any], version: str | None) -> Event | AppendResult:
+    """The event, or the answer that it is invalid. ``glanced``: what `glances` said of it."""
     if version is None:
         return AppendResult(None, "invalid", "the room is not known: give room_version, or its create event in the same batch")
     try:
-        return parse(pdu, version)
+        return parse(pdu, version, glanced=glanced or None)
     except UnknownRoomVersion as error:
         return AppendResult(None, "invalid", str(error))
     except InvalidEvent as error:
@@ -117,13 +100,24 @@ def in_order(events: Sequence[Event]) -> list[int]:
     Again and again the first whose parents and auth events in the batch have all had their turn; in a circle, which the ids of
     versions 1 and 2 can form, the first of those left.
     """
+    if _is_in_order(events):
+        return list(range(len(events)))
     places: dict[EventId, list[int]] = {}
     for index, event in enumerate(events):
         places.setdefault(event.event_id, []).append(index)
-    waits = [_within(event, places) for event in events]
-    if all(before < index for index, befores in enumerate(waits) for before in befores):
-        return list(range(len(events)))
-    return _kahn(waits)
+    return _kahn([_within(event, places) for event in events])
+
+
+def _is_in_order(events: Sequence[Event]) -> bool:
+    """Whether no event names one that comes later (or itself): the usual case, in a tenth of the time."""
+    later: set[str] = set()
+    for event in reversed(events):
+        later.add(event.event_id)
+        if not (later.isdisjoint(event.prev_event_ids) and later.isdisjoint(event.auth_event_ids)):
+            return False
+        if event.room_version.create_room_id and event.type != "m.room.create" and "$" + event.room_id[1:] in later:
+            return False
+    return True
 
 
 def _kahn(waits: Sequence[set[int]]) -> list[int]:
