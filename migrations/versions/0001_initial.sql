@@ -17,10 +17,14 @@ CREATE TABLE deployment (
     deployment_id text NOT NULL,
     created_ts bigint NOT NULL,
     singleton boolean NOT NULL DEFAULT true,
+    server_name text COLLATE "C",
     CONSTRAINT deployment_pkey PRIMARY KEY (singleton),
     CONSTRAINT deployment_singleton_check CHECK (singleton)
 );
 COMMENT ON TABLE deployment IS 'One row. Tokens carry the deployment id, so that a token of another database is refused.';
+COMMENT ON COLUMN deployment.server_name IS
+    'The homeserver whose users are local: visibility and memberships are kept for them. Set by the first store that opens, and no '
+    'other is let in. NULL: everything so far was imported without a name.';
 
 -- ------------------------------------------------------------------------------------------------ interned names
 
@@ -112,7 +116,7 @@ COMMENT ON COLUMN rooms.current_audience IS 'The audience of the current state: 
 COMMENT ON COLUMN rooms.strays IS
     'Stretches of the topological order with events that stand where audiences.opened_topological does not let one look for them: '
     'of long forks, of history. They are looked through by every reader, so that pages miss nothing.';
-COMMENT ON COLUMN rooms.forward_extremities IS 'Events that no held, accepted live event names as parent.';
+COMMENT ON COLUMN rooms.forward_extremities IS 'Accepted live events that no held, accepted live event names as parent, without dropped_extremities.';
 COMMENT ON CONSTRAINT rooms_room_id_key ON rooms IS 'Serves: intern a room.';
 
 -- ------------------------------------------------------------------------------------------------ events
@@ -223,6 +227,16 @@ COMMENT ON COLUMN missing_events.child_nids IS 'The held events that name it.';
 COMMENT ON CONSTRAINT missing_events_event_id_key ON missing_events IS 'Serves: an arriving event finds the nid that waits for it.';
 CREATE INDEX missing_events_room_idx ON missing_events (room_nid);
 COMMENT ON INDEX missing_events_room_idx IS 'Serves: the backward extremities of a room.';
+
+CREATE TABLE dropped_extremities (
+    event_nid bigint NOT NULL,
+    room_nid int NOT NULL,
+    CONSTRAINT dropped_extremities_pkey PRIMARY KEY (room_nid, event_nid)
+);
+COMMENT ON TABLE dropped_extremities IS
+    'Events that would be forward extremities but for the limit of them, and whose state the others covered (storage/persist/pruning.py). '
+    'An event that was dropped is never one again.';
+COMMENT ON CONSTRAINT dropped_extremities_pkey ON dropped_extremities IS 'Serves: the forward extremities of a room from its events, for verification.';
 
 CREATE TABLE waiting_redactions (
     redaction_nid bigint NOT NULL,

@@ -95,6 +95,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "state_groups_pkey": "state_group_nids is a sequence",
     "auth_chains_chain_nid_sequence_number_key": "auth_chain_nids is a sequence, and one write counts within a chain",
     # One write at a time per room (rooms.write_version), which knows what is there.
+    "dropped_extremities_pkey": "an extremity is dropped once, in a write that compares rooms.write_version",
     "waiting_redactions_pkey": "a redaction waits once, in the write that stores it",
     "current_state_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
     "state_deltas_pkey": "a position changes each key once",

@@ -108,8 +108,10 @@ class RoomDraft:
 class Draft(Reader):
     """The rows that one write inserts and changes, over what the process knows."""
 
-    def __init__(self, caches: Caches, blocks: Blocks, server_name: str) -> None:
+    def __init__(self, caches: Caches, blocks: Blocks, server_name: str, *, extremities_max: int | None = None) -> None:
+        """``extremities_max``: of a room (`storage.persist.pruning`); None: any number."""
         super().__init__(caches)
+        self.extremities_max = extremities_max
         self.blocks = blocks
         self.server_name = server_name
         self.room_drafts: dict[str, RoomDraft] = {}
@@ -133,6 +135,7 @@ class Draft(Reader):
         self.new_rooms: dict[str, RoomRow] = {}
         self.new_waiting: dict[int, tuple[int, str]] = {}
         self.gone_waiting: dict[int, None] = {}
+        self.dropped: dict[int, int] = {}  # extremities left out, with their rooms
 
     @property
     def has_changes(self) -> bool:
@@ -218,6 +221,8 @@ class Draft(Reader):
         self.events[row.event_nid] = event
         self.change_event(row)
         self.placed[row.event_nid] = None
+        self.allowed.clear()  # it may be rejected now, and have been named as auth event
+        self.caches.allowed.clear()
 
     def add_missing(self, row: MissingRow) -> None:
         """A parent that is not held, or one more child of it."""
@@ -260,3 +265,12 @@ class Draft(Reader):
     def set_audience(self, key: tuple[int, int], row: AudienceRow) -> None:
         """An audience's new row."""
         self.audiences[key] = self.new_audiences[key] = row
+
+
+def room_of(draft: Draft, event: Event) -> RoomDraft:
+    """The room of an event, made known if it is new."""
+    known = draft.room_drafts.get(event.room_id)
+    if known is None:
+        row = draft.room(event.room_id) or draft.new_room(event.room_id, event.room_version.identifier)
+        known = draft.room_drafts[event.room_id] = RoomDraft.of(row)
+    return known

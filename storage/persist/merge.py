@@ -28,15 +28,17 @@ def merge(step: Step, groups: Sequence[Group], new: Derive) -> Group:
     if known is not None:
         return known
     states = sorted(distinct.values(), key=lambda group: group.state_group)
-    resolved = _resolve(step, states)
+    resolved = resolution(step, states)
     result = _smallest(step, states, resolved, new)
     step.merged[question] = result.state_group
     return result
 
 
-def _resolve(step: Step, states: Sequence[Group]) -> dict[int, int]:
-    """The value of each key in which the states differ; `REMOVED` where resolution took it away."""
+def resolution(step: Step, states: Sequence[Group]) -> dict[int, int]:
+    """The value of each key in which these states differ, no two of which are equal; `REMOVED` where resolution took it away."""
     draft, room = step.draft, step.room
+    if len(states) == 1:
+        return {}
     keys = set[int]().union(*(changed_keys(states[0], other) for other in states[1:]))
     values = {key: {group.entries[key] for group in states if key in group.entries} for key in keys}
     chains = auth_difference(draft, states, keys)

@@ -1,6 +1,6 @@
 """Where a timeline event stands: its parents, its gaps, its topological ordering, and what has to move up for it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from storage.errors import InvalidEvent
@@ -108,10 +108,14 @@ def _in_order(
 
 
 class Ends(NamedTuple):
-    """The forward extremities after an event, and the gaps that it covers besides those of its own parents."""
+    """The forward extremities after an event, and the gaps that it covers besides those of its own parents.
+
+    ``dropped``: what would be an extremity too, and is left out (`storage.persist.pruning`).
+    """
 
     extremities: dict[int, None]
     covered: list[MissingRow]
+    dropped: Sequence[int] = ()
 
 
 def ends_after(draft: Draft, room: RoomDraft, row: EventRow, parents: Iterable[EventRow], *, covered: bool) -> Ends:

@@ -6,18 +6,19 @@ Everything up to `_store` only reads (it may stop with `Needs` and be asked agai
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from storage.database.names import JOIN, TYPE_MEMBER, membership_code
 from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph.chains import Entry
 from storage.ids import EventId
-from storage.persist import audience, redactions
+from storage.persist import audience, plain, pruning, redactions
 from storage.persist.cover import cover
-from storage.persist.draft import Delta, Draft, Membership, RoomDraft
+from storage.persist.draft import Delta, Draft, Membership, RoomDraft, room_of
 from storage.persist.place import Ends, Parents, Placement, ends_after, parents_of, place
 from storage.persist.receive import Verdict, verdict
-from storage.persist.results import AppendResult, Origin
+from storage.persist.results import AppendResult, Origin, stored
 from storage.persist.rows import EventRow
 from storage.persist.states import after_event, before_event, current_after
 from storage.persist.step import Step
@@ -26,8 +27,7 @@ from storage.state.groups import Group, changed_keys
 INT8_MAX = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(NamedTuple):
     """A parsed PDU on its way in. ``state_before``: the ids of the state before it, given by the caller."""
 
     event: Event
@@ -52,6 +52,11 @@ class Decision:
 
 def plan_event(draft: Draft, incoming: Incoming) -> AppendResult:
     """Decide, and add the rows to the draft. `Needs` if something has to be loaded first; then nothing was added."""
+    ordinary = plain.plan(draft, incoming.event) if incoming.origin == "live" else None
+    return _plan_whole(draft, incoming) if ordinary is None else ordinary
+
+
+def _plan_whole(draft: Draft, incoming: Incoming) -> AppendResult:
     event = incoming.event
     draft.pending = draft.pending_event = None
     row = draft.row(event.event_id)
@@ -73,16 +78,8 @@ def plan_event(draft: Draft, incoming: Incoming) -> AppendResult:
     except InvalidEvent as error:
         return AppendResult(event.event_id, "invalid", error.reason)
     _store(step, decision, event)
+    plain.remember(draft, event, decision.row, decision.before)
     return _result(event, decision.row, judged)
-
-
-def room_of(draft: Draft, event: Event) -> RoomDraft:
-    """The room of an event, made known if it is new."""
-    known = draft.room_drafts.get(event.room_id)
-    if known is None:
-        row = draft.room(event.room_id) or draft.new_room(event.room_id, event.room_version.identifier)
-        known = draft.room_drafts[event.room_id] = RoomDraft.of(row)
-    return known
 
 
 def _auth_rows(draft: Draft, event: Event) -> tuple[list[EventRow], list[EventId]]:
@@ -162,7 +159,7 @@ def _decide(
     )
     draft.pending, draft.pending_event = row, event  # found by its nid while its own effects are worked out
     ends = _ends(step, row, parents, placement, live=live)
-    after, current = _states(step, row, before, ends)
+    after, current, ends = _states(step, row, before, ends)
     if row.membership == JOIN and row.accepted:
         audience.note_join(step, event.state_key or "", placement.order)
     row = row._replace(
@@ -184,14 +181,16 @@ def _ends(step: Step, row: EventRow, parents: Parents, placement: Placement, *, 
     return ends_after(step.draft, step.room, row, parents.held, covered=covered)
 
 
-def _states(step: Step, row: EventRow, before: Group, ends: Ends | None) -> tuple[Group, Group | None]:
-    """The state after the event, and the room's current state if the event changes the extremities."""
+def _states(step: Step, row: EventRow, before: Group, ends: Ends | None) -> tuple[Group, Group | None, Ends | None]:
+    """The state after the event; if it changes the extremities, the room's current state, and those that stay."""
     extremities = {} if ends is None else ends.extremities
     alone = list(extremities) == [row.event_nid]
     after = before if row.rejected is not None else after_event(step, row, before, becomes_current=alone)
-    if ends is None:
-        return after, None
-    return after, after if alone else current_after(step, extremities, row.event_nid, after)
+    if ends is None or alone:
+        return after, None if ends is None else after, ends
+    kept = pruning.kept(step, extremities, row, after)
+    ends = ends._replace(extremities=kept, dropped=[nid for nid in extremities if nid not in kept])
+    return after, current_after(step, kept, row.event_nid, after), ends
 
 
 def _note_moves(step: Step, placement: Placement) -> None:
@@ -263,6 +262,7 @@ def _store(step: Step, decision: Decision, event: Event) -> None:
     redactions.store(draft, decision.redactions, row)
     if decision.ends is not None:
         room.extremities = decision.ends.extremities
+        draft.dropped.update(dict.fromkeys(decision.ends.dropped, room.row.room_nid))
     if decision.current is not None:
         _store_current(draft, room, row.event_nid, None if old is None else draft.group(old), decision.current)
 
@@ -294,6 +294,4 @@ def _result(event: Event, row: EventRow, judged: Verdict) -> AppendResult:
         return AppendResult(event.event_id, "rejected", judged.rejected, None, order)
     if judged.soft_failed is not None:
         return AppendResult(event.event_id, "soft_failed", judged.soft_failed, None, order)
-    if row.redacted_form:
-        return AppendResult(event.event_id, "redacted", "the content hash does not fit: only the redacted form is valid", None, order)
-    return AppendResult(event.event_id, "stored", None, None, order)
+    return stored(event, order)

@@ -209,6 +209,10 @@ new_link AS (
     INSERT INTO auth_chain_links (chain_nid, sequence_number, target_chain_nid, target_sequence_number)
     SELECT * FROM unnest($111::bigint[], $112::int[], $113::bigint[], $114::int[])
 ),
+dropped_extremity AS (
+    INSERT INTO dropped_extremities (event_nid, room_nid)
+    SELECT * FROM unnest($125::bigint[], $126::int[])
+),
 new_invalidation AS (
     INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
     SELECT nextval('caches_stream'), $25::bigint, $115::smallint, i.cache_name, ARRAY(SELECT jsonb_array_elements_text(i.keys::jsonb))
@@ -317,6 +321,7 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         [orjson.dumps(one.keys).decode() for one in invalidated],
         [new.row.ineffective for new in draft.new_events.values()],
         [row.ineffective for row in draft.changed_events.values()],
+        *columns(draft.dropped.items(), 2),
     ]
 
 

@@ -78,6 +78,7 @@ def is_plain(draft: Draft) -> bool:
         draft.new_waiting,
         draft.gone_waiting,
         draft.new_places,
+        draft.dropped,
     )
     if any(others) or len(draft.placed) != len(draft.new_events):
         return False

@@ -89,6 +89,7 @@ class Writer:
         self._closed = False
         self._attempts = config.transaction_attempts
         self._batch_max = config.writer_batch_max
+        self._extremities_max = max(config.forward_extremities_max, 1)
         self.caches = Caches(
             events=config.cache_events_max, groups=config.cache_groups_max, rooms=config.cache_rooms_max, names=config.cache_names_max
         )
@@ -189,7 +190,7 @@ class Writer:
     ) -> list[AppendResult]:
         """Plan and write once, and let it be known. `_Unsure`: an assumption needs checking before the answers can be given."""
         incoming = [one for job in jobs for one in job.incoming]
-        draft = Draft(self.caches, self._blocks, self._server_name)
+        draft = Draft(self.caches, self._blocks, self._server_name, extremities_max=self._extremities_max)
         with self._in_flight.writing():
             async with connection as conn:
                 if locked:

@@ -53,6 +53,16 @@ DAMAGES = {
     "extremities": Damage(
         f"UPDATE rooms SET forward_extremities = forward_extremities || {ONE_MEMBER}", {"forward_extremities"}, mended=True
     ),
+    "extremities lost": Damage(
+        "UPDATE rooms SET forward_extremities = forward_extremities[2:]",
+        {"forward_extremities"},
+        mended=True,
+    ),
+    "dropped what was no extremity": Damage(
+        "INSERT INTO dropped_extremities SELECT event_nid, room_nid FROM events WHERE rejected IS NOT NULL LIMIT 1",
+        {"dropped_extremities"},
+        mended=True,
+    ),
     "digest": Damage(
         "UPDATE state_groups SET digest = digest + 1 WHERE state_group = (SELECT max(state_group) FROM state_groups)",
         {"state_groups"},

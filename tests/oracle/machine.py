@@ -54,6 +54,11 @@ ODDITIES: Final = ("fork", "redact", "refused", "depth", "damage", "clock")
 JUNK: Final = (b"", b"null", b'{"type":"m.room.message"}', b"\xff\xfe", b'{"type":"m.room.create","state_key":"","content":[]}')
 
 
+def deepest(version: str) -> int:
+    """The largest depth that a PDU may claim: below 2^63 - 1, from version 6 on what canonical JSON allows."""
+    return 2**63 - 2 if int(version) < 6 else 2**53 - 1
+
+
 def pick(data: st.DataObject, items: Sequence[T]) -> T:
     """One of them; what a failing example prints is its place, not the whole event."""
     return items[data.draw(st.integers(0, len(items) - 1))]
@@ -70,6 +75,9 @@ class RoomMachine(RuleBasedStateMachine):
     versions: ClassVar[Sequence[str]] = VERSIONS
     audience: ClassVar[Audience] = AUDIENCE
     syncing: ClassVar[Sequence[str]] = USERS[:3]
+    always: ClassVar[frozenset[str]] = frozenset()  # of the deliveries and oddities
+    never: ClassVar[frozenset[str]] = frozenset()
+    extremities_max: ClassVar[int | None] = None
 
     def open_subject(self) -> Subject:
         """A new, empty subject."""
@@ -87,7 +95,8 @@ class RoomMachine(RuleBasedStateMachine):
     def begin(self, data: st.DataObject, rooms: int, writes: list[str], others: set[str]) -> None:
         version = data.draw(st.sampled_from(self.versions))
         self.oracle, self.subject = Oracle(), self.open_subject()
-        self.writes, self.on = writes, others
+        self.oracle.extremities_max = self.extremities_max
+        self.writes, self.on = writes, (others | self.always) - self.never
         self.version = version
         self.branches: list[RoomBuilder] = []
         self.undelivered: list[BuiltEvent] = []
@@ -117,7 +126,8 @@ class RoomMachine(RuleBasedStateMachine):
         action = WRITES[data.draw(st.sampled_from(self.writes))]
         how: dict[str, Any] = {}
         if "depth" in self.on and data.draw(st.booleans()):
-            how["depth"] = data.draw(st.sampled_from([1, 2, 9999, 2**52]))
+            most = deepest(self.version)
+            how["depth"] = data.draw(st.sampled_from([1, 2, 9999, most, most - 1, 0, -1, -most]) | st.integers(-most, most))
         if "clock" in self.on and data.draw(st.booleans()):
             how["ts"] = 1_700_000_000_000 + data.draw(st.integers(-5, 5))
         if "damage" in self.on and data.draw(st.integers(0, 3)) == 0:

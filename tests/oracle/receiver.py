@@ -14,6 +14,7 @@ Where the rules leave a choice, the oracle takes the first of these:
 * A live event that comes after its own live child is no forward extremity: the child already names it.
 * An extremity ceases to be one also behind a backfilled parent of a live event, as behind a rejected or soft-failed one.
 * What backfill brings never becomes an extremity, so a room of backfill alone has none, and its current state is empty.
+* With a limit of extremities, what is beyond it is dropped as storage/persist/pruning.py says.
 """
 
 import json
@@ -32,6 +33,7 @@ Origin = Literal["live", "backfill", "outlier"]
 State = dict[StateKey, EventId]
 Pdu = bytes | dict[str, Any]
 CREATE = ("m.room.create", "")
+TRIED = 4
 _UNREADABLE = (UnknownRoomVersion, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -57,9 +59,12 @@ class Held:
 
 
 class Receiver:
-    """`append`, and the state, order and edges of what is held."""
+    """`append`, and the state, order and edges of what is held. ``extremities_max``: of a room; None: any number."""
+
+    extremities_max: int | None = None
 
     def __init__(self) -> None:
+        self.dropped: set[EventId] = set()
         self.held: dict[EventId, Held] = {}  # in order of arrival
         self.versions: dict[RoomId, str] = {}
         self.missing: dict[EventId, set[EventId]] = {}  # of the events that the last append called "missing_parents"
@@ -142,6 +147,7 @@ class Receiver:
         self._arrivals += 1
         self.held[event.event_id] = Held(event, origin, self._arrivals, rejected, soft_failed, state)
         self.versions.setdefault(event.room_id, event.room_version.identifier)
+        self._drop_extremities(event.room_id, event.event_id)
         if self._current(event.room_id) != current:
             self.current_states.append((self._arrivals, event.room_id, self._current(event.room_id)))
         if rejected:
@@ -239,7 +245,26 @@ class Receiver:
 
     def _extremities(self, room_id: RoomId) -> set[EventId]:
         live = {event_id: held for event_id, held in self.timeline(room_id).items() if held.accepted and held.origin == "live"}
-        return set(live) - {reached for held in live.values() for reached in self._reached(held.event)}
+        return set(live) - {reached for held in live.values() for reached in self._reached(held.event)} - self.dropped
+
+    def _drop_extremities(self, room_id: RoomId, newest: EventId) -> None:
+        """Equal states first, then what does not matter to the resolution, at last the newest; the lowest in the order first."""
+        if self.extremities_max is None or len(self._extremities(room_id)) <= self.extremities_max:
+            return
+        orders = self.topological_orderings(room_id)
+        left = sorted(self._extremities(room_id), key=lambda one: (orders[one], self.held[one].arrival))
+        doubles = [one for at, one in enumerate(left) if any(self._after(one) == self._after(other) for other in left[at + 1 :])]
+        tried = [one for one in left if one not in doubles][:TRIED]
+        for one in [*doubles, *tried]:
+            if len(left) > self.extremities_max and (one in doubles or self._resolved(left) == self._resolved(left, one)):
+                left.remove(one)
+        if len(left) > self.extremities_max:
+            left = [one for one in self._extremities(room_id) if one != newest]
+        self.dropped |= self._extremities(room_id) - set(left)
+
+    def _resolved(self, extremities: Sequence[EventId], without: EventId | None = None) -> State:
+        version = self.held[extremities[0]].event.room_version.identifier
+        return self._resolve(version, [self._after(one) for one in sorted(extremities) if one != without])
 
     def _reached(self, event: Event) -> set[EventId]:
         reached: set[EventId] = set()

@@ -39,10 +39,10 @@ class HeldRow(NamedTuple):
 class StoreSubject:
     """`tests.oracle.facts.Subject` over a `storage.Store`, running its coroutines to their end."""
 
-    def __init__(self, dsn: str, *, server_name: str = "s2.test") -> None:
+    def __init__(self, dsn: str, *, server_name: str = "s2.test", **limits: Any) -> None:
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
-        config = storage.Config(pool_size_max=2)
+        config = storage.Config(pool_size_max=2, **limits)
         self.store = self.run(self.stack.enter_async_context(storage.open(dsn, server_name=server_name, config=config)))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -58,6 +58,32 @@ def test_the_store_agrees_with_the_oracle(
     run_machine(Machine, examples=EXAMPLES, steps=20)
 
 
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("limit", [1, 2])
+def test_with_few_extremities(server_dsn: str, template_name: str, worker_id: str, limit: int) -> None:
+    """What is dropped, and all that follows from it. Without gaps, as which is dropped depends on the topological order."""
+
+    class Machine(RoomMachine):
+        audience = Audience(LOCAL, SERVERS)
+        syncing = LOCAL
+        always = frozenset({"fork"})
+        never = frozenset({"after a gap"})
+        extremities_max = limit
+
+        def open_subject(self) -> StoreSubject:
+            self.runner = asyncio.Runner()
+            self.stack = AsyncExitStack()
+            dsn = self.runner.run(self.stack.enter_async_context(_fresh_database(server_dsn, template_name, worker_id)))
+            return StoreSubject(dsn, server_name=SERVER, forward_extremities_max=limit)
+
+        def close_subject(self, subject: Any) -> None:
+            subject.close()
+            self.runner.run(self.stack.aclose())
+            self.runner.close()
+
+    run_machine(Machine, examples=EXAMPLES, steps=20)
+
+
 async def _execute(dsn: str, sql: str) -> None:
     conn = await asyncpg.connect(dsn)
     try:

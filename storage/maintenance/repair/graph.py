@@ -5,7 +5,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.event import load
-from storage.maintenance.verify.graph import SQL_ENDS, SQL_GAPS, GapRow
+from storage.maintenance.verify.graph import SQL_ENDS, SQL_GAPS, SQL_NEVER_ENDS, GapRow
 from storage.maintenance.verify.redactions import redactions
 from storage.maintenance.verify.room import Room
 from storage.persist.columns import array, columns
@@ -39,6 +39,11 @@ FROM (
     WHERE room_nid = $1::int AND NOT outlier
 ) AS latest
 WHERE room_nid = $1::int
+"""
+
+SQL_DROP_NEVER_ENDS: Final[LiteralString] = """
+DELETE FROM dropped_extremities
+WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
 """
 
 SQL_DROP_WAITING: Final[LiteralString] = """
@@ -87,7 +92,8 @@ async def _missing_id(conn: Connection, room: Room, gap: GapRow) -> str:
 
 
 async def repair_ends(conn: Connection, room_nid: int) -> list[int]:
-    """The forward extremities as the edges say; they stand in the room now."""
+    """The forward extremities as the edges say, without those that were dropped; they stand in the room now."""
+    await conn.execute(SQL_DROP_NEVER_ENDS, room_nid, await conn.fetchvals(SQL_NEVER_ENDS, room_nid))
     ends: list[int] = sorted(await conn.fetchvals(SQL_ENDS, room_nid))
     await conn.execute(SQL_SET_ENDS, room_nid, ends)
     return ends

@@ -9,6 +9,7 @@ REPAIRABLE: Final = frozenset(
     {
         "missing_events",
         "forward_extremities",
+        "dropped_extremities",
         "current_state_group",
         "current_state",
         "memberships",

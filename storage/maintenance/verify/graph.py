@@ -84,6 +84,15 @@ named AS (
 SELECT event_nid
 FROM live
 WHERE event_nid NOT IN (SELECT event_nid FROM named)
+    AND event_nid NOT IN (SELECT event_nid FROM dropped_extremities WHERE room_nid = $1::int)
+"""
+
+SQL_NEVER_ENDS: Final[LiteralString] = """
+SELECT d.event_nid
+FROM dropped_extremities d
+LEFT JOIN events e ON e.event_nid = d.event_nid AND e.room_nid = d.room_nid
+WHERE d.room_nid = $1::int AND (e.outlier OR e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled) IS NOT FALSE
+ORDER BY d.event_nid
 """
 
 
@@ -149,8 +158,13 @@ def _gap(child_nids: list[int] | None, ids: dict[int, str], *, covered: bool | N
 async def check_ends(conn: Connection, room: Room) -> AsyncIterator[Finding]:
     """The forward extremities are exactly the accepted live events that no accepted live event names ("forward_extremities").
 
-    What stands behind events that can be no extremity themselves counts as named (`storage.persist.place.ends_after`).
+    What stands behind events that can be no extremity themselves counts as named (`storage.persist.place.ends_after`). Left out are those
+    that were dropped (`storage.persist.pruning`): whether they were covered at the time is not looked into; they must have been extremities.
     """
+    never = await conn.fetchvals(SQL_NEVER_ENDS, room.nid)
+    names = await event_ids(conn, never)
+    for nid in never:
+        yield room.finding("dropped_extremities", [names[nid]], "dropped", "an accepted live event of the room")
     expected = set(await conn.fetchvals(SQL_ENDS, room.nid))
     found = set(room.row.forward_extremities)
     if found != expected:
