@@ -6,19 +6,18 @@ Everything up to `_store` only reads (it may stop with `Needs` and be asked agai
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from storage.database.names import JOIN, TYPE_MEMBER, membership_code
 from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph.chains import Entry
 from storage.ids import EventId
-from storage.persist import audience, plain, pruning, redactions
+from storage.persist import audience, pruning, redactions
 from storage.persist.cover import cover
-from storage.persist.draft import Delta, Draft, Membership, RoomDraft, room_of
+from storage.persist.draft import Delta, Draft, Membership, RoomDraft
 from storage.persist.place import Ends, Parents, Placement, ends_after, parents_of, place
 from storage.persist.receive import Verdict, verdict
-from storage.persist.results import AppendResult, Origin, stored
+from storage.persist.results import AppendResult, Origin
 from storage.persist.rows import EventRow
 from storage.persist.states import after_event, before_event, current_after
 from storage.persist.step import Step
@@ -27,7 +26,8 @@ from storage.state.groups import Group, changed_keys
 INT8_MAX = (1 << 63) - 1
 
 
-class Incoming(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Incoming:
     """A parsed PDU on its way in. ``state_before``: the ids of the state before it, given by the caller."""
 
     event: Event
@@ -52,11 +52,6 @@ class Decision:
 
 def plan_event(draft: Draft, incoming: Incoming) -> AppendResult:
     """Decide, and add the rows to the draft. `Needs` if something has to be loaded first; then nothing was added."""
-    ordinary = plain.plan(draft, incoming.event) if incoming.origin == "live" else None
-    return _plan_whole(draft, incoming) if ordinary is None else ordinary
-
-
-def _plan_whole(draft: Draft, incoming: Incoming) -> AppendResult:
     event = incoming.event
     draft.pending = draft.pending_event = None
     row = draft.row(event.event_id)
@@ -78,8 +73,16 @@ def _plan_whole(draft: Draft, incoming: Incoming) -> AppendResult:
     except InvalidEvent as error:
         return AppendResult(event.event_id, "invalid", error.reason)
     _store(step, decision, event)
-    plain.remember(draft, event, decision.row, decision.before)
     return _result(event, decision.row, judged)
+
+
+def room_of(draft: Draft, event: Event) -> RoomDraft:
+    """The room of an event, made known if it is new."""
+    known = draft.room_drafts.get(event.room_id)
+    if known is None:
+        row = draft.room(event.room_id) or draft.new_room(event.room_id, event.room_version.identifier)
+        known = draft.room_drafts[event.room_id] = RoomDraft.of(row)
+    return known
 
 
 def _auth_rows(draft: Draft, event: Event) -> tuple[list[EventRow], list[EventId]]:
@@ -294,4 +297,6 @@ def _result(event: Event, row: EventRow, judged: Verdict) -> AppendResult:
         return AppendResult(event.event_id, "rejected", judged.rejected, None, order)
     if judged.soft_failed is not None:
         return AppendResult(event.event_id, "soft_failed", judged.soft_failed, None, order)
-    return stored(event, order)
+    if row.redacted_form:
+        return AppendResult(event.event_id, "redacted", "the content hash does not fit: only the redacted form is valid", None, order)
+    return AppendResult(event.event_id, "stored", None, None, order)
