@@ -30,6 +30,9 @@ FILTER: Final = "AND user_sees(e, r.own_audiences, r.shared_audiences, r.world_a
 STRETCHES: Final = "stretches_of(r.room_nid, r.principal_nid)"
 EVERYWHERE: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest, s.* FROM sight_of(r.room_nid, r.principal_nid) AS s)"
 NOTHING: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest)"
+WITHHELD: Final = (
+    "NOT was_there(e, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld"
+)
 
 SQL_SIZES: Final = """
 SELECT relname AS name, pg_relation_size(oid) AS heap, pg_indexes_size(oid) AS indexes, reltuples::bigint AS rows
@@ -79,7 +82,7 @@ def without(sql: str, *parts: tuple[str, str]) -> str:
 
 
 PLAIN: Final = without(messages.SQL_BACKWARDS, (STRETCHES, EVERYWHERE))
-UNFILTERED: Final = without(messages.SQL_BACKWARDS, (STRETCHES, NOTHING), (FILTER, ""))
+UNFILTERED: Final = without(messages.SQL_BACKWARDS, (STRETCHES, NOTHING), (FILTER, ""), (WITHHELD, "false AS withheld"))
 
 
 async def run(bench: Bench) -> None:

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 from storage import Store
 from storage.database.connection import Connection
 from storage.ids import server_name_of
-from storage.persist.rows import UNSEEN, AudienceRow, VisibilityRow
+from storage.persist.rows import UNSEEN, AudienceRow, Standing, VisibilityRow
 from storage.testing import RoomBuilder
 from storage.visibility import numbers, ranges
 
@@ -107,10 +107,10 @@ class Sheet:
         for name in (server, user) if server == SERVER else (server,):
             row = self.visible.get(name, UNSEEN)
             joined = row.joined_count + (1 if joins else -1)
-            if row.current != (joined > 0):
+            standing = Standing.IN if joined > 0 else Standing.OUT
+            if row.current is not standing:
                 opened = opened or self._open()
-                change = ranges.add if joins else ranges.remove
-                row = row._replace(audiences=change(row.audiences, opened, None))
+                row = row.placed(opened, None, standing)
             last = self.order + 1 if joins and name == user else row.last_join_topological
             self.visible[name] = row._replace(joined_count=joined, last_join_topological=last)
             self.written += 1

@@ -373,6 +373,7 @@ CREATE TABLE visibility (
     joined_count int NOT NULL,
     invited_count int NOT NULL,
     audiences int8multirange NOT NULL,
+    invited_audiences int8multirange,
     CONSTRAINT visibility_pkey PRIMARY KEY (room_nid, principal_nid),
     CONSTRAINT visibility_counts_check CHECK (joined_count >= 0 AND invited_count >= 0)
 ) WITH (fillfactor = 85);
@@ -385,6 +386,9 @@ COMMENT ON COLUMN visibility.joined_count IS 'Users of this principal (itself, o
 COMMENT ON COLUMN visibility.invited_count IS 'The same for invited.';
 COMMENT ON COLUMN visibility.audiences IS
     'A range without an upper end: the principal is in the audience of the current state, and so of what comes next.';
+COMMENT ON COLUMN visibility.invited_audiences IS
+    'Those of the audiences that the principal is in by an invitation alone, under "invited". What erased senders sent is for those who were '
+    'joined only. NULL for none.';
 COMMENT ON CONSTRAINT visibility_pkey ON visibility IS 'Serves: the join of every read that filters.';
 
 CREATE TABLE audiences (
@@ -527,10 +531,14 @@ LEFT JOIN events b ON b.event_nid = e.redacted_by;
 COMMENT ON VIEW stored_events IS 'An event as every read answers with it (StoredRow in storage/queries/events.py): these columns, in this order.';
 
 CREATE FUNCTION sight_of(room_nid int, principal_nid int)
-RETURNS TABLE (own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint)
+RETURNS TABLE (
+    own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint,
+    joined_audiences int8multirange
+)
 LANGUAGE sql STABLE ROWS 1 AS $$
     SELECT own.audiences, shared.audiences, world.audiences,
-        CASE WHEN own.joined_count > 0 THEN 9223372036854775807 ELSE own.last_join_topological END
+        CASE WHEN own.joined_count > 0 THEN 9223372036854775807 ELSE own.last_join_topological END,
+        CASE WHEN own.invited_audiences IS NULL THEN own.audiences ELSE own.audiences - own.invited_audiences END
     FROM (VALUES ($1)) AS room (room_nid)
     LEFT JOIN visibility own ON own.room_nid = room.room_nid AND own.principal_nid = $2
     LEFT JOIN visibility shared ON shared.room_nid = room.room_nid AND shared.principal_nid = 2
@@ -538,7 +546,8 @@ LANGUAGE sql STABLE ROWS 1 AS $$
 $$;
 COMMENT ON FUNCTION sight_of IS
     'What a principal may see in a room, always one row: the audiences of its own, those under "shared", those readable by the world, '
-    'and below which topological ordering the shared ones are a user''s own. For user_sees and server_sees.';
+    'and below which topological ordering the shared ones are a user''s own. For user_sees and server_sees. Also those of its own in '
+    'which it is joined, for was_there.';
 
 CREATE FUNCTION user_sees(
     event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint
@@ -554,13 +563,13 @@ COMMENT ON FUNCTION user_sees IS
     'CASE, as the planner takes half of the events for visible then; it would expect one in a hundred otherwise, and sort instead of '
     'following an index.';
 
-CREATE FUNCTION was_there(event events, own_audiences int8multirange) RETURNS boolean
+CREATE FUNCTION was_there(event events, joined_audiences int8multirange) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT COALESCE($2 @> $1.audience, false)
 $$;
 COMMENT ON FUNCTION was_there IS
-    'Whether the reader (a user, or any user of a server) was in the room at an event, or invited where invitations show it. Of erased '
-    'senders others get the redacted form only.';
+    'Whether the reader (a user, or any user of a server) was joined at an event, or at its own membership event before or after it. Of '
+    'erased senders others get the redacted form only.';
 
 CREATE FUNCTION not_ignored(event events, ignored int[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
@@ -578,7 +587,8 @@ COMMENT ON FUNCTION order_slack IS
 
 CREATE FUNCTION stretches_of(room_nid int, principal_nid int)
 RETURNS TABLE (
-    lowest bigint, highest bigint, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint
+    lowest bigint, highest bigint, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint,
+    joined_audiences int8multirange
 )
 LANGUAGE plpgsql STABLE ROWS 4 AS $$
 #variable_conflict use_column
@@ -588,7 +598,7 @@ BEGIN
     SELECT * INTO sight FROM sight_of($1, $2);
     RETURN QUERY
     SELECT COALESCE(lower(stretch), 0), COALESCE(upper(stretch) - 1, 9223372036854775807),
-        sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before
+        sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before, sight.joined_audiences
     FROM unnest((
         SELECT range_agg(part.orders)
         FROM (

@@ -11,10 +11,10 @@ from typing import Final
 from storage.database.names import INVITE, JOIN, KEY_HISTORY_VISIBILITY, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED, TYPE_MEMBER
 from storage.ids import server_name_of
 from storage.persist.draft import Draft
-from storage.persist.rows import AudienceRow, EventRow, VisibilityRow
+from storage.persist.rows import AudienceRow, EventRow, Standing, VisibilityRow
 from storage.persist.step import Step
 from storage.state.groups import Group, changed_keys
-from storage.visibility import numbers, places, ranges
+from storage.visibility import numbers, places
 
 RANKS: Final = {"joined": 0, "invited": 1, "shared": 2, "world_readable": 3}
 MISSING: Final = "shared"  # what a room without the event, or with an unknown value, has
@@ -31,10 +31,12 @@ def history_visibility(draft: Draft, group: Group | None) -> str:
     return value if isinstance(value, str) and value in RANKS else MISSING
 
 
-def admits(visibility: str, counts: Counts) -> bool:
-    """Whether a principal with so many joined and invited users is in the audience."""
+def admits(visibility: str, counts: Counts) -> Standing:
+    """How a principal with so many joined and invited users stands to the audience."""
     joined, invited = counts
-    return joined > 0 or (visibility == "invited" and invited > 0)
+    if joined > 0:
+        return Standing.IN
+    return Standing.INVITED if visibility == "invited" and invited > 0 else Standing.OUT
 
 
 def advance(step: Step, target: Group) -> int | None:
@@ -52,14 +54,14 @@ def advance(step: Step, target: Group) -> int | None:
     for principal in concerned:
         row = step.visible(principal)
         counts = _sum(row, moved.get(principal, (0, 0)))
-        admitted = admits(after, counts)
-        audiences = _set(row.audiences, number, None, admitted=admitted) if admitted != row.current else row.audiences
-        opened |= admitted != row.current
-        changed[principal] = row._replace(audiences=audiences, joined_count=counts[0], invited_count=counts[1])
-    for principal, admitted in _flags(after):
+        standing = admits(after, counts)
+        placed = row if standing is row.current else row.placed(number, None, standing)
+        opened |= standing is not row.current
+        changed[principal] = placed._replace(joined_count=counts[0], invited_count=counts[1])
+    for principal, standing in _flags(after):
         row = step.visible(principal)
-        if row.current != admitted:
-            changed[principal] = row._replace(audiences=_set(row.audiences, number, None, admitted=admitted))
+        if row.current is not standing:
+            changed[principal] = row.placed(number, None, standing)
             opened = True
     step.set_visible(changed)
     step.main = target.state_group
@@ -72,7 +74,7 @@ def advance(step: Step, target: Group) -> int | None:
 def branch(step: Step, base: Group, target: Group) -> int:
     """The number for a state that is not the current one and was derived from ``base``."""
     before, after = history_visibility(step.draft, base), history_visibility(step.draft, target)
-    differs: dict[int, bool] = {}
+    differs: dict[int, Standing] = {}
     moved = _moved(step, base, target)
     concerned = moved.keys() | _invited(step, base, target, before, after)
     step.ensure_visible({*concerned, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED})
@@ -81,11 +83,11 @@ def branch(step: Step, base: Group, target: Group) -> int:
     for principal in concerned:
         counts = _sum(step.visible(principal), offset.get(principal, (0, 0)))
         gained = moved.get(principal, (0, 0))
-        admitted = admits(after, (counts[0] + gained[0], counts[1] + gained[1]))
-        if admitted != admits(before, counts):
-            differs[principal] = admitted
+        standing = admits(after, (counts[0] + gained[0], counts[1] + gained[1]))
+        if standing is not admits(before, counts):
+            differs[principal] = standing
     old = dict(_flags(before))
-    differs.update((principal, admitted) for principal, admitted in _flags(after) if old[principal] != admitted)
+    differs.update((principal, standing) for principal, standing in _flags(after) if old[principal] is not standing)
     return _off(step, number_of(step, base), differs) if differs else number_of(step, base)
 
 
@@ -95,12 +97,12 @@ def either(step: Step, one: Group, other: Group) -> int:
     ranks = [RANKS[value] for value in values]
     if RANKS["invited"] in ranks and max(ranks) > RANKS["invited"]:
         invited = one if values[0] == "invited" else other
-        added = dict.fromkeys((principal for principal, admitted in _flags(values[1] if invited is one else values[0]) if admitted), True)
-        return _off(step, number_of(step, invited), added)
+        flags = _flags(values[1] if invited is one else values[0])
+        return _off(step, number_of(step, invited), {principal: standing for principal, standing in flags if standing is Standing.IN})
     return number_of(step, one if ranks[0] > ranks[1] else other)
 
 
-def _off(step: Step, base: int, differs: dict[int, bool]) -> int:
+def _off(step: Step, base: int, differs: dict[int, Standing]) -> int:
     """A new number off ``base``'s, at which these principals' sight is as told and everybody else's as at ``base``."""
     row = step.audience(base)
     continues = None if row.continued or numbers.depth(base) == 0 else numbers.following(base)
@@ -109,22 +111,21 @@ def _off(step: Step, base: int, differs: dict[int, bool]) -> int:
         return _alone(step, base, differs)
     step.audiences[base] = row._replace(continued=True) if continues else row._replace(branches=row.branches + 1)
     step.audiences[new.number] = AudienceRow(0, continued=False, opened_topological=None)
-    for principal, admitted in differs.items():
-        visible = step.visible(principal)
-        step.visibility[principal] = visible._replace(audiences=_set(visible.audiences, new.number, new.end, admitted=admitted))
+    for principal, standing in differs.items():
+        step.visibility[principal] = step.visible(principal).placed(new.number, new.end, standing)
     return new.number
 
 
-def _alone(step: Step, base: int, differs: dict[int, bool]) -> int:
+def _alone(step: Step, base: int, differs: dict[int, Standing]) -> int:
     """No room left near ``base``: a number of the main line for one state alone, told for every principal of the room."""
     number = _next_main(step, None)
     end = number + numbers.UNIT[0]
     written = {principal for room, principal in step.draft.new_visibility if room == step.room_nid}
     for principal in {*step.draft.answer(("principals", step.room_nid)), *written, *step.visibility, *differs}:
         visible = step.visible(principal)
-        admitted = differs.get(principal, ranges.contains(visible.audiences, base))
-        if admitted != visible.current:
-            step.visibility[principal] = visible._replace(audiences=_set(visible.audiences, number, end, admitted=admitted))
+        standing = differs.get(principal) or visible.at(base)
+        if standing is not visible.current:
+            step.visibility[principal] = visible.placed(number, end, standing)
     return number
 
 
@@ -135,13 +136,9 @@ def _next_main(step: Step, opened: int | None) -> int:
     return number
 
 
-def _set(old: ranges.Ranges, low: int, high: int | None, *, admitted: bool) -> ranges.Ranges:
-    return ranges.add(old, low, high) if admitted else ranges.remove(old, low, high)
-
-
-def _flags(visibility: str) -> tuple[tuple[int, bool], tuple[int, bool]]:
-    rank = RANKS[visibility]
-    return (PRINCIPAL_EVERYBODY, rank == RANKS["world_readable"]), (PRINCIPAL_SHARED, rank >= RANKS["shared"])
+def _flags(visibility: str) -> tuple[tuple[int, Standing], tuple[int, Standing]]:
+    everybody, shared = visibility == "world_readable", RANKS[visibility] >= RANKS["shared"]
+    return (PRINCIPAL_EVERYBODY, Standing.IN if everybody else Standing.OUT), (PRINCIPAL_SHARED, Standing.IN if shared else Standing.OUT)
 
 
 def _moved(step: Step, base: Group | None, target: Group) -> dict[int, Counts]:

@@ -89,7 +89,8 @@ WHERE state_key_nid = ANY($1::int[])
 """
 
 SQL_VISIBILITY: Final[LiteralString] = """
-SELECT v.room_nid, v.principal_nid, v.audiences::text AS audiences, v.last_join_topological, v.joined_count, v.invited_count
+SELECT v.room_nid, v.principal_nid, v.audiences::text AS audiences, v.last_join_topological, v.joined_count, v.invited_count,
+    COALESCE(v.invited_audiences, '{}')::text AS invited_audiences
 FROM visibility v
 JOIN unnest($1::int[], $2::int[]) AS wanted (room_nid, principal_nid) USING (room_nid, principal_nid)
 """
@@ -196,6 +197,7 @@ class SeenRow(NamedTuple):
     last_join_topological: int | None
     joined_count: int
     invited_count: int
+    invited_audiences: str
 
 
 class NumberRow(NamedTuple):
@@ -328,8 +330,13 @@ async def _visibility(conn: Connection, draft: Draft, keys: Collection[tuple[int
         draft.visibility.setdefault(key, UNSEEN)
     for row in await conn.fetch(SQL_VISIBILITY, [key[0] for key in keys], [key[1] for key in keys], row=SeenRow):
         if (row.room_nid, row.principal_nid) not in draft.new_visibility:
-            seen = VisibilityRow(ranges.from_text(row.audiences), row.last_join_topological, row.joined_count, row.invited_count)
-            draft.visibility[row.room_nid, row.principal_nid] = seen
+            draft.visibility[row.room_nid, row.principal_nid] = VisibilityRow(
+                ranges.from_text(row.audiences),
+                row.last_join_topological,
+                row.joined_count,
+                row.invited_count,
+                ranges.from_text(row.invited_audiences),
+            )
 
 
 async def _audiences(conn: Connection, draft: Draft, keys: Collection[tuple[int, int]]) -> None:

@@ -1,9 +1,10 @@
 """What the planner knows of the tables: one NamedTuple per kind of row, as loaded and as written."""
 
-from typing import NamedTuple
+from enum import Enum
+from typing import NamedTuple, Self
 
 from storage.errors import StorageCorrupt
-from storage.visibility.ranges import EMPTY, Ranges, unending
+from storage.visibility.ranges import EMPTY, Ranges, add, contains, remove, unending
 
 
 class EventRow(NamedTuple):
@@ -79,6 +80,14 @@ class MissingRow(NamedTuple):
     child_nids: tuple[int, ...]
 
 
+class Standing(Enum):
+    """How a principal stands to an audience: not in it, in it by an invitation alone, or joined."""
+
+    OUT = 0
+    INVITED = 1
+    IN = 2
+
+
 class VisibilityRow(NamedTuple):
     """One row of `visibility`, without its key. A principal without a row is `UNSEEN`."""
 
@@ -86,11 +95,28 @@ class VisibilityRow(NamedTuple):
     last_join_topological: int | None
     joined_count: int
     invited_count: int
+    invited_audiences: Ranges = EMPTY
 
     @property
-    def current(self) -> bool:
-        """Whether the principal is in the audience of the current state."""
-        return unending(self.audiences)
+    def current(self) -> Standing:
+        """How the principal stands to the audience of the current state."""
+        return _standing(unending(self.audiences), unending(self.invited_audiences))
+
+    def at(self, number: int) -> Standing:
+        """How the principal stands to an audience."""
+        return _standing(contains(self.audiences, number), contains(self.invited_audiences, number))
+
+    def placed(self, low: int, high: int | None, standing: Standing) -> Self:
+        """The row with the principal standing so to the audiences in ``[low, high)``."""
+        audiences = (remove if standing is Standing.OUT else add)(self.audiences, low, high)
+        invited = (add if standing is Standing.INVITED else remove)(self.invited_audiences, low, high)
+        return self._replace(audiences=audiences, invited_audiences=invited)
+
+
+def _standing(included: bool, by_invitation: bool) -> Standing:
+    if not included:
+        return Standing.OUT
+    return Standing.INVITED if by_invitation else Standing.IN
 
 
 UNSEEN = VisibilityRow(EMPTY, None, 0, 0)

@@ -177,15 +177,17 @@ set_membership AS (
             writer_nid = EXCLUDED.writer_nid
 ),
 set_visibility AS (
-    INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count)
-    SELECT i.room_nid, i.principal_nid, i.audiences::int8multirange, i.last_join_topological, i.joined_count, i.invited_count
-    FROM unnest($92::int[], $93::int[], $94::text[], $95::bigint[], $96::int[], $97::int[])
-        AS i (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count)
+    INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences)
+    SELECT i.room_nid, i.principal_nid, i.audiences::int8multirange, i.last_join_topological, i.joined_count, i.invited_count,
+        NULLIF(i.invited_audiences::int8multirange, '{}')
+    FROM unnest($92::int[], $93::int[], $94::text[], $95::bigint[], $96::int[], $97::int[], $127::text[])
+        AS i (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences)
     ON CONFLICT (room_nid, principal_nid) DO UPDATE
         SET audiences = EXCLUDED.audiences,
             last_join_topological = EXCLUDED.last_join_topological,
             joined_count = EXCLUDED.joined_count,
-            invited_count = EXCLUDED.invited_count
+            invited_count = EXCLUDED.invited_count,
+            invited_audiences = EXCLUDED.invited_audiences
 ),
 set_audience AS (
     INSERT INTO audiences (room_nid, audience, branches, continued, opened_topological)
@@ -305,7 +307,7 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         *columns((key for key, value in draft.current_changes.items() if not value[0]), 2),
         *columns(((d.room_nid, d.cause_nid, d.state_key_nid, d.event_nid, d.prev_event_nid) for d in draft.deltas), 5),
         *columns(draft.memberships.values(), 5),
-        *columns(((*key, ranges.to_text(row[0]), *row[1:]) for key, row in draft.new_visibility.items()), 6),
+        *columns(((*key, ranges.to_text(row[0]), *row[1:4]) for key, row in draft.new_visibility.items()), 6),
         *columns(((*key, row.branches, row.continued) for key, row in draft.new_audiences.items()), 4),
         *columns(((nid, *value) for nid, value in draft.new_waiting.items()), 3),
         author.instance_name,
@@ -322,6 +324,7 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         [new.row.ineffective for new in draft.new_events.values()],
         [row.ineffective for row in draft.changed_events.values()],
         *columns(draft.dropped.items(), 2),
+        [ranges.to_text(row.invited_audiences) for row in draft.new_visibility.values()],
     ]
 
 

@@ -20,7 +20,7 @@ reader AS MATERIALIZED (
 ),
 target AS MATERIALIZED (
     SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
-        EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, sight.own_audiences) AS withheld,
+        NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($5::text[])) AS ignored, sight.*
     FROM reader
     CROSS JOIN events e
@@ -38,7 +38,7 @@ before AS (
     FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.highest DESC) AS t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, t.own_audiences) AS withheld
+            NOT was_there(e, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) < (
@@ -59,7 +59,7 @@ after AS (
     FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.lowest) AS t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, t.own_audiences) AS withheld
+            NOT was_there(e, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) > (

@@ -39,7 +39,7 @@ walk AS (  -- again and again the latest event of the front; all its children ha
 )
 SELECT $4::text IS NOT NULL AND (
         NOT server_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences)
-        OR (NOT was_there(e, sight.own_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+        OR (NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
     ) AS withheld, s.*
 FROM server
 CROSS JOIN walk w
@@ -95,7 +95,7 @@ chosen AS (
 )
 SELECT $6::text IS NOT NULL AND (
         NOT server_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences)
-        OR (NOT was_there(e, sight.own_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+        OR (NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
     ) AS withheld, s.*
 FROM server
 CROSS JOIN chosen

@@ -52,7 +52,7 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
     FROM (SELECT * FROM stretch ORDER BY highest DESC) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, r.own_audiences) AS withheld
+            NOT was_there(e, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering)
@@ -129,7 +129,7 @@ page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, t
     FROM (SELECT * FROM stretch ORDER BY lowest) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, r.own_audiences) AS withheld
+            NOT was_there(e, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)

@@ -19,7 +19,7 @@ FROM reader
 CROSS JOIN rooms r
 CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
-    SELECT e.event_nid, EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, sight.own_audiences) AS withheld
+    SELECT e.event_nid, NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
     FROM events e
     WHERE e.room_nid = r.room_nid AND NOT e.outlier AND e.origin_server_ts >= $3::bigint
         AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
@@ -39,7 +39,7 @@ FROM reader
 CROSS JOIN rooms r
 CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
-    SELECT e.event_nid, EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, sight.own_audiences) AS withheld
+    SELECT e.event_nid, NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
     FROM events e
     WHERE e.room_nid = r.room_nid AND NOT e.outlier AND e.origin_server_ts <= $3::bigint
         AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)

@@ -13,6 +13,7 @@ Where the rules leave a choice, the oracle takes the first of these:
 * `state_before` is looked at only if a parent is not held (or held as an outlier).
 * A live event that comes after its own live child is no forward extremity: the child already names it.
 * An extremity ceases to be one also behind a backfilled parent of a live event, as behind a rejected or soft-failed one.
+* A redaction waits for its target to arrive in the timeline: what is held as an outlier is not redacted yet.
 * What backfill brings never becomes an extremity, so a room of backfill alone has none, and its current state is empty.
 * With a limit of extremities, what is beyond it is dropped as storage/persist/pruning.py says.
 """
@@ -302,6 +303,8 @@ class Receiver:
 
     def redacted_by(self, event_id: EventId) -> EventId | None:
         """Of the accepted redactions of this event that its sender may not refuse, the first by (origin_server_ts, id)."""
+        if self.get(event_id).outlier:
+            return None
         target = self.get(event_id).event
         found = [
             (held.event.origin_server_ts, redaction_id)

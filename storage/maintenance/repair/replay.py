@@ -80,10 +80,11 @@ SELECT * FROM unnest($1::int[], $2::text[])
 """
 
 SQL_ADD_VISIBILITY: Final[LiteralString] = """
-INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count)
-SELECT $1::int, i.principal_nid, i.audiences::int8multirange, i.last_join_topological, i.joined_count, i.invited_count
-FROM unnest($2::int[], $3::text[], $4::bigint[], $5::int[], $6::int[])
-    AS i (principal_nid, audiences, last_join_topological, joined_count, invited_count)
+INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences)
+SELECT $1::int, i.principal_nid, i.audiences::int8multirange, i.last_join_topological, i.joined_count, i.invited_count,
+    NULLIF(i.invited_audiences::int8multirange, '{}')
+FROM unnest($2::int[], $3::text[], $4::bigint[], $5::int[], $6::int[], $7::text[])
+    AS i (principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences)
 """
 
 SQL_ADD_AUDIENCES: Final[LiteralString] = """
@@ -243,8 +244,11 @@ async def _write(conn: Connection, draft: Replay, room: RoomDraft) -> None:
         await conn.execute(SQL_SET_GROUPS, *columns(numbered[start : start + BATCH], 2))
     await conn.execute(SQL_ADD_PRINCIPALS, *columns(((nid, name) for name, nid in draft.new_principals.items()), 2))
     await conn.execute(SQL_DROP_VISIBILITY, room_nid)
-    seen = ((principal, ranges.to_text(row.audiences), *row[1:]) for (_, principal), row in draft.new_visibility.items())
-    await conn.execute(SQL_ADD_VISIBILITY, room_nid, *columns(seen, 5))
+    seen = (
+        (principal, ranges.to_text(row.audiences), *row[1:4], ranges.to_text(row.invited_audiences))
+        for (_, principal), row in draft.new_visibility.items()
+    )
+    await conn.execute(SQL_ADD_VISIBILITY, room_nid, *columns(seen, 6))
     await conn.execute(SQL_DROP_AUDIENCES, room_nid)
     known = ((number, *row) for (_, number), row in draft.new_audiences.items())
     await conn.execute(SQL_ADD_AUDIENCES, room_nid, *columns(known, 4))

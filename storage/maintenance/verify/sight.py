@@ -25,6 +25,7 @@ WHERE room_nid = $1::int AND state_key_nid = 5
 """
 
 EVERYBODY: Final = "*everybody"
+BY_INVITATION: Final = " (by an invitation alone)"
 SHARED: Final = "*shared"
 
 
@@ -63,6 +64,11 @@ def known(visibility: object) -> str:
     return visibility if isinstance(visibility, str) and visibility in {"world_readable", "invited", "joined"} else "shared"
 
 
+def by_invitation(principal: str) -> str:
+    """The name under which it is kept whether a principal is in an audience by an invitation alone."""
+    return principal + BY_INVITATION
+
+
 def principals_of(user_id: str, server_name: str) -> tuple[str, ...]:
     """Whom a user's membership concerns: their server, and themselves if they are local."""
     server = server_name_of(user_id)
@@ -79,6 +85,7 @@ class Admitted:
     visibility: str = "shared"
     joined: dict[str, int] = field(default_factory=dict)
     invited: dict[str, int] = field(default_factory=dict)
+    were_joined: set[str] = field(default_factory=set)  # before the last move, of those whom it touched
 
     def __contains__(self, principal: str) -> bool:
         if self.group is None:
@@ -87,7 +94,15 @@ class Admitted:
             return self.visibility == "world_readable"
         if principal == SHARED:
             return self.visibility in {"world_readable", "shared"}
-        return self.joined.get(principal, 0) > 0 or (self.visibility == "invited" and self.invited.get(principal, 0) > 0)
+        name = principal.removesuffix(BY_INVITATION)
+        joined = self.joined.get(name, 0) > 0
+        invited = self.visibility == "invited" and self.invited.get(name, 0) > 0
+        return joined or invited if name == principal else invited and not joined
+
+    def either(self, principal: str) -> bool:
+        """Of one who is admitted before or after the last move, not both: whether at an event that moves so. Joined counts more."""
+        name = principal.removesuffix(BY_INVITATION)
+        return name == principal or not (name in self.were_joined or self.joined.get(name, 0) > 0)
 
     def move(self, target: Group) -> set[str]:
         """Go to a state; who is admitted in just one of the two."""
@@ -99,6 +114,8 @@ class Admitted:
         touched = {principal for _, principal, _ in gains}
         if old is None or visibility != self.visibility:
             touched |= {EVERYBODY, SHARED, *(principal for principal, count in self.invited.items() if count)}
+        self.were_joined = {principal for principal in touched if self.joined.get(principal, 0) > 0}
+        touched |= {by_invitation(principal) for principal in touched}
         before = {principal for principal in touched if principal in self}
         for counts, principal, gained in gains:
             counts[principal] = counts.get(principal, 0) + gained

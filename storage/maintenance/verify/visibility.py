@@ -11,7 +11,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import Room
-from storage.maintenance.verify.sight import Admitted, read_facts
+from storage.maintenance.verify.sight import Admitted, by_invitation, read_facts
 from storage.state.groups import Group
 from storage.visibility import ranges
 
@@ -34,7 +34,8 @@ ORDER BY u.audience, path_of(g.state_group, g.back), u.state_group_after, u.even
 """
 
 SQL_VISIBILITY: Final[LiteralString] = """
-SELECT p.name, v.audiences::text AS audiences, v.last_join_topological, v.joined_count, v.invited_count
+SELECT p.name, v.audiences::text AS audiences, v.last_join_topological, v.joined_count, v.invited_count,
+    COALESCE(v.invited_audiences, '{}')::text AS invited_audiences
 FROM visibility v
 JOIN principals p USING (principal_nid)
 WHERE v.room_nid = $1::int
@@ -116,6 +117,7 @@ class VisibleRow(NamedTuple):
     last_join_topological: int | None
     joined_count: int
     invited_count: int
+    invited_audiences: str
 
 
 class LastJoinRow(NamedTuple):
@@ -192,13 +194,13 @@ async def check_visibility(conn: Connection, room: Room) -> AsyncIterator[Findin
 
 
 def _look(sweep: Sweep, point: PointRow, before: Group, after: Group, tallies: dict[str, Tally]) -> None:
-    """Compare at one audience: whoever is admitted before or after the event sees it, and nobody else."""
+    """Compare at one audience: whoever is admitted before or after the event sees it, and nobody else; joined counts more than invited."""
     sweep.reach(point.audience)
     sweep.stand(before)
     wrong = set(sweep.wrong)
     if after.state_group != before.state_group:
         either = sweep.stand(after)
-        wrong = (wrong - either) | (either - sweep.seeing)
+        wrong = (wrong - either) | {name for name in either if (name in sweep.seeing) != sweep.admitted.either(name)}
     for name in wrong:
         tally = tallies.setdefault(name, Tally(example=point.event_id or f"state group {point.state_group_before}"))
         if name in sweep.seeing:
@@ -243,9 +245,10 @@ def _boundaries(rows: Sequence[VisibleRow]) -> list[tuple[int, str]]:
 
     def ends() -> Iterator[tuple[int, str]]:
         for row in rows:
-            for low, high in ranges.from_text(row.audiences):
-                yield low, row.name
-                if high is not None:
-                    yield high, row.name
+            for name, text in ((row.name, row.audiences), (by_invitation(row.name), row.invited_audiences)):
+                for low, high in ranges.from_text(text):
+                    yield low, name
+                    if high is not None:
+                        yield high, name
 
     return sorted(ends())

@@ -105,7 +105,7 @@ LEFT JOIN LATERAL (
     SELECT e.event_nid, e.withheld
     FROM sight_of(r.room_nid, r.principal_nid) AS sight
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there(e, sight.own_audiences) AS withheld
+        SELECT e.event_nid, NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.lower)
             AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
