@@ -27,6 +27,7 @@ from storage.errors import (
     UnknownRoom,
     UnknownRoomVersion,
     UnknownUser,
+    WrongServerName,
 )
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId
 from storage.persist import AppendResult
@@ -82,6 +83,7 @@ __all__ = [
     "UnknownRoomVersion",
     "UnknownUser",
     "UserId",
+    "WrongServerName",
     "auth",
     "event",
     "open",

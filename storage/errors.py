@@ -11,6 +11,7 @@ StorageError
 │  ├─ UnknownEvent
 │  ├─ UnknownUser
 │  ├─ StateUnknown            the event is held, the state at it is not
+│  ├─ WrongServerName         the database is another homeserver's
 │  ├─ InvalidToken            a sync or page token cannot be used
 │  └─ ResyncNeeded            the reader is too far behind; start again
 ├─ ProtocolError              a replication line is malformed
@@ -137,6 +138,18 @@ class StateUnknown(InputError):
     def __init__(self, event_id: str) -> None:
         super().__init__(f"the state at {event_id} is not known")
         self.event_id = event_id
+
+
+class WrongServerName(InputError):
+    """The database is another homeserver's: open it under that name, or open another database."""
+
+    def __init__(self, server_name: str, *, found: str) -> None:
+        super().__init__(
+            f"the database keeps what users of {found} may see, not those of {server_name}: open it as {found}, or another database "
+            f"(or data folder) as {server_name}"
+        )
+        self.server_name = server_name
+        self.found = found
 
 
 class InvalidToken(InputError):

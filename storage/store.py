@@ -4,15 +4,15 @@ Every method does one thing: take a connection (or a snapshot), call one functio
 """
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from time import time_ns
-from typing import Any, Final, LiteralString
+from typing import Any
 
 from storage.config import Config
 from storage.database.connection import Database, Observer
+from storage.database.deployment import settled
 from storage.database.embedded import embedded_postgres
 from storage.database.migrate import check_schema, migrate
 from storage.ids import EventId, RoomId, StateKey, UserId
@@ -37,17 +37,6 @@ from storage.streams.receipts import Receipts
 from storage.streams.registry import Streams
 from storage.streams.to_device import ToDevice
 from storage.streams.writing import StreamWriter
-
-SQL_DEPLOYMENT: Final[LiteralString] = """
-INSERT INTO deployment (deployment_id, created_ts)
-VALUES ($1::text, $2::bigint)
-ON CONFLICT DO NOTHING
-"""
-
-SQL_DEPLOYMENT_ID: Final[LiteralString] = """
-SELECT deployment_id
-FROM deployment
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +336,7 @@ def _caches(config: Config, streams: Streams) -> Caches[StoredEvent, StateMap, l
 async def open_store(
     dsn: str | None = None,
     *,
-    server_name: str,
+    server_name: str | None = None,
     instance_name: str = "main",
     config: Config | None = None,
     migrate: bool = False,
@@ -356,6 +345,7 @@ async def open_store(
     """A store, closed at the end of the block (api.md, "Opening").
 
     ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be there unless ``migrate`` is set.
+    ``server_name`` may be left out where the database remembers it: the first store that opens sets it, another one is `WrongServerName`.
     ``observer`` is told of every statement. `SchemaOutOfDate`, `DatabaseUnavailable`, `InputError` for a DSN that cannot be read.
     """
     config = replace(config or Config.from_env(), instance_name=instance_name)
@@ -368,17 +358,16 @@ async def open_store(
         database = await stack.enter_async_context(await Database.open(dsn, config=config, observer=observer))
         async with database.connection() as conn:
             await check_schema(conn)
-            await conn.execute(SQL_DEPLOYMENT, secrets.token_hex(8), time_ns() // 1_000_000)
-            deployment_id = await conn.fetchval(SQL_DEPLOYMENT_ID)
+            deployment_id, name = await settled(conn, server_name)
         async with database.transaction() as conn:
             writer_nid = await startup.enter(conn, instance_name)
         async with database.connection() as conn:
             streams = Streams(database, instance_name, await startup.positions(conn))
-        writer = Writer(database, streams, server_name=server_name, writer_nid=writer_nid)
+        writer = Writer(database, streams, server_name=name, writer_nid=writer_nid)
         writer.start()
         stack.push_async_callback(writer.close)
         await stack.enter_async_context(running(follow(database, streams, every_ms=config.follow_ms)))
-        store = Store(database, streams, writer, Identity(server_name, instance_name, writer_nid, deployment_id))
+        store = Store(database, streams, writer, Identity(name, instance_name, writer_nid, deployment_id))
         stack.callback(store.notifier.close)
         yield store
 

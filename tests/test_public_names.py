@@ -7,7 +7,7 @@ AppendResult AuthDenied CommitUnknown Config ConstraintViolated Context Database
 DatabaseUnavailable EventId Gap InputError InvalidEvent InvalidIdentifier InvalidSignature InvalidToken InvitedRoom JoinedRoom
 KnockedRoom LeftRoom Page PermissionRefused ProtocolError ResyncNeeded RoomId SchemaOutOfDate ServerName StateIds StateKey
 StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync Timeline UnknownEvent UnknownRoom UnknownRoomVersion
-UnknownUser UserId auth event open replication streams visibility
+UnknownUser UserId WrongServerName auth event open replication streams visibility
 """
 
 

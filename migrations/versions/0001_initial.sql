@@ -17,10 +17,14 @@ CREATE TABLE deployment (
     deployment_id text NOT NULL,
     created_ts bigint NOT NULL,
     singleton boolean NOT NULL DEFAULT true,
+    server_name text COLLATE "C",
     CONSTRAINT deployment_pkey PRIMARY KEY (singleton),
     CONSTRAINT deployment_singleton_check CHECK (singleton)
 );
 COMMENT ON TABLE deployment IS 'One row. Tokens carry the deployment id, so that a token of another database is refused.';
+COMMENT ON COLUMN deployment.server_name IS
+    'The homeserver whose users are local: visibility and memberships are kept for them. Set by the first store that opens, and no '
+    'other is let in. NULL: everything so far was imported without a name.';
 
 -- ------------------------------------------------------------------------------------------------ interned names
 

@@ -29,7 +29,7 @@ ServerNameOption = Annotated[
         "--server-name",
         envvar="STORAGE_SERVER_NAME",
         metavar="NAME",
-        help="The homeserver's name: its users are local, and what they may see is written down.",
+        help="The homeserver's name: its users are local. Without it, that which the database remembers.",
         show_default=False,
     ),
 ]
@@ -47,9 +47,6 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 3
     """The database could not be reached or refused."""
 
-
-NO_SERVER: Final = "localhost.invalid"
-"""A server name without users (RFC 2606)."""
 
 MIN_WIDTH: Final = 18
 """Below this the first column is not squeezed: names stay whole."""
@@ -69,13 +66,6 @@ async def database_dsn(dsn: str | None, config: Config) -> AsyncIterator[str]:
         return
     async with embedded_postgres(config=config) as embedded:
         yield embedded
-
-
-def server_name_or_none(given: str | None) -> str:
-    """The name that was given; else, with a word about it, one that no user belongs to."""
-    if given is None:
-        typer.echo("note: without --server-name no user counts as local, so that the rooms will not show up in anybody's sync", err=True)
-    return given or NO_SERVER
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -10,10 +10,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, print_values, run, server_name_or_none
+from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, print_values, run
 from storage.cli.importing import Import, Rejects, Summary
 from storage.cli.importing.reading import check_readable
 from storage.config import Config
+from storage.database.deployment import NO_SERVER
 from storage.errors import InputError
 from storage.store import open_store
 
@@ -38,7 +39,7 @@ def command(
         target = None if rejects is None else stack.enter_context(_opened(rejects))
         bar = stack.enter_context(Bar(None if None in sizes else sum(size or 0 for size in sizes)))
         try:
-            summary, seconds = run(_import(files, dsn, server_name_or_none(server_name), Rejects(target), bar))
+            summary, seconds = run(_import(files, dsn, server_name or NO_SERVER, Rejects(target), bar))
         except SystemExit:  # an interrupt
             typer.echo("interrupted: what was stored stays; run it again to go on", err=True)
             raise
@@ -66,6 +67,10 @@ def findings(summary: Summary) -> int:
 
 async def _import(files: list[str], dsn: str | None, server_name: str, rejects: Rejects, bar: "Bar") -> tuple[Summary, float]:
     async with open_store(dsn, server_name=server_name, instance_name=INSTANCE_NAME, config=Config.from_env()) as store:
+        if store.server_name == NO_SERVER:
+            typer.echo(
+                "note: without --server-name no user counts as local, so that the rooms will not show up in anybody's sync", err=True
+            )
         started = time.monotonic()
         summary = await Import(store, rejects, progress=bar).run(files)
         return summary, time.monotonic() - started

@@ -24,4 +24,4 @@ def command(
 
 async def _rebuild(dsn: str | None, server_name: str | None, room_id: str) -> None:
     async with maintained(dsn) as database:
-        await rebuild_visibility(database, room_id, server_name=server_name or await local_server_name(database))
+        await rebuild_visibility(database, room_id, server_name=await local_server_name(database, server_name))

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, print_json, run
+from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, run
 from storage.config import Config
 from storage.errors import InputError
 from storage.replication import Exchange, Server
@@ -25,9 +25,7 @@ PathOption = Annotated[Path | None, typer.Option(metavar="FILE", help="PEM.", sh
 
 def command(
     *,
-    server_name: Annotated[
-        str, typer.Option(envvar="STORAGE_SERVER_NAME", metavar="NAME", help="The homeserver's name: clients check it.")
-    ],
+    server_name: ServerNameOption = None,
     dsn: DsnOption = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535)] = DEFAULT_PORT,
@@ -52,7 +50,7 @@ def command(
 
 async def _serve(
     dsn: str | None,
-    server_name: str,
+    server_name: str | None,
     instance_name: str,
     listen: tuple[str, int, SSLContext | None] | None,
     redis: str | None,

@@ -63,7 +63,7 @@ def _document(told: Told) -> dict[str, Any]:
 
 async def _verify(dsn: str | None, server_name: str | None, rooms: list[str] | None, *, mend: bool) -> list[Told]:
     async with maintained(dsn) as database:
-        name = server_name or await local_server_name(database)
+        name = await local_server_name(database, server_name)
         found = [finding async for finding in verify(database, server_name=name, room_ids=rooms)]
         if not mend:
             return [Told(finding, repaired=False) for finding in found]

@@ -1,0 +1,68 @@
+"""What a database says of itself: its id, which tokens carry, and the homeserver whose users are local in it.
+
+The first store that opens sets the name, however many open at once; another name is refused from then on, as who may see what has been
+written down for the users of the first. `NO_SERVER` is never remembered: an import without a name leaves the choice open.
+"""
+
+import logging
+import secrets
+import time
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.errors import InputError, WrongServerName
+
+logger = logging.getLogger(__name__)
+
+NO_SERVER: Final = "localhost.invalid"
+"""A server without users (RFC 2606)."""
+
+SQL_DEPLOYMENT: Final[LiteralString] = """
+SELECT deployment_id, server_name
+FROM deployment
+"""
+
+SQL_HAS_ROOMS: Final[LiteralString] = """
+SELECT EXISTS (SELECT FROM rooms)
+"""
+
+SQL_REMEMBER: Final[LiteralString] = """
+INSERT INTO deployment (deployment_id, created_ts, server_name)
+VALUES ($1::text, $2::bigint, $3::text)
+ON CONFLICT (singleton) DO UPDATE SET server_name = EXCLUDED.server_name
+WHERE deployment.server_name IS NULL AND EXCLUDED.server_name IS NOT NULL
+"""
+
+
+class Deployment(NamedTuple):
+    """A database. ``server_name`` None: no store has been opened in it under a name."""
+
+    deployment_id: str
+    server_name: str | None
+
+
+async def deployment(conn: Connection) -> Deployment | None:
+    """What the database says of itself; None if no store has ever been opened in it."""
+    return await conn.fetchrow(SQL_DEPLOYMENT, row=Deployment)
+
+
+async def settled(conn: Connection, server_name: str | None) -> tuple[str, str]:
+    """The id of this database, and the name to open it under: that which is given, or remembered. In autocommit.
+
+    `WrongServerName` if another one is remembered; `InputError` if none is, nor given.
+    """
+    name = None if server_name == NO_SERVER else server_name
+    found = await deployment(conn)
+    if found is None or (found.server_name is None and name is not None):
+        tag = await conn.execute(SQL_REMEMBER, secrets.token_hex(8), time.time_ns() // 1_000_000, name)
+        if name is not None and tag.endswith("1") and await conn.fetchval(SQL_HAS_ROOMS):
+            logger.warning("rooms were imported without a server name: run `room-storage verify --repair` for the users of %s", name)
+        found = await deployment(conn)
+    if found is None:
+        raise InputError("the database forgets which one it is: is it being restored?")
+    if name is not None and found.server_name != name:
+        raise WrongServerName(name, found=str(found.server_name))
+    opened = found.server_name or server_name
+    if opened is None:
+        raise InputError("the database is new: give a server name, to say whose users are local")
+    return found.deployment_id, opened
