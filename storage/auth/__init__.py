@@ -18,11 +18,12 @@ from storage.auth.resolution import (
     resolve_conflicts,
     split_conflicts,
 )
-from storage.auth.rules import check
+from storage.auth.rules import CONTENT_MATTERS, check
 from storage.auth.selection import auth_event_keys, keys_needed
 from storage.errors import AuthDenied
 
 __all__ = [
+    "CONTENT_MATTERS",
     "AuthDenied",
     "auth_chain",
     "auth_difference",

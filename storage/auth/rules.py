@@ -7,6 +7,7 @@ Source: room versions 1 to 12, authorization rules.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from storage.auth.create import check_create
 from storage.auth.levels import PowerLevels
@@ -17,6 +18,9 @@ from storage.auth.state_keys import CREATE, MEMBER, POWER_LEVELS, THIRD_PARTY_IN
 from storage.event import Event, RoomVersion
 from storage.event.versions import version_of
 from storage.ids import StateKey
+
+CONTENT_MATTERS: Final = frozenset({CREATE[0], MEMBER, POWER_LEVELS[0], "m.room.redaction"})
+"""The types of events whose content the rules look at, or what they redact. In others: type, sender, state key, room and auth events."""
 
 
 def check(event: Event, auth_state: Mapping[StateKey, Event], room_version: str | RoomVersion) -> None:

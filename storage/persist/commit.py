@@ -22,6 +22,7 @@ def absorb(caches: Caches, draft: Draft, positions: dict[int, int]) -> None:
     caches.audiences.update(draft.audiences)
     caches.places.update(draft.places)
     caches.chains.update(draft.chains)
+    caches.allowed.update(draft.allowed)
     for event_id, gap in draft.missing.items():
         if gap is None:
             caches.missing.pop(event_id, None)

@@ -13,7 +13,7 @@ from storage.database.names import Names
 from storage.errors import StorageCorrupt
 from storage.event import Event
 from storage.graph.chains import Chain, Place
-from storage.persist.rows import UNSEEN, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
+from storage.persist.rows import UNSEEN, Allowed, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.groups import Group
 
 K = TypeVar("K", bound=Hashable)
@@ -61,6 +61,7 @@ class Caches:
         self.merged: Bounded[frozenset[int], int] = Bounded(groups)
         self.places: Bounded[int, Place] = Bounded(events)
         self.chains: Bounded[int, Chain] = Bounded(events)
+        self.allowed: Bounded[tuple[object, ...], Allowed] = Bounded(events)
 
     def add_row(self, row: EventRow) -> None:
         """Remember an event's row under its id and its nid."""
@@ -109,6 +110,7 @@ class Reader:
         self.audiences: dict[tuple[int, int], AudienceRow] = {}
         self.places: dict[int, Place] = {}
         self.chains: dict[int, Chain] = {}
+        self.allowed: dict[tuple[object, ...], Allowed] = {}
         self.rooms: dict[str, RoomRow | None] = {}
         self.types: dict[str, int | None] = {}
         self.type_names: dict[int, str] = {}

@@ -221,6 +221,8 @@ class Draft(Reader):
         self.events[row.event_nid] = event
         self.change_event(row)
         self.placed[row.event_nid] = None
+        self.allowed.clear()  # it may be rejected now, and have been named as auth event
+        self.caches.allowed.clear()
 
     def add_missing(self, row: MissingRow) -> None:
         """A parent that is not held, or one more child of it."""
@@ -263,3 +265,12 @@ class Draft(Reader):
     def set_audience(self, key: tuple[int, int], row: AudienceRow) -> None:
         """An audience's new row."""
         self.audiences[key] = self.new_audiences[key] = row
+
+
+def room_of(draft: Draft, event: Event) -> RoomDraft:
+    """The room of an event, made known if it is new."""
+    known = draft.room_drafts.get(event.room_id)
+    if known is None:
+        row = draft.room(event.room_id) or draft.new_room(event.room_id, event.room_version.identifier)
+        known = draft.room_drafts[event.room_id] = RoomDraft.of(row)
+    return known

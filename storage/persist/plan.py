@@ -6,18 +6,19 @@ Everything up to `_store` only reads (it may stop with `Needs` and be asked agai
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from storage.database.names import JOIN, TYPE_MEMBER, membership_code
 from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph.chains import Entry
 from storage.ids import EventId
-from storage.persist import audience, pruning, redactions
+from storage.persist import audience, plain, pruning, redactions
 from storage.persist.cover import cover
-from storage.persist.draft import Delta, Draft, Membership, RoomDraft
+from storage.persist.draft import Delta, Draft, Membership, RoomDraft, room_of
 from storage.persist.place import Ends, Parents, Placement, ends_after, parents_of, place
-from storage.persist.receive import Verdict, verdict
-from storage.persist.results import AppendResult, Origin
+from storage.persist.receive import Verdict, auth_nids, auth_rows_of, verdict
+from storage.persist.results import AppendResult, Origin, stored
 from storage.persist.rows import EventRow
 from storage.persist.states import after_event, before_event, current_after
 from storage.persist.step import Step
@@ -26,8 +27,7 @@ from storage.state.groups import Group, changed_keys
 INT8_MAX = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(NamedTuple):
     """A parsed PDU on its way in. ``state_before``: the ids of the state before it, given by the caller."""
 
     event: Event
@@ -52,13 +52,19 @@ class Decision:
 
 def plan_event(draft: Draft, incoming: Incoming) -> AppendResult:
     """Decide, and add the rows to the draft. `Needs` if something has to be loaded first; then nothing was added."""
+    ordinary = plain.plan(draft, incoming.event) if incoming.origin == "live" else None
+    return plan_whole(draft, incoming) if ordinary is None else ordinary
+
+
+def plan_whole(draft: Draft, incoming: Incoming) -> AppendResult:
+    """The same for any event, ordinary ones as well."""
     event = incoming.event
     draft.pending = draft.pending_event = None
     row = draft.row(event.event_id)
     if row is not None and not (row.outlier and incoming.origin != "outlier"):
         return AppendResult(event.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering)
     room = room_of(draft, event)
-    auth_rows, missing = _auth_rows(draft, event)
+    auth_rows, missing = auth_rows_of(draft, event)
     parents = parents_of(draft, room, event)
     if incoming.origin != "outlier":
         missing += _unknown_state(draft, room, incoming, parents)
@@ -74,26 +80,6 @@ def plan_event(draft: Draft, incoming: Incoming) -> AppendResult:
         return AppendResult(event.event_id, "invalid", error.reason)
     _store(step, decision, event)
     return _result(event, decision.row, judged)
-
-
-def room_of(draft: Draft, event: Event) -> RoomDraft:
-    """The room of an event, made known if it is new."""
-    known = draft.room_drafts.get(event.room_id)
-    if known is None:
-        row = draft.room(event.room_id) or draft.new_room(event.room_id, event.room_version.identifier)
-        known = draft.room_drafts[event.room_id] = RoomDraft.of(row)
-    return known
-
-
-def _auth_rows(draft: Draft, event: Event) -> tuple[list[EventRow], list[EventId]]:
-    """The rows of the auth events (from version 12 on with the create event that the room id names), and the ids not held."""
-    ids = list(dict.fromkeys(event.auth_event_ids))
-    if event.room_version.create_room_id and event.type != "m.room.create":
-        create_id = EventId("$" + event.room_id[1:])
-        ids += [] if create_id in ids else [create_id]
-    draft.ensure_ids(ids)
-    rows = [draft.row(one) for one in ids]
-    return [row for row in rows if row is not None], [one for one, row in zip(ids, rows, strict=True) if row is None]
 
 
 def _unknown_state(draft: Draft, room: RoomDraft, incoming: Incoming, parents: Parents) -> list[EventId]:
@@ -208,7 +194,6 @@ def _row(draft: Draft, room: RoomDraft, incoming: Incoming, nid: int, auth_rows:
     """The row of an event as far as the event itself tells."""
     event = incoming.event
     type_nid = draft.type_nid(event.type)
-    auth = {row.event_id: row.event_nid for row in auth_rows}
     return EventRow(
         event_nid=nid,
         event_id=event.event_id,
@@ -231,7 +216,7 @@ def _row(draft: Draft, room: RoomDraft, incoming: Incoming, nid: int, auth_rows:
         redacted_form=not event.content_hash_valid,
         rejected=None,
         prev_events=(),
-        auth_events=tuple(auth[one] for one in dict.fromkeys(event.auth_event_ids)),
+        auth_events=auth_nids(event, auth_rows),
         ineffective=False,
     )
 
@@ -297,6 +282,4 @@ def _result(event: Event, row: EventRow, judged: Verdict) -> AppendResult:
         return AppendResult(event.event_id, "rejected", judged.rejected, None, order)
     if judged.soft_failed is not None:
         return AppendResult(event.event_id, "soft_failed", judged.soft_failed, None, order)
-    if row.redacted_form:
-        return AppendResult(event.event_id, "redacted", "the content hash does not fit: only the redacted form is valid", None, order)
-    return AppendResult(event.event_id, "stored", None, None, order)
+    return stored(event, order)

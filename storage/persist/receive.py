@@ -26,6 +26,23 @@ class Verdict(NamedTuple):
     soft_failed: str | None = None
 
 
+def auth_rows_of(draft: Draft, event: Event) -> tuple[list[EventRow], list[EventId]]:
+    """The rows of the auth events (from version 12 on with the create event that the room id names), and the ids not held."""
+    ids = list(dict.fromkeys(event.auth_event_ids))
+    if event.room_version.create_room_id and event.type != "m.room.create":
+        create_id = EventId("$" + event.room_id[1:])
+        ids += [] if create_id in ids else [create_id]
+    draft.ensure_ids(ids)
+    rows = [draft.row(one) for one in ids]
+    return [row for row in rows if row is not None], [one for one, row in zip(ids, rows, strict=True) if row is None]
+
+
+def auth_nids(event: Event, auth_rows: Iterable[EventRow]) -> tuple[int, ...]:
+    """The nids of the auth events that the event names itself, each once."""
+    auth = {row.event_id: row.event_nid for row in auth_rows}
+    return tuple(auth[one] for one in dict.fromkeys(event.auth_event_ids))
+
+
 def verdict(
     draft: Draft, room: RoomDraft, event: Event, auth_rows: Iterable[EventRow], *, before: Group | None, current: Group | None
 ) -> Verdict:

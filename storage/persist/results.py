@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from storage.event import Event
 from storage.ids import EventId
 
 Origin = Literal["live", "backfill", "outlier"]
@@ -29,3 +30,10 @@ class AppendResult:
     def is_stored(self) -> bool:
         """Whether the store holds the event now."""
         return self.outcome not in ("missing_parents", "invalid")
+
+
+def stored(event: Event, order: int | None) -> AppendResult:
+    """The answer for an event that passed all checks. Its position is not known yet."""
+    if event.content_hash_valid:
+        return AppendResult(event.event_id, "stored", None, None, order)
+    return AppendResult(event.event_id, "redacted", "the content hash does not fit: only the redacted form is valid", None, order)

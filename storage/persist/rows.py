@@ -128,3 +128,16 @@ class AudienceRow(NamedTuple):
     branches: int
     continued: bool
     opened_topological: int | None
+
+
+class Allowed(NamedTuple):
+    """What was found out of an event that is allowed by its auth events and by a state (`storage.persist.plain`).
+
+    ``member_key`` is the state key of the sender's membership; ``state`` are the nids of that, the power levels and the create event.
+    """
+
+    sender_nid: int
+    type_nid: int
+    auth_events: tuple[int, ...]
+    member_key: int
+    state: tuple[int | None, int | None, int | None]
