@@ -5,7 +5,7 @@ sending events with parents of long ago. So beyond ``Config.forward_extremities_
 whose state the others cover are dropped, the one furthest back in the topological order first:
 
 1. one with the same state after it as another one further on;
-2. one without which the states of the others resolve to the same current state. `TRIED_MAX` are tried;
+2. one that has nothing of the current state for itself, and without which the states of the others resolve to it. `TRIED_MAX` are tried;
 3. if none is found, the room stays as it was and the event in hand does not become an extremity.
 
 So dropping never changes the current state: 1 and 2 by their definition, 3 because a room's current state is that of its extremities.
@@ -63,11 +63,22 @@ def _without_covered(step: Step, groups: Mapping[int, Group], nids: Sequence[int
     if len(left) <= limit:
         return left
     whole = resolution(step, [groups[nid] for nid in left])
-    for nid in nids[:TRIED_MAX]:
+    needed = _needed(groups, left, whole)
+    for nid in [nid for nid in nids if nid not in needed][:TRIED_MAX]:
         others = [groups[other] for other in left if other != nid]
         if len(left) > limit and _same(others[0], whole, resolution(step, others)):
             left.remove(nid)
     return left
+
+
+def _needed(groups: Mapping[int, Group], nids: Sequence[int], resolved: Mapping[int, int]) -> set[int]:
+    """Those that alone have some value of the resolution: no need to resolve again to see what they are good for."""
+    found = set()
+    for key, value in resolved.items():
+        having = [nid for nid in nids if groups[nid].entries.get(key, REMOVED) == value]
+        if len(having) == 1:
+            found.add(having[0])
+    return found
 
 
 def _same(base: Group, one: Mapping[int, int], other: Mapping[int, int]) -> bool:

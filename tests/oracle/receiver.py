@@ -65,7 +65,7 @@ class Receiver:
     extremities_max: int | None = None
 
     def __init__(self) -> None:
-        self.dropped: set[EventId] = set()
+        self.dropped: dict[EventId, Literal["double", "covered", "newest"]] = {}
         self.held: dict[EventId, Held] = {}  # in order of arrival
         self.versions: dict[RoomId, str] = {}
         self.missing: dict[EventId, set[EventId]] = {}  # of the events that the last append called "missing_parents"
@@ -246,7 +246,7 @@ class Receiver:
 
     def _extremities(self, room_id: RoomId) -> set[EventId]:
         live = {event_id: held for event_id, held in self.timeline(room_id).items() if held.accepted and held.origin == "live"}
-        return set(live) - {reached for held in live.values() for reached in self._reached(held.event)} - self.dropped
+        return set(live) - {reached for held in live.values() for reached in self._reached(held.event)} - self.dropped.keys()
 
     def _drop_extremities(self, room_id: RoomId, newest: EventId) -> None:
         """Equal states first, then what does not matter to the resolution, at last the newest; the lowest in the order first."""
@@ -255,13 +255,23 @@ class Receiver:
         orders = self.topological_orderings(room_id)
         left = sorted(self._extremities(room_id), key=lambda one: (orders[one], self.held[one].arrival))
         doubles = [one for at, one in enumerate(left) if any(self._after(one) == self._after(other) for other in left[at + 1 :])]
-        tried = [one for one in left if one not in doubles][:TRIED]
+        differing = [one for one in left if one not in doubles]
+        tried = [one for one in differing if not self._has_for_itself(one, differing)][:TRIED]
         for one in [*doubles, *tried]:
             if len(left) > self.extremities_max and (one in doubles or self._resolved(left) == self._resolved(left, one)):
                 left.remove(one)
         if len(left) > self.extremities_max:
-            left = [one for one in self._extremities(room_id) if one != newest]
-        self.dropped |= self._extremities(room_id) - set(left)
+            left, doubles, tried = [one for one in self._extremities(room_id) if one != newest], [], []
+        for one in self._extremities(room_id) - set(left):
+            self.dropped[one] = "double" if one in doubles else "covered" if one in tried else "newest"
+
+    def _has_for_itself(self, extremity: EventId, extremities: Sequence[EventId]) -> bool:
+        """Something of the resolution that no other has."""
+        resolved, states = self._resolved(extremities), {one: self._after(one) for one in extremities}
+        return any(
+            [one for one in extremities if states[one].get(key) == resolved.get(key)] == [extremity]
+            for key in {key for state in states.values() for key in state}
+        )
 
     def _resolved(self, extremities: Sequence[EventId], without: EventId | None = None) -> State:
         version = self.held[extremities[0]].event.room_version.identifier
