@@ -1,4 +1,4 @@
-"""Interned names: the numbers that stand for event types, state keys, users and servers inside the tables.
+"""Interned names: the numbers that stand for types of events and relations, state keys, users and servers inside the tables.
 
 The numbers below 1000 are fixed by the schema, so that the code can speak of them. All others are given out on first
 use, inside the write that uses them first (storage/persist), and never change.
@@ -13,6 +13,11 @@ TYPE_POWER_LEVELS: Final = 3
 TYPE_JOIN_RULES: Final = 4
 TYPE_HISTORY_VISIBILITY: Final = 5
 TYPE_REDACTION: Final = 7
+
+REL_REPLACE: Final = 19
+REL_ANNOTATION: Final = 20
+REL_REFERENCE: Final = 21
+REL_THREAD: Final = 22
 
 KEY_CREATE: Final = 1
 KEY_POWER_LEVELS: Final = 3
@@ -46,6 +51,10 @@ KNOWN_TYPES: Final = {
     "m.room.tombstone": 16,
     "m.reaction": 17,
     "m.room.encrypted": 18,
+    "m.replace": 19,
+    "m.annotation": 20,
+    "m.reference": 21,
+    "m.thread": 22,
 }
 KNOWN_EMPTY_KEYS: Final = (1, 3, 4, 5, 9, 10, 11, 12, 13, 14, 15, 16)  # state keys (type n, "") have the nid n
 

@@ -48,8 +48,8 @@ CREATE TABLE event_types (
     CONSTRAINT event_types_pkey PRIMARY KEY (type_nid),
     CONSTRAINT event_types_type_key UNIQUE (type)
 );
-COMMENT ON TABLE event_types IS 'Event types. Those below 1000 are known to the code (storage/ids.py).';
-COMMENT ON CONSTRAINT event_types_type_key ON event_types IS 'Serves: intern an event type.';
+COMMENT ON TABLE event_types IS 'Event types, and types of relations. Those below 1000 are known to the code (storage/database/names.py).';
+COMMENT ON CONSTRAINT event_types_type_key ON event_types IS 'Serves: intern an event type, or a type of relations.';
 INSERT INTO event_types (type_nid, type) VALUES
     (1, 'm.room.create'),
     (2, 'm.room.member'),
@@ -68,7 +68,11 @@ INSERT INTO event_types (type_nid, type) VALUES
     (15, 'm.room.server_acl'),
     (16, 'm.room.tombstone'),
     (17, 'm.reaction'),
-    (18, 'm.room.encrypted');
+    (18, 'm.room.encrypted'),
+    (19, 'm.replace'),
+    (20, 'm.annotation'),
+    (21, 'm.reference'),
+    (22, 'm.thread');
 
 CREATE SEQUENCE state_key_nids AS int START 1000 INCREMENT 100;
 CREATE TABLE state_keys (
@@ -137,10 +141,12 @@ CREATE TABLE events (
     state_group_after bigint,
     audience bigint,
     redacted_by bigint,
+    relates_to bigint,
     room_nid int NOT NULL,
     sender_nid int NOT NULL,
     type_nid int NOT NULL,
     state_key_nid int,
+    rel_type_nid int,
     encoding smallint NOT NULL,
     writer_nid smallint NOT NULL,
     membership smallint,
@@ -149,6 +155,7 @@ CREATE TABLE events (
     soft_failed boolean NOT NULL,
     redacted_form boolean NOT NULL,
     ineffective boolean NOT NULL DEFAULT false,
+    replaces boolean,
     event_id text COLLATE "C" NOT NULL,
     rejected text,
     prev_events bigint[] NOT NULL,
@@ -164,13 +171,23 @@ CREATE TABLE events (
         AND outlier = (audience IS NULL)
     ),
     CONSTRAINT events_state_after_check CHECK (state_group_after IS NULL OR (state_key_nid IS NOT NULL AND rejected IS NULL AND NOT outlier)),
-    CONSTRAINT events_membership_check CHECK ((membership IS NOT NULL) = (type_nid = 2 AND state_key_nid IS NOT NULL))
+    CONSTRAINT events_membership_check CHECK ((membership IS NOT NULL) = (type_nid = 2 AND state_key_nid IS NOT NULL)),
+    CONSTRAINT events_relation_check CHECK (
+        (relates_to IS NULL) = (rel_type_nid IS NULL)
+        AND (replaces IS NULL) = (rel_type_nid IS DISTINCT FROM 19)
+    )
 );
 ALTER TABLE events ALTER COLUMN json SET STORAGE EXTERNAL;
 COMMENT ON TABLE events IS 'One row holds everything about an event. Only the flags, and what an outlier lacks, ever change.';
 COMMENT ON COLUMN events.event_nid IS 'Never changes, also when an outlier arrives in the timeline.';
 COMMENT ON COLUMN events.stream_ordering IS 'When this server learned of the event: its position in the stream "events", or "backfill" if backfilled. NULL for outliers.';
 COMMENT ON COLUMN events.topological_ordering IS 'Causal order: larger than that of every held parent in the room. Computed here, never the claimed depth. NULL for outliers.';
+COMMENT ON COLUMN events.relates_to IS
+    'What it relates to (m.relates_to), by relation_key(event id): so the target need not be held. NULL, as are the next two: nothing. '
+    'Told by the received bytes alone, whatever becomes of the event or its target.';
+COMMENT ON COLUMN events.rel_type_nid IS 'The type of the relation, of event_types.';
+COMMENT ON COLUMN events.replaces IS
+    'Of m.replace: whether it may replace another event, as far as it tells itself (storage/event/relation.py).';
 COMMENT ON COLUMN events.depth IS 'As claimed by the sender (clamped to int8). Never used for order.';
 COMMENT ON COLUMN events.origin_server_ts IS 'As claimed by the sender (clamped to int8).';
 COMMENT ON COLUMN events.state_group_before IS 'The state before the event. NULL for outliers.';
@@ -208,6 +225,11 @@ CREATE INDEX events_room_stream_idx ON events (room_nid, stream_ordering) WHERE 
 COMMENT ON INDEX events_room_stream_idx IS 'Serves: the timeline of a room for /sync.';
 CREATE INDEX events_room_time_idx ON events (room_nid, origin_server_ts) WHERE NOT outlier;
 COMMENT ON INDEX events_room_time_idx IS 'Serves: the event nearest to a time (storage/queries/near.py).';
+CREATE INDEX events_relation_idx ON events (relates_to, rel_type_nid, topological_ordering, stream_ordering)
+    WHERE relates_to IS NOT NULL AND NOT outlier;
+COMMENT ON INDEX events_relation_idx IS
+    'Serves: what relates to an event, in order (storage/queries/relations.py); what is aggregated of it (storage/queries/aggregations.py). '
+    'Nothing for events without a relation.';
 
 CREATE TABLE missing_events (
     event_nid bigint NOT NULL,
@@ -582,6 +604,24 @@ $$;
 COMMENT ON FUNCTION not_ignored IS
     'Whether a reader who ignores these senders is shown an event: state always (client-server API, "Ignoring Users"). Put so '
     'that the planner takes it for true nearly always.';
+
+CREATE FUNCTION relation_key(event_id text) RETURNS bigint
+LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT ('x' || encode(substring(sha256(convert_to($1, 'UTF8')) FROM 1 FOR 8), 'hex'))::bit(64)::bigint
+$$;
+COMMENT ON FUNCTION relation_key IS
+    'The number under which relations to an event are found (events.relates_to): 64 bits of a hash of its id. Who finds two ids with the same '
+    'one can do no more with it than by naming both.';
+
+CREATE FUNCTION user_sees_relation(
+    event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint, ignored int[]
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT $1.redacted_by IS NULL AND user_sees($1, $2, $3, $4, $5) AND not_ignored($1, $6)
+$$;
+COMMENT ON FUNCTION user_sees_relation IS
+    'Whether an event relates to anything in the eyes of a user: a redaction takes that away. So does the erasure of its sender for whoever '
+    'was not there; the queries look at that themselves, as a function with a subquery is not put into them.';
 
 CREATE FUNCTION order_slack() RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$ SELECT 100::bigint $$;

@@ -116,6 +116,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "rooms_extremities_check": "persist/ writes both columns from one value",
     "events_outlier_check": "persist/ makes a row of an outlier or of an event with its place, never of a mixture",
     "events_state_after_check": "persist/ gives a group only to accepted state events",
+    "events_relation_check": "persist/ writes the three columns from one relation",
     "events_membership_check": "membership is computed from type and state key",
     "state_groups_back_check": "a path ends with the group itself",
     "state_groups_keys_check": "both arrays come from one mapping",

@@ -1,6 +1,6 @@
 """Events, pure: room versions, parsing, hashes, ids, redaction and signatures. No I/O.
 
-Read in this order: versions (the table), model (Event), parsing, reading (numbers and limits), hashes, redaction, signatures.
+Read in this order: versions (the table), model (Event), parsing, reading (numbers and limits), hashes, redaction, signatures, relation.
 """
 
 from storage.event.hashes import content_hash, event_id, reference_hash
@@ -8,12 +8,14 @@ from storage.event.model import Event
 from storage.event.parsing import load, parse
 from storage.event.reading import glance
 from storage.event.redaction import redact
+from storage.event.relation import Relation, relation_of
 from storage.event.signatures import required_signers, sign, verify
 from storage.event.versions import ROOM_VERSIONS, RoomVersion
 
 __all__ = [
     "ROOM_VERSIONS",
     "Event",
+    "Relation",
     "RoomVersion",
     "content_hash",
     "event_id",
@@ -22,6 +24,7 @@ __all__ = [
     "parse",
     "redact",
     "reference_hash",
+    "relation_of",
     "required_signers",
     "sign",
     "verify",

@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from storage.event import Event
+from storage.event import Event, relation_of
+from storage.event.relation import target_key
 from storage.graph.chains import Entry, extended
+from storage.persist.columns import columns
 from storage.persist.context import Caches, Needs, Reader
 from storage.persist.rows import AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.groups import Group
@@ -53,11 +55,23 @@ class Blocks:
         return number
 
 
+class Related(NamedTuple):
+    """The columns of an event that tell its relation."""
+
+    relates_to: int | None
+    rel_type_nid: int | None
+    replaces: bool | None
+
+
+UNRELATED: Final = Related(None, None, None)
+
+
 class NewEvent(NamedTuple):
-    """A row to insert into `events`: its columns and the received bytes."""
+    """A row to insert into `events`: its columns, the received bytes, and its relation, which no decision depends on."""
 
     row: EventRow
     raw: bytes
+    related: Related
 
 
 class Delta(NamedTuple):
@@ -153,6 +167,19 @@ class Draft(Reader):
             self.type_names[nid] = name
         return nid
 
+    def related(self, event: Event) -> Related:
+        """What an event relates to; its type of relation is given a nid now if it has none."""
+        relation = relation_of(event)
+        if relation is None:
+            return UNRELATED
+        return Related(target_key(relation.event_id), self.type_nid(relation.rel_type), relation.replaces)
+
+    @property
+    def new_relations(self) -> list[list[object]]:
+        """The relations of the new events, as columns in their order; empty ones if there is none, which unnest takes for NULLs."""
+        related = [new.related for new in self.new_events.values()]
+        return columns(related if any(one is not UNRELATED for one in related) else (), 3)
+
     def state_key_nid(self, type_nid: int, state_key: str) -> int:
         """The nid of a state key, given out now if it has none."""
         key = (type_nid, state_key)
@@ -200,10 +227,11 @@ class Draft(Reader):
 
     def add_event(self, row: EventRow, event: Event) -> None:
         """A new event; a timeline event takes the next position."""
+        related = self.related(event)  # what may be lacking for it is asked for before anything is changed
         self.rows[row.event_id] = row
         self.row_ids[row.event_nid] = row.event_id
         self.events[row.event_nid] = event
-        self.new_events[row.event_nid] = NewEvent(row, event.raw)
+        self.new_events[row.event_nid] = NewEvent(row, event.raw, related)
         if not row.outlier:
             self.placed[row.event_nid] = None
 

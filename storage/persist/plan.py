@@ -194,6 +194,7 @@ def _row(draft: Draft, room: RoomDraft, incoming: Incoming, nid: int, auth_rows:
     """The row of an event as far as the event itself tells."""
     event = incoming.event
     type_nid = draft.type_nid(event.type)
+    draft.related(event)  # what may be lacking for it is asked for now
     return EventRow(
         event_nid=nid,
         event_id=event.event_id,

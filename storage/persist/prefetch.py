@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.event import relation_of
 from storage.ids import server_name_of
 from storage.persist.columns import columns
 from storage.persist.context import Needs
@@ -40,7 +41,7 @@ async def prefetch(conn: Connection, draft: Draft, incoming: Sequence[Incoming])
     await _ensure(conn, draft, "event_ids", _event_ids(incoming), draft.rows, draft.caches.rows)
     await _auth_events(conn, draft, incoming)
     await _states(conn, draft, incoming)
-    await _ensure(conn, draft, "types", {one.event.type for one in incoming}, draft.types, draft.caches.names.types)
+    await _ensure(conn, draft, "types", _types(incoming), draft.types, draft.caches.names.types)
     await _names(conn, draft, incoming)
 
 
@@ -48,6 +49,11 @@ async def _ensure(conn: Connection, draft: Draft, kind: str, keys: Iterable[str]
     lacking = {key for key in keys if not any(key in place for place in known)}
     if lacking:
         await load(conn, draft, Needs(kind, lacking))
+
+
+def _types(incoming: Sequence[Incoming]) -> set[str]:
+    relations = (relation_of(one.event) for one in incoming)
+    return {one.event.type for one in incoming} | {relation.rel_type for relation in relations if relation is not None}
 
 
 def _event_ids(incoming: Sequence[Incoming]) -> set[str]:

@@ -83,17 +83,18 @@ new_event AS (
     INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, received_ts,
         state_group_before, state_group_after, audience, redacted_by, room_nid, sender_nid, type_nid, state_key_nid,
         encoding, writer_nid, membership, outlier, backfilled, soft_failed, redacted_form, event_id, rejected, prev_events, auth_events, json,
-        ineffective)
+        ineffective, relates_to, rel_type_nid, replaces)
     SELECT i.event_nid, p.stream_ordering, i.topological_ordering, i.depth, i.origin_server_ts, $25::bigint,
         i.state_group_before, i.state_group_after, i.audience, i.redacted_by, i.room_nid, i.sender_nid, i.type_nid, i.state_key_nid,
         0, $115::smallint, i.membership, i.outlier, i.backfilled, i.soft_failed, i.redacted_form, i.event_id, i.rejected,
-        i.prev_events::bigint[], i.auth_events::bigint[], i.json, i.ineffective
+        i.prev_events::bigint[], i.auth_events::bigint[], i.json, i.ineffective, i.relates_to, i.rel_type_nid, i.replaces
     FROM unnest($26::bigint[], $27::bigint[], $28::bigint[], $29::bigint[], $30::bigint[], $31::bigint[], $32::bigint[], $33::bigint[],
             $34::int[], $35::int[], $36::int[], $37::int[], $38::smallint[], $39::boolean[], $40::boolean[], $41::boolean[],
-            $42::boolean[], $43::text[], $44::text[], $45::text[], $46::text[], $47::bytea[], $123::boolean[])
+            $42::boolean[], $43::text[], $44::text[], $45::text[], $46::text[], $47::bytea[], $123::boolean[],
+            $128::bigint[], $129::int[], $130::boolean[])
             AS i (event_nid, topological_ordering, depth, origin_server_ts, state_group_before, state_group_after, audience, redacted_by,
                 room_nid, sender_nid, type_nid, state_key_nid, membership, outlier, backfilled, soft_failed,
-                redacted_form, event_id, rejected, prev_events, auth_events, json, ineffective)
+                redacted_form, event_id, rejected, prev_events, auth_events, json, ineffective, relates_to, rel_type_nid, replaces)
         LEFT JOIN positioned p USING (event_nid)
 ),
 changed_event AS (
@@ -325,6 +326,7 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         [row.ineffective for row in draft.changed_events.values()],
         *columns(draft.dropped.items(), 2),
         [ranges.to_text(row.invited_audiences) for row in draft.new_visibility.values()],
+        *draft.new_relations,
     ]
 
 

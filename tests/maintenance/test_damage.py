@@ -122,6 +122,15 @@ DAMAGES = {
     "redaction waits for nothing": Damage(
         f"INSERT INTO waiting_redactions SELECT {ONE_MESSAGE}, room_nid, '$z' FROM rooms", {"waiting_redactions"}, mended=True
     ),
+    "relations lost": Damage("UPDATE events SET relates_to = NULL, rel_type_nid = NULL, replaces = NULL", {"relations"}, mended=True),
+    "relation to something else": Damage(
+        "UPDATE events SET relates_to = relates_to + 1, rel_type_nid = 22, replaces = NULL WHERE relates_to IS NOT NULL",
+        {"relations"},
+        mended=True,
+    ),
+    "relation invented": Damage(
+        f"UPDATE events SET relates_to = 7, rel_type_nid = 19, replaces = true WHERE event_nid = {ONE_TOPIC}", {"relations"}, mended=True
+    ),
     "nobody sees it": Damage(f"UPDATE events SET audience = 0 WHERE event_nid = {ONE_MESSAGE}", {"audiences", "visibility"}, mended=True),
     "audience of a state": Damage(
         f"UPDATE state_groups SET audience = 1::bigint << 40 WHERE state_group = (SELECT state_group_before FROM events WHERE event_nid = {ONE_MESSAGE})",

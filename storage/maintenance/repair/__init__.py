@@ -3,6 +3,7 @@
 run          the order of the parts, and the transaction
 cover        the chain cover
 graph        gaps, forward extremities, redactions that wait
+relations    what events relate to, from their bytes
 current      current state, and memberships of local users
 replay       visibility and audiences, by going through the states again; numbering says in which order
 """

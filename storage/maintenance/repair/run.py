@@ -8,6 +8,7 @@ from storage.maintenance.repair.cover import rebuild_cover
 from storage.maintenance.repair.current import repair_current, repair_state_tables
 from storage.maintenance.repair.graph import repair_ends, repair_gaps, repair_waiting
 from storage.maintenance.repair.planning import Planner
+from storage.maintenance.repair.relations import repair_relations
 from storage.maintenance.repair.replay import replay
 from storage.maintenance.states import States
 from storage.maintenance.verify.room import SQL_ROOM, Room, RoomRow
@@ -26,6 +27,7 @@ async def repair(database: Database, room_id: str, *, server_name: str) -> None:
         await rebuild_cover(conn, room_nid)
         await repair_gaps(conn, room)
         await repair_waiting(conn, room)
+        await repair_relations(conn, room)
         ends = await repair_ends(conn, room_nid)
         planner = await Planner.of(conn, room_id, server_name, room.states)
         await repair_current(conn, planner, room.states, ends)

@@ -6,15 +6,18 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER, membership_code
 from storage.errors import InvalidEvent
-from storage.event import Event, parse
+from storage.event import Event, parse, relation_of
+from storage.event.relation import target_key
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import Room, event_ids
 
 SQL_CONTENTS: Final[LiteralString] = """
 SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.outlier, e.json, t.type, p.name AS sender, k.state_key,
-    k.type_nid AS key_type_nid, e.type_nid, e.depth, e.origin_server_ts, e.membership, e.prev_events, e.auth_events
+    k.type_nid AS key_type_nid, e.type_nid, e.depth, e.origin_server_ts, e.membership, e.prev_events, e.auth_events,
+    e.relates_to, x.type AS rel_type, e.replaces
 FROM events e
 LEFT JOIN event_types t USING (type_nid)
+LEFT JOIN event_types x ON x.type_nid = e.rel_type_nid
 LEFT JOIN principals p ON p.principal_nid = e.sender_nid
 LEFT JOIN state_keys k USING (state_key_nid)
 WHERE e.event_nid = ANY($1::bigint[])
@@ -50,10 +53,13 @@ class ContentsRow(NamedTuple):
     membership: int | None
     prev_events: list[int]
     auth_events: list[int]
+    relates_to: int | None
+    rel_type: str | None
+    replaces: bool | None
 
 
 async def check_contents(conn: Connection, room: Room) -> AsyncIterator[Finding]:
-    """The event id and the content hash follow from the bytes ("bytes"); the columns say what the JSON says ("columns")."""
+    """The event id and the content hash follow from the bytes ("bytes"); the columns say what the JSON says ("columns", "relations")."""
     nids: list[int] = await conn.fetchvals(SQL_NIDS, room.nid)
     for start in range(0, len(nids), CONTENTS):
         rows = await conn.fetch(SQL_CONTENTS, nids[start : start + CONTENTS], row=ContentsRow)
@@ -64,7 +70,7 @@ async def check_contents(conn: Connection, room: Room) -> AsyncIterator[Finding]
             except InvalidEvent as error:
                 yield room.finding("bytes", [row.event_id], error.reason, "a valid event")
                 continue
-            for finding in (*_bytes(room, row, event), *_columns(room, row, event, ids)):
+            for finding in (*_bytes(room, row, event), *_columns(room, row, event, ids), *_relation(room, row, event)):
                 yield finding
 
 
@@ -92,6 +98,18 @@ def _columns(room: Room, row: ContentsRow, event: Event, ids: Mapping[int, str])
     for column, (found, wanted) in expected.items():
         if found != wanted:
             yield room.finding("columns", [row.event_id], f"{column} {found}", wanted)
+
+
+def _relation(room: Room, row: ContentsRow, event: Event) -> Iterator[Finding]:
+    found, wanted = (row.relates_to, row.rel_type, row.replaces), relation_columns(event)
+    if found != wanted:
+        yield room.finding("relations", [row.event_id], found, wanted)
+
+
+def relation_columns(event: Event) -> tuple[int | None, str | None, bool | None]:
+    """What an event relates to (by key), the type of the relation, and whether it may replace that; three None if nothing."""
+    relation = relation_of(event)
+    return (None, None, None) if relation is None else (target_key(relation.event_id), relation.rel_type, relation.replaces)
 
 
 def _int8(number: int) -> int:

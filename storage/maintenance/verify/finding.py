@@ -15,6 +15,7 @@ REPAIRABLE: Final = frozenset(
         "memberships",
         "auth_chains",
         "waiting_redactions",
+        "relations",
         "audiences",
         "visibility",
         "visibility_counts",
