@@ -117,6 +117,7 @@ class Reader:
         self.state_keys: dict[tuple[int, str], int | None] = {}
         self.state_key_names: dict[int, tuple[int, str]] = {}
         self.principals: dict[str, int | None] = {}
+        self.newcomers: set[int] = set()  # principals that have no row anywhere yet
         self.answers: dict[Hashable, Any] = {}
 
     def row(self, event_id: str) -> EventRow | None:
@@ -200,6 +201,8 @@ class Reader:
         key = (room_nid, principal_nid)
         row = self.visibility.get(key) or self.caches.visibility.get(key)
         if row is None:
+            if principal_nid in self.newcomers:
+                return UNSEEN
             raise Needs("visibility", (key,))
         return row
 
@@ -296,7 +299,7 @@ class Reader:
 
     def ensure_visible(self, room_nid: int, principal_nids: Iterable[int]) -> None:
         """Have the visibility rows of these principals."""
-        keys = ((room_nid, principal) for principal in principal_nids)
+        keys = ((room_nid, principal) for principal in principal_nids if principal not in self.newcomers)
         self._ensure("visibility", keys, self.visibility, self.caches.visibility)
 
     @staticmethod

@@ -196,6 +196,7 @@ class Draft(Reader):
         if nid is None:
             nid = self.blocks.take("principal_nids")
             self.new_principals[name] = self.principals[name] = nid
+            self.newcomers.add(nid)
         return nid
 
     def new_room(self, room_id: str, room_version: str) -> RoomRow:

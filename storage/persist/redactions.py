@@ -44,7 +44,7 @@ def find(step: Step, row: EventRow, event: Event, before: Group) -> Redactions:
     target = step.draft.row(event.redacts)
     if target is None or target.outlier:
         return found._replace(ineffective=True, waits_for=event.redacts)
-    if target.room_nid != row.room_nid or not _allowed(step, event, before, target):
+    if target.room_nid != row.room_nid or not _allowed(step, row, event, before, target):
         return found._replace(ineffective=True)
     return found._replace(changed=(*changed, *_redacted(step, row, target)))
 
@@ -72,12 +72,13 @@ def _applies(step: Step, redaction_nid: int, target: EventRow) -> bool:
     if redaction.room_nid != target.room_nid or redaction.state_group_before is None:
         return False
     event = step.draft.events_of((redaction_nid,))[redaction_nid]
-    return _allowed(step, event, step.group(redaction.state_group_before), target)
+    return _allowed(step, redaction, event, step.group(redaction.state_group_before), target)
 
 
-def _allowed(step: Step, event: Event, before: Group, target: EventRow) -> bool:
+def _allowed(step: Step, row: EventRow, event: Event, before: Group, target: EventRow) -> bool:
     state = auth_state(step.draft, before, keys_needed(event))
-    sender = step.draft.events_of((target.event_nid,))[target.event_nid].sender
+    own = row.sender_nid == target.sender_nid  # mostly: then the target need not be read
+    sender = event.sender if own else step.draft.events_of((target.event_nid,))[target.event_nid].sender
     return redaction_allowed(event, sender, state, event.room_version)
 
 
