@@ -64,6 +64,9 @@ class Config:
     follow_ms: int = 250
     """How often a process looks in the database how far the other writers are, and moves the positions of idle ones."""
 
+    enter_wait_ms: int = 5_000
+    """How long a store that opens waits for the sessions of an earlier process under its name to end, before `InstanceNameTaken`."""
+
     writer_queue_max: int = 10_000
     """Appends that may wait for the writer; further ones wait before they are queued."""
 

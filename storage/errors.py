@@ -20,6 +20,7 @@ StorageError
 │  ├─ DatabaseFull            out of disk or other resources
 │  ├─ DatabaseConflict        serialization failure, deadlock or lock timeout, after bounded retries
 │  ├─ CommitUnknown           the connection was lost during COMMIT
+│  ├─ InstanceNameTaken       another process writes under the same name
 │  ├─ PermissionRefused       the role lacks a privilege
 │  └─ ConstraintViolated      a constraint of the schema refused a row
 ├─ SchemaOutOfDate            the database has another schema than this package
@@ -202,6 +203,10 @@ class DatabaseConflict(DatabaseError):
 
 class CommitUnknown(DatabaseError):
     """The connection was lost during COMMIT, so the outcome is unknown: repeat, an append is idempotent by event id."""
+
+
+class InstanceNameTaken(DatabaseError):
+    """Another process writes under this name: stop one of them, or give each an `instance_name` of its own. Nothing was written."""
 
 
 class PermissionRefused(DatabaseError):

@@ -4,6 +4,7 @@ Every method does one thing: take a connection (or a snapshot), call one functio
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -346,8 +347,11 @@ async def open_store(
 
     ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be there unless ``migrate`` is set.
     ``server_name`` may be left out where the database remembers it: the first store that opens sets it, another one is `WrongServerName`.
-    ``observer`` is told of every statement. `SchemaOutOfDate`, `DatabaseUnavailable`, `InputError` for a DSN that cannot be read.
+    ``instance_name`` is this process's own among those on the database, 1 to 40 printable ASCII characters without spaces;
+    `InstanceNameTaken` while another one works under it. ``observer`` is told of every statement. `SchemaOutOfDate`,
+    `DatabaseUnavailable`, `InputError` for a DSN that cannot be read.
     """
+    startup.check_name(instance_name)
     config = replace(config or Config.from_env(), instance_name=instance_name)
     async with AsyncExitStack() as stack:
         if dsn is None:
@@ -355,14 +359,17 @@ async def open_store(
             migrate = True
         if migrate:
             await _migrate(dsn)
-        database = await stack.enter_async_context(await Database.open(dsn, config=config, observer=observer))
+        mark = secrets.token_hex(4)
+        database = await stack.enter_async_context(await Database.open(dsn, config=config, observer=observer, mark=mark))
         async with database.connection() as conn:
             await check_schema(conn)
             deployment_id, name = await settled(conn, server_name)
+            await startup.be_alone(conn, instance_name, wait_ms=config.enter_wait_ms)
         async with database.transaction() as conn:
             writer_nid = await startup.enter(conn, instance_name)
+            epochs = await startup.epochs(conn, instance_name)
         async with database.connection() as conn:
-            streams = Streams(database, instance_name, await startup.positions(conn))
+            streams = Streams(database, instance_name, await startup.positions(conn), epochs)
         writer = Writer(database, streams, server_name=name, writer_nid=writer_nid)
         writer.start()
         stack.push_async_callback(writer.close)

@@ -4,7 +4,7 @@ import storage
 
 NAMES = """
 AppendResult AuthDenied CommitUnknown Config ConstraintViolated Context DatabaseConflict DatabaseError DatabaseFull
-DatabaseUnavailable EventId Gap InputError InvalidEvent InvalidIdentifier InvalidSignature InvalidToken InvitedRoom JoinedRoom
+DatabaseUnavailable EventId Gap InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature InvalidToken InvitedRoom JoinedRoom
 KnockedRoom LeftRoom Page PermissionRefused ProtocolError ResyncNeeded RoomId SchemaOutOfDate ServerName StateIds StateKey
 StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync Timeline UnknownEvent UnknownRoom UnknownRoomVersion
 UnknownUser UserId WrongServerName auth event open replication streams visibility

@@ -453,10 +453,14 @@ CREATE TABLE stream_positions (
     instance_name text COLLATE "C" NOT NULL,
     stream_id bigint NOT NULL,
     entered_at bigint NOT NULL DEFAULT 0,
+    epoch int NOT NULL DEFAULT 0,
     CONSTRAINT stream_positions_pkey PRIMARY KEY (stream_name, instance_name)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE stream_positions IS
     'How far each writer has got in each stream: all its facts up to here are committed. Written in the transaction of the facts.';
+COMMENT ON COLUMN stream_positions.epoch IS
+    'A new number whenever the writer begins anew: when it opens, and when it finds out what became of a write whose answer was lost. A '
+    'write of an earlier epoch that comes late is refused, and one that is under way is waited for, as each moves this row.';
 COMMENT ON COLUMN stream_positions.entered_at IS 'Where the sequence was when the writer entered first: all its facts are above.';
 COMMENT ON CONSTRAINT stream_positions_pkey ON stream_positions IS 'Serves: positions at start-up and in each sync.';
 
@@ -544,6 +548,20 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION refuse_stale_plan IS 'Ends a write whose plan no longer fits the tables; the writer plans again.';
+
+CREATE FUNCTION refuse_old_writer(instance_name text) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the writer % has begun anew since this write was made', instance_name USING ERRCODE = 'RS002';
+END
+$$;
+COMMENT ON FUNCTION refuse_old_writer IS 'Ends a write of an earlier epoch of its writer (stream_positions.epoch).';
+
+CREATE FUNCTION is_session_of(application_name text, instance_name text) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT $1 = left('room-storage ' || $2, 63) OR starts_with($1, 'room-storage ' || $2 || ' ')
+$$;
+COMMENT ON FUNCTION is_session_of IS 'Whether a session (pg_stat_activity) is of the writer of this name: that tells who is alive.';
 
 -- What reads have in common stands here once, as views and functions that the planner puts into the query that uses them
 -- (tests/queries/test_plans.py checks that it does). None of them is a step of its own at run time.

@@ -130,8 +130,11 @@ class Database:
         self._closed = False
 
     @classmethod
-    async def open(cls, dsn: str, *, config: Config | None = None, observer: Observer | None = None) -> Self:
-        """Connect. `DatabaseUnavailable` if nobody answers, `InputError` if the DSN cannot be read, `DatabaseError` otherwise."""
+    async def open(cls, dsn: str, *, config: Config | None = None, observer: Observer | None = None, mark: str = "") -> Self:
+        """Connect. `DatabaseUnavailable` if nobody answers, `InputError` if the DSN cannot be read, `DatabaseError` otherwise.
+
+        ``mark`` tells the sessions of a writer from those of another one of the same name (`storage.streams.startup`).
+        """
         config = config or Config()
         try:
             pool = await asyncpg.create_pool(
@@ -144,7 +147,7 @@ class Database:
                 statement_cache_size=config.statement_cache_size,
                 max_cached_statement_lifetime=0,
                 reset=_keep,
-                server_settings=_server_settings(config),
+                server_settings=_server_settings(config, mark),
             )
         except (*DRIVER_ERRORS, ValueError) as error:  # ValueError: parts of the DSN that are no numbers
             raise translate(error, connecting=True) from error
@@ -231,10 +234,10 @@ class Database:
             raise translate(error, closed=True) from error
 
 
-def _server_settings(config: Config) -> dict[str, str]:
+def _server_settings(config: Config, mark: str) -> dict[str, str]:
     """Settings of every session. Timeouts on the server end what a vanished client left behind."""
     return {
-        "application_name": f"room-storage {config.instance_name}"[:63],
+        "application_name": f"room-storage {config.instance_name} {mark}".rstrip()[:63],
         "jit": "off",
         "lock_timeout": str(config.lock_timeout_ms),
         "statement_timeout": str(config.statement_timeout_ms + 5_000),

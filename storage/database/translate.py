@@ -21,6 +21,7 @@ from storage.errors import (
     DatabaseFull,
     DatabaseUnavailable,
     InputError,
+    InstanceNameTaken,
     PermissionRefused,
     StorageClosed,
 )
@@ -38,12 +39,16 @@ DRIVER_ERRORS: Final = (
 STALE_PLAN: Final = "RS001"
 """SQLSTATE of `refuse_stale_plan` (schema.sql): a write was planned on rows that have changed since."""
 
+OLD_WRITER: Final = "RS002"
+"""SQLSTATE of `refuse_old_writer` (schema.sql): another process has taken over the name of this one."""
+
 SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
     # The same work may succeed when it is done again.
     "40001": DatabaseConflict,  # serialization_failure
     "40P01": DatabaseConflict,  # deadlock_detected
     "55P03": DatabaseConflict,  # lock_not_available, lock_timeout too
     STALE_PLAN: DatabaseConflict,
+    OLD_WRITER: InstanceNameTaken,
     # Nobody answers, or not for us, or not now.
     "08": DatabaseUnavailable,  # connection_exception
     "28": DatabaseUnavailable,  # invalid_authorization_specification

@@ -1,14 +1,6 @@
 """Rows as the parameters of a bulk statement: one array a column."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
-
-
-class Author(NamedTuple):
-    """Who writes: the instance, and its number."""
-
-    instance_name: str
-    writer_nid: int
 
 
 def columns(rows: Iterable[Iterable[object]], width: int) -> list[list[object]]:

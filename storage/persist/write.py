@@ -13,12 +13,13 @@ import orjson
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER
 from storage.persist import write_plain
-from storage.persist.columns import Author, array, columns
+from storage.persist.columns import array, columns
 from storage.persist.draft import Draft, RoomDraft
 from storage.persist.invalidations import Invalidation, invalidations
 from storage.persist.rows import EventRow
 from storage.state.groups import Group
 from storage.state.rows import row_of
+from storage.streams.in_flight import Author
 from storage.visibility import ranges
 
 SQL_WRITE: Final[LiteralString] = """
@@ -235,6 +236,8 @@ set_position AS (
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
     SELECT stream_name, $105::text, max(stream_id) FROM latest GROUP BY 1
     ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
+    WHERE stream_positions.epoch = $131::int
+    RETURNING stream_name
 )
 SELECT p.event_nid, p.stream_ordering, 0 AS writers, NULL::bigint AS stale
 FROM positioned p
@@ -249,6 +252,7 @@ SELECT 0, 0, (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'ev
         WHEN (SELECT count(*) FROM old_room) <> cardinality($12::int[]) THEN refuse_stale_plan('rooms')
         WHEN EXISTS (SELECT event_nid FROM filled_gap EXCEPT SELECT unnest($106::bigint[])) THEN refuse_stale_plan('missing_events')
         WHEN EXISTS (SELECT redaction_nid FROM settled EXCEPT SELECT unnest($107::bigint[])) THEN refuse_stale_plan('waiting_redactions')
+        WHEN EXISTS (SELECT stream_name FROM latest EXCEPT SELECT stream_name FROM set_position) THEN refuse_old_writer($105::text)
     END
 """
 
@@ -327,6 +331,7 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         *columns(draft.dropped.items(), 2),
         [ranges.to_text(row.invited_audiences) for row in draft.new_visibility.values()],
         *draft.new_relations,
+        author.epoch,
     ]
 
 

@@ -6,8 +6,9 @@ parts is executed in a third of the time.
 
 from typing import Final, LiteralString
 
-from storage.persist.columns import Author, array, columns
+from storage.persist.columns import array, columns
 from storage.persist.draft import Draft
+from storage.streams.in_flight import Author
 
 SQL_WRITE_PLAIN: Final[LiteralString] = """
 WITH
@@ -48,6 +49,8 @@ set_position AS (
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
     SELECT 'events', $20::text, max(stream_ordering) FROM new_event
     ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
+    WHERE stream_positions.epoch = $25::int
+    RETURNING stream_id
 )
 SELECT e.event_nid, e.stream_ordering,
     (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'events') AS writers,
@@ -55,6 +58,7 @@ SELECT e.event_nid, e.stream_ordering,
         WHEN (SELECT count(*) FROM room) <> cardinality($1::int[]) THEN refuse_stale_plan('rooms')
         WHEN EXISTS (SELECT FROM missing_events WHERE event_id = ANY($13::text[])) THEN refuse_stale_plan('missing_events')
         WHEN EXISTS (SELECT FROM waiting_redactions WHERE target_event_id = ANY($13::text[])) THEN refuse_stale_plan('waiting_redactions')
+        WHEN NOT EXISTS (SELECT FROM set_position) THEN refuse_old_writer($20::text)
     END AS stale
 FROM new_event e
 """
@@ -121,4 +125,5 @@ def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:
         author.instance_name,
         author.writer_nid,
         *draft.new_relations,
+        author.epoch,
     ]

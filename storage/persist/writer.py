@@ -16,7 +16,6 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import DatabaseConflict, DatabaseError, DatabaseFull, StorageClosed, StorageCorrupt
-from storage.persist.columns import Author
 from storage.persist.commit import absorb, tell
 from storage.persist.context import Caches, Needs
 from storage.persist.draft import Blocks, Draft
@@ -78,9 +77,8 @@ class Writer:
         self._database = database
         self._server_name = server_name
         self._streams = streams
-        self._author = Author(streams.instance_name, writer_nid)
         self._blocks = Blocks()
-        self._in_flight = InFlight(database, streams, ("events", "backfill", "caches"))
+        self._in_flight = InFlight(database, streams, ("events", "backfill", "caches"), writer_nid)
         self._sent: Sent | None = None
         self._queue: deque[Job] = deque()
         self._wake = asyncio.Event()
@@ -154,7 +152,7 @@ class Writer:
 
     async def _write(self, jobs: list[Job]) -> list[list[AppendResult]]:
         """Once in the hope that all is new and nobody interferes; then, looking everything up, under the rooms' locks."""
-        await self._in_flight.settle()
+        await self._in_flight.ready()
         attempts = max(self._attempts, 2)
         lost = False
         for attempt in range(attempts):
@@ -203,7 +201,7 @@ class Writer:
                     raise _Unsure
                 self._sent = Sent(draft, answers)
                 self._in_flight.sent(conn)
-                written = await write(conn, draft, self._author, _now_ms()) if draft.has_changes else Written({}, 0)
+                written = await write(conn, draft, self._in_flight.author, _now_ms()) if draft.has_changes else Written({}, 0)
             await learn_writers(self._database, self._streams, "events", written.writers)
             self._in_flight.answered()
         absorb(self.caches, draft, written.positions)

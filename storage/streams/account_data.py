@@ -51,9 +51,13 @@ position AS (
     UPDATE stream_positions
     SET stream_id = GREATEST(stream_positions.stream_id, fact.stream_id)
     FROM fact
-    WHERE stream_name = 'account_data' AND instance_name = $6::text
+    WHERE stream_name = 'account_data' AND instance_name = $6::text AND epoch = $7::int
+    RETURNING stream_positions.stream_id
 )
-SELECT stream_id, (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'account_data') AS writers
+SELECT stream_id, CASE
+        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'account_data')
+        ELSE refuse_old_writer($6::text)::int
+    END AS writers
 FROM fact
 """
 
@@ -91,7 +95,7 @@ class AccountData:
         async def write(conn: Connection) -> Facts:
             writer = self._writer
             packed = orjson.dumps(content)
-            row = await conn.fetchrow(SQL_SET, user_id, room_id, type_, packed, writer.writer_nid, writer.instance_name, row=WrittenRow)
+            row = await conn.fetchrow(SQL_SET, user_id, room_id, type_, packed, *writer.author, row=WrittenRow)
             if row is None:
                 raise UnknownRoom(str(room_id))
             return Facts([Fact(row.stream_id, writer.instance_name, [user_id, room_id, type_])], row.writers)

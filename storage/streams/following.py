@@ -30,11 +30,13 @@ FROM unnest($1::text[], $2::text[]) AS s (stream_name, sequence_name)
 SQL_MOVE_IDLE: Final[LiteralString] = """
 UPDATE stream_positions p
 SET stream_id = s.stream_id
-FROM unnest($2::text[], $3::bigint[], $4::boolean[]) AS s (stream_name, stream_id, idle)
+FROM unnest($2::text[], $3::bigint[], $4::int[]) AS s (stream_name, stream_id, idle_epoch)
 WHERE p.stream_name = s.stream_name AND p.stream_id < s.stream_id
     AND (
-        (p.instance_name = $1::text AND s.idle)
-        OR NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.application_name = left('room-storage ' || p.instance_name, 63))
+        (p.instance_name = $1::text AND p.epoch = s.idle_epoch)
+        OR NOT EXISTS (
+            SELECT FROM pg_stat_activity a WHERE a.datname = current_database() AND is_session_of(a.application_name, p.instance_name)
+        )
     )
 """
 
@@ -124,7 +126,7 @@ async def _move_idle(conn: Connection, streams: Streams) -> None:
     given = await conn.fetch(SQL_SEQUENCES, names, [STREAMS[name].sequence for name in names], row=SequenceRow)
     behind = [row for row in given if any(at < row.stream_id for at in streams[row.stream_name].positions().values())]
     if behind:
-        idle = [not streams.is_writing(row.stream_name) for row in behind]
+        idle = [None if streams.is_writing(row.stream_name) else streams.epochs.get(row.stream_name, 0) for row in behind]
         names, numbers = [row.stream_name for row in behind], [row.stream_id for row in behind]
         await conn.execute(SQL_MOVE_IDLE, streams.instance_name, names, numbers, idle)
 

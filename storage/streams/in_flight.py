@@ -1,55 +1,82 @@
 """The ids that a writer has in flight, until it is known what became of them, also where the answer of the database was lost.
 
 A statement takes its ids, writes its facts and commits. If the connection is lost before its answer came, it may have been done, may
-still be at work, or may never be done. Until that is known, no position may pass the ids it may hold: so the hold on the streams is
-kept up, the backend that works at it is ended and waited for, and what has been committed after all is read from the tables and told.
+still be at work, may still be on its way, or may never be done. Until that is known, no position may pass the ids it may hold: so the
+hold on the streams is kept up, and the writer begins a new epoch in `stream_positions`. Every write moves that row, and only in the
+epoch it was made in: so this waits for one that is at work, and one that arrives later is refused. What has been committed by then
+is read from the tables and told; nothing else will be. That holds whatever stands between us and Postgres; the backend is ended
+besides, if it can be found, so that nobody waits for it long.
 """
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final, LiteralString
+from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
-from storage.errors import CommitUnknown, DatabaseUnavailable, StorageError
+from storage.errors import CommitUnknown, DatabaseConflict, DatabaseUnavailable, InstanceNameTaken, StorageError
 from storage.streams.feed import Fact
 from storage.streams.following import missed_facts
 from storage.streams.registry import Streams
+from storage.streams.startup import new_epoch
 
 SQL_END_BACKEND: Final[LiteralString] = """
-SELECT COALESCE(bool_and(pg_terminate_backend(a.pid, 5000)), true)
+SELECT pg_terminate_backend(a.pid)
 FROM pg_stat_activity a
-WHERE a.pid = $1::int AND a.pid <> pg_backend_pid() AND a.application_name = left('room-storage ' || $2::text, 63)
+WHERE a.pid = $1::int AND a.pid <> pg_backend_pid() AND is_session_of(a.application_name, $2::text)
+"""
+
+SQL_NEW_EPOCH: Final[LiteralString] = """
+UPDATE stream_positions
+SET epoch = $4::int
+WHERE instance_name = $1::text AND stream_name = ANY($2::text[]) AND epoch = ANY($3::int[])
+RETURNING stream_id
 """
 
 LOST: Final = (DatabaseUnavailable, CommitUnknown)
 """Errors that do not say whether a statement which had been sent was done."""
 
-ATTEMPTS: Final = 3
+
+class Author(NamedTuple):
+    """Who writes, as statements take it: the number of the process among the writers, its name, and its epoch."""
+
+    writer_nid: int
+    instance_name: str
+    epoch: int
 
 
 class InFlight:
     """What one writer may have in flight in some streams; it makes one write at a time.
 
     with in_flight.writing():
-        in_flight.sent(conn)        before the statement
+        in_flight.sent(conn)        before the statement, which names `author`
         …
         in_flight.answered()        its answer is here, and other writers are known
 
     A block that ends in between, but for an error which says that nothing was done, leaves the ids held until `settle`.
     """
 
-    def __init__(self, database: Database, streams: Streams, names: Sequence[str]) -> None:
+    def __init__(self, database: Database, streams: Streams, names: Sequence[str], writer_nid: int) -> None:
         self._database = database
         self._streams = streams
         self._names = names
+        self._writer_nid = writer_nid
         self._hold = ExitStack()
         self._backend_pid: int | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._found: Mapping[str, Sequence[Fact]] = {}
+        self._epochs: list[int] = []
+        """Begun, perhaps: the answer was lost."""
+
+    @property
+    def author(self) -> Author:
+        """For the statement that is about to be sent."""
+        return Author(self._writer_nid, self._streams.instance_name, self._streams.epochs.get(self._names[0], 0))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """While ids may be taken. Only when nothing is unsettled."""
+        self._found = {}
         for name in self._names:
             self._hold.enter_context(self._streams.writing(name))
         try:
@@ -74,27 +101,44 @@ class InFlight:
         self._backend_pid = None
 
     async def settle(self) -> Mapping[str, Sequence[Fact]]:
-        """Find out what became of a lost write, and tell its facts, if it was done: they are given back by stream.
+        """What the last write has done, by stream, if its answer was lost: found out now, or by somebody who asked before, and told.
 
-        Nothing to do: nothing is done. `DatabaseUnavailable` if there is nobody to ask; the ids stay held then.
+        Nothing to do: nothing is done. `CommitUnknown` if it cannot be found out now; the ids stay held then. `InstanceNameTaken`: it
+        never will be.
         """
         async with self._one_at_a_time:
-            if self.settle not in self._streams.unsettled:
-                return {}
-            async with self._database.connection() as conn:
-                await self._end_backend(conn)
-                missed = await missed_facts(conn, self._streams, self._names)
-            del self._streams.unsettled[self.settle]
-            self._backend_pid = None
-            self._hold.close()
-            for name, (position, facts) in missed.items():
-                self._streams.advance(name, self._streams.instance_name, position, facts)
-            return {name: facts for name, (_, facts) in missed.items() if facts}
+            if self.settle in self._streams.unsettled:
+                try:
+                    self._found = await self._find_out()
+                except (*LOST, DatabaseConflict) as error:
+                    raise CommitUnknown(f"it is not known whether a write was done: {error.reason}", sqlstate=error.sqlstate) from error
+            return self._found
 
-    async def _end_backend(self, conn: Connection) -> None:
-        """Make sure that nobody works at it any more."""
-        for _ in range(ATTEMPTS):
-            if await conn.fetchval(SQL_END_BACKEND, self._backend_pid, self._streams.instance_name):
-                return
-        message = f"the backend {self._backend_pid} of a lost connection does not end"
-        raise DatabaseUnavailable(message)
+    async def ready(self) -> None:
+        """To be awaited before writing: what was unsettled is settled. `DatabaseUnavailable` if that cannot be; nothing was written then."""
+        try:
+            await self.settle()
+        except CommitUnknown as error:
+            raise DatabaseUnavailable(error.reason, sqlstate=error.sqlstate) from error
+
+    async def _find_out(self) -> Mapping[str, Sequence[Fact]]:
+        async with self._database.connection() as conn:
+            await conn.execute(SQL_END_BACKEND, self._backend_pid, self._streams.instance_name)
+            await self._begin_epoch(conn)
+            missed = await missed_facts(conn, self._streams, self._names)
+        del self._streams.unsettled[self.settle]
+        self._backend_pid = None
+        self._hold.close()
+        for name, (position, facts) in missed.items():
+            self._streams.advance(name, self._streams.instance_name, position, facts)
+        return {name: facts for name, (_, facts) in missed.items() if facts}
+
+    async def _begin_epoch(self, conn: Connection) -> None:
+        """Wait for what is at work, and refuse what comes later."""
+        author, epoch = self.author, new_epoch()
+        self._epochs.append(epoch)
+        mine = [author.epoch, *self._epochs]
+        if len(await conn.fetchvals(SQL_NEW_EPOCH, author.instance_name, list(self._names), mine, epoch)) != len(self._names):
+            raise InstanceNameTaken(f"another process has taken over the name {author.instance_name}")
+        self._streams.epochs.update(dict.fromkeys(self._names, epoch))
+        self._epochs.clear()

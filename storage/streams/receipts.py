@@ -36,9 +36,13 @@ position AS (
     UPDATE stream_positions
     SET stream_id = GREATEST(stream_positions.stream_id, fact.stream_id)
     FROM fact
-    WHERE stream_name = 'receipts' AND instance_name = $8::text
+    WHERE stream_name = 'receipts' AND instance_name = $8::text AND epoch = $9::int
+    RETURNING stream_positions.stream_id
 )
-SELECT stream_id, (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'receipts') AS writers
+SELECT stream_id, CASE
+        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'receipts')
+        ELSE refuse_old_writer($8::text)::int
+    END AS writers
 FROM fact
 """
 
@@ -93,8 +97,7 @@ class Receipts:
                 thread_id or "",
                 event_id,
                 orjson.dumps(data),
-                writer.writer_nid,
-                writer.instance_name,
+                *writer.author,
                 row=WrittenRow,
             )
             if row is None:

@@ -280,8 +280,11 @@ class Stream:
 class Streams(Mapping[str, Stream]):
     """All streams of a store, and the feed that tells of their advances."""
 
-    def __init__(self, database: Database, instance_name: str, positions: Mapping[str, Mapping[str, int]]) -> None:
+    def __init__(
+        self, database: Database, instance_name: str, positions: Mapping[str, Mapping[str, int]], epochs: Mapping[str, int] | None = None
+    ) -> None:
         self.instance_name = instance_name
+        self.epochs = dict(epochs or {})  # of this writer, by stream (`storage.streams.in_flight`)
         self.feed = Feed()
         self.unsettled: dict[Callable[[], Awaitable[object]], None] = {}  # finds out about a lost write (`storage.streams.in_flight`)
         self._streams = {

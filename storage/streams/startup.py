@@ -4,14 +4,22 @@ A writer that starts has nothing in flight, so its position may stand wherever t
 table (a restore that lost it) would give ids twice: it is set forward, with a line in the log.
 """
 
+import asyncio
 import logging
+import re
+import secrets
+import time
 from collections.abc import Mapping
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.errors import InstanceNameTaken, InvalidIdentifier
 from storage.streams.registry import STREAMS
 
 logger = logging.getLogger(__name__)
+
+INSTANCE_NAME: Final = re.compile(r"[!-~]{1,40}")
+LOOK_AGAIN_SECONDS: Final = 0.02
 
 SQL_WRITER: Final[LiteralString] = """
 INSERT INTO writers (instance_name)
@@ -64,11 +72,12 @@ SELECT setval($1::text::regclass, $2::bigint)
 """
 
 SQL_ENTER: Final[LiteralString] = """
-INSERT INTO stream_positions (stream_name, instance_name, stream_id, entered_at)
+INSERT INTO stream_positions (stream_name, instance_name, stream_id, entered_at, epoch)
 SELECT s.stream_name, $1::text, COALESCE(pg_sequence_last_value(s.sequence_name::regclass), 1),
-    COALESCE(pg_sequence_last_value(s.sequence_name::regclass), 1)
+    COALESCE(pg_sequence_last_value(s.sequence_name::regclass), 1), $4::int
 FROM unnest($2::text[], $3::text[]) AS s (stream_name, sequence_name)
-ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
+ON CONFLICT (stream_name, instance_name) DO UPDATE
+    SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id), epoch = EXCLUDED.epoch
 """
 
 SQL_LOCK: Final[LiteralString] = """
@@ -79,6 +88,32 @@ SQL_POSITIONS: Final[LiteralString] = """
 SELECT stream_name, instance_name, stream_id
 FROM stream_positions
 """
+
+
+SQL_ELDER: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT FROM pg_stat_activity a
+    WHERE a.datname = current_database() AND starts_with(a.application_name, 'room-storage ' || $1::text || ' ')
+        AND a.application_name <> current_setting('application_name')
+        AND a.backend_start < (
+            SELECT min(own.backend_start) FROM pg_stat_activity own
+            WHERE own.datname = current_database() AND own.application_name = current_setting('application_name')
+        )
+)
+"""
+
+SQL_EPOCHS: Final[LiteralString] = """
+SELECT stream_name, epoch
+FROM stream_positions
+WHERE instance_name = $1::text
+"""
+
+
+class EpochRow(NamedTuple):
+    """The epoch of a writer in a stream."""
+
+    stream_name: str
+    epoch: int
 
 
 class BehindRow(NamedTuple):
@@ -97,6 +132,25 @@ class PositionRow(NamedTuple):
     stream_id: int
 
 
+def check_name(instance_name: str) -> None:
+    """`InvalidIdentifier` for a name that cannot go over the wire, or into the name of a session."""
+    if not INSTANCE_NAME.fullmatch(instance_name):
+        raise InvalidIdentifier(instance_name, "an instance name has 1 to 40 printable ASCII characters, and no space")
+
+
+async def be_alone(conn: Connection, instance_name: str, *, wait_ms: int) -> None:
+    """`InstanceNameTaken` if another process is at work under this name, and still is when the time is over.
+
+    One that has just ended, or was killed, may have left sessions that Postgres ends in a moment. This spares others a mistake; that a
+    process which cannot be seen does no harm, its epoch ensures.
+    """
+    deadline = time.monotonic() + wait_ms / 1000
+    while await conn.fetchval(SQL_ELDER, instance_name):
+        if time.monotonic() > deadline:
+            raise InstanceNameTaken(f"another process is at work under the name {instance_name}: give each an instance_name of its own")
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+
+
 async def enter(conn: Connection, instance_name: str) -> int:
     """Make this process known as a writer of every stream, at the sequences' positions; its number. In a transaction.
 
@@ -111,8 +165,18 @@ async def enter(conn: Connection, instance_name: str) -> int:
     if writer_nid is None:
         writer_nid = await conn.fetchval(SQL_WRITER, instance_name)
     names = list(STREAMS)
-    await conn.execute(SQL_ENTER, instance_name, names, [STREAMS[name].sequence for name in names])
+    await conn.execute(SQL_ENTER, instance_name, names, [STREAMS[name].sequence for name in names], new_epoch())
     return int(writer_nid or 0)
+
+
+def new_epoch() -> int:
+    """A number that no other process has for the writer it enters as."""
+    return secrets.randbelow(2**31 - 1) + 1
+
+
+async def epochs(conn: Connection, instance_name: str) -> Mapping[str, int]:
+    """The epoch of a writer in each stream. In the transaction in which it entered."""
+    return {row.stream_name: row.epoch for row in await conn.fetch(SQL_EPOCHS, instance_name, row=EpochRow)}
 
 
 async def positions(conn: Connection) -> Mapping[str, Mapping[str, int]]:

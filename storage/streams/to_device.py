@@ -41,10 +41,13 @@ fact AS (
 position AS (
     UPDATE stream_positions
     SET stream_id = GREATEST(stream_positions.stream_id, (SELECT max(fact.stream_id) FROM fact))
-    WHERE stream_name = 'to_device' AND instance_name = $5::text AND EXISTS (SELECT FROM fact)
+    WHERE stream_name = 'to_device' AND instance_name = $5::text AND epoch = $6::int AND EXISTS (SELECT FROM fact)
+    RETURNING stream_positions.stream_id
 )
-SELECT f.stream_id, COALESCE(p.name, n.name) AS user_id, f.device_id,
-    (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'to_device') AS writers
+SELECT f.stream_id, COALESCE(p.name, n.name) AS user_id, f.device_id, CASE
+        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'to_device')
+        ELSE refuse_old_writer($5::text)::int
+    END AS writers
 FROM fact f
 LEFT JOIN principals p USING (principal_nid)
 LEFT JOIN new_principal n USING (principal_nid)
@@ -102,7 +105,7 @@ class ToDevice:
         async def write(conn: Connection) -> Facts:
             users, devices, contents = ([one[place] for one in flat] for place in range(3))
             writer = self._writer
-            rows = await conn.fetch(SQL_SEND, users, devices, contents, writer.writer_nid, writer.instance_name, row=SentRow)
+            rows = await conn.fetch(SQL_SEND, users, devices, contents, *writer.author, row=SentRow)
             facts = [Fact(row.stream_id, writer.instance_name, [row.user_id, row.device_id]) for row in rows]
             return Facts(facts, rows[0].writers)
 

@@ -6,14 +6,14 @@ it is found out what became of the write (`storage.streams.in_flight`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import DatabaseConflict
 from storage.streams.feed import Fact
 from storage.streams.following import learn_writers
-from storage.streams.in_flight import LOST, InFlight
+from storage.streams.in_flight import LOST, Author, InFlight
 from storage.streams.registry import Streams
 
 ATTEMPTS = 5
@@ -42,38 +42,44 @@ class StreamWriter:
     def __init__(self, name: str, database: Database, streams: Streams, writer_nid: int) -> None:
         self.name = name
         self.database = database
-        self.writer_nid = writer_nid
         self.instance_name = streams.instance_name
         self._streams = streams
-        self._in_flight = InFlight(database, streams, (name,))
+        self._in_flight = InFlight(database, streams, (name,), writer_nid)
         self._one_at_a_time = asyncio.Lock()
 
-    async def write(self, write: Write) -> int:
-        """Run a statement that commits on its own; the largest id of the facts it gives.
+    @property
+    def author(self) -> Author:
+        """For the statement that is being sent."""
+        return self._in_flight.author
 
-        `DatabaseUnavailable`: nothing was written, or it could not be found out whether it was.
+    async def write(self, write: Write) -> int:
+        """Run a statement that commits on its own; the largest id of the facts it gives. It is done once, whatever becomes of connections.
+
+        `DatabaseUnavailable`: nothing was written. `CommitUnknown`: there is nobody to ask whether it was; done again it may be there twice.
         """
         return await asyncio.shield(asyncio.create_task(self._write(write)))
 
     async def _write(self, write: Write) -> int:
         async with self._one_at_a_time:
-            await self._in_flight.settle()
-            try:
-                facts = await self._attempt(write)
-            except LOST:
-                told = (await self._in_flight.settle()).get(self.name)
-                if not told:
-                    raise
-                return told[-1].stream_id
+            await self._in_flight.ready()
+            facts = await self._attempt(write)
             self._streams.advance(self.name, self.instance_name, facts[-1].stream_id, facts)
             return facts[-1].stream_id
 
-    async def _attempt(self, write: Write) -> list[Fact]:
+    async def _attempt(self, write: Write) -> Sequence[Fact]:
+        """Until it is done: again where others were in the way, and once more where a connection was lost and it was not done."""
+        lost = False
         for _ in range(ATTEMPTS - 1):
             try:
                 return await self._once(write)
             except DatabaseConflict:
                 continue
+            except LOST:
+                if told := (await self._in_flight.settle()).get(self.name):
+                    return told
+                if lost:
+                    raise
+                lost = True
         return await self._once(write)
 
     async def _once(self, write: Write) -> list[Fact]:

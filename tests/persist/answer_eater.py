@@ -3,6 +3,7 @@
     async with AnswerEater(dsn) as eater:
         async with storage.open(eater.dsn, observer=eater) as store:
             eater.eat(SQL)       # the next time this statement is sent, the server does it, and nobody learns of it
+            eater.delay(SQL)     # the next time it is sent its connection ends before it arrives; `deliver` brings it to the server
             eater.cut()          # all connections end; the server may not notice
             eater.away = True    # new connections are refused
 
@@ -32,8 +33,11 @@ class AnswerEater:
         self.dsn = f"postgresql://{parts.username}@{parts.path}?host={quote(str(self._folder), safe='')}&port=5432&sslmode=disable"
         self.away = False
         self.eaten = asyncio.Event()
+        self.delayed = asyncio.Event()
         self._wanted: Collection[str] = ()
-        self._eating = False
+        self._unhurried: Collection[str] = ()
+        self._eating = self._delaying = False
+        self._arrive, self._arrived = asyncio.Event(), asyncio.Event()
         self._clients: set[asyncio.StreamWriter] = set()
         self._servers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
@@ -54,6 +58,8 @@ class AnswerEater:
         """See `storage.database.connection.Observer`."""
         if statement in self._wanted:
             self._wanted, self._eating = (), True
+        if statement in self._unhurried:
+            self._unhurried, self._delaying = (), True
 
     def after(self, statement: str, seconds: float) -> None:
         """See `storage.database.connection.Observer`."""
@@ -62,6 +68,15 @@ class AnswerEater:
         """Lose the answer to the next of these, and the connection with it."""
         self._wanted = statements
         self.eaten.clear()
+
+    def delay(self, *statements: str) -> None:
+        """Keep the next of these on its way, and end its connection on the client's side."""
+        self._unhurried = statements
+
+    async def deliver(self) -> None:
+        """What was kept arrives; returns when the server is done with it."""
+        self._arrive.set()
+        await self._arrived.wait()
 
     def cut(self) -> None:
         """End all connections on the client's side; on the server's only what it notices itself."""
@@ -78,6 +93,8 @@ class AnswerEater:
         self._servers[back] = server
         try:
             while data := await client_reader.read(65536):
+                if self._delaying:
+                    await self._keep(client)
                 server.write(data)
                 await server.drain()
         except ConnectionError:
@@ -89,11 +106,19 @@ class AnswerEater:
             client.transport.abort()
             server.transport.abort()
 
+    async def _keep(self, client: asyncio.StreamWriter) -> None:
+        self._delaying = False
+        client.transport.abort()
+        self.delayed.set()
+        await self._arrive.wait()
+
     async def _pass_back(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         """Answers go back, but for the one that is to be lost; ends when the server does."""
         lost = b""
         try:
             while data := await reader.read(65536):
+                if self._arrive.is_set() and data.endswith(READY_FOR_QUERY):
+                    self._arrived.set()
                 if not self._eating:
                     client.write(data)
                     continue

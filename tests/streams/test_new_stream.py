@@ -48,9 +48,13 @@ position AS (
     UPDATE stream_positions
     SET stream_id = GREATEST(stream_positions.stream_id, fact.stream_id)
     FROM fact
-    WHERE stream_name = 'marks' AND instance_name = $4::text
+    WHERE stream_name = 'marks' AND instance_name = $4::text AND epoch = $5::int
+    RETURNING stream_positions.stream_id
 )
-SELECT fact.stream_id, (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'marks') AS writers
+SELECT fact.stream_id, CASE
+        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'marks')
+        ELSE refuse_old_writer($4::text)::int
+    END AS writers
 FROM fact
 """
 
@@ -82,7 +86,7 @@ class Marks:
         writer = self._writer
 
         async def write(conn: Connection) -> Facts:
-            row = await conn.fetchrow(SQL_ADD_MARK, user_id, mark, writer.writer_nid, writer.instance_name, row=AddedRow)
+            row = await conn.fetchrow(SQL_ADD_MARK, user_id, mark, *writer.author, row=AddedRow)
             assert row is not None
             return Facts([Fact(row.stream_id, writer.instance_name, [user_id, mark])], row.writers)
 
