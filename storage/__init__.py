@@ -34,13 +34,15 @@ from storage.ids import EventId, RoomId, ServerName, StateKey, UserId
 from storage.persist import AppendResult
 from storage.queries.authorisation import StateIds
 from storage.queries.context import Context
-from storage.queries.events import StoredEvent
+from storage.queries.events import Aggregations, StoredEvent, ThreadSummary
 from storage.queries.messages import Gap, Page
+from storage.queries.relations import RelationsPage
 from storage.queries.sync import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
 from storage.store import Store
 from storage.store import open_store as open  # noqa: A004  # storage.open is the public name
 
 __all__ = [
+    "Aggregations",
     "AppendResult",
     "AuthDenied",
     "CommitUnknown",
@@ -66,6 +68,7 @@ __all__ = [
     "Page",
     "PermissionRefused",
     "ProtocolError",
+    "RelationsPage",
     "ResyncNeeded",
     "RoomId",
     "SchemaOutOfDate",
@@ -79,6 +82,7 @@ __all__ = [
     "Store",
     "StoredEvent",
     "Sync",
+    "ThreadSummary",
     "Timeline",
     "UnknownEvent",
     "UnknownRoom",

@@ -6,13 +6,13 @@ Every method does one thing: take a connection (or a snapshot), call one functio
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from time import time_ns
 from typing import Any
 
 from storage.config import Config
-from storage.database.connection import Database, Observer
+from storage.database.connection import Connection, Database, Observer
 from storage.database.deployment import settled
 from storage.database.embedded import embedded_postgres
 from storage.database.migrate import check_schema, migrate
@@ -22,11 +22,26 @@ from storage.persist import AppendResult, Origin, Writer
 from storage.persist.append import append
 from storage.persist.erasure import erase_user
 from storage.persist.intake import Pdu, VerifyKeys
-from storage.queries import auth_chain, authorisation, checks, context, events, federation, messages, near, state, state_at, visible
+from storage.queries import aggregations as aggregating
+from storage.queries import (
+    auth_chain,
+    authorisation,
+    checks,
+    context,
+    events,
+    federation,
+    messages,
+    near,
+    relations,
+    state,
+    state_at,
+    visible,
+)
 from storage.queries.authorisation import StateIds
 from storage.queries.context import Context
-from storage.queries.events import StoredEvent
+from storage.queries.events import Aggregations, StoredEvent
 from storage.queries.messages import Direction, Page
+from storage.queries.relations import RelationsPage
 from storage.queries.state_at import StateMap
 from storage.queries.sync import Asked, Look, Sync, sync, until_news
 from storage.streams import startup
@@ -237,22 +252,67 @@ class Store:
         direction: Direction = "b",
         limit: int = 10,
         ignored: Collection[UserId] = (),
+        aggregations: bool = False,
     ) -> Page:
         """A page of a room's history, backwards ("b") from ``from_`` (None: the end) or forwards ("f"; None: the beginning).
 
         Exactly ``limit`` visible events unless there are no more (`Page.end` is None). Tokens of sync are taken as well.
-        `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.
+        ``aggregations``: each event with its `StoredEvent.relations`. `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.
         """
         user = checks.local_user(user_id, self.server_name)
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
-        async with self.database.connection() as conn:
-            return await messages.messages(conn, room_id, user, asked, self.deployment_id, ignored=ignored)
+        async with self._one_view(aggregations) as conn:
+            page = await messages.messages(conn, room_id, user, asked, self.deployment_id, ignored=ignored)
+            return await aggregating.of_page(conn, user, page, ignored=ignored) if aggregations else page
 
-    async def context(self, event_id: EventId, user_id: str, *, limit: int = 10, ignored: Collection[UserId] = ()) -> Context:
+    async def context(
+        self, event_id: EventId, user_id: str, *, limit: int = 10, ignored: Collection[UserId] = (), aggregations: bool = False
+    ) -> Context:
         """An event amid at most ``limit`` others, and the state there. `UnknownEvent` also where the user may not see it."""
         user = checks.local_user(user_id, self.server_name)
-        async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            return await context.context(conn, event_id, user, limit=self._limit(limit), deployment=self.deployment_id, ignored=ignored)
+        async with self._one_view() as conn:
+            found = await context.context(conn, event_id, user, limit=self._limit(limit), deployment=self.deployment_id, ignored=ignored)
+            return await aggregating.of_context(conn, user, found, ignored=ignored) if aggregations else found
+
+    async def relations(
+        self,
+        event_id: str,
+        user_id: str,
+        *,
+        rel_type: str | None = None,
+        event_type: str | None = None,
+        from_: str | None = None,
+        to: str | None = None,
+        direction: Direction = "b",
+        limit: int = 10,
+        recurse: bool = False,
+        ignored: Collection[UserId] = (),
+        aggregations: bool = False,
+    ) -> RelationsPage:
+        """A page of what relates to an event (edits, reactions, references, threads), newest first, or oldest first ("f").
+
+        ``rel_type`` and ``event_type`` pick from it; ``recurse`` adds what relates to those, and so on (`RelationsPage.recursion_depth`).
+        Limits and tokens are as in `messages`. `UnknownEvent` also where the user may not see it, `InvalidIdentifier`,
+        `InvalidToken`, `InputError`.
+        """
+        user, [target] = checks.local_user(user_id, self.server_name), checks.events([event_id])
+        wanted = relations.Wanted(rel_type=rel_type, event_type=event_type, ignored=ignored, recurse=recurse)
+        asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
+        rows_max = self.database.config.traversal_rows_max
+        async with self._one_view(aggregations) as conn:
+            page = await relations.relations(conn, target, user, wanted, asked, deployment=self.deployment_id, rows_max=rows_max)
+            return await aggregating.of_page(conn, user, page, ignored=ignored) if aggregations else page
+
+    async def aggregations(
+        self, user_id: str, event_ids: Iterable[str], *, ignored: Collection[UserId] = ()
+    ) -> dict[EventId, Aggregations]:
+        """What is told to a user together with events: the latest edit, the thread in short, references. For /sync and single events.
+
+        Of any number of events in one statement; those of which nothing is told are left out. `InvalidIdentifier`.
+        """
+        user, ids = checks.local_user(user_id, self.server_name), checks.events(event_ids)
+        async with self.database.connection() as conn:
+            return await aggregating.aggregations(conn, user, ids, ignored=ignored)
 
     async def event_near(self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: Direction) -> StoredEvent | None:
         """The visible event at, or nearest before ("b") or after ("f") a time. None if there is none. `UnknownRoom`."""
@@ -316,6 +376,10 @@ class Store:
         ids = [checks.events(one) for one in sets]
         async with self.database.connection() as conn:
             return await auth_chain.auth_chain_difference(conn, ids)
+
+    def _one_view(self, several: bool = True) -> AbstractAsyncContextManager[Connection]:
+        """A connection; for ``several`` statements with one view of the tables."""
+        return self.database.transaction(isolation="repeatable_read", readonly=True) if several else self.database.connection()
 
     def _limit(self, limit: int) -> int:
         """At most `Config.page_limit_max`; `InputError` for a negative one."""

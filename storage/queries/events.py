@@ -4,7 +4,7 @@
 where a redaction took effect or where only the redacted form was ever valid.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, LiteralString, NamedTuple
@@ -62,6 +62,8 @@ class StoredEvent:
     room_version: str
     withheld: bool = False
     """Whoever asked may have its redacted form only, and neither ``json`` nor ``raw`` has more."""
+    relations: "Aggregations | None" = None
+    """What is told together with it, where a read was asked for aggregations. None: nothing, or not asked for."""
 
     def __repr__(self) -> str:
         key = "" if self.state_key is None else f" state_key={self.state_key!r}"
@@ -72,6 +74,37 @@ class StoredEvent:
         """The content to be served."""
         content = self.json.get("content")
         return content if isinstance(content, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSummary:
+    """A thread: its last event in topological order, how many there are, and whether who asked wrote the root or one of them."""
+
+    latest_event: StoredEvent
+    count: int
+    participated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregations:
+    """What is told of an event together with it (client-server API, "Aggregations of child events"): m.replace, m.thread, m.reference."""
+
+    replacement: StoredEvent | None = None
+    thread: ThreadSummary | None = None
+    references: tuple[EventId, ...] = ()
+
+    def bundle(self, show: Callable[[StoredEvent], Any]) -> dict[str, Any]:
+        """The ``m.relations`` of the event's ``unsigned``; ``show`` formats an event as clients get it, with its own `relations`."""
+        bundle: dict[str, Any] = {}
+        if self.replacement is not None:
+            bundle["m.replace"] = show(self.replacement)
+        if self.thread is not None:
+            thread = self.thread
+            summary = {"latest_event": show(thread.latest_event), "count": thread.count, "current_user_participated": thread.participated}
+            bundle["m.thread"] = summary
+        if self.references:
+            bundle["m.reference"] = {"chunk": [{"event_id": event_id} for event_id in self.references]}
+        return bundle
 
 
 def stored(row: StoredRow, *, redacted: bool = True, withheld: bool = False) -> StoredEvent:

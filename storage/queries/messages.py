@@ -6,7 +6,7 @@ within the stretch that a page covers, the page says so (`Gap`), so that it can 
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
@@ -273,10 +273,15 @@ async def messages(
     if not rows:
         raise UnknownRoom(room_id)
     found = [stored_of(row[EVENT:], withheld=bool(row.withheld)) for row in rows if row.event_nid is not None]
-    chunk, more = found[: asked.limit], len(found) > asked.limit
+    page = page_of(found, asked, deployment)
+    return replace(page, gaps=_gaps(rows[0], page.chunk, asked, more=page.end is not None))
+
+
+def page_of(found: Sequence[StoredEvent], asked: Between, deployment: str) -> Page:
+    """The page of what was found for it: one event more than asked for if there are more. Without gaps."""
+    chunk, more = list(found[: asked.limit]), len(found) > asked.limit
     start = asked.start if not chunk or asked.start not in (BEGINNING, END) else edge(chunk[0], asked.direction, first=True)
-    end = _end(chunk, asked) if more else None
-    return Page(chunk, start.print(deployment), None if end is None else end.print(deployment), _gaps(rows[0], chunk, asked, more=more))
+    return Page(chunk, start.print(deployment), _end(chunk, asked).print(deployment) if more else None, [])
 
 
 def _numbers(token: PaginationToken) -> tuple[int, int, int]:

@@ -1,0 +1,192 @@
+"""What is told of an event together with it: its latest edit, its thread in short, the events that refer to it.
+
+Client-server API, "Aggregations of child events" (``m.relations``), for a whole page in one statement. All of it is as of now,
+and in the eyes of who asks: what they may not see, what is redacted and what those sent whom they ignore does not count.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, LiteralString, NamedTuple, TypeVar
+
+from storage.database.connection import Connection
+from storage.ids import EventId, UserId
+from storage.queries.context import Context
+from storage.queries.events import Aggregations, StoredEvent, ThreadSummary, stored_of
+from storage.queries.messages import Page
+
+AnyPage = TypeVar("AnyPage", bound=Page)
+
+REFERENCES_MAX: Final = 1_000
+"""Most references told of one event, the oldest ones; `relations` pages through all."""
+
+SQL_AGGREGATIONS: Final[LiteralString] = """
+WITH
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text), 0) AS principal_nid,
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
+),
+asked AS MATERIALIZED (  -- those that something relates to
+    SELECT e.event_nid, e.room_nid, relation_key(e.event_id) AS key
+    FROM events e
+    WHERE e.event_id = ANY($2::text[])
+        AND EXISTS (SELECT FROM events c WHERE c.relates_to = relation_key(e.event_id) AND NOT c.outlier)
+),
+room AS MATERIALIZED (
+    SELECT r.room_nid, reader.principal_nid, reader.ignored, sight.*
+    FROM (SELECT DISTINCT room_nid FROM asked) AS r
+    CROSS JOIN reader
+    CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
+),
+parent AS MATERIALIZED (
+    SELECT e.event_id, a.key, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AND form.whole AS whole,
+        CASE WHEN form.whole THEN e.rel_type_nid END AS rel_type_nid, room.*
+    FROM asked a
+    JOIN room USING (room_nid)
+    JOIN events e USING (event_nid)
+    CROSS JOIN LATERAL (
+        SELECT e.redacted_by IS NULL
+            AND (was_there(e, room.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)) AS whole
+    ) AS form
+    WHERE user_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before)
+),
+latest AS MATERIALIZED (  -- of each thread: no event that relates to another itself can begin one
+    SELECT p.event_id AS root_id, p.key AS root_key, p.sender_nid AS root_sender_nid, last.event_nid, last.event_id, last.sender_nid,
+        last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored, p.own_audiences, p.shared_audiences, p.world_audiences,
+        p.shared_before, p.joined_audiences
+    FROM parent p
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
+        FROM events e
+        WHERE e.relates_to = p.key AND e.rel_type_nid = 22 AND e.room_nid = p.room_nid AND NOT e.outlier
+            AND user_sees_relation(e, p.own_audiences, p.shared_audiences, p.world_audiences, p.shared_before, p.ignored)
+            AND (was_there(e, p.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+        LIMIT 1
+    ) AS last
+    WHERE p.rel_type_nid IS NULL
+),
+holder AS MATERIALIZED (  -- what may have been edited or referred to: what was asked for, and the latest events of threads
+    SELECT event_id, key, room_nid, sender_nid, type_nid, whole AND rel_type_nid IS DISTINCT FROM 19 AS editable, ignored,
+        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences
+    FROM parent
+    UNION
+    SELECT event_id, relation_key(event_id), room_nid, sender_nid, type_nid, whole, ignored,
+        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences
+    FROM latest
+),
+told AS (
+    SELECT h.event_id AS about, 'replacement' AS kind, edit.event_nid, NULL::bigint AS events, NULL::boolean AS participated, NULL::text[] AS ids
+    FROM holder h
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid
+        FROM events e
+        WHERE e.relates_to = h.key AND e.rel_type_nid = 19 AND e.replaces AND e.room_nid = h.room_nid AND NOT e.outlier
+            AND e.sender_nid = h.sender_nid AND e.type_nid = h.type_nid
+            AND user_sees_relation(e, h.own_audiences, h.shared_audiences, h.world_audiences, h.shared_before, h.ignored)
+            AND (was_there(e, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+        ORDER BY e.origin_server_ts DESC, e.event_id DESC
+        LIMIT 1
+    ) AS edit
+    WHERE h.editable
+    UNION ALL
+    SELECT l.root_id, 'thread', l.event_nid, thread.events, thread.participated OR l.root_sender_nid = l.principal_nid, NULL
+    FROM latest l
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS events, bool_or(e.sender_nid = l.principal_nid) AS participated
+        FROM events e
+        WHERE e.relates_to = l.root_key AND e.rel_type_nid = 22 AND e.room_nid = l.room_nid AND NOT e.outlier
+            AND user_sees_relation(e, l.own_audiences, l.shared_audiences, l.world_audiences, l.shared_before, l.ignored)
+            AND (was_there(e, l.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+    ) AS thread
+    UNION ALL
+    SELECT h.event_id, 'references', NULL, NULL, NULL, referring.ids
+    FROM holder h
+    CROSS JOIN LATERAL (
+        SELECT array_agg(r.event_id ORDER BY r.topological_ordering, r.stream_ordering) AS ids
+        FROM (
+            SELECT e.event_id, e.topological_ordering, e.stream_ordering
+            FROM events e
+            WHERE e.relates_to = h.key AND e.rel_type_nid = 21 AND e.room_nid = h.room_nid AND NOT e.outlier
+                AND user_sees_relation(e, h.own_audiences, h.shared_audiences, h.world_audiences, h.shared_before, h.ignored)
+                AND (was_there(e, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+            ORDER BY e.topological_ordering, e.stream_ordering
+            LIMIT $4::bigint
+        ) AS r
+    ) AS referring
+    WHERE referring.ids IS NOT NULL
+)
+SELECT t.about, t.kind, t.events, t.participated, t.ids, s.*
+FROM told t
+LEFT JOIN stored_events s USING (event_nid)
+"""
+
+
+class ToldRow(NamedTuple):
+    """One thing told of the event ``about``: its "replacement" or "thread" with an event (the columns of it), or its "references"."""
+
+    about: str
+    kind: str
+    events: int | None
+    participated: bool | None
+    ids: list[str] | None
+    event_nid: int | None
+    event_id: str | None
+    room_id: str | None
+    room_version: str | None
+    stream_ordering: int | None
+    topological_ordering: int | None
+    depth: int | None
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool | None
+    outlier: bool | None
+    redacted_form: bool | None
+    encoding: int | None
+    json: bytes | None
+
+
+EVENT: Final = ToldRow._fields.index("event_nid")
+"""Where the columns of the event begin."""
+
+
+async def aggregations(
+    conn: Connection, user_id: UserId, event_ids: Collection[EventId], *, ignored: Collection[UserId] = ()
+) -> dict[EventId, Aggregations]:
+    """What is aggregated of these events, by id; without those of which nothing is, or which the user may not see."""
+    rows = await conn.fetch(SQL_AGGREGATIONS, user_id, list(event_ids), list(ignored), REFERENCES_MAX, row=ToldRow)
+    found: dict[EventId, Aggregations] = {}
+    for row in sorted(rows, key=lambda row: row.kind == "thread"):  # threads last: their latest events have aggregations, too
+        about = EventId(row.about)
+        known = found.get(about, Aggregations())
+        if row.kind == "replacement":
+            found[about] = replace(known, replacement=stored_of(row[EVENT:]))
+        elif row.kind == "references":
+            found[about] = replace(known, references=tuple(EventId(one) for one in row.ids or ()))
+        else:
+            latest = stored_of(row[EVENT:])
+            latest = replace(latest, relations=found.get(latest.event_id))
+            found[about] = replace(known, thread=ThreadSummary(latest, row.events or 0, participated=bool(row.participated)))
+    asked = set(event_ids)
+    return {event_id: one for event_id, one in found.items() if event_id in asked}
+
+
+async def of_page(conn: Connection, user_id: UserId, page: AnyPage, *, ignored: Collection[UserId] = ()) -> AnyPage:
+    """The page with the `StoredEvent.relations` of its events."""
+    found = await aggregations(conn, user_id, _ids(page.chunk), ignored=ignored)
+    return replace(page, chunk=_with(page.chunk, found))
+
+
+async def of_context(conn: Connection, user_id: UserId, context: Context, *, ignored: Collection[UserId] = ()) -> Context:
+    """The same for an event and those around it; not for the state."""
+    events = [*context.events_before, context.event, *context.events_after]
+    found = await aggregations(conn, user_id, _ids(events), ignored=ignored)
+    [event] = _with([context.event], found)
+    return replace(context, event=event, events_before=_with(context.events_before, found), events_after=_with(context.events_after, found))
+
+
+def _ids(events: Sequence[StoredEvent]) -> list[EventId]:
+    return [event.event_id for event in events]
+
+
+def _with(events: Sequence[StoredEvent], found: Mapping[EventId, Aggregations]) -> list[StoredEvent]:
+    return [replace(event, relations=found[event.event_id]) if event.event_id in found else event for event in events]

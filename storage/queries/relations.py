@@ -1,0 +1,269 @@
+"""What relates to an event: edits, reactions, references, threads, in the order and with the tokens of `messages`. One statement.
+
+Client-server API, "Event relationships". An event relates to another one as long as it does in the eyes of who asks: it is not
+redacted (nor shown redacted, for its sender was erased), of the same room, and they may see it. With `recurse` what relates to
+those is looked up as well, as if one asked again for each of them with the same filters, down to `LEVELS`.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.errors import InputError, UnknownEvent
+from storage.ids import EventId, UserId
+from storage.queries.events import StoredEvent, stored_of
+from storage.queries.messages import Between, Page, page_of
+
+LEVELS: Final = 3
+"""How many steps from the event a recursive answer goes; the specification recommends at least three."""
+
+SQL_BACKWARDS: Final[LiteralString] = """
+WITH RECURSIVE
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid,
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
+),
+target AS MATERIALIZED (
+    SELECT relation_key(e.event_id) AS key, e.room_nid, reader.ignored, sight.*
+    FROM reader
+    CROSS JOIN events e
+    CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
+    WHERE e.event_id = $1::text
+        AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+),
+found AS (  -- the types of relations to it, from one to the next by the index
+    SELECT (
+        SELECT e.rel_type_nid FROM events e WHERE e.relates_to = t.key AND NOT e.outlier ORDER BY e.rel_type_nid LIMIT 1
+    ) AS rel_type_nid, t.key
+    FROM target t
+    WHERE $4::text IS NULL
+    UNION ALL
+    SELECT (
+        SELECT e.rel_type_nid
+        FROM events e
+        WHERE e.relates_to = f.key AND e.rel_type_nid > f.rel_type_nid AND NOT e.outlier
+        ORDER BY e.rel_type_nid
+        LIMIT 1
+    ), f.key
+    FROM found f
+    WHERE f.rel_type_nid IS NOT NULL
+),
+kind AS MATERIALIZED (
+    SELECT rel_type_nid FROM found WHERE rel_type_nid IS NOT NULL
+    UNION ALL
+    SELECT type_nid FROM event_types WHERE type = $4::text
+),
+page AS MATERIALIZED (  -- of each type as many as asked for, and one more
+    SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+    FROM target t
+    CROSS JOIN kind
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+        FROM events e
+        WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
+            AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+            AND (e.backfilled OR e.stream_ordering <= $8::bigint)
+            AND (
+                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+                OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
+            )
+            AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
+            AND user_sees_relation(e, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before, t.ignored)
+            AND (was_there(e, t.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+        LIMIT $12::bigint + 1
+    ) AS e
+    ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+    LIMIT $12::bigint + 1
+)
+SELECT s.*
+FROM target
+LEFT JOIN page ON true
+LEFT JOIN stored_events s ON s.event_nid = page.event_nid
+ORDER BY page.topological_ordering DESC, page.stream_ordering DESC
+"""
+
+SQL_FORWARDS: Final[LiteralString] = """
+WITH RECURSIVE
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid,
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
+),
+target AS MATERIALIZED (
+    SELECT relation_key(e.event_id) AS key, e.room_nid, reader.ignored, sight.*
+    FROM reader
+    CROSS JOIN events e
+    CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
+    WHERE e.event_id = $1::text
+        AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+),
+found AS (  -- the types of relations to it, from one to the next by the index
+    SELECT (
+        SELECT e.rel_type_nid FROM events e WHERE e.relates_to = t.key AND NOT e.outlier ORDER BY e.rel_type_nid LIMIT 1
+    ) AS rel_type_nid, t.key
+    FROM target t
+    WHERE $4::text IS NULL
+    UNION ALL
+    SELECT (
+        SELECT e.rel_type_nid
+        FROM events e
+        WHERE e.relates_to = f.key AND e.rel_type_nid > f.rel_type_nid AND NOT e.outlier
+        ORDER BY e.rel_type_nid
+        LIMIT 1
+    ), f.key
+    FROM found f
+    WHERE f.rel_type_nid IS NOT NULL
+),
+kind AS MATERIALIZED (
+    SELECT rel_type_nid FROM found WHERE rel_type_nid IS NOT NULL
+    UNION ALL
+    SELECT type_nid FROM event_types WHERE type = $4::text
+),
+page AS MATERIALIZED (  -- of each type as many as asked for, and one more
+    SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+    FROM target t
+    CROSS JOIN kind
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+        FROM events e
+        WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
+            AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+            AND (e.backfilled OR e.stream_ordering <= $8::bigint)
+            AND (
+                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+                OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
+            )
+            AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
+            AND user_sees_relation(e, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before, t.ignored)
+            AND (was_there(e, t.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+        ORDER BY e.topological_ordering, e.stream_ordering
+        LIMIT $12::bigint + 1
+    ) AS e
+    ORDER BY e.topological_ordering, e.stream_ordering
+    LIMIT $12::bigint + 1
+)
+SELECT s.*
+FROM target
+LEFT JOIN page ON true
+LEFT JOIN stored_events s ON s.event_nid = page.event_nid
+ORDER BY page.topological_ordering, page.stream_ordering
+"""
+
+SQL_RECURSIVE: Final[LiteralString] = """
+WITH RECURSIVE
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid,
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored,
+        (SELECT type_nid FROM event_types WHERE type = $4::text) AS rel_type_nid,
+        (SELECT type_nid FROM event_types WHERE type = $5::text) AS type_nid
+),
+target AS MATERIALIZED (
+    SELECT e.event_nid, relation_key(e.event_id) AS key, e.room_nid, reader.ignored, reader.rel_type_nid, reader.type_nid, sight.*
+    FROM reader
+    CROSS JOIN events e
+    CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
+    WHERE e.event_id = $1::text
+        AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+),
+walk AS (  -- level by level; what is not shown is not gone through. Each event relates to one other, so there are no circles but by the target
+    SELECT t.event_nid, t.key, 0 AS level, true AS shown
+    FROM target t
+    UNION ALL
+    SELECT e.event_nid, relation_key(e.event_id), w.level + 1,
+        user_sees_relation(e, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before, t.ignored)
+        AND (was_there(e, t.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+    FROM walk w
+    CROSS JOIN target t
+    JOIN events e ON e.relates_to = w.key AND e.room_nid = t.room_nid AND NOT e.outlier
+    WHERE w.shown AND w.level < $15::int AND e.event_nid <> t.event_nid
+        AND ($4::text IS NULL OR e.rel_type_nid = t.rel_type_nid)
+        AND ($5::text IS NULL OR e.type_nid = t.type_nid)
+),
+found AS (  -- stops the walk when it has read that many rows
+    SELECT event_nid, level, shown
+    FROM walk
+    LIMIT $14::bigint
+),
+page AS MATERIALIZED (
+    SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+    FROM found f
+    JOIN events e USING (event_nid)
+    WHERE f.shown AND f.level > 0
+        AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+        AND (e.backfilled OR e.stream_ordering <= $8::bigint)
+        AND (
+            (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+            OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
+        )
+    ORDER BY e.topological_ordering * $13::bigint, e.stream_ordering * $13::bigint
+    LIMIT $12::bigint + 1
+)
+SELECT s.*
+FROM target
+LEFT JOIN page ON true
+LEFT JOIN stored_events s ON s.event_nid = page.event_nid
+ORDER BY page.topological_ordering * $13::bigint, page.stream_ordering * $13::bigint
+"""
+
+
+class RelatedRow(NamedTuple):
+    """One event of the page, or all None if it has none."""
+
+    event_nid: int | None
+    event_id: str | None
+    room_id: str | None
+    room_version: str | None
+    stream_ordering: int | None
+    topological_ordering: int | None
+    depth: int | None
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool | None
+    outlier: bool | None
+    redacted_form: bool | None
+    encoding: int | None
+    json: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which relations are asked for: of a type, by events of a type, by others than these senders, also indirect ones."""
+
+    rel_type: str | None = None
+    event_type: str | None = None
+    ignored: Collection[UserId] = ()
+    recurse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RelationsPage(Page):
+    """A page of events that relate to one. ``recursion_depth``: how far it was looked for indirect ones; None if they were not asked for."""
+
+    recursion_depth: int | None = None
+
+
+async def relations(
+    conn: Connection, event_id: EventId, user_id: UserId, wanted: Wanted, asked: Between, *, deployment: str, rows_max: int
+) -> RelationsPage:
+    """Exactly ``limit`` events that relate to one, unless there are no more. `UnknownEvent` also where the user may not see the event.
+
+    A recursive walk reads ``rows_max`` events at most, nearest to the event first; what it has found by then is all there is.
+    """
+    if any("\0" in (text or "") for text in (wanted.rel_type, wanted.event_type)):
+        raise InputError("a type holds no NUL")
+    upper, lower = (asked.start, asked.stop) if asked.direction == "b" else (asked.stop, asked.start)
+    stretch = (upper.topological, upper.stream, upper.live, lower.topological, lower.stream, lower.live)
+    arguments = (event_id, user_id, list(wanted.ignored), wanted.rel_type, wanted.event_type, *stretch, asked.limit)
+    if wanted.recurse:
+        sign = -1 if asked.direction == "b" else 1
+        rows = await conn.fetch(SQL_RECURSIVE, *arguments, sign, rows_max, LEVELS, row=RelatedRow)
+    elif asked.direction == "b":
+        rows = await conn.fetch(SQL_BACKWARDS, *arguments, row=RelatedRow)
+    else:
+        rows = await conn.fetch(SQL_FORWARDS, *arguments, row=RelatedRow)
+    if not rows:
+        raise UnknownEvent(event_id)
+    found: list[StoredEvent] = [stored_of(row) for row in rows if row.event_nid is not None]
+    page = page_of(found, asked, deployment)
+    return RelationsPage(page.chunk, page.start, page.end, page.gaps, LEVELS if wanted.recurse else None)
