@@ -3,18 +3,12 @@
 import storage
 
 NAMES = """
-<<<<<<< HEAD
-AppendResult AuthDenied CommitUnknown Config ConstraintViolated Context DatabaseConflict DatabaseError DatabaseFull
-DatabaseUnavailable EventId Gap InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature InvalidToken InvitedRoom JoinedRoom
-KnockedRoom LeftRoom Page PermissionRefused ProtocolError ResyncNeeded RoomId SchemaOutOfDate ServerName StateIds StateKey
-StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync Timeline UnknownEvent UnknownRoom UnknownRoomVersion
-=======
-Aggregations AppendResult AuthDenied CommitUnknown Config ConstraintViolated Context DatabaseConflict DatabaseError DatabaseFull
-DatabaseUnavailable EventId Gap InputError InvalidEvent InvalidIdentifier InvalidSignature InvalidToken InvitedRoom JoinedRoom
-KnockedRoom LeftRoom Page PermissionRefused ProtocolError RelationsPage ResyncNeeded RoomId SchemaOutOfDate ServerName StateIds StateKey
-StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent Sync ThreadSummary Timeline UnknownEvent UnknownRoom UnknownRoomVersion
->>>>>>> 943e1ce (Relations: what relates to an event by pages, directly or not, and what is told of events together with them)
-UnknownUser UserId WrongServerName auth event open replication streams visibility
+Aggregations AppendResult AuthDenied CommitUnknown Config ConstraintViolated Context DatabaseConflict DatabaseError
+DatabaseFull DatabaseUnavailable EventId Gap InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature
+InvalidToken InvitedRoom JoinedRoom KnockedRoom LeftRoom Page PermissionRefused ProtocolError RelationsPage ResyncNeeded
+RoomId SchemaOutOfDate ServerName StateIds StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent
+Sync ThreadSummary Timeline UnknownEvent UnknownRoom UnknownRoomVersion UnknownUser UserId WrongServerName auth event open
+replication streams visibility
 """
 
 
