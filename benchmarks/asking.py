@@ -1,0 +1,213 @@
+"""What the benchmarks of reads share: two databases of which one is ten times the other, and questions that are asked of both in turn.
+
+Every round asks something else, so that no answer is the last one again; Postgres is warm, and nothing of ours is remembered between
+questions. What else the machine does falls on the clock, so CPU time stands beside it: that of this process, and that of the backends by
+Linux' /proc. The ratio is of the medians of both together.
+"""
+
+import asyncio
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import storage
+from benchmarks.crowd import EVERYWHERE, SERVER, VERSION, Crowd, Pen, room_id
+from benchmarks.crowd_build import build
+from benchmarks.harness import Bench, percentiles, show
+from storage import Store
+from storage.config import Config
+from storage.database.explained import ExplainingConnection, Plan
+from storage.ids import RoomId
+from storage.queries.hot import Given, ask
+
+LARGE: Final = (Crowd(10_000, 5_000_000, 50_000), Crowd(1_000, 500_000, 5_000))
+SMALL: Final = (Crowd(200, 20_000, 500), Crowd(100, 4_000, 100))
+WARM: Final = 8  # rounds before the clock runs: by then plans are generic where Postgres makes them so
+CLIENTS: Final = 100
+TIME_MS: Final = 1_800_000_000_000
+SQL_BACKENDS: Final = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+
+Question = Callable[[], Awaitable[object]]
+
+
+@dataclass(slots=True)
+class Statements:
+    """An observer that counts what one task sends, without BEGIN and COMMIT."""
+
+    count: int = 0
+    task: "asyncio.Task[Any] | None" = None
+
+    def before(self, statement: str) -> None:
+        """See `storage.database.connection.Observer`."""
+        if asyncio.current_task() is self.task and not statement.startswith(("BEGIN", "COMMIT")):
+            self.count += 1
+
+    def after(self, statement: str, seconds: float) -> None:
+        """See `storage.database.connection.Observer`."""
+
+
+@dataclass(slots=True)
+class Side:
+    """One of the two databases, opened."""
+
+    name: str
+    crowd: Crowd
+    store: Store
+    statements: Statements
+    backends: list[Path] = field(default_factory=list)
+    pens: dict[int, Pen] = field(default_factory=dict)
+
+    async def watch(self) -> None:
+        """Look which backends there are."""
+        async with self.store.database.connection() as conn:
+            self.backends = [Path(f"/proc/{pid}/schedstat") for pid in await conn.fetchvals(SQL_BACKENDS)]
+
+    def postgres_seconds(self) -> float:
+        """CPU time of the backends so far."""
+        total = 0
+        for path in self.backends:
+            with contextlib.suppress(OSError):
+                total += int(path.read_text().split()[0])
+        return total / 1e9
+
+    async def say(self, rooms: Iterable[int]) -> None:
+        """A message in each of these rooms."""
+        pdus = []
+        for number in rooms:
+            pen = self.pens.get(number) or await self._pen(number)
+            auth = [pen.auth[key] for key in (("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", EVERYWHERE))]
+            content = ('{"body":"something new","msgtype":"m.text"}', "{}")
+            pdus.append(pen.write(EVERYWHERE, "m.room.message", auth, content, ts=TIME_MS + pen.depth)[1])
+        results = await self.store.append(pdus, room_version=VERSION)
+        if {result.outcome for result in results} != {"stored"}:
+            raise RuntimeError(f"not stored: {results[:3]}")
+
+    async def _pen(self, number: int) -> Pen:
+        """At the end of a room."""
+        room = RoomId(room_id(number))
+        [tip] = await self.store.forward_extremities(room)
+        last = await self.store.event(tip)
+        assert last is not None
+        keys = [("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", EVERYWHERE)]
+        state = await self.store.state_after(tip, keys=keys)
+        self.pens[number] = Pen(number, room, tip, last.depth, {key: str(value) for key, value in state.items()})
+        return self.pens[number]
+
+    async def plans(self, name: str, given: Given) -> list[Plan]:
+        """How a question is answered (storage.queries.hot), asked twice so that the second is warm."""
+        plans: list[Plan] = []
+        for _ in range(2):
+            async with self.store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+                explaining = ExplainingConnection.over(conn)
+                await ask(explaining, name, given)
+                plans = explaining.plans
+        return plans
+
+
+@asynccontextmanager
+async def sides(bench: Bench) -> AsyncIterator[tuple[Side, Side]]:
+    """The large database and the small one; built if they are not there yet."""
+    async with AsyncExitStack() as stack:
+        opened = []
+        for crowd in SMALL if bench.quick else LARGE:
+            dsn = await bench.kept_database(crowd.name, _builder(crowd))
+            counted = Statements(task=asyncio.current_task())
+            store = await stack.enter_async_context(
+                storage.open(dsn, server_name=SERVER, observer=counted, config=Config(statement_timeout_ms=600_000))
+            )
+            opened.append(Side(f"{crowd.events:,} events", crowd, store, counted))
+        gc.collect()
+        gc.freeze()
+        yield opened[0], opened[1]
+
+
+def _builder(crowd: Crowd) -> Callable[[str], Awaitable[None]]:
+    return lambda dsn: build(dsn, crowd)
+
+
+async def in_turn(both: Sequence[Side], prepare: Callable[[Side, int], Awaitable[Question]], rounds: int) -> dict[str, Any]:
+    """Milliseconds, Python's part of it, and statements, on each side. ``prepare`` makes the question of a round; it is not timed."""
+    taken: dict[str, list[Taken]] = {side.name: [] for side in both}
+    for side in both:
+        await side.watch()
+    for number in range(WARM + rounds):
+        for side in both:
+            question = await prepare(side, number)
+            side.statements.count = 0
+            postgres, python, begun = side.postgres_seconds(), time.process_time(), time.perf_counter()
+            await question()
+            took, python = time.perf_counter() - begun, time.process_time() - python
+            if number >= WARM:
+                taken[side.name].append(Taken(took, python, side.postgres_seconds() - postgres, side.statements.count))
+    told: dict[str, Any] = {side.name: _told(taken[side.name]) for side in both}
+    works = [told[side.name]["cpu_ms"]["p50"] for side in both]
+    return told | ({"ratio": round(works[0] / works[1], 2)} if len(both) == 2 else {})
+
+
+class Taken(NamedTuple):
+    """What one answer took: seconds on the clock, of this process, of Postgres; statements."""
+
+    clock: float
+    python: float
+    postgres: float
+    statements: int
+
+
+def _told(taken: Sequence[Taken]) -> dict[str, Any]:
+    clock = [one.clock for one in taken]
+    return {
+        "ms": percentiles(clock, factor=1_000) | {"p10": round(sorted(clock)[len(clock) // 10] * 1_000, 3)},
+        "cpu_ms": percentiles([one.python + one.postgres for one in taken], factor=1_000),
+        "python_ms": round(statistics.median(one.python for one in taken) * 1_000, 3),
+        "postgres_ms": round(statistics.median(one.postgres for one in taken) * 1_000, 3),
+        "statements": max(one.statements for one in taken),
+    }
+
+
+def touched(plans: Sequence[Plan]) -> dict[str, Any]:
+    """Rows and pages that a question looks at, and Postgres' own time, over its statements."""
+    return {
+        "statements": len(plans),
+        "rows": sum(plan.rows for plan in plans),
+        "pages": sum(plan.pages for plan in plans),
+        "planning_ms": round(sum(plan.planning_ms for plan in plans), 2),
+        "running_ms": round(sum(plan.execution_ms for plan in plans), 2),
+        "sequential": sorted(set().union(*(plan.sequential for plan in plans))),
+    }
+
+
+async def throughput(ask_once: Callable[[int], Awaitable[object]], each: int) -> dict[str, Any]:
+    """A hundred clients, each of which asks again as soon as it is answered."""
+    times: list[float] = []
+
+    async def client(number: int) -> None:
+        for turn in range(each):
+            begun = time.perf_counter()
+            await ask_once(number * each + turn)
+            times.append(time.perf_counter() - begun)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+    took = time.perf_counter() - begun
+    return {"clients": CLIENTS, "per_second": round(CLIENTS * each / took), "ms": percentiles(times, factor=1_000)}
+
+
+def table(title: str, both: Sequence[Side], questions: Mapping[str, dict[str, Any]], targets: Mapping[str, float]) -> None:
+    """The questions: milliseconds on both sides, ratio, statements, what was looked at."""
+    rows = []
+    for name, told in questions.items():
+        first, *others = [told[side.name] for side in both if side.name in told]
+        seen = told.get("looked_at", {})
+        clock = [first["ms"][key] for key in ("p10", "p50", "p99")]
+        work = [first["cpu_ms"]["p50"], first["cpu_ms"]["p99"], first["python_ms"], first["postgres_ms"]]
+        small = others[0]["cpu_ms"]["p50"] if others else ""
+        looked_at = [seen.get(key, "") for key in ("rows", "pages", "planning_ms", "running_ms")]
+        rows.append([name, targets.get(name, ""), *clock, *work, small, told.get("ratio", ""), first["statements"], *looked_at])
+    columns = "|target|p10|p50|p99|CPU p50|CPU p99|Python|Postgres|tenth|ratio|statements|rows|pages|planning|running"
+    show(f"{title}: ms", columns.split("|"), rows)

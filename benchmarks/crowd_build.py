@@ -1,0 +1,269 @@
+"""A database of a crowd (benchmarks/crowd.py): millions of events in minutes.
+
+Whatever changes a state is appended by the engine. Messages write nothing but their own row and the ends of their room, so they are brought
+in by COPY: as they come in, all rooms mixed, so that a room's events lie apart in the table. The order of arrival:
+
+1. every room begins, and its members join          appended
+2. most messages                                    COPY, the indexes made afterwards
+3. some of the members change, or leave             appended
+4. the rest of the messages                         COPY
+"""
+
+import random
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import storage
+from benchmarks.crowd import DEPTH_MS, FIRST_MS, SERVER, SPEAKERS, STEP_MS, VERSION, Crowd, Pen
+from storage import Store
+from storage.config import Config
+from storage.database.connection import Connection, Database
+
+TOGETHER: Final = 1_000
+COPIED: Final = 100_000
+LATE: Final = 0.1  # of the messages come after the changes
+CHANGES: Final = 3  # of each room
+
+MEMORY: Final = "SET maintenance_work_mem = '512MB'"
+
+EVENT_COLUMNS: Final = (
+    *("event_nid", "stream_ordering", "topological_ordering", "depth", "origin_server_ts", "received_ts", "state_group_before", "audience"),
+    *("room_nid", "sender_nid", "type_nid", "encoding", "writer_nid", "outlier", "backfilled", "soft_failed", "redacted_form"),
+    *("event_id", "prev_events", "auth_events", "json"),
+)
+
+SQL_INDEXES: Final = """
+SELECT i.indexrelid::regclass::text AS name, COALESCE(pg_get_constraintdef(c.oid), '') AS constraint_definition,
+    pg_get_indexdef(i.indexrelid) AS definition
+FROM pg_index i LEFT JOIN pg_constraint c ON c.conindid = i.indexrelid AND c.conrelid = i.indrelid
+WHERE i.indrelid = 'events'::regclass
+"""
+SQL_ROOMS: Final = """
+SELECT r.room_id, r.room_nid, r.current_state_group, g.audience, r.forward_extremities[1] AS tip
+FROM rooms r JOIN state_groups g ON g.state_group = r.current_state_group
+"""
+SQL_STATE: Final = "SELECT event_id, event_nid, sender_nid FROM events WHERE event_id = ANY($1::text[])"
+SQL_ENDS: Final = """
+UPDATE rooms r
+SET write_version = r.write_version + 1, last_stream_ordering = i.stream, max_topological_ordering = i.topological,
+    forward_extremities = ARRAY[i.tip]
+FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::bigint[]) AS i (room_nid, stream, topological, tip)
+WHERE r.room_nid = i.room_nid
+"""
+SQL_FIRST: Final = """
+SELECT nextval('event_nids') AS event_nid, nextval('events_stream') AS stream_ordering, (SELECT writer_nid FROM writers) AS writer_nid
+"""
+SQL_LAST: Final = """
+SELECT setval('event_nids', $1::bigint), setval('events_stream', $2::bigint)
+"""
+SQL_POSITION: Final = "UPDATE stream_positions SET stream_id = $1::bigint WHERE stream_name = 'events'"
+
+
+class IndexRow(NamedTuple):
+    """An index of events."""
+
+    name: str
+    constraint_definition: str
+    definition: str
+
+
+class RoomRow(NamedTuple):
+    """What a message takes from its room."""
+
+    room_id: str
+    room_nid: int
+    state_group: int
+    audience: int
+    tip: int
+
+
+class StateRow(NamedTuple):
+    """The numbers of a state event."""
+
+    event_id: str
+    event_nid: int
+    sender_nid: int
+
+
+class FirstRow(NamedTuple):
+    """Where numbers begin."""
+
+    event_nid: int
+    stream_ordering: int
+    writer_nid: int
+
+
+class Speaker(NamedTuple):
+    """Somebody who sends messages, with the auth events of these."""
+
+    user: str
+    nid: int
+    auth_ids: tuple[str, ...]
+    auth_nids: list[int]
+
+
+@dataclass(slots=True)
+class Floor:
+    """A room while messages are written to it."""
+
+    pen: Pen
+    row: RoomRow
+    tip: int
+    stream: int
+    speakers: list[Speaker]
+
+
+# ----------------------------------------------------------------------------------------------------------- the whole
+
+
+async def build(dsn: str, crowd: Crowd, *, told: bool = True) -> None:
+    """Fill an empty, migrated database; analysed. Says how far it is, and how long it took."""
+    begun = time.perf_counter()
+
+    def say(what: str) -> None:
+        if told:
+            print(f"{crowd.name}: {time.perf_counter() - begun:.0f} s, {what}", flush=True)
+
+    pens = [Pen.of(number) for number in range(crowd.rooms)]
+    async with storage.open(dsn, server_name=SERVER) as store:
+        appended = await _append(store, _beginnings(crowd, pens))
+    say(f"{appended} events appended")
+    changes = crowd.rooms * CHANGES
+    messages = crowd.events - appended - changes
+    async with _without_indexes(dsn) as conn:
+        await _copy(conn, crowd, pens, int(messages * (1 - LATE)), 1)
+        say("most messages copied")
+    say("indexes made")
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await _append(store, _changes(crowd, pens))
+    say("changes appended")
+    async with _connected(dsn) as conn:
+        await _copy(conn, crowd, pens, messages - int(messages * (1 - LATE)), 2)
+        await conn.execute("VACUUM ANALYZE")
+        await conn.execute("CHECKPOINT")
+    say("done")
+
+
+@asynccontextmanager
+async def _connected(dsn: str) -> AsyncIterator[Connection]:
+    hour = Config(statement_timeout_ms=3_600_000, pool_size_max=1)
+    async with await Database.open(dsn, config=hour) as database, database.connection() as conn:
+        await conn.execute(MEMORY)
+        yield conn
+
+
+@asynccontextmanager
+async def _without_indexes(dsn: str) -> AsyncIterator[Connection]:
+    """A connection; the indexes of events are made anew at the end."""
+    async with _connected(dsn) as conn:
+        indexes = await conn.fetch(SQL_INDEXES, row=IndexRow)
+        for one in indexes:
+            drop = f"ALTER TABLE events DROP CONSTRAINT {one.name}" if one.constraint_definition else f"DROP INDEX {one.name}"
+            await conn.execute(drop)
+        yield conn
+        for one in indexes:
+            add = f"ALTER TABLE events ADD CONSTRAINT {one.name} {one.constraint_definition}"
+            await conn.execute(add if one.constraint_definition else one.definition)
+        await conn.execute("ANALYZE events")
+
+
+# ------------------------------------------------------------------------------------------------------------ appended
+
+
+def _beginnings(crowd: Crowd, pens: Sequence[Pen]) -> Iterator[bytes]:
+    for pen in pens:
+        members = crowd.members(pen.number)
+        yield from pen.begun(members[0])
+        for member in members[1:]:
+            yield pen.join(member)
+
+
+def _changes(crowd: Crowd, pens: Sequence[Pen]) -> Iterator[bytes]:
+    """In every room somebody leaves, somebody else changes their profile, and somebody comes."""
+    for pen in pens:
+        last = crowd.members(pen.number)[-2:]
+        yield pen.leave(last[0])
+        yield pen.join(last[1], {"displayname": f"User of {pen.number}"})
+        yield pen.join(f"@new{pen.number}:{SERVER}")
+
+
+async def _append(store: Store, pdus: Iterator[bytes]) -> int:
+    """All of them, by thousands."""
+    count = 0
+    while batch := list(islice(pdus, TOGETHER)):
+        results = await store.append(batch, room_version=VERSION)
+        wrong = [result for result in results if result.outcome != "stored"]
+        if wrong:
+            raise RuntimeError(f"not stored: {wrong[:3]}")
+        count += len(batch)
+    return count
+
+
+# -------------------------------------------------------------------------------------------------------------- copied
+
+
+async def _copy(conn: Connection, crowd: Crowd, pens: Sequence[Pen], count: int, part: int) -> None:
+    """So many messages, to rooms by how busy they are."""
+    floors = await _floors(conn, crowd, pens)
+    first = await conn.fetchrow(SQL_FIRST, row=FirstRow)
+    assert first is not None
+    rng = random.Random(f"{crowd.seed} {part}")
+    records = _messages(_chosen(floors, crowd.activity(), count, rng), crowd.body, first)
+    while batch := list(islice(records, COPIED)):
+        await conn.copy_in("events", EVENT_COLUMNS, batch)
+    blocks = -(-count // 1_000)
+    last = first.stream_ordering + count - 1
+    await conn.execute(SQL_LAST, first.event_nid + (blocks - 1) * 1_000, last)
+    await conn.execute(SQL_POSITION, last)
+    ends = [(one.row.room_nid, one.stream, one.pen.depth, one.tip) for one in floors if one.stream]
+    await conn.execute(SQL_ENDS, *map(list, zip(*ends, strict=True)))
+
+
+def _chosen(floors: Sequence[Floor], activity: Sequence[float], count: int, rng: random.Random) -> Iterator[tuple[Floor, Speaker]]:
+    sums = [0.0]
+    for one in activity:
+        sums.append(sums[-1] + one)
+    for start in range(0, count, COPIED):
+        for floor in rng.choices(floors, cum_weights=sums[1:], k=min(COPIED, count - start)):
+            yield floor, floor.speakers[int(rng.random() * len(floor.speakers))]
+
+
+def _messages(chosen: Iterable[tuple[Floor, Speaker]], length: int, first: FirstRow) -> Iterator[tuple[Any, ...]]:
+    """The rows of messages in the order in which they come in."""
+    text = ("the quick brown fox jumps over the lazy dog " * (length // 40 + 1))[:length]
+    for index, (floor, speaker) in enumerate(chosen):
+        nid, stream, ts = first.event_nid + index, first.stream_ordering + index, FIRST_MS + DEPTH_MS + STEP_MS * (first.event_nid + index)
+        pen, row = floor.pen, floor.row
+        content = f'{{"body":"{index} {text}","msgtype":"m.text"}}'
+        event_id, raw = pen.write(speaker.user, "m.room.message", speaker.auth_ids, (content, "{}"), ts=ts)
+        orders = (nid, stream, pen.depth, pen.depth, ts, ts, row.state_group, row.audience)
+        names = (row.room_nid, speaker.nid, 8, 0, first.writer_nid, False, False, False, False)
+        yield (*orders, *names, event_id, [floor.tip], speaker.auth_nids, raw)
+        floor.tip, floor.stream = nid, stream
+
+
+async def _floors(conn: Connection, crowd: Crowd, pens: Sequence[Pen]) -> list[Floor]:
+    """The rooms as they stand in the database."""
+    rows = {row.room_id: row for row in await conn.fetch(SQL_ROOMS, row=RoomRow)}
+    speakers = {pen.number: [name for name in crowd.members(pen.number)[: SPEAKERS + 2] if name.endswith(SERVER)] for pen in pens}
+    wanted = [pen.auth[key] for pen in pens for key in _cited(speakers[pen.number])]
+    state = {row.event_id: row for row in await conn.fetch(SQL_STATE, wanted, row=StateRow)}
+    floors = []
+    for pen in pens:
+        row = rows[pen.room_id]
+        common = [state[pen.auth["m.room.create", ""]], state[pen.auth["m.room.power_levels", ""]]]
+        talking = []
+        for user in speakers[pen.number]:
+            own = state[pen.auth["m.room.member", user]]
+            auth = [*common, own]
+            talking.append(Speaker(user, own.sender_nid, tuple(one.event_id for one in auth), [one.event_nid for one in auth]))
+        floors.append(Floor(pen, row, row.tip, 0, talking))
+    return floors
+
+
+def _cited(users: Iterable[str]) -> list[tuple[str, str]]:
+    return [("m.room.create", ""), ("m.room.power_levels", ""), *(("m.room.member", user) for user in users)]

@@ -1,0 +1,135 @@
+"""Pages of a room's history, context, and the event nearest to a time, on a large database and on one a tenth of it.
+
+Pages begin at places all over a room: the hall (the busiest one), or a quiet room of ten members.
+"""
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from benchmarks.asking import CLIENTS, Question, Side, in_turn, sides, table, throughput, touched
+from benchmarks.crowd import DEPTH_MS, FIRST_MS, MANY, MEMBERS_MIN, STEP_MS, room_id
+from benchmarks.harness import Bench, show
+from storage.ids import EventId, RoomId
+from storage.queries.hot import Given
+
+PAGE: Final = 100
+PLACES: Final = 15  # pages of the hall that are walked through to find places to begin at
+TARGETS: Final = {"hall, backwards, 100": 2.0, "hall, forwards, 100": 2.0, "hall, the end, 100": 2.0, "quiet room, the end, 100": 2.0}
+
+Prepare = Callable[[Side, int], Awaitable[Question]]
+
+
+class Places:
+    """Where pages of the hall can begin, and events of it, found by walking back through it."""
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.room = RoomId(room_id(side.crowd.hall))
+        self.user = side.crowd.members(side.crowd.hall)[0]
+        self.tokens: list[str] = []
+        self.events: list[EventId] = []
+
+    async def walk(self) -> "Places":
+        """Back from the end, some pages, or to the beginning."""
+        token = None
+        for _ in range(PLACES):
+            page = await self.side.store.messages(self.room, self.user, from_=token, limit=PAGE)
+            self.events += [event.event_id for event in page.chunk]
+            if page.end is None:
+                break
+            token = page.end
+            self.tokens.append(token)
+        return self
+
+
+async def run(bench: Bench) -> None:
+    """All of it."""
+    async with sides(bench) as both:
+        places = {side.name: await Places(side).walk() for side in both}
+        rounds = bench.size(300, 10)
+        asked = _questions(places)
+        for name, prepare in asked.items():
+            times = rounds // 6 if name.startswith("context, hall") else rounds
+            bench.results[name] = await in_turn(both, prepare, max(times, 5))
+        await _look(bench, both[0], places[both[0].name])
+        bench.results["throughput"] = await _throughput(bench, both[0], places[both[0].name])
+        bench.write()
+        table("messages", both, {name: bench.results[name] for name in asked}, TARGETS)
+    told = bench.results["throughput"]
+    show(
+        f"{CLIENTS} clients",
+        ["", "per second", "p50 ms", "p99"],
+        [["a page of 100", told["per_second"], told["ms"]["p50"], told["ms"]["p99"]]],
+    )
+
+
+def _questions(places: dict[str, Places]) -> dict[str, Prepare]:
+    async def page(side: Side, number: int, direction: Any) -> Question:
+        at = places[side.name]
+        token = at.tokens[(number * 7) % len(at.tokens)]
+        return lambda: side.store.messages(at.room, at.user, from_=token, direction=direction, limit=PAGE)
+
+    async def backwards(side: Side, number: int) -> Question:
+        return await page(side, number, "b")
+
+    async def forwards(side: Side, number: int) -> Question:
+        return await page(side, number, "f")
+
+    async def end(side: Side, number: int) -> Question:  # noqa: ARG001  # the same every round
+        return lambda: side.store.messages(places[side.name].room, places[side.name].user, limit=PAGE)
+
+    async def quiet(side: Side, number: int) -> Question:
+        room = RoomId(room_id(_quiet(side, number)))
+        return lambda: side.store.messages(room, MANY, limit=PAGE)
+
+    async def around(side: Side, number: int) -> Question:
+        at = places[side.name]
+        event = at.events[(number * 37) % len(at.events)]
+        return lambda: side.store.context(event, at.user, limit=20)
+
+    async def around_quiet(side: Side, number: int) -> Question:
+        page = await side.store.messages(RoomId(room_id(_quiet(side, number))), MANY, limit=30)
+        return lambda: side.store.context(page.chunk[-1].event_id, MANY, limit=20)
+
+    async def nearest(side: Side, number: int) -> Question:
+        time_ms = FIRST_MS + DEPTH_MS + random.Random(number).randrange(side.crowd.events * STEP_MS)
+        return lambda: side.store.event_near(places[side.name].room, places[side.name].user, time_ms, "b")
+
+    return {
+        "hall, the end, 100": end,
+        "hall, backwards, 100": backwards,
+        "hall, forwards, 100": forwards,
+        "quiet room, the end, 100": quiet,
+        "context, hall, 20 and the state of 5,000": around,
+        "context, quiet room, 20": around_quiet,
+        "event nearest to a time": nearest,
+    }
+
+
+def _quiet(side: Side, number: int) -> int:
+    """A room of ten members, another each round."""
+    rooms = [room for room in side.crowd.rooms_of(MANY) if side.crowd.size(room) == MEMBERS_MIN]
+    return random.Random(number).choice(rooms)
+
+
+async def _look(bench: Bench, side: Side, places: Places) -> None:
+    mine = Given(room=places.room, user=places.user, deployment=side.store.deployment_id, limit=PAGE)
+    given = {
+        "hall, the end, 100": ("messages", mine),
+        "hall, forwards, 100": ("messages-forwards", mine),
+        "quiet room, the end, 100": ("messages", replace(mine, room=room_id(_quiet(side, 0)), user=MANY)),
+        "context, hall, 20 and the state of 5,000": ("context", replace(mine, event=places.events[0], limit=20)),
+        "event nearest to a time": ("event-before", replace(mine, timestamp=FIRST_MS + DEPTH_MS + side.crowd.events * STEP_MS // 2)),
+    }
+    for name, (question, told) in given.items():
+        bench.results[name]["looked_at"] = touched(await side.plans(question, told))
+
+
+async def _throughput(bench: Bench, side: Side, places: Places) -> dict[str, Any]:
+    async def once(number: int) -> object:
+        token = places.tokens[number % len(places.tokens)]
+        return await side.store.messages(places.room, places.user, from_=token, limit=PAGE)
+
+    return await throughput(once, bench.size(20, 2))

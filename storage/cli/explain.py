@@ -1,0 +1,109 @@
+"""`room-storage explain`: how Postgres answers one of the hot questions on the operator's own database, and how long it takes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Final
+
+import typer
+
+from storage.cli.common import DsnOption, JsonOption, print_json, run
+from storage.cli.maintaining import maintained
+from storage.database.connection import BEGIN, Connection
+from storage.database.explained import ExplainingConnection, Plan
+from storage.errors import InputError
+from storage.queries.hot import QUESTIONS, Given, ask, deployment_of, token_behind
+
+QUERIES: Final = "\n\n".join(f"{name} ({', '.join(one.needs)}): {one.about}." for name, one in QUESTIONS.items())
+BEHIND: Final = 100
+
+
+def command(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help=f"The question, and what it needs.\n\n{QUERIES}", show_default=False)],
+    dsn: DsnOption = None,
+    *,
+    room: Annotated[str | None, typer.Option(metavar="ROOM_ID", help="The room.", show_default=False)] = None,
+    user: Annotated[str | None, typer.Option(metavar="USER_ID", help="Who asks.", show_default=False)] = None,
+    event: Annotated[str | None, typer.Option(metavar="EVENT_ID", help="The event.", show_default=False)] = None,
+    server: Annotated[str | None, typer.Option(metavar="NAME", help="Which server asks.", show_default=False)] = None,
+    since: Annotated[str | None, typer.Option(metavar="TOKEN", help="A next_batch.", show_default=False)] = None,
+    behind: Annotated[int, typer.Option(min=0, help="Without --since: how many positions ago the client has synced.")] = BEHIND,
+    timestamp: Annotated[int | None, typer.Option(metavar="MS", help="A time, in milliseconds.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(min=0, help="The size of a page, or of a timeline.")] = 10,
+    generic: Annotated[
+        bool, typer.Option("--generic", help="The plan for any arguments, that a session may keep after five times.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the plans and timings of a hot query on this database. It is asked in a read-only transaction, which is rolled back.
+
+    Each statement runs twice, the first time explained: in which EXPLAIN itself takes time, most of it for reading clocks.
+    """
+    given = Given(room=room, user=user, event=event, server=server, since=since, timestamp=timestamp, limit=limit)
+    plans = run(_explain(dsn, query, given, behind, generic=generic))
+    if as_json:
+        print_json([_document(plan) for plan in plans])
+        return
+    for number, plan in enumerate(plans, 1):
+        typer.echo(f"statement {number} of {len(plans)}")
+        typer.echo("\n".join(_told(plan)) + "\n")
+
+
+async def _explain(dsn: str | None, query: str, given: Given, behind: int, *, generic: bool) -> Sequence[Plan]:
+    if query not in QUESTIONS:
+        raise InputError(f"no query is named {query!r}: {', '.join(QUESTIONS)}")
+    async with maintained(dsn) as database, database.connection() as conn:
+        await conn.execute(BEGIN["repeatable_read", True])
+        try:
+            return await _plans(conn, query, replace(given, config=database.config), behind, generic=generic)
+        finally:
+            await conn.execute("ROLLBACK")
+
+
+async def _plans(conn: Connection, query: str, given: Given, behind: int, *, generic: bool) -> Sequence[Plan]:
+    given = replace(given, deployment=await deployment_of(conn))
+    if query == "sync" and given.since is None:
+        given = replace(given, since=await token_behind(conn, behind, given.deployment))
+    if query != "sync" and given.since is not None:
+        raise InputError(f"{query} takes no --since")
+    explaining = ExplainingConnection.over(conn, generic=generic)
+    await ask(explaining, query, given)
+    return explaining.plans
+
+
+def _document(plan: Plan) -> dict[str, Any]:
+    return {
+        "sql": plan.sql.strip(),
+        "planning_ms": plan.planning_ms,
+        "execution_ms": plan.execution_ms,
+        "rows": plan.answer_rows,
+        "rows_looked_at": plan.rows_of_tables(),
+        "pages": plan.pages,
+        "plan": plan.tree,
+    }
+
+
+def _told(plan: Plan) -> Iterator[str]:
+    """The plan for people: a line a node, indented."""
+    looked = ", ".join(f"{count} of {table}" for table, count in sorted(plan.rows_of_tables().items())) or "none"
+    yield f"{plan.planning_ms:.2f} ms planning, {plan.execution_ms:.2f} ms running, {plan.pages} pages; {plan.answer_rows} rows out"
+    yield f"rows looked at: {looked}"
+    todo: list[tuple[int, dict[str, Any]]] = [(0, plan.tree)]
+    while todo:
+        depth, node = todo.pop()
+        yield "  " * depth + _line(node)
+        todo += [(depth + 1, part) for part in reversed(node.get("Plans", ()))]
+
+
+def _line(node: dict[str, Any]) -> str:
+    """One node: what it does, on what, how often, how long."""
+    where = next((f" on {node[key]}" for key in ("Relation Name", "CTE Name", "Function Name") if key in node), "")
+    index = f" by {node['Index Name']}" if "Index Name" in node else ""
+    name = f"{node['Subplan Name']}: " if "Subplan Name" in node else ""
+    if not node["Actual Loops"]:
+        return f"{name}{node['Node Type']}{index}{where} (never run)"
+    removed = node.get("Rows Removed by Filter", 0)
+    rows = f"rows {node['Actual Rows']:g}" + (f", {removed:g} passed over" if removed else "")
+    pages = node["Shared Hit Blocks"] + node["Shared Read Blocks"]
+    loops = "" if node["Actual Loops"] == 1 else f", {node['Actual Loops']} times"
+    expected = f"expected {node['Plan Rows']}"
+    return f"{name}{node['Node Type']}{index}{where} ({rows}, {expected}{loops}; {node['Actual Total Time']:.3f} ms each, {pages} pages)"

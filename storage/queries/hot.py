@@ -1,0 +1,205 @@
+"""The questions that clients and servers wait for, by name, each with what it has to be told.
+
+`room-storage explain` asks one of them on the operator's database, the plan tests ask them all among a million events. To add
+one: a line in `QUESTIONS`. A question is asked as the store asks it, by the same function.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, LiteralString
+
+from storage.config import Config
+from storage.database.connection import Connection
+from storage.errors import InputError
+from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
+from storage.queries import auth_chain, authorisation, checks, context, events, federation, messages, near, state, state_at, visible
+from storage.queries.sync import Asked, sync
+from storage.queries.sync.positions import positions
+from storage.streams import SyncToken, VectorPosition
+
+SQL_DEPLOYMENT: Final[LiteralString] = """
+SELECT deployment_id
+FROM deployment
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a question may be told. Which of these it needs stands in its `Question`."""
+
+    room: str | None = None
+    user: str | None = None
+    event: str | None = None
+    server: str | None = None
+    since: str | None = None
+    timestamp: int | None = None
+    limit: int = 10
+    deployment: str = ""
+    config: Config = field(default_factory=Config)
+
+
+Ask = Callable[[Connection, Any], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question. ``needs`` are fields of `Given`; ``ask`` has them for sure."""
+
+    about: str
+    needs: tuple[str, ...]
+    ask: Ask
+
+
+async def ask(conn: Connection, name: str, given: Given) -> object:
+    """The answer. `InputError` for an unknown name, or where something is not given; else as the question itself."""
+    question = QUESTIONS.get(name)
+    if question is None:
+        raise InputError(f"no query is named {name!r}: {', '.join(QUESTIONS)}")
+    lacking = [need for need in question.needs if getattr(given, need) is None]
+    if lacking:
+        raise InputError(f"{name} needs {', '.join(lacking)}")
+    _check(given)
+    return await question.ask(conn, given)
+
+
+def _check(given: Given) -> None:
+    """`InvalidIdentifier` for what has not the form of an id, `InputError` for a negative limit."""
+    if given.user is not None:
+        checks.user(given.user)
+    if given.event is not None:
+        checks.events([given.event])
+    if given.server is not None:
+        checks.server(given.server)
+    checks.limit(given.limit, given.config.page_limit_max)
+
+
+async def deployment_of(conn: Connection) -> str:
+    """The id of the deployment, which tokens carry; empty where no store was opened yet."""
+    return await conn.fetchval(SQL_DEPLOYMENT) or ""
+
+
+async def token_behind(conn: Connection, behind: int, deployment: str) -> str:
+    """The token of a client that has not seen the last so many positions of the events stream."""
+    current = (await positions(conn))["events"].furthest()
+    return SyncToken.of({"events": VectorPosition(max(current - behind, 0))}).print(deployment)
+
+
+# ----------------------------------------------------------------------------------------------------------- the questions
+
+
+async def _sync(conn: Connection, given: Any) -> object:
+    asked = Asked.of(
+        given.user,
+        given.since,
+        timeline_limit=given.limit,
+        rooms_limit=None,
+        full_state=False,
+        server_name=server_name_of(given.user),
+        deployment=given.deployment,
+        config=given.config,
+    )
+    return await sync(conn, asked)
+
+
+def _pages(direction: messages.Direction) -> Ask:
+    async def page(conn: Connection, given: Any) -> object:
+        asked = messages.between(None, None, direction, given.limit, given.deployment)
+        return await messages.messages(conn, RoomId(given.room), UserId(given.user), asked, given.deployment)
+
+    return page
+
+
+async def _context(conn: Connection, given: Any) -> object:
+    return await context.context(conn, EventId(given.event), UserId(given.user), limit=given.limit, deployment=given.deployment)
+
+
+def _near(direction: messages.Direction) -> Ask:
+    async def nearest(conn: Connection, given: Any) -> object:
+        return await near.event_near(conn, RoomId(given.room), UserId(given.user), given.timestamp, direction)
+
+    return nearest
+
+
+async def _backfill(conn: Connection, given: Any) -> object:
+    rows_max = given.config.traversal_rows_max
+    return await federation.backfill(
+        conn, RoomId(given.room), [EventId(given.event)], given.limit, server_name=ServerName(given.server), rows_max=rows_max
+    )
+
+
+async def _missing_events(conn: Connection, given: Any) -> object:
+    return await federation.missing_events(
+        conn,
+        RoomId(given.room),
+        [],
+        [EventId(given.event)],
+        limit=given.limit,
+        min_depth=0,
+        server_name=ServerName(given.server),
+        rows_max=given.config.traversal_rows_max,
+    )
+
+
+def _of_event(read: Callable[[Connection, EventId], Awaitable[object]]) -> Ask:
+    async def about(conn: Connection, given: Any) -> object:
+        return await read(conn, EventId(given.event))
+
+    return about
+
+
+async def _whole_state(conn: Connection, event_id: EventId) -> object:
+    return await state_at.states_at(conn, [event_id], after=False)
+
+
+async def _few_keys(conn: Connection, event_id: EventId) -> object:
+    keys = [("m.room.power_levels", ""), ("m.room.join_rules", "")]
+    return await state_at.states_at(conn, [event_id], after=False, keys=keys)
+
+
+async def _but_members(conn: Connection, event_id: EventId) -> object:
+    return await state_at.states_at(conn, [event_id], after=False, types=["m.room.create", "m.room.name", "m.room.power_levels"])
+
+
+async def _current_state(conn: Connection, given: Any) -> object:
+    return await state.current_state(conn, RoomId(given.room))
+
+
+async def _rooms_of(conn: Connection, given: Any) -> object:
+    return await state.rooms_of(conn, UserId(given.user))
+
+
+async def _visible_to_user(conn: Connection, given: Any) -> object:
+    return await visible.visible_to_user(conn, UserId(given.user), [EventId(given.event)])
+
+
+async def _visible_to_server(conn: Connection, given: Any) -> object:
+    return await visible.visible_to_server(conn, ServerName(given.server), [EventId(given.event)])
+
+
+PAGED: Final = ("room", "user")
+TRAVERSED: Final = ("room", "event", "server")
+
+QUESTIONS: Final[Mapping[str, Question]] = {
+    "sync": Question("what is new to a user since a token", ("user", "since"), _sync),
+    "initial-sync": Question("everything of a user", ("user",), _sync),
+    "messages": Question("the last page of a room", PAGED, _pages("b")),
+    "messages-forwards": Question("the first page of a room", PAGED, _pages("f")),
+    "context": Question("an event amid others, and the state there", ("event", "user"), _context),
+    "event-before": Question("the event nearest to a time, before it", (*PAGED, "timestamp"), _near("b")),
+    "event-after": Question("the event nearest to a time, after it", (*PAGED, "timestamp"), _near("f")),
+    "event": Question("one event", ("event",), _of_event(lambda conn, event_id: events.events(conn, [event_id]))),
+    "backfill": Question("an event and its ancestors, for a server", TRAVERSED, _backfill),
+    "missing-events": Question("the ancestors of an event, for a server", TRAVERSED, _missing_events),
+    "state-ids": Question("the state before an event with its auth chain", ("event",), _of_event(authorisation.state_ids)),
+    "event-auth": Question("the auth chain of an event, whole", ("event",), _of_event(authorisation.event_auth)),
+    "auth-chain": Question(
+        "the ids of the auth chain of an event", ("event",), _of_event(lambda conn, event_id: auth_chain.auth_chain_ids(conn, [event_id]))
+    ),
+    "state-at": Question("the whole state before an event", ("event",), _of_event(_whole_state)),
+    "state-keys": Question("a few keys of the state before an event", ("event",), _of_event(_few_keys)),
+    "state-types": Question("a few types of the state before an event", ("event",), _of_event(_but_members)),
+    "current-state": Question("the current state of a room", ("room",), _current_state),
+    "rooms-of": Question("the rooms that a user is in", ("user",), _rooms_of),
+    "visible-to-user": Question("whether a user may see an event", ("user", "event"), _visible_to_user),
+    "visible-to-server": Question("whether a server may have an event whole", ("server", "event"), _visible_to_server),
+}

@@ -1,0 +1,49 @@
+"""The large database of the benchmarks is what the engine would have written, and its bytes are those of valid events."""
+
+from collections import Counter
+
+import storage
+from benchmarks.crowd import EVERYWHERE, FEW, HUNDRED, MANY, SERVER, VERSION, Crowd, Pen, room_id
+from benchmarks.crowd_build import build
+from storage.event import parse
+from storage.ids import RoomId
+from storage.maintenance.verify.run import verify
+from storage.testing import RoomBuilder
+
+CROWD = Crowd(rooms=12, events=1_200, members_max=40)
+
+
+async def test_nothing_is_to_be_found_in_it(dsn: str) -> None:
+    await build(dsn, CROWD, told=False)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        assert [finding async for finding in verify(store.database, server_name=SERVER)] == []
+        async with store.database.connection() as conn:
+            assert await conn.fetchval("SELECT count(*) FROM events") == CROWD.events
+        everything = await store.sync(EVERYWHERE, timeline_limit=5)
+        assert everything.join.keys() == {room_id(number) for number in range(CROWD.rooms)}
+        page = await store.messages(RoomId(room_id(CROWD.hall)), EVERYWHERE, limit=1_000)
+        assert page.end is None
+        assert Counter(event.type for event in page.chunk)["m.room.message"] > 50
+
+
+def test_events_are_valid() -> None:
+    pen = Pen.of(3)
+    written = [*pen.begun(EVERYWHERE), pen.join(MANY), pen.leave(MANY)]
+    written.append(pen.write(EVERYWHERE, "m.room.message", [pen.auth["m.room.create", ""]], ('{"body":"x"}', "{}"), ts=5)[1])
+    events = [parse(raw, VERSION) for raw in written]
+    assert all(event.content_hash_valid for event in events)
+    assert events[-1].event_id == pen.tip
+    assert [event.depth for event in events] == list(range(1, len(events) + 1))
+    assert [event.prev_event_ids for event in events[1:]] == [(event.event_id,) for event in events[:-1]]
+    room = RoomBuilder(VERSION, sign=False)
+    room.start(EVERYWHERE)
+    assert [event.type for event in events[:5]] == [event.type for event in room.events]
+
+
+def test_sizes() -> None:
+    crowd = Crowd(10_000, 5_000_000, 50_000)
+    assert [len(crowd.rooms_of(user)) for user in (EVERYWHERE, MANY, HUNDRED, FEW)] == [10_000, 1_000, 100, 10]
+    assert (crowd.size(0), crowd.size(crowd.hall), crowd.size(9_999)) == (50_000, 5_000, 10)
+    assert {crowd.size(number) for number in crowd.rooms_of(HUNDRED)} == {10}
+    assert max(crowd.activity()) == crowd.activity()[crowd.hall]
+    assert len(set(crowd.members(crowd.hall))) == 5_002
