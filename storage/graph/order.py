@@ -15,13 +15,18 @@ HINT_SLACK: Final = 1_000_000  # how far above everything known in its room a hi
 HINT_CEILING: Final = 1 << 62  # leaves 2^62 positions for what comes after the boldest lie
 
 
+def above(parents: Iterable[int]) -> int:
+    """The topological ordering of an event whose parents are all held and have these."""
+    return max(parents, default=0) + 1
+
+
 def ordering(parents: Iterable[int], *, complete: bool, depth: int, children: Iterable[int], room_max: int) -> int:
     """The topological ordering of a new event.
 
     ``parents`` and ``children`` are orderings of those held; ``complete`` says that no parent is missing; ``room_max`` is
     the largest ordering in the room, 0 for a room without events.
     """
-    low = max(parents, default=0) + 1
+    low = above(parents)
     if complete:
         return low
     high = min(children, default=HINT_CEILING if room_max == 0 else min(room_max + HINT_SLACK, HINT_CEILING))

@@ -13,7 +13,7 @@ def absorb(caches: Caches, draft: Draft, positions: dict[int, int]) -> None:
     for row in draft.rows.values():
         if row is not None:
             position = positions.get(row.event_nid)
-            caches.add_row(row if position is None or row.outlier else row._replace(stream_ordering=position))
+            caches.add_row(row if position is None or row.outlier else row.at(position))
     for nid, event in draft.events.items():
         if event.state_key is not None:
             caches.events[nid] = event

@@ -4,6 +4,7 @@ A `Draft` overlays the caches (see `storage.persist.context.Reader`) and collect
 sends in one statement. Nothing in it reaches the caches before the commit.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -33,26 +34,22 @@ class Blocks:
     """Numbers taken from the sequences ahead of need, a block at a time; those left over at the end are lost, which is harmless."""
 
     def __init__(self) -> None:
-        self._ranges: dict[str, list[range]] = {name: [] for name in BLOCK_LENGTHS}
+        self._numbers: dict[str, deque[int]] = {name: deque() for name in BLOCK_LENGTHS}
 
     def put(self, sequence: str, first: int) -> None:
         """A new block."""
-        self._ranges[sequence].append(range(first, first + BLOCK_LENGTHS[sequence]))
+        self._numbers[sequence].extend(range(first, first + BLOCK_LENGTHS[sequence]))
 
     def left(self, sequence: str) -> int:
         """How many numbers are at hand."""
-        return sum(map(len, self._ranges[sequence]))
+        return len(self._numbers[sequence])
 
     def take(self, sequence: str) -> int:
         """The next number; `Needs` if there is none at hand."""
-        blocks = self._ranges[sequence]
-        if not blocks:
-            raise Needs("nids", (sequence,))
-        number = blocks[0][0]
-        blocks[0] = blocks[0][1:]
-        if not blocks[0]:
-            del blocks[0]
-        return number
+        try:
+            return self._numbers[sequence].popleft()
+        except IndexError:
+            raise Needs("nids", (sequence,)) from None
 
 
 class Related(NamedTuple):

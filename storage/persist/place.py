@@ -48,6 +48,9 @@ def parents_of(draft: Draft, room: RoomDraft, event: Event) -> Parents:
 def place(draft: Draft, room: RoomDraft, event: Event, nid: int, parents: Parents) -> Placement:
     """The place of an event that is going to be in the timeline. Nothing is changed yet. `InvalidEvent` if it closes a circle."""
     arrived = draft.missing_row(event.event_id)
+    if arrived is None and not parents.missing:
+        ordering = order.above(parent.order for parent in parents.held)
+        return Placement(tuple([parent.event_nid for parent in parents.held]), ordering, [], None, {})
     children = _children(draft, arrived)
     ordering = order.ordering(
         (parent.order for parent in parents.held),

@@ -5,7 +5,6 @@ it; the verdict of the auth rules; the state after it; the room's extremities an
 Everything up to `_store` only reads (it may stop with `Needs` and be asked again); `_store` only writes.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from storage.database.names import JOIN, TYPE_MEMBER, membership_code
@@ -35,8 +34,7 @@ class Incoming(NamedTuple):
     state_before: tuple[EventId, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What becomes of a timeline event."""
 
     row: EventRow
@@ -96,8 +94,8 @@ def _unknown_state(draft: Draft, room: RoomDraft, incoming: Incoming, parents: P
 def _plan_outlier(draft: Draft, room: RoomDraft, incoming: Incoming, auth_rows: list[EventRow]) -> AppendResult:
     event = incoming.event
     judged = verdict(draft, room, event, auth_rows, before=None, current=None)
-    row = _row(draft, room, incoming, _nid(draft, event, None), auth_rows)._replace(outlier=True, rejected=judged.rejected)
     step = Step(draft, room)
+    row = _row(step, incoming, auth_rows, judged, nid=_nid(draft, event, None))
     membership = _own_membership(step, row, event)
     entry = cover(draft, row)
     if entry is not None:
@@ -136,16 +134,9 @@ def _decide(
     live = incoming.origin == "live"
     placement = place(draft, room, event, nid, parents)
     before = before_event(step, incoming.state_before, parents)
-    row = _row(draft, room, incoming, nid, auth_rows)
     current = step.main_group() if live and room.extremities else None
     judged = verdict(draft, room, event, auth_rows, before=before, current=current)
-    row = row._replace(
-        topological_ordering=placement.order,
-        prev_events=placement.prev_events,
-        state_group_before=before.state_group,
-        soft_failed=judged.soft_failed is not None,
-        rejected=judged.rejected,
-    )
+    row = _row(step, incoming, auth_rows, judged, nid=nid, placement=placement, before=before)
     draft.pending, draft.pending_event = row, event  # found by its nid while its own effects are worked out
     ends = _ends(step, row, parents, placement, live=live)
     after, current, ends = _states(step, row, before, ends)
@@ -157,7 +148,8 @@ def _decide(
     audience.note_place(step, row.audience or 0, placement.order)
     _note_moves(step, placement)
     found = redactions.find(step, row, event, before)
-    row = row._replace(redacted_by=found.redacted_by, ineffective=found.ineffective)
+    if found.redacted_by is not None or found.ineffective:
+        row = row._replace(redacted_by=found.redacted_by, ineffective=found.ineffective)
     entry = None if held is not None and held.rejected is None else cover(draft, row)
     return Decision(row, placement, before, after, current, ends, entry, found, held is not None), judged
 
@@ -190,20 +182,29 @@ def _note_moves(step: Step, placement: Placement) -> None:
             audience.note_join(step, step.draft.state_key_name(row.state_key_nid)[1], order)
 
 
-def _row(draft: Draft, room: RoomDraft, incoming: Incoming, nid: int, auth_rows: list[EventRow]) -> EventRow:
-    """The row of an event as far as the event itself tells."""
-    event = incoming.event
+def _row(
+    step: Step,
+    incoming: Incoming,
+    auth_rows: list[EventRow],
+    judged: Verdict,
+    *,
+    nid: int,
+    placement: Placement | None = None,
+    before: Group | None = None,
+) -> EventRow:
+    """The row of an event before its own effects are known; without a place it is an outlier."""
+    draft, event = step.draft, incoming.event
     type_nid = draft.type_nid(event.type)
     draft.related(event)  # what may be lacking for it is asked for now
     return EventRow(
         event_nid=nid,
         event_id=event.event_id,
-        room_nid=room.row.room_nid,
+        room_nid=step.room_nid,
         stream_ordering=None,
-        topological_ordering=None,
+        topological_ordering=None if placement is None else placement.order,
         depth=_int8(event.depth),
         origin_server_ts=_int8(event.origin_server_ts),
-        state_group_before=None,
+        state_group_before=None if before is None else before.state_group,
         state_group_after=None,
         audience=None,
         redacted_by=None,
@@ -211,12 +212,12 @@ def _row(draft: Draft, room: RoomDraft, incoming: Incoming, nid: int, auth_rows:
         type_nid=type_nid,
         state_key_nid=None if event.state_key is None else draft.state_key_nid(type_nid, event.state_key),
         membership=None if event.state_key is None or type_nid != TYPE_MEMBER else membership_code(event.content.get("membership")),
-        outlier=False,
+        outlier=placement is None,
         backfilled=incoming.origin == "backfill",
-        soft_failed=False,
+        soft_failed=judged.soft_failed is not None,
         redacted_form=not event.content_hash_valid,
-        rejected=None,
-        prev_events=(),
+        rejected=judged.rejected,
+        prev_events=() if placement is None else placement.prev_events,
         auth_events=auth_nids(event, auth_rows),
         ineffective=False,
     )

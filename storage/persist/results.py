@@ -1,7 +1,6 @@
 """What an append answers, one per PDU."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from storage.event import Event
 from storage.ids import EventId
@@ -10,8 +9,7 @@ Origin = Literal["live", "backfill", "outlier"]
 Outcome = Literal["stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid"]
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(NamedTuple):
     """The outcome for one PDU (api.md, "Writing").
 
     ``event_id`` is None only for what could not be read. ``reason`` is text where something was refused. The orderings are

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
@@ -225,7 +225,7 @@ def _positioned(draft: Draft, answer: AppendResult, positions: dict[int, int]) -
     row = None if answer.event_id is None else draft.rows.get(answer.event_id)
     if row is None or row.outlier or row.event_nid not in positions:
         return answer
-    return replace(answer, stream_ordering=positions[row.event_nid], topological_ordering=row.topological_ordering)
+    return AppendResult(answer.event_id, answer.outcome, answer.reason, positions[row.event_nid], row.topological_ordering)
 
 
 def _split(jobs: list[Job], answers: list[AppendResult]) -> list[list[AppendResult]]:
