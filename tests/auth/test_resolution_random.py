@@ -1,16 +1,20 @@
 """The fast resolution against the literal one, on random rooms; and that those rooms would show mistakes."""
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import fields
 from itertools import permutations
 from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from storage.auth import auth_difference, conflicted_subgraph, needed_events, resolve, resolve_conflicts, split_conflicts
 from storage.event import Event
 from storage.ids import EventId, StateKey
-from tests.auth.literal_resolution import CORRECT, Room, Variant, resolve_literally
+from tests.auth.literal_resolution import CORRECT, Room, Variant, resolve_literally, split
+from tests.auth.literal_resolution import auth_difference as literal_difference
 from tests.auth.random_rooms import Conflict, build_conflict, conflicts
 from tests.auth.settings import thorough
 
@@ -23,15 +27,26 @@ def fast(conflict: Conflict) -> dict[StateKey, EventId]:
     return resolve(conflict.version, conflict.states, conflict.events, rejected=conflict.rejected)
 
 
+ALGORITHMS = {"1": ("1",), "2": ("2", "5", "6", "8", "10", "11"), "2.1": ("12",)}
+"""Room versions by the version of state resolution; each gets as many rooms."""
+
+numbers = st.integers(0, 2**40)
+lengths = st.integers(5, 50)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @thorough
-@given(conflicts())
-def test_agrees_with_the_literal_transcription(conflict: Conflict) -> None:
+@given(number=numbers, length=lengths)
+def test_agrees_with_the_literal_transcription(algorithm: str, number: int, length: int) -> None:
+    conflict = build_conflict(ALGORITHMS[algorithm], number, length)
     assert fast(conflict) == literal(conflict)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @thorough
-@given(conflicts())
-def test_the_order_of_the_states_and_of_the_events_does_not_matter(conflict: Conflict) -> None:
+@given(number=numbers, length=lengths)
+def test_the_order_of_the_states_and_of_the_events_does_not_matter(algorithm: str, number: int, length: int) -> None:
+    conflict = build_conflict(ALGORITHMS[algorithm], number, length)
     results = []
     for states in permutations(conflict.states):
         events = dict(reversed(conflict.events.items()))
@@ -91,3 +106,51 @@ def test_the_random_rooms_show_mistakes(mistake: str) -> None:
     wrong = Variant(**{mistake: True})
     rooms = (build_conflict(IN_VERSIONS.get(mistake, ("2", "6", "10", "12")), number, 40) for number in range(2000))
     assert any(literal(room) != literal(room, wrong) for room in rooms)
+
+
+def hard_parts(conflict: Conflict) -> Iterator[str]:
+    """What makes a room hard to resolve."""
+    room = Room(conflict.version, conflict.events, conflict.rejected)
+    _, conflicted = split(room, conflict.states)
+    difference = literal_difference(room, conflict.states)
+    full = [conflict.events[one] for one in conflicted | difference if one in conflict.events]
+    kinds = {"ban" if event.content.get("membership") == "ban" else event.type for event in full}
+    cited = {one for event in full for one in event.auth_event_ids}
+    yield from (f"{kind} in conflict" for kind in kinds)
+    if {"ban", "m.room.power_levels"} <= kinds:
+        yield "a ban against a change of power levels"
+    if difference - conflicted:
+        yield "more in the auth difference than in the states"
+    if conflicted - conflict.events.keys():
+        yield "an event of a state is not held"
+    if cited - conflict.events.keys():
+        yield "an auth event is not held"
+    if cited & conflict.rejected:
+        yield "an auth event is rejected"
+    if conflicted & conflict.rejected:
+        yield "an event of a state is rejected"
+    if len({frozenset(state.items()) for state in conflict.states}) > 2:
+        yield "a fork of a fork"
+
+
+HARD = {
+    "ban in conflict",
+    "m.room.power_levels in conflict",
+    "m.room.join_rules in conflict",
+    "m.room.member in conflict",
+    "m.room.topic in conflict",
+    "a ban against a change of power levels",
+    "more in the auth difference than in the states",
+    "an event of a state is not held",
+    "an auth event is not held",
+    "an auth event is rejected",
+    "an event of a state is rejected",
+    "a fork of a fork",
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_random_rooms_are_hard(algorithm: str) -> None:
+    """Each of the hard parts is in one of twenty rooms at least, whatever the algorithm: the comparisons above are about them."""
+    found = Counter(part for number in range(300) for part in hard_parts(build_conflict(ALGORITHMS[algorithm], number, 40)))
+    assert {part: found[part] for part in HARD if found[part] < 15} == {}, found
