@@ -16,7 +16,8 @@ from storage.testing import RoomBuilder
 
 FORKS: Final = (10, 100, 1_000, 10_000)
 UNLIMITED_MAX: Final = 1_000
-TIMED: Final = 10  # appends, up to each of those numbers
+TIMED: Final = 10  # appends, one after another, up to each of those numbers; the others come in batches
+BATCH: Final = 100
 MEMBERS: Final = 100
 OLD_STATES: Final = 50
 
@@ -81,8 +82,9 @@ async def _measure(bench: Bench, forks: Forks, most: int, *, limit: int) -> dict
         for count in FORKS:
             if count > most:
                 break
-            for pdu in islice(pdus, count - TIMED - done):
-                await _append(store, [pdu])
+            while batch := list(islice(pdus, min(BATCH, count - TIMED - done))):
+                await _append(store, batch)
+                done += len(batch)
             told[str(count)] = await _timed(bench, store, trips, list(islice(pdus, TIMED)))
             told[str(count)]["extremities"] = len(await store.forward_extremities(room.room_id))
             done = count
