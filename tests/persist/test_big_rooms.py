@@ -1,0 +1,107 @@
+"""What a change costs in a big room: counted, as clocks say little here. benchmarks/resolve.py and benchmarks/state.py have the times and sizes."""
+
+import sys
+from collections.abc import Callable
+from statistics import median
+from types import FrameType
+from typing import Any
+
+import storage
+from storage import Store
+from storage.testing import BuiltEvent, RoomBuilder
+
+SERVER = "s1.test"
+SQL_ENTRIES = """
+SELECT sum(coalesce(cardinality(key_nids), 0) + coalesce(cardinality(member_key_nids), 0))::bigint
+FROM state_groups
+"""
+
+
+class Work:
+    """An observer of statements that counts, as a trace function, the steps of the interpreter within the engine as well."""
+
+    def __init__(self) -> None:
+        self.statements = self.steps = 0
+
+    def before(self, statement: str) -> None:
+        del statement
+        self.statements += 1
+
+    def after(self, statement: str, seconds: float) -> None:
+        del statement, seconds
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del argument
+        if "/storage/" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self.steps += event == "opcode"
+        return self.trace
+
+
+def of_members(count: int) -> RoomBuilder:
+    room = RoomBuilder("11", seed=count, sign=False, checked=False, exact=False)
+    room.start(room.user(1), join_rule="public")
+    for number in range(2, count + 1):
+        room.join(room.user(number))
+    return room
+
+
+async def deliver(store: Store, pdus: list[bytes]) -> None:
+    for at in range(0, len(pdus), 500):
+        assert {result.outcome for result in await store.append(pdus[at : at + 500])} == {"stored"}
+
+
+async def cost(store: Store, work: Work, write: Callable[[int], BuiltEvent]) -> tuple[float, float]:
+    """Statements and steps of one change, the median of many: now and then several changes are folded into one row."""
+    costs = []
+    for number in range(25):
+        pdu = write(number).pdu
+        work.statements = work.steps = 0
+        before = sys.gettrace()
+        sys.settrace(work.trace)
+        try:
+            await deliver(store, [pdu])
+        finally:
+            sys.settrace(before)
+        costs.append((work.statements, work.steps))
+    return median(one for one, _ in costs[5:]), median(one for _, one in costs[5:])
+
+
+async def test_a_state_change_costs_the_same_whatever_the_number_of_members(dsn: str) -> None:
+    """A topic, a name that a member gives itself, and a newcomer."""
+    work = Work()
+    found: dict[int, list[tuple[float, float]]] = {}
+    async with storage.open(dsn, server_name=SERVER, observer=work) as store:
+        for members in (20, 1_000):
+            room = of_members(members)
+            await deliver(store, room.pdus)
+            admin, other = room.user(1), room.user(3)
+            found[members] = [
+                await cost(store, work, lambda number: room.topic(admin, f"topic {number}")),  # noqa: B023
+                await cost(store, work, lambda number: room.join(other, displayname=f"{number}")),  # noqa: B023
+                await cost(store, work, lambda number: room.join(f"@new{number}:s9.test")),  # noqa: B023
+            ]
+    for small, big in zip(found[20], found[1_000], strict=True):
+        assert big[0] <= small[0] + 1  # numbers are taken in blocks, so the median may fall beside a whole number
+        assert big[1] <= 1.3 * small[1], found
+
+
+async def test_joins_and_leaves_of_newcomers_grow_with_their_number_only(dsn: str) -> None:
+    """Nobody stays, nothing is ever said twice: three times as many take no more than three times the entries."""
+    async with storage.open(dsn, server_name=SERVER) as store:
+        room = of_members(50)
+        await deliver(store, room.pdus)
+        sent, entries = len(room.events), []
+        for count in (0, 300, 600):
+            for number in range(count):
+                guest = f"@spam{count}-{number}:s9.test"
+                room.join(guest)
+                room.leave(guest)
+            await deliver(store, room.pdus[sent:])
+            sent = len(room.events)
+            async with store.database.connection() as conn:
+                entries.append(await conn.fetchval(SQL_ENTRIES))
+    first, second = entries[1] - entries[0], entries[2] - entries[1]
+    assert first <= 6 * 600
+    assert second <= 1.5 * 2 * first
