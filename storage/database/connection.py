@@ -115,6 +115,8 @@ class Connection:
             start = perf_counter()
             result = await call(*args)
         except DRIVER_ERRORS as error:
+            if isinstance(error, asyncpg.InternalClientError):
+                self._driver.terminate()  # Postgres has ended the session while it was idle, and the driver is halfway to know it
             raise translate(error, closed=_is_closed(self._driver)) from error
         observer.after(statement, perf_counter() - start)
         return result

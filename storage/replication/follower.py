@@ -24,7 +24,7 @@ from storage.replication.backoff import Backoff
 from storage.replication.commands import Position, Rdata
 from storage.replication.following import Target
 from storage.replication.transport import Link
-from storage.streams.feed import Fact
+from storage.streams.feed import Fact, whole_ids
 
 logger = logging.getLogger(__name__)
 
@@ -193,12 +193,12 @@ class Follower:
             track.fetching = None
 
     def _take(self, track: _Track, facts: list[Fact], goal: int, limit: int) -> int:
-        """Apply one page; the limit for the next. A full page may have cut through the rows of its last id."""
-        if len(facts) < limit:
+        """Apply one page; the limit for the next."""
+        whole = whole_ids(facts, limit)
+        if whole is None:
             self._apply(track, goal, facts)
-            return self._config.replication_page_max
-        whole = [fact for fact in facts if fact.stream_id < facts[-1].stream_id]
-        if not whole:
+        elif whole:
+            self._apply(track, whole[-1].stream_id, whole)
+        else:
             return limit * 2
-        self._apply(track, whole[-1].stream_id, whole)
         return self._config.replication_page_max

@@ -33,6 +33,16 @@ class Advance(NamedTuple):
     local: bool = True
 
 
+def whole_ids(page: Sequence[Fact], limit: int) -> list[Fact] | None:
+    """Of a page of at most ``limit`` facts those whose ids have all their rows in it; None: all of them, it is the last page.
+
+    A full page may have cut through the rows of its last id. Empty: not even one id fits into it.
+    """
+    if len(page) < limit:
+        return None
+    return [fact for fact in page if fact.stream_id < page[-1].stream_id]
+
+
 Subscriber = Callable[[Advance], None]
 
 

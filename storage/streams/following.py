@@ -14,7 +14,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import DatabaseError
-from storage.streams.feed import Fact
+from storage.streams.feed import Fact, whole_ids
 from storage.streams.registry import STREAMS, Streams
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,15 @@ async def _catch_up(conn: Connection, streams: Streams, row: PositionRow) -> Non
         if not streams.is_writing(row.stream_name):
             streams.advance(row.stream_name, row.instance_name, row.stream_id, ())
         return
+    limit = FACTS_AT_ONCE
     while known < row.stream_id:
-        facts = await stream.declaration.read(conn, known, row.stream_id, row.instance_name, FACTS_AT_ONCE)
-        known = facts[-1].stream_id if len(facts) == FACTS_AT_ONCE else row.stream_id
-        streams.advance(row.stream_name, row.instance_name, known, facts, local=False)
+        page = await stream.declaration.read(conn, known, row.stream_id, row.instance_name, limit)
+        whole = whole_ids(page, limit)
+        if whole is None:
+            whole, known = page, row.stream_id
+        elif whole:
+            known = whole[-1].stream_id
+        else:
+            limit *= 2
+            continue
+        streams.advance(row.stream_name, row.instance_name, known, whole, local=False)

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from typing import Literal, NamedTuple
 
+import asyncpg
 import pytest
 
 from storage.config import Config
@@ -317,6 +318,19 @@ async def test_a_closed_database_says_so(dsn: str) -> None:
 async def test_nobody_answers(bad: str) -> None:
     with pytest.raises(DatabaseUnavailable):
         await Database.open(bad, config=Config(connect_timeout_ms=5000))
+
+
+async def test_a_connection_that_the_driver_is_at_odds_with_is_not_used_again(dsn: str) -> None:
+    """So it is between the last words of a session that Postgres ended while it was idle and its end: nothing was sent."""
+    confused = Recorder("SELECT 1", asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"))
+    async with await Database.open(dsn, config=Config(pool_size_max=1), observer=confused) as database:
+        async with database.connection() as conn:
+            pid = conn.backend_pid
+            with pytest.raises(DatabaseUnavailable, match="another operation"):
+                await conn.fetchval("SELECT 1")
+        async with database.connection() as conn:
+            assert await conn.fetchval("SELECT 2") == 2
+            assert conn.backend_pid != pid
 
 
 async def test_no_such_database(dsn: str) -> None:

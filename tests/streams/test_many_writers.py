@@ -1,25 +1,39 @@
-"""Many writers, with delays between taking an id and committing, rollbacks, cut connections and killed processes.
+"""Sixteen writers, with delays between taking an id and committing, rollbacks, cut connections and killed processes.
 
-Every committed fact is seen exactly once, in order per writer and by the linear view. A reader that asks for `id > last` misses
-facts under the same load, so the load is hard enough.
+Every committed fact is seen exactly once, in order per writer and by the linear view: by readers that poll, one behind a TCP connection
+that breaks anywhere, and one on a Redis that is killed and started again. A reader that asks for `id > last` misses facts under the
+same load, so the load is hard enough. And each message that was sent is there once, each that failed not at all.
 """
 
 import asyncio
+import json
 import random
 import sys
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import asyncpg
 import pytest
 
 import storage
 from storage import Store
-from storage.streams.feed import Advance, Fact
+from storage.database.connection import Database
+from storage.replication import Client, Exchange, Server
+from storage.replication.redis_transport import RedisTransport
 from storage.streams.following import follow_once
+from tests.replication.processes import Seen
+from tests.replication.proxies import Proxy
+from tests.replication.redis_server import RedisServer
+from tests.streams.readers import STREAM, LinearReader, Listener, NaiveReader
+from tests.streams.writer_process import CONFIG
 
-WRITERS = 8
-PROCESSES = 2
-FACTS_EACH = 30
+WRITERS = 12
+PROCESSES = 4
+FACTS_EACH = 20
+KILLS_EACH = 3
+REDIS_RESTARTS = 3
+INCARNATION = 1_000_000  # the numbers of a process that comes back begin anew
 
 SLOW_AND_FAILING = """
 CREATE FUNCTION be_slow() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -32,108 +46,161 @@ BEGIN
 END
 $$;
 CREATE TRIGGER be_slow BEFORE INSERT ON to_device FOR EACH ROW EXECUTE FUNCTION be_slow();
+CREATE FUNCTION be_slow_to_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_sleep(CASE WHEN random() < 0.1 THEN 0.1 ELSE 0.01 END * random());
+    RETURN NULL;
+END
+$$;
+CREATE CONSTRAINT TRIGGER be_slow_to_commit AFTER INSERT ON to_device DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION be_slow_to_commit();
 """
 
 COMMITTED = "SELECT a.stream_id, w.instance_name FROM to_device a JOIN writers w USING (writer_nid) ORDER BY a.stream_id"
+NUMBERS = """
+SELECT w.instance_name, convert_from(a.content, 'UTF8') FROM to_device a JOIN writers w USING (writer_nid) ORDER BY a.stream_id
+"""
 CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE datname = current_database() AND application_name LIKE 'room-storage w%' ORDER BY random() LIMIT 1
+WHERE datname = current_database() AND application_name ~ '^room-storage [wp]' ORDER BY random() LIMIT 1
 """
 
 
-class LinearReader:
-    """Reads up to the linear position, whoever wrote."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.at = 0
-        self.seen: list[int] = []
-
-    async def read(self) -> None:
-        stream = self.store.streams["to_device"]
-        upto = stream.linear()
-        facts = await stream.rows(self.at, upto, 1_000_000)
-        self.seen += [fact.stream_id for fact in facts]
-        self.at = upto
-
-
-class NaiveReader:
-    """What not to do: remembers the largest id it has seen, and asks for larger ones."""
+class Sent:
+    """What became of the messages, as far as their senders know. Those of a killed process that were not reported: unknown."""
 
     def __init__(self) -> None:
-        self.last = 0
-        self.seen: list[int] = []
+        self.done: dict[str, list[int]] = {}
+        self.failed: dict[str, set[int]] = {}
 
-    async def read(self, connection: asyncpg.Connection) -> None:
-        rows = await connection.fetch("SELECT stream_id FROM to_device WHERE stream_id > $1 ORDER BY stream_id", self.last)
-        self.seen += [row[0] for row in rows]
-        self.last = max([self.last, *self.seen[-1:]])
+    def check(self, found: Mapping[str, Sequence[int]]) -> None:
+        for writer, numbers in found.items():
+            assert list(numbers) == sorted(set(numbers)), f"{writer} has written something twice, or out of order"
+            assert self.failed.get(writer, set()).isdisjoint(numbers)
+        for writer, numbers in self.done.items():
+            assert set(numbers) <= set(found[writer])
 
 
-async def _write(store: Store, writer: int, rng: random.Random) -> None:
-    for number in range(FACTS_EACH):  # what failed may have been committed all the same
-        with suppress(storage.DatabaseError):
-            await store.to_device.send({storage.UserId(f"@u{writer}:s1.test"): {"device": {"n": number}}})
+async def _write(store: Store, sent: Sent, rng: random.Random) -> None:
+    done, failed = sent.done.setdefault(store.instance_name, []), sent.failed.setdefault(store.instance_name, set())
+    for number in range(FACTS_EACH):
+        try:
+            await store.to_device.send({storage.UserId(f"@{store.instance_name}:s1.test"): {"device": {"n": number}}})
+            done.append(number)
+        except storage.CommitUnknown:
+            pass  # it may be there or not, but once
+        except storage.DatabaseError:
+            failed.add(number)
         if rng.random() < 0.1:
             await asyncio.sleep(rng.random() * 0.05)
 
 
-async def _kill_and_restart(dsn: str, name: str, rng: random.Random) -> None:
-    """A writer process that is killed in the middle of its work, three times, and comes back under its name."""
-    number = 0
-    for _ in range(3):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.streams.writer_process", dsn, name, str(number), stdout=asyncio.subprocess.PIPE
-        )
+async def _run(dsn: str, name: str, redis: str, first: int, count: int) -> asyncio.subprocess.Process:
+    arguments = ["-m", "tests.streams.writer_process", dsn, name, redis, str(first), str(count)]
+    return await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+
+
+async def _kill_and_restart(dsn: str, name: str, redis: str, sent: Sent, rng: random.Random) -> None:
+    """A writer process that is killed in the middle of its work, again and again, and comes back under its name; at last it stays."""
+    done = sent.done.setdefault(name, [])
+    for incarnation in range(KILLS_EACH):
+        process = await _run(dsn, name, redis, incarnation * INCARNATION, -1)
         assert process.stdout is not None
         for _ in range(rng.randint(3, 10)):
-            number = int(await process.stdout.readline()) + 1
+            done.append(int(await process.stdout.readline()))
         process.kill()
-        await process.wait()
-        number += 100  # those that were under way, or failed, may have been committed: their numbers are not used again
+        rest, _ = await process.communicate()
+        done += [int(line) for line in rest.splitlines(keepends=True) if line.endswith(b"\n")]
+    last, _ = await (await _run(dsn, name, redis, KILLS_EACH * INCARNATION, 3)).communicate()
+    done += map(int, last.splitlines())
 
 
-@pytest.mark.timeout(300)
+async def _restart(redis: RedisServer) -> None:
+    """Kill the server and start it again, while the others work."""
+    for _ in range(REDIS_RESTARTS):
+        await asyncio.sleep(0.7)
+        await redis.stop()
+        await asyncio.sleep(0.1)
+        await redis.start()
+
+
+async def _listen(stack: AsyncExitStack, dsn: str, hub: Store, redis: RedisServer, rng: random.Random) -> tuple[Listener, Listener, Proxy]:
+    """Who hears of everything by a connection that breaks, and who does by Redis."""
+    database = await stack.enter_async_context(await Database.open(dsn, config=replace(CONFIG, instance_name="listeners", pool_size_max=6)))
+    tcp, over_redis = await Listener.start(database, "tcp"), await Listener.start(database, "redis")
+    server = await stack.enter_async_context(await Server(hub).serve())
+    proxy = await stack.enter_async_context(Proxy(server.port))
+    proxy.cut_after = lambda: rng.randint(1, 3_000)
+    await stack.enter_async_context(Client(tcp, "127.0.0.1", proxy.port))
+    transport = RedisTransport(redis.url, "s1.test", CONFIG)
+    await stack.enter_async_context(Exchange(over_redis, transport))
+    await transport.connected()
+    return tcp, over_redis, proxy
+
+
+async def _read_and_cut(linear: LinearReader, admin: asyncpg.Connection, work: "asyncio.Future[list[None]]", rng: random.Random) -> None:
+    """A reader that stalls now and then, and connections that are cut, until the work is done."""
+    while not work.done():
+        await linear.read()
+        if rng.random() < 0.1:
+            await admin.execute(CUT)
+        await asyncio.sleep(0.3 if rng.random() < 0.1 else rng.random() * 0.03)
+
+
+async def _numbers(admin: asyncpg.Connection) -> dict[str, list[int]]:
+    """The numbers of the messages that are there, by writer, in the order of the stream."""
+    found: dict[str, list[int]] = {}
+    for name, content in await admin.fetch(NUMBERS):
+        found.setdefault(name, []).append(json.loads(content)["n"])
+    return found
+
+
+def _check_listener(listener: Listener, committed: Sequence[tuple[int, str]]) -> None:
+    assert listener.told() == committed
+    for name in {name for _, name in committed}:
+        assert listener.seen.ids(name, STREAM) == [stream_id for stream_id, writer in committed if writer == name]
+
+
+@pytest.mark.timeout(400)
 async def test_every_fact_is_seen_exactly_once(dsn: str) -> None:
-    rng = random.Random(1)
-    admin = await asyncpg.connect(dsn)
-    await admin.execute(SLOW_AND_FAILING)
-    told: list[Fact] = []
-
-    def listen(advance: Advance) -> None:
-        told.extend(advance.facts)
-
-    config = storage.Config(follow_ms=50, pool_size_max=2)
+    rng, sent = random.Random(1), Sent()
     async with AsyncExitStack() as stack:
-        stores = [
-            await stack.enter_async_context(storage.open(dsn, server_name="s1.test", instance_name=f"w{number}", config=config))
-            for number in range(WRITERS)
-        ]
-        reader = await stack.enter_async_context(storage.open(dsn, server_name="s1.test", instance_name="reader", config=config))
-        reader.streams.feed.subscribe(listen)
-        linear, naive = LinearReader(reader), NaiveReader()
+        admin = await asyncpg.connect(dsn)
+        stack.push_async_callback(admin.close)
+        await admin.execute(SLOW_AND_FAILING)
+        redis = await stack.enter_async_context(RedisServer())
+
+        async def opened(name: str) -> Store:
+            return await stack.enter_async_context(storage.open(dsn, server_name="s1.test", instance_name=name, config=CONFIG))
+
+        reader = await opened("reader")
+        polled, linear, naive = Seen(reader.streams), LinearReader(reader), NaiveReader()
+        tcp, over_redis, proxy = await _listen(stack, dsn, await opened("hub"), redis, rng)
+        stores = [await opened(f"w{number}") for number in range(WRITERS)]
+        for store in stores:
+            await stack.enter_async_context(Exchange(store, RedisTransport(redis.url, "s1.test", CONFIG), follows=False))
         work = asyncio.gather(
-            *(_write(store, number, random.Random(number)) for number, store in enumerate(stores)),
-            *(_kill_and_restart(dsn, f"p{number}", random.Random(number)) for number in range(PROCESSES)),
+            *(_write(store, sent, random.Random(number)) for number, store in enumerate(stores)),
+            *(_kill_and_restart(dsn, f"p{number}", redis.url, sent, random.Random(number)) for number in range(PROCESSES)),
+            _restart(redis),
         )
-        while not work.done():
-            await linear.read()
-            await naive.read(admin)
-            if rng.random() < 0.05:
-                await admin.execute(CUT)
-            await asyncio.sleep(rng.random() * 0.02)
-        await work
-        committed = [tuple(row) for row in await admin.fetch(COMMITTED)]
+        await asyncio.gather(work, naive.read(dsn, work), _read_and_cut(linear, admin, work, rng))
+        proxy.cut_after = None
+        committed = [(row[0], row[1]) for row in await admin.fetch(COMMITTED)]
         while linear.at < committed[-1][0]:
             await follow_once(reader.database, reader.streams)
             await linear.read()
-        await admin.close()
-    missed = [fact for fact in committed if fact[0] not in linear.seen]
-    assert missed == []
+        for name, last in {name: stream_id for stream_id, name in committed}.items():
+            for seen in (polled, tcp.seen, over_redis.seen):
+                await seen.reached(name, last, STREAM)
+        found = await _numbers(admin)
+    assert len({name for _, name in committed}) == WRITERS + PROCESSES
+    sent.check(found)
     assert linear.seen == [stream_id for stream_id, _ in committed]
-    assert sorted((fact.stream_id, fact.instance_name) for fact in told) == committed
-    for name in {name for _, name in committed}:
-        ids = [fact.stream_id for fact in told if fact.instance_name == name]
-        assert ids == sorted(ids)
+    for name in found:
+        assert polled.ids(name, STREAM) == [stream_id for stream_id, writer in committed if writer == name]
+    _check_listener(tcp, committed)
+    _check_listener(over_redis, committed)
+    assert proxy.connections > 5
     assert naive.seen != linear.seen, "the load was too easy: the naive reader missed nothing"
     assert set(naive.seen) < set(linear.seen)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple
 
 import asyncpg
@@ -10,7 +11,7 @@ import pytest
 import storage
 from storage import Store
 from storage.database.connection import Connection
-from storage.streams import SyncToken
+from storage.streams import SyncToken, following
 from storage.streams.feed import Advance, Fact
 from storage.streams.following import follow_once
 from storage.streams.registry import STREAMS, Declaration
@@ -165,3 +166,20 @@ async def test_its_positions_survive_a_restart(new_stream: str) -> None:
     async with storage.open(new_stream, server_name="s1.test", config=QUIET) as after:
         assert after.streams["marks"].positions()["main"] >= last
         assert await (await marks_of(after)).add("@a:s1.test", "two") > last
+
+
+@pytest.mark.parametrize("page", [2, 3, 4, 5, 100])
+async def test_rows_that_share_an_id_are_never_torn(store: Store, second: Store, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
+    """A fact of three rows, read in pages that end in the middle of it."""
+    marks = await marks_of(store)
+    ids = [await marks.add("@a:s1.test", f"{number}") for number in range(5)]
+
+    async def read_thrice(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+        facts = await read_marks(conn, after, upto, writer, 100)
+        return [Fact(fact.stream_id, fact.instance_name, [*fact.row, part]) for fact in facts for part in range(3)][:limit]
+
+    monkeypatch.setattr(following, "FACTS_AT_ONCE", page)
+    monkeypatch.setattr(second.streams["marks"], "declaration", replace(STREAMS["marks"], read=read_thrice))
+    elsewhere = listen(second)
+    await follow_once(second.database, second.streams)
+    assert [(fact.stream_id, fact.row[-1]) for fact in elsewhere] == [(stream_id, part) for stream_id in ids for part in range(3)]

@@ -1,4 +1,7 @@
-"""A writer in a process of its own, to be killed: sends messages until it dies, a line on standard output per commit."""
+"""A writer in a process of its own, to be killed: sends numbered messages, and prints the number of each once it is sent.
+
+Arguments: DSN, instance name, URL of a Redis, the first number, and how many (endless if negative).
+"""
 
 import asyncio
 import itertools
@@ -6,18 +9,26 @@ import sys
 from contextlib import suppress
 
 import storage
+from storage.replication import Exchange
+from storage.replication.redis_transport import RedisTransport
 
-QUIET = storage.Config(follow_ms=50, pool_size_max=2)
+CONFIG = storage.Config(follow_ms=50, pool_size_max=2, replication_ping_ms=200, replication_retry_ms_first=1, replication_retry_ms_max=20)
 
 
-async def main(dsn: str, instance_name: str, first: int) -> None:
-    async with storage.open(dsn, server_name="s1.test", instance_name=instance_name, config=QUIET) as store:
-        for number in itertools.count(first):
+async def main(dsn: str, instance_name: str, redis: str, first: int, count: int) -> None:
+    user = storage.UserId(f"@{instance_name}:s1.test")
+    transport = RedisTransport(redis, "s1.test", CONFIG)
+    async with (
+        storage.open(dsn, server_name="s1.test", instance_name=instance_name, config=CONFIG) as store,
+        Exchange(store, transport, follows=False),
+    ):
+        for number in itertools.count(first) if count < 0 else range(first, first + count):
             with suppress(storage.DatabaseError):
-                await store.to_device.send({storage.UserId(f"@{instance_name}:s1.test"): {"device": {"n": number}}})
+                await store.to_device.send({user: {"device": {"n": number}}})
                 sys.stdout.write(f"{number}\n")
                 sys.stdout.flush()
+        await transport.connected()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))
