@@ -44,7 +44,8 @@ def copied(draft: Draft) -> Draft:
 def decided(draft: Draft) -> dict[str, Any]:
     """All that a draft would write or pass on, in comparable form."""
     found = {name: value for name, value in vars(draft).items() if name not in NOT_DECIDED}
-    return found | {"rooms": draft.room_drafts, "left": {name: draft.blocks.left(name) for name in ("event_nids", "state_group_nids")}}
+    rooms = {room_id: replace(room, merged={}) for room_id, room in draft.room_drafts.items()}  # what was resolved once more is no decision
+    return found | {"rooms": rooms, "left": {name: draft.blocks.left(name) for name in ("event_nids", "state_group_nids")}}
 
 
 async def decide(conn: Connection, draft: Draft, incoming: Incoming) -> tuple[Draft, bool]:
