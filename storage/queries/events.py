@@ -5,14 +5,15 @@ where a redaction took effect or where only the redacted form was ever valid.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from functools import cached_property
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.event import load as load_event
 from storage.event import redact
 from storage.event.hashes import canonical
+from storage.event.reading import read_trusted
+from storage.event.versions import version_of
 from storage.ids import EventId, RoomId, UserId
 
 SQL_EVENTS: Final[LiteralString] = """
@@ -107,32 +108,40 @@ class Aggregations:
         return bundle
 
 
+# As `storage.event.model` makes its events: a frozen dataclass sets its fields one by one, an unfrozen twin in a quarter of the time.
+_Draft: Final[Any] = make_dataclass("_Draft", [field.name for field in fields(StoredEvent)], eq=False)
+
+
 def stored(row: StoredRow, *, redacted: bool = True, withheld: bool = False) -> StoredEvent:
-    """The event of a row. ``redacted`` False shows the content also where a redaction took effect; ``withheld`` shows it nowhere."""
-    event = load_event(row.json, row.room_version, row.event_id, redacted=row.redacted_form)
-    json, raw = event.json, row.json
-    if withheld or (redacted and row.redacted_by is not None):
+    """The event of a row. ``redacted`` False shows the content also where a redaction took effect; ``withheld`` shows it nowhere.
+
+    Reads of thousands of events spend most of their time here: nothing is looked at that is not answered.
+    """
+    json = read_trusted(row.json, strict=version_of(row.room_version).strict_canonical_json)
+    if withheld or row.redacted_form or (redacted and row.redacted_by is not None):
         json = redact(json, row.room_version)
-    if withheld:
-        raw = canonical(json)
-    return StoredEvent(
-        event_id=event.event_id,
-        room_id=event.room_id,
-        type=event.type,
-        sender=event.sender,
-        state_key=event.state_key,
-        stream_ordering=row.stream_ordering,
-        topological_ordering=row.topological_ordering,
-        depth=event.depth,
-        raw=raw,
-        redacted_by=None if row.redacted_by is None else EventId(row.redacted_by),
-        rejected=row.rejected,
-        soft_failed=row.soft_failed,
-        outlier=row.outlier,
-        json=json,
-        room_version=row.room_version,
-        withheld=withheld,
+    event = _Draft(
+        row.event_id,
+        row.room_id,
+        json["type"],
+        json["sender"],
+        json.get("state_key"),
+        row.stream_ordering,
+        row.topological_ordering,
+        json["depth"],
+        canonical(json) if withheld else row.json,
+        row.redacted_by,
+        row.rejected,
+        row.soft_failed,
+        row.outlier,
+        json,
+        row.room_version,
+        withheld,
+        None,
     )
+    event.__class__ = StoredEvent
+    made: StoredEvent = event
+    return made
 
 
 def stored_of(columns: Sequence[Any], *, withheld: bool = False) -> StoredEvent:
