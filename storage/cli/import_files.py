@@ -27,6 +27,7 @@ def command(
     *,
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
+    instance_name: Annotated[str, typer.Option(metavar="NAME", help="Of this process; no other at work may have it.")] = INSTANCE_NAME,
     rejects: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep what was not stored, with the reason (NDJSON).")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -39,7 +40,7 @@ def command(
         target = None if rejects is None else stack.enter_context(_opened(rejects))
         bar = stack.enter_context(Bar(None if None in sizes else sum(size or 0 for size in sizes)))
         try:
-            summary, seconds = run(_import(files, dsn, server_name or NO_SERVER, Rejects(target), bar))
+            summary, seconds = run(_import(files, dsn, (server_name or NO_SERVER, instance_name), Rejects(target), bar))
         except SystemExit:  # an interrupt
             typer.echo("interrupted: what was stored stays; run it again to go on", err=True)
             raise
@@ -65,8 +66,9 @@ def findings(summary: Summary) -> int:
     return sum(summary.outcomes[outcome] for outcome in ("missing_parents", "invalid", "bad_line"))
 
 
-async def _import(files: list[str], dsn: str | None, server_name: str, rejects: Rejects, bar: "Bar") -> tuple[Summary, float]:
-    async with open_store(dsn, server_name=server_name, instance_name=INSTANCE_NAME, config=Config.from_env()) as store:
+async def _import(files: list[str], dsn: str | None, names: tuple[str, str], rejects: Rejects, bar: "Bar") -> tuple[Summary, float]:
+    server_name, instance_name = names
+    async with open_store(dsn, server_name=server_name, instance_name=instance_name, config=Config.from_env()) as store:
         if store.server_name == NO_SERVER:
             typer.echo(
                 "note: without --server-name no user counts as local, so that the rooms will not show up in anybody's sync", err=True

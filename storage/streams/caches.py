@@ -10,7 +10,7 @@ A reader that fills a cache holds a `Ticket` from before it asked the database: 
 """
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -105,6 +105,8 @@ class LastChange:
     def __init__(self, limit: int, floor: int) -> None:
         self.limit = limit
         self.floor = floor
+        self.hits = 0
+        self.misses = 0
         self._last: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -118,8 +120,11 @@ class LastChange:
             self.floor = max(self.floor, dropped)
 
     def may_have_changed(self, key: str, since: int) -> bool:
-        """False only if it has certainly not changed after ``since``."""
-        return since < self.floor or self._last.get(key, 0) > since
+        """False only if it has certainly not changed after ``since``. That is a hit: nobody needs to look."""
+        may_have = since < self.floor or self._last.get(key, 0) > since
+        self.hits += not may_have
+        self.misses += may_have
+        return may_have
 
 
 class Caches(Generic[E, S, R]):
@@ -131,11 +136,16 @@ class Caches(Generic[E, S, R]):
         self.rooms_of: Cache[R] = Cache("rooms_of", users)
         self.room_changes = LastChange(rooms, listening_since)
         self.membership_changes = LastChange(users, listening_since)
-        self._by_name: dict[Hashable, Cache[Any]] = {cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)}
+        self._by_name: dict[str, Cache[Any]] = {cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)}
 
     def hit_rates(self) -> dict[str, float]:
         """Hits by all look-ups of each cache, 0 where there was none."""
-        return {str(name): cache.hits / max(1, cache.hits + cache.misses) for name, cache in self._by_name.items()}
+        counted: dict[str, Cache[Any] | LastChange] = {
+            **self._by_name,
+            "room_changes": self.room_changes,
+            "membership_changes": self.membership_changes,
+        }
+        return {name: cache.hits / max(1, cache.hits + cache.misses) for name, cache in counted.items()}
 
     def told(self, advance: Advance) -> None:
         """A subscriber of the feed."""

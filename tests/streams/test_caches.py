@@ -8,6 +8,7 @@ import pytest
 import storage
 from storage import Store
 from storage.streams.caches import Cache, LastChange, Ticket
+from storage.streams.feed import Advance, Fact
 from storage.streams.following import follow_once
 from storage.testing import RoomBuilder
 
@@ -66,6 +67,53 @@ def test_last_changes_never_deny_a_change(seed: int) -> None:
             since = rng.randrange(0, 60)
             assert changes.may_have_changed(one, since) or truth.get(one, 10) <= since
     assert len(changes) <= 3
+
+
+async def test_each_cache_forgets_by_name_key_or_whole(store: Store) -> None:
+    """Rows of the stream as they come: a key, null for the whole cache, cs_cache_fake for all that depends on a room's current state."""
+    caches = store.caches
+
+    def filled(*rows: tuple[str, list[str] | None]) -> list[tuple[bool, bool, bool]]:
+        """What is left of two entries in each cache after these rows."""
+        for cache in (caches.events, caches.current_state, caches.rooms_of):
+            for key in ("a", "b"):
+                cache.forget((key,))
+                ticket = cache.get(key)
+                assert isinstance(ticket, Ticket)
+                cache.fill(ticket, {})  # type: ignore[arg-type]  # what it is does not matter
+        facts = [Fact(number, "far", [name, key, 0]) for number, (name, key) in enumerate(rows, 1)]
+        caches.told(Advance("caches", "far", 0, len(rows), facts, local=False))
+        kinds = (caches.events, caches.current_state, caches.rooms_of)
+        return [tuple(not isinstance(cache.get(key), Ticket) for cache in kinds) for key in ("a", "b")]  # type: ignore[misc]  # three
+
+    assert filled() == [(True, True, True), (True, True, True)]
+    assert filled(("events", ["a"])) == [(False, True, True), (True, True, True)]
+    assert filled(("current_state", ["a"]), ("rooms_of", ["b"])) == [(True, False, True), (True, True, False)]
+    assert filled(("events", None)) == [(False, True, True), (False, True, True)]
+    assert filled(("cs_cache_fake", ["a"])) == [(True, False, True), (True, True, True)]
+    assert filled(("cs_cache_fake", ["a", "b"])) == [(True, False, True), (True, True, False)]
+    assert filled(("cs_cache_fake", None)) == [(True, False, False), (True, False, False)]
+    assert filled(("get_user_by_id", ["a"]), ("get_user_by_id", None)) == [(True, True, True), (True, True, True)]
+
+
+async def test_last_changes_of_rooms_and_memberships(store: Store) -> None:
+    room, other = RoomBuilder("11", seed=1), RoomBuilder("11", seed=2)
+    admin, guest = room.user(1), room.user(4)
+    room.start(admin)
+    other.start(admin)
+    await store.append([*room.pdus, *other.pdus])
+    before = store.streams["events"].linear()
+    await store.append([room.join(guest).pdu])
+    after = store.streams["events"].linear()
+    caches = store.caches
+    assert [caches.room_changes.may_have_changed(one.room_id, before) for one in (room, other)] == [True, False]
+    assert [caches.membership_changes.may_have_changed(user, before) for user in (guest, admin)] == [True, False]
+    assert not caches.room_changes.may_have_changed(room.room_id, after)
+    assert caches.room_changes.may_have_changed(other.room_id, 0), "before this process began to listen"
+    rates = caches.hit_rates()
+    assert set(rates) == {"events", "current_state", "rooms_of", "room_changes", "membership_changes"}
+    assert (rates["room_changes"], rates["membership_changes"]) == (0.5, 0.5)
+    assert await _rows(store) == [], "the events say it all"
 
 
 async def _rows(store: Store) -> list[list[object]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -81,6 +82,26 @@ async def test_an_idle_writer_holds_nobody_back(store: Store, second: Store) -> 
     await follow_once(second.database, second.streams)
     await follow_once(store.database, store.streams)
     assert store.streams["events"].linear() >= last
+
+
+async def test_nine_idle_writers_hold_a_busy_one_back_for_one_look_at_the_table(dsn: str) -> None:
+    """Each looks every `follow_ms`, a quarter of a second: the linear position follows within two of them."""
+    assert storage.Config().follow_ms <= 250
+    async with AsyncExitStack() as stack:
+        stores = [
+            await stack.enter_async_context(storage.open(dsn, server_name="s1.test", instance_name=f"w{number}", config=QUIET))
+            for number in range(10)
+        ]
+        busy, room = stores[0], room_of()
+        await busy.append(room.pdus)
+        for number in range(3):
+            await busy.append([room.message(room.user(1), str(number)).pdu])
+            last = busy.streams["events"].positions()["w0"]
+            for store in stores:  # in this order the busy one looks before the others have moved
+                await follow_once(store.database, store.streams)
+            await follow_once(busy.database, busy.streams)
+            assert busy.streams["events"].linear() == last
+            assert busy.streams["events"].current() == VectorPosition(last)
 
 
 async def test_a_writer_in_the_middle_of_a_write_is_not_moved(store: Store, second: Store) -> None:

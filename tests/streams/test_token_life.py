@@ -1,0 +1,45 @@
+"""Tokens that clients keep: they say the same after a restart, after states were stored anew, and after old events were taken away."""
+
+import storage
+from storage.ids import UserId
+from storage.maintenance.garbage import collect
+from storage.maintenance.hold import hold
+from storage.maintenance.reroot import make_roots
+from storage.testing import RoomBuilder
+
+READER = UserId("@user1:s1.test")
+QUIET = storage.Config(follow_ms=3_600_000)
+GROUPS = "SELECT DISTINCT state_group_before FROM events WHERE NOT outlier ORDER BY 1 DESC LIMIT 10"
+
+PURGE = "DELETE FROM events WHERE type_nid = 8 AND stream_ordering <= 30"
+
+
+async def test_tokens_outlive_restart_compression_and_purge(dsn: str) -> None:
+    room = RoomBuilder("11", seed=6)
+    room.start(READER)
+    for number in range(60):
+        (room.topic if number % 3 == 0 else room.message)(READER, str(number))
+    async with storage.open(dsn, server_name="s1.test", config=QUIET) as store:
+        await store.append(room.pdus)
+        first = await store.sync(READER, timeline_limit=5)
+        since, place = first.next_batch, first.join[room.room_id].timeline.prev_batch
+        page = await store.messages(room.room_id, READER, from_=place, limit=20)
+        news = [room.message(READER, "news"), room.topic(READER, "news")]
+        await store.append([event.pdu for event in news])
+        expected = await store.sync(READER, since=since)
+        assert page.end is not None
+    async with storage.open(dsn, server_name="s1.test", instance_name="second", config=QUIET) as store:
+        assert await store.sync(READER, since=since) == expected
+        assert (await store.messages(room.room_id, READER, from_=place, limit=20)).chunk == page.chunk
+        async with store.database.transaction() as conn:
+            await hold(conn, room.room_id)
+            await make_roots(conn, await conn.fetchvals(GROUPS))
+        await collect(store.database, room.room_id)
+        assert await store.sync(READER, since=since) == expected
+        async with store.database.connection() as conn:
+            await conn.execute(PURGE)
+        assert await store.sync(READER, since=since) == expected
+        assert (await store.messages(room.room_id, READER, from_=place, limit=20)).chunk == page.chunk
+        assert (await store.sync(READER, since=expected.next_batch)).is_empty
+        rest = await store.messages(room.room_id, READER, from_=page.end, limit=100)
+        assert 0 < len(rest.chunk) < len(room.events) - 5 - 20
