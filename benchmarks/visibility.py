@@ -7,10 +7,11 @@ any filter, and with the filter but without the stretches of the order in which 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import storage
-from benchmarks.harness import Bench, show, spread
+from benchmarks.harness import Bench, show, spent, spread
 from benchmarks.visible_room import ABSENT, ADMIN, ROOM_ID, SERVER, History, append_all, built, copy
 from storage.database.connection import Connection
 from storage.persist import audience
@@ -96,7 +97,9 @@ async def run(bench: Bench) -> None:
             sheet.written / sum(happening.action != "message" for happening in history), 2
         )
         bench.results["pages"] = await _pages(conn, history, rounds=bench.size(200, 30))
+        bench.results["pages"]["cpu ms"] = await _pages_cpu(bench, conn, history)
         bench.results["plan of a page across what is hidden"] = await _plan(conn, history)
+    bench.results["growth"] = [await _grown(bench, history) for history in _growth(bench)]
     bench.results["rows written"] = await _rows_written(bench)
     bench.results["persist"] = await _persist(bench)
     bench.write()
@@ -180,6 +183,43 @@ async def _pages(conn: Connection, history: History, rounds: int) -> dict[str, A
     }
 
 
+async def _pages_cpu(bench: Bench, conn: Connection, history: History) -> dict[str, float]:
+    """Milliseconds of processor that a page takes on both sides, and the ratio: what others do on the machine changes little."""
+    totals = dict.fromkeys(questions := _questions(history), 0.0)
+    together, blocks = bench.size(50, 5), bench.size(10, 2)
+    for _ in range(blocks):
+        for name, asked in questions.items():
+            with spent(bench.server) as used:
+                for _ in range(together):
+                    rows = await conn.fetch(asked.sql, *_arguments(asked), row=PageRow)
+                    assert len([stored_of(row[messages.EVENT :]) for row in rows]) == PAGE + 1
+            totals[name] += used.python + used.backends
+    found = {name: round(total * 1000 / (together * blocks), 3) for name, total in totals.items()}
+    return found | {"ratio": round(totals["ordinary"] / (totals["ordinary, unfiltered"] or 1), 3)}
+
+
+def _growth(bench: Bench) -> list[History]:
+    """More members, then more changes by as many."""
+    small = History(events=bench.size(20_000, 2_000), local=bench.size(500, 50), remote=bench.size(2_000, 200), servers=bench.size(100, 10))
+    large = replace(small, events=small.events * 4, local=small.local * 4, remote=small.remote * 4, servers=small.servers * 4)
+    return [small, large, replace(large, churn=1.0), replace(large, churn=0.5, events=large.events * 4)]
+
+
+async def _grown(bench: Bench, history: History) -> dict[str, Any]:
+    """The size of the tables for a history."""
+    async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
+        sheet = await copy(conn, history)
+        sizes = await _sizes(conn, history)
+        changes = sum(happening.action != "message" for happening in history)
+        return {
+            "principals": sizes["principals"],
+            "events": history.events,
+            "changes of membership": changes,
+            "MB per 10,000 principals": sizes["MB per 10,000 principals"],
+            "rows per change": round(sheet.written / changes, 2),
+        }
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """Ratios are of the first tenth: what others do on the machine only adds."""
     return round(sorted(values)[int(len(values) * share)], 3)
@@ -239,16 +279,25 @@ async def _persist(bench: Bench) -> dict[str, Any]:
     """Microseconds an event with and without keeping who may see what, in turn."""
     history = History(events=bench.size(4_000, 400), local=bench.size(300, 30), remote=bench.size(300, 30), servers=20)
     times: dict[str, list[float]] = {"with": [], "without": []}
+    cpu: dict[str, list[float]] = {"with": [], "without": []}
     for _ in range(bench.size(5, 2)):
         for name, kept in times.items():
             async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
                 with _unkept() if name == "without" else _kept():
                     pdus = built(history)
-                    begun = time.perf_counter()
-                    await append_all(store, pdus)
-                    kept.append((time.perf_counter() - begun) / history.events * 1e6)
+                    with spent(bench.server) as used:
+                        await append_all(store, pdus)
+                    kept.append(used.clock / history.events * 1e6)
+                    cpu[name].append((used.python + used.backends) / history.events * 1e6)
     figures = {name: spread(one) for name, one in times.items()}
-    return {"us per event": figures, "ratio": round(figures["with"]["min"] / figures["without"]["min"], 3)}
+    used_figures = {name: spread(one) for name, one in cpu.items()}
+    return {
+        "us per event": figures,
+        "cpu us per event": used_figures,
+        "changes of membership per 100 events": round(100 * sum(one.action != "message" for one in history) / history.events, 1),
+        "ratio": round(figures["with"]["min"] / figures["without"]["min"], 3),
+        "cpu ratio": round(used_figures["with"]["min"] / used_figures["without"]["min"], 3),
+    }
 
 
 @contextmanager
@@ -276,14 +325,25 @@ def _unkept() -> Iterator[None]:
 
 
 def _show(bench: Bench) -> None:
-    pages, size = bench.results["pages"], bench.results["size"]
+    pages, size, persist = bench.results["pages"], bench.results["size"], bench.results["persist"]
     rows: Sequence[Sequence[object]] = [
         *([f"page, {name}: ms", one["p10"], one["median"], one["max"]] for name, one in pages["ms"].items()),
         ["page, filter / unfiltered", pages["filter"], "", ""],
+        ["page, filter / unfiltered, by processor time", pages["cpu ms"]["ratio"], "", ""],
         ["page, across / ordinary", pages["across / ordinary"], "", ""],
         ["page, across, plain filter: ms", pages["across what is hidden, plain filter, ms"], "", ""],
         ["MB per 10,000 principals", size["MB per 10,000 principals"], "", ""],
         *([f"rows written by a {name}", count, "", ""] for name, count in bench.results["rows written"].items()),
-        ["persist, with / without", bench.results["persist"]["ratio"], "", ""],
+        *(
+            [
+                f"MB per 10,000 principals: {one['principals']} of them, {one['changes of membership']} changes",
+                one["MB per 10,000 principals"],
+                "",
+                "",
+            ]
+            for one in bench.results["growth"]
+        ),
+        *([f"persist {name}: cpu us an event", one["min"], one["median"], one["max"]] for name, one in persist["cpu us per event"].items()),
+        ["persist, with / without, by processor time", persist["cpu ratio"], "", ""],
     ]
     show("visibility", ["", "", "median", "max"], rows)

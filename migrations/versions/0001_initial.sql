@@ -119,7 +119,8 @@ COMMENT ON COLUMN rooms.max_topological_ordering IS 'Largest topological orderin
 COMMENT ON COLUMN rooms.current_audience IS 'The audience of the current state: the number of the main line opened last. 0 for none.';
 COMMENT ON COLUMN rooms.strays IS
     'Stretches of the topological order with events that stand where audiences.opened_topological does not let one look for them: '
-    'of long forks, of history. They are looked through by every reader, so that pages miss nothing.';
+    'of long forks, of history. They are looked through by every reader, so that pages miss nothing. What no local user may ever see, as '
+    'history from before the first of them came that was not shared, is not among them.';
 COMMENT ON COLUMN rooms.forward_extremities IS 'Accepted live events that no held, accepted live event names as parent, without dropped_extremities.';
 COMMENT ON CONSTRAINT rooms_room_id_key ON rooms IS 'Serves: intern a room.';
 
@@ -431,7 +432,7 @@ COMMENT ON TABLE audiences IS
 COMMENT ON COLUMN audiences.branches IS 'How many lines branch off this number.';
 COMMENT ON COLUMN audiences.continued IS 'The line goes on after this number.';
 COMMENT ON COLUMN audiences.opened_topological IS
-    'On the main line: the largest topological ordering in the room when the number was opened. It grows with the numbers, so events of '
+    'On the main line: where the topological order had come to when the number was opened. It grows with the numbers, so events of '
     'this number, and of what branches off it, lie between this and the next number''s, give or take order_slack(), or in rooms.strays. '
     'NULL: a number that branches off, or stands for one state alone.';
 COMMENT ON CONSTRAINT audiences_pkey ON audiences IS
@@ -656,8 +657,28 @@ LANGUAGE plpgsql STABLE ROWS 4 AS $$
 #variable_conflict use_column
 DECLARE
     sight record;
+    first bigint;
 BEGIN
-    SELECT * INTO sight FROM sight_of($1, $2);
+    SELECT s.*, r.strays,
+        COALESCE(s.own_audiences, '{}') + COALESCE(s.world_audiences, '{}') + CASE
+            WHEN s.shared_before = 9223372036854775807 THEN COALESCE(s.shared_audiences, '{}') ELSE '{}'
+        END AS runs
+    INTO sight
+    FROM rooms r
+    CROSS JOIN LATERAL sight_of($1, $2) AS s
+    WHERE r.room_nid = $1;
+    IF sight.strays = '{}' AND (sight.shared_before IS NULL OR sight.shared_before = 9223372036854775807)
+        AND upper_inf(sight.runs) AND range_merge(sight.runs)::int8multirange = sight.runs
+    THEN  -- who came once and is there: one probe
+        SELECT a.opened_topological - order_slack() INTO first
+        FROM audiences a
+        WHERE a.room_nid = $1 AND a.audience <= (lower(sight.runs) >> 40) << 40 AND a.opened_topological IS NOT NULL
+        ORDER BY a.audience DESC
+        LIMIT 1;
+        RETURN QUERY SELECT COALESCE(first, 0), 9223372036854775807,
+            sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before, sight.joined_audiences;
+        RETURN;
+    END IF;
     RETURN QUERY
     SELECT COALESCE(lower(stretch), 0), COALESCE(upper(stretch) - 1, 9223372036854775807),
         sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before, sight.joined_audiences
@@ -678,14 +699,12 @@ BEGIN
                 LIMIT 1
             )) * int8range(NULL, seen.below) AS orders
             FROM (
-                SELECT unnest(COALESCE(sight.own_audiences, '{}') + COALESCE(sight.world_audiences, '{}') + CASE
-                        WHEN sight.shared_before = 9223372036854775807 THEN COALESCE(sight.shared_audiences, '{}') ELSE '{}'
-                    END) AS run, NULL::bigint AS below
+                SELECT unnest(sight.runs) AS run, NULL::bigint AS below
                 UNION ALL
                 SELECT unnest(sight.shared_audiences), sight.shared_before WHERE sight.shared_before < 9223372036854775807
             ) AS seen
             UNION ALL
-            SELECT unnest(r.strays) FROM rooms r WHERE r.room_nid = $1
+            SELECT unnest(sight.strays) WHERE sight.runs <> '{}' OR sight.shared_before IS NOT NULL
         ) AS part
     )) AS stretch;
 END

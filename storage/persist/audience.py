@@ -57,7 +57,8 @@ def advance(step: Step, target: Group) -> int | None:
         standing = admits(after, counts)
         placed = row if standing is row.current else row.placed(number, None, standing)
         opened |= standing is not row.current
-        changed[principal] = placed._replace(joined_count=counts[0], invited_count=counts[1])
+        if (moved_to := placed._replace(joined_count=counts[0], invited_count=counts[1])) != row:
+            changed[principal] = moved_to
     for principal, standing in _flags(after):
         row = step.visible(principal)
         if row.current is not standing:
@@ -67,7 +68,7 @@ def advance(step: Step, target: Group) -> int | None:
     step.main = target.state_group
     if not opened:
         return None
-    step.current_audience = _next_main(step, step.room.max_order)
+    step.current_audience = _next_main(step, max(step.room.max_order, step.order - 1))
     return step.current_audience
 
 
@@ -237,14 +238,21 @@ def number_of(step: Step, group: Group) -> int:
 
 
 def note_place(step: Step, number: int, order: int) -> None:
-    """An event of this audience stands at this place of the order: a stray where reads would not look for it."""
+    """An event of this audience stands at this place of the order: a stray where reads would not look for it, but somebody sees it."""
     block = numbers.main(number)
     if block == step.current_audience and order > step.room.max_order:
         return
     opened = step.audience(block).opened_topological
     closed = None if block >= step.current_audience else _opened_next(step, block)
-    if opened is None or not places.expected(order, opened, closed):
+    if (opened is None or not places.expected(order, opened, closed)) and _seen_here(step, number):
         step.strays = places.with_stray(step.strays, order)
+
+
+def _seen_here(step: Step, number: int) -> bool:
+    """Whether any local user may ever see this audience: their server is in it where they are. Who is in one is settled with its number."""
+    concerned = (step.draft.principal_nid(step.draft.server_name), PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED)
+    step.ensure_visible(concerned)
+    return any(step.visible(principal).at(number) is not Standing.OUT for principal in concerned)
 
 
 def _opened_next(step: Step, block: int) -> int | None:

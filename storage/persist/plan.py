@@ -133,6 +133,7 @@ def _decide(
     draft, room, event = step.draft, step.room, incoming.event
     live = incoming.origin == "live"
     placement = place(draft, room, event, nid, parents)
+    step.order = placement.order
     before = before_event(step, incoming.state_before, parents)
     current = step.main_group() if live and room.extremities else None
     judged = verdict(draft, room, event, auth_rows, before=before, current=current)

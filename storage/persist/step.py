@@ -21,6 +21,7 @@ class Step:
         self.main = room.current
         self.current_audience = room.audience
         self.strays = room.strays
+        self.order = 0  # of the event, once it has a place
 
     @property
     def room_nid(self) -> int:

@@ -1,6 +1,6 @@
 """Where in a room's topological order the events of an audience lie, so that reads pass over what is hidden.
 
-A number of the main line remembers how far the order reached when it was opened. That grows with the numbers: so the events of
+A number of the main line remembers how far the order reached before the event that opened it. That grows with the numbers: so the events of
 a stretch of numbers lie between what its first number remembers and what the number after its last does. A reader's ranges
 are thereby stretches of the order (`stretches_of` in the schema), found by two probes each, and nothing has to be written when an
 audience ends, nor for any message.
@@ -11,7 +11,9 @@ audience ends, nor for any message.
 
 Forks cross these bounds: by a little where servers send at the same time, which `SLACK` allows for; and sometimes by much, as where a
 server was cut off, or where history is filled in. Such events are strays: the stretch around them is remembered in the room's row,
-and every reader looks through it. What a stretch holds is only where to look; who sees what is decided by audience alone.
+and every reader looks through it. What a stretch holds is only where to look; who sees what is decided by audience alone. Events that no
+local user may ever see (their server is not in the audience, nor is it shared or world readable) are no strays: history that was hidden
+from before the first of them came costs no reader anything, however long it is.
 """
 
 from typing import Final

@@ -37,22 +37,23 @@ class Subject(Protocol):
     def positions(self, room_id: RoomId) -> dict[EventId, Position]:
         """(topological, stream) of every timeline event."""
 
-    def facts(self, room_id: RoomId, audience: Audience) -> Facts:
+    def facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
         """As `oracle_facts`: the same keys, the same plain values."""
 
     def sync(self, user_id: str, since: Any | None, limit: int) -> Answer:
         """As `tests.oracle.syncing.sync`; `next_batch` is what the next call gets as `since`, of any type."""
 
 
-def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience) -> Facts:
+def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
+    """Everything about a room; of the ``known`` events nothing that never changes once they are in the timeline."""
     held = {event_id: one for event_id, one in oracle.held.items() if one.event.room_id == room_id}
     timeline = oracle.timeline(room_id)
     latest = sorted(oracle.forward_extremities(room_id))
     earliest = [event_id for event_id in timeline if not oracle.get(event_id).event.prev_event_ids]
     return {
         "flags": {event_id: (one.outlier, one.rejected, one.soft_failed, oracle.redacted_by(event_id)) for event_id, one in held.items()},
-        "state before": {event_id: oracle.state_before(event_id) for event_id in timeline},
-        "state after": {event_id: oracle.state_after(event_id) for event_id in timeline},
+        "state before": {event_id: oracle.state_before(event_id) for event_id in timeline if event_id not in known},
+        "state after": {event_id: oracle.state_after(event_id) for event_id in timeline if event_id not in known},
         "current state": oracle.current_state(room_id),
         "forward extremities": set(latest),
         "backward extremities": oracle.backward_extremities(room_id),
@@ -63,7 +64,7 @@ def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience) -> Facts:
         "backfill 3": oracle.backfill(room_id, latest, 3),
         "missing events": oracle.missing_events(room_id, earliest, latest, limit=EVERYTHING),
         "state ids": {event_id: oracle.state_ids(event_id) for event_id in latest},
-        "auth chains": {event_id: oracle.auth_chain([event_id]) for event_id in held},
+        "auth chains": {event_id: oracle.auth_chain([event_id]) for event_id in held if event_id not in known},
     }
 
 

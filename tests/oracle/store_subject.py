@@ -1,7 +1,7 @@
 """A real store in the place of the subject: each example has rooms of its own in a database of the test's own."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, TypeVar
 
@@ -79,8 +79,8 @@ class StoreSubject:
             if row.topological_ordering is not None and row.stream_ordering is not None
         }
 
-    def facts(self, room_id: RoomId, audience: Audience) -> Facts:
-        return self.run(self._facts(room_id, audience))
+    def facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
+        return self.run(self._facts(room_id, audience, known))
 
     async def _held(self, room_id: RoomId) -> list[HeldRow]:
         async with self.store.database.connection() as conn:
@@ -96,7 +96,7 @@ class StoreSubject:
             knock=set(told.knock),
         )
 
-    async def _facts(self, room_id: RoomId, audience: Audience) -> Facts:
+    async def _facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId]) -> Facts:
         store = self.store
         rows = await self._held(room_id)
         held = [EventId(row.event_id) for row in rows]
@@ -106,8 +106,8 @@ class StoreSubject:
         earliest = [event_id for event_id in timeline if not _parents(events[event_id])]
         return {
             "flags": {EventId(row.event_id): (row.outlier, row.rejected, row.soft_failed, row.redacted_by) for row in rows},
-            "state before": {event_id: await store.state_before(event_id) for event_id in timeline},
-            "state after": {event_id: await store.state_after(event_id) for event_id in timeline},
+            "state before": {event_id: await store.state_before(event_id) for event_id in timeline if event_id not in known},
+            "state after": {event_id: await store.state_after(event_id) for event_id in timeline if event_id not in known},
             "current state": await store.current_state(room_id),
             "forward extremities": set(latest),
             "backward extremities": await store.backward_extremities(room_id),
@@ -118,7 +118,7 @@ class StoreSubject:
             "backfill 3": await self._backfill(room_id, latest, 3),
             "missing events": _ids(await store.missing_events(room_id, earliest, latest, limit=store.database.config.page_limit_max)),
             "state ids": {event_id: await self._state_ids(event_id) for event_id in latest},
-            "auth chains": {event_id: await store.auth_chain_ids([event_id]) for event_id in held},
+            "auth chains": {event_id: await store.auth_chain_ids([event_id]) for event_id in held if event_id not in known},
         }
 
     async def _messages(self, room_id: RoomId, user_id: str) -> list[EventId]:

@@ -3,7 +3,7 @@
 A machine that does not notice a mistake is a defect of the machine.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,8 +40,8 @@ class OracleSubject:
         timeline = self.oracle.timeline(room_id)
         return {event_id: self.oracle.position(event_id) for event_id in timeline}
 
-    def facts(self, room_id: RoomId, audience: Audience) -> Facts:
-        return oracle_facts(self.oracle, room_id, audience)
+    def facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
+        return oracle_facts(self.oracle, room_id, audience, known)
 
     def sync(self, user_id: str, since: Any | None, limit: int) -> Answer:
         return sync(self.oracle, user_id, since, limit=limit)

@@ -4,8 +4,11 @@ import pytest
 
 from storage import Store
 from storage.persist import audience
+from storage.queries import messages
+from storage.testing import BuiltEvent, RoomBuilder
 from storage.visibility import places
-from tests.queries.rooms import ADMIN, LOCAL, append, new_room
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, new_room
+from tests.queries.test_plans import ALL, NONE, plan_of
 
 
 async def paged(store: Store) -> tuple[set[str], set[str]]:
@@ -39,3 +42,41 @@ async def test_the_comparison_sees_strays_that_were_forgotten(store: Store, monk
     monkeypatch.setattr(audience, "note_place", lambda *_: None)
     pages, visible = await paged(store)
     assert pages < visible
+
+
+SQL_STRAYS = "SELECT COALESCE(sum(upper(part) - lower(part)), 0) FROM rooms CROSS JOIN unnest(strays) AS part WHERE room_id = $1::text"
+
+
+async def joined_over_a_gap(store: Store, visibility: str) -> tuple[RoomBuilder, list[BuiltEvent]]:
+    """A room that a local user has joined without its history, which then comes by backfill: (the room, the history)."""
+    room = RoomBuilder("11", sign=False)
+    room.start(REMOTE, history_visibility=visibility)
+    history = [room.message(REMOTE) for _ in range(3 * places.AROUND)]
+    for number in range(10):
+        history += [room.join(f"@passing{number}:s2.test"), room.message(REMOTE), room.leave(f"@passing{number}:s2.test")]
+    state = list(room.state.values())
+    join = room.join(LOCAL)
+    await append(store, *(event for event in room.events if event.state_key is not None and event is not join), origin="outlier")
+    await append(store, join, state_before={join.event_id: state})
+    await append(store, *(room.message(REMOTE) for _ in range(3)))
+    await append(store, *room.events, origin="backfill")
+    return room, history
+
+
+@pytest.mark.parametrize("visibility", ["joined", "invited"])
+async def test_history_that_no_local_user_may_see_costs_no_reader_anything(store: Store, visibility: str) -> None:
+    room, history = await joined_over_a_gap(store, visibility)
+    page = await store.messages(room.room_id, LOCAL, limit=100)
+    assert [event.type for event in page.chunk[:4]] == ["m.room.message"] * 3 + ["m.room.member"]
+    async with store.database.connection() as conn:
+        assert await conn.fetchval(SQL_STRAYS, room.room_id) <= places.AROUND
+    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, LOCAL, *ALL, *NONE, 100, [])
+    assert plan.event_rows < len(history) / 2
+
+
+async def test_shared_history_is_paged_through_and_not_by_those_who_were_never_there(store: Store) -> None:
+    room, history = await joined_over_a_gap(store, "shared")
+    page = await store.messages(room.room_id, LOCAL, limit=1000)
+    assert {event.event_id for event in page.chunk} == {event.event_id for event in room.events}
+    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, OTHER, *ALL, *NONE, 100, [])
+    assert plan.event_rows < len(history) / 2

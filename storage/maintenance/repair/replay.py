@@ -212,6 +212,7 @@ def _settled(planner: Planner, draft: Replay, row: EventRow, *, on_line: bool) -
 
 def _decide(step: Step, *, draft: Replay, row: EventRow, base: int | None, on_line: bool) -> int:
     """As the live path decides about the event, its states and its place."""
+    step.order = row.order
     before = _number(step, draft=draft, state_group=row.state_group_before or 0, base=base, on_line=on_line)
     after = _number(step, draft=draft, state_group=row.after, base=before.state_group, on_line=on_line)
     if on_line:

@@ -80,6 +80,11 @@ LEFT JOIN line l ON l.audience = (e.audience >> 40) << 40
 WHERE r.room_nid = $1::int
     AND NOT e.outlier
     AND NOT r.strays @> e.topological_ordering
+    AND EXISTS (
+        SELECT FROM visibility v
+        JOIN principals p USING (principal_nid)
+        WHERE v.room_nid = r.room_nid AND (p.principal_nid IN (1, 2) OR p.name = $2::text) AND v.audiences @> e.audience
+    )
     AND (
         l.audience IS NULL
         OR e.topological_ordering < l.opened - order_slack()
@@ -231,7 +236,7 @@ async def check_audiences(conn: Connection, room: Room) -> AsyncIterator[Finding
     """Every audience in use is known, below the next one, and its events stand where reads look for them ("audiences")."""
     for audience in await conn.fetchvals(SQL_UNKNOWN_AUDIENCES, room.nid, room.row.next_audience):
         yield room.finding("audiences", [f"audience {audience}"], "not known", f"a row, below {room.row.next_audience}")
-    for row in await conn.fetch(SQL_STRAYS, room.nid, row=StrayRow):
+    for row in await conn.fetch(SQL_STRAYS, room.nid, room.server_name, row=StrayRow):
         expected = f"between {row.opened} and {row.closed}, or a stray"
         yield room.finding("audiences", [row.event_id], f"topological ordering {row.topological_ordering}", expected)
 
