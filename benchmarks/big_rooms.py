@@ -173,6 +173,10 @@ class Sheet:
         entry = self.places[nid] = enter(predecessor, chain, len(self._chains) + 1, parents)
         self._chains[entry.place.chain_nid] = extended(chain if entry.place.sequence_number > 1 else None, entry)
 
+    def _texts(self, nid: int) -> tuple[str, str]:
+        event = self.events[nid - FIRST_EVENT]
+        return event.event_id, user_name(event.key - FIRST_USER_KEY) if event.key >= FIRST_USER_KEY else ""
+
     @property
     def users(self) -> int:
         """How many keys of users there are."""
@@ -185,7 +189,9 @@ class Sheet:
         await conn.copy_in("state_groups", GROUP_COLUMNS, [group.row for group in self.groups])
         await conn.copy_in("events", EVENT_COLUMNS.split(), map(_event_record, self.events))
         await conn.copy_in(
-            "auth_chains", ("event_nid", "chain_nid", "sequence_number"), [(nid, *entry.place) for nid, entry in self.places.items()]
+            "auth_chains",
+            ("event_nid", "chain_nid", "sequence_number", "event_id", "state_key"),
+            [(nid, *entry.place, *self._texts(nid)) for nid, entry in self.places.items()],
         )
         await conn.copy_in(
             "auth_chain_links",

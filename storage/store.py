@@ -42,7 +42,7 @@ from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent
 from storage.queries.messages import Direction, Page
 from storage.queries.relations import RelationsPage
-from storage.queries.state_at import StateMap
+from storage.queries.state_texts import StateMap
 from storage.queries.sync import Asked, Look, Sync, sync, until_news
 from storage.streams import startup
 from storage.streams.account_data import AccountData

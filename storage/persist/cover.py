@@ -9,6 +9,7 @@ def cover(draft: Draft, row: EventRow) -> Entry | None:
     """The place of a state event that is accepted and has none yet; None for any other event."""
     if row.state_key_nid is None or row.rejected is not None:
         return None
+    draft.state_key_names[row.state_key_nid] = draft.state_key_name(row.state_key_nid)  # stays known until it is written beside the place
     draft.ensure_rows(row.auth_events)
     draft.ensure_places(row.auth_events)
     rows = [draft.row_of(nid) for nid in row.auth_events]

@@ -206,8 +206,8 @@ settled AS (
     RETURNING redaction_nid
 ),
 new_place AS (
-    INSERT INTO auth_chains (event_nid, chain_nid, sequence_number)
-    SELECT * FROM unnest($108::bigint[], $109::bigint[], $110::int[])
+    INSERT INTO auth_chains (event_nid, chain_nid, sequence_number, event_id, state_key)
+    SELECT * FROM unnest($108::bigint[], $109::bigint[], $110::int[], $132::text[], $133::text[])
 ),
 new_link AS (
     INSERT INTO auth_chain_links (chain_nid, sequence_number, target_chain_nid, target_sequence_number)
@@ -332,6 +332,7 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         [ranges.to_text(row.invited_audiences) for row in draft.new_visibility.values()],
         *draft.new_relations,
         author.epoch,
+        *columns(((row.event_id, draft.state_key_name(row.state_key_nid or 0)[1]) for row in map(draft.row_of, draft.new_places)), 2),
     ]
 
 

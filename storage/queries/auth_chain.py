@@ -4,9 +4,9 @@ The auth chain of an event is all it reaches by auth events, without the event i
 in the cover reaches the places before it on its chain, and what the links of its chain up to its own place say. What has no place (messages,
 rejected events) is walked by its auth events until a place is met.
 
-Statements with thousands of numbers take them as arrays made inside (`ANY(ARRAY(SELECT …))`): one ordered pass over an index, which has all
-that is asked, instead of a descent for each. Those that begin with a few events go from row to row by index, whatever the planner would expect of
-tables it has seen small (`OFFSET 0`).
+Statements with thousands of numbers take them as arrays made inside (`ANY(ARRAY(SELECT …))`): one ordered pass over an index, instead of a
+descent for each; and what they are joined with is in the same order, so that it is merged and not hashed. Those that begin with a few events
+go from row to row by index, whatever the planner would expect of tables it has seen small (`OFFSET 0`).
 
 Source: server-server API, auth chain; room versions, state resolution v2, auth difference.
 """
@@ -19,35 +19,44 @@ from typing import Final, LiteralString, NamedTuple
 import orjson
 
 from storage.database.connection import Connection
-from storage.errors import StorageCorrupt, UnknownEvent
+from storage.errors import UnknownEvent
 from storage.ids import EventId
-from storage.queries.state_at import array
+from storage.queries.arrays import NOTHING, array, text_array
+from storage.queries.state_texts import texts_of_any
 
-NO_NUMBERS: Final = "{}"
 LATER_MAX: Final = 256  # places looked at that may reach one, at first
-LOOSE_ASKED_MAX: Final = 1_000  # more ids than this in all sets are taken for states, whose events all have a place
 
 SQL_AUTH_CHAIN: Final[LiteralString] = """
 WITH RECURSIVE
-given AS MATERIALIZED (  -- by id, or by number
-    SELECT event_nid
-    FROM events
-    WHERE event_id = ANY((SELECT $1::text[])::text[])
-    UNION ALL
-    SELECT unnest($2::text::bigint[])
+given AS MATERIALIZED (  -- by number, or by id
+    SELECT $2::text::bigint[] || ARRAY(
+        SELECT event_nid
+        FROM events
+        WHERE event_id = ANY((SELECT $1::text::text[])::text[])
+    ) AS nids
 ),
-placed AS MATERIALIZED (
-    SELECT event_nid, chain_nid, sequence_number
-    FROM auth_chains
-    WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM given))
+own AS MATERIALIZED (  -- of each chain the last place given, in order of the chains, so that indexes are merged with it
+    SELECT chain_nid, max(sequence_number) AS sequence_number, count(*) AS places
+    FROM (
+        SELECT chain_nid, sequence_number
+        FROM auth_chains
+        WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
+        ORDER BY chain_nid
+        OFFSET 0
+    ) AS placed
+    GROUP BY chain_nid
 ),
 loose AS (  -- what has no place: events given, and those that only such events stand between
     SELECT e.event_nid, e.auth_events, true AS is_given
     FROM events e
     WHERE e.event_nid = ANY(
         CASE
-            WHEN (SELECT count(*) FROM given) = (SELECT count(*) FROM placed) THEN '{}'
-            ELSE ARRAY(SELECT event_nid FROM given EXCEPT SELECT event_nid FROM placed)
+            WHEN (SELECT cardinality(nids) FROM given) = (SELECT sum(places) FROM own) THEN '{}'
+            ELSE ARRAY(
+                SELECT unnest(nids) FROM given
+                EXCEPT
+                SELECT event_nid FROM auth_chains WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
+            )
         END
     )
     UNION
@@ -56,11 +65,6 @@ loose AS (  -- what has no place: events given, and those that only such events 
     CROSS JOIN unnest(l.auth_events) AS parent (event_nid)
     JOIN events e ON e.event_nid = parent.event_nid
     WHERE NOT EXISTS (SELECT FROM auth_chains p WHERE p.event_nid = parent.event_nid)
-),
-own AS MATERIALIZED (  -- of each chain the last place given
-    SELECT chain_nid, max(sequence_number) AS sequence_number
-    FROM placed
-    GROUP BY chain_nid
 ),
 first AS MATERIALIZED (  -- what the links of these chains, and the auth events of the loose ones, say
     SELECT chain_nid, max(sequence_number) AS sequence_number
@@ -89,30 +93,30 @@ reach AS (  -- and where these lead
         WHERE l.chain_nid = r.chain_nid AND l.sequence_number <= r.sequence_number
         OFFSET 0
     ) AS l
-),
-farthest AS MATERIALIZED (
-    SELECT chain_nid, max(sequence_number) AS sequence_number
-    FROM (SELECT * FROM reach UNION ALL SELECT chain_nid, sequence_number - 1 FROM own WHERE sequence_number > 1) AS reached
-    GROUP BY chain_nid
-),
-found AS MATERIALIZED (
-    SELECT a.event_nid
-    FROM auth_chains a
-    JOIN farthest f USING (chain_nid)
-    WHERE a.chain_nid = ANY(ARRAY(SELECT chain_nid FROM farthest)) AND a.sequence_number <= f.sequence_number
 )
 SELECT
-    (SELECT count(*) FROM given) AS held,
+    (SELECT cardinality(nids) FROM given) AS held,
     (
         SELECT json_agg(event_id)
-        FROM events
-        WHERE event_nid = ANY((SELECT $2::text::bigint[])::bigint[]) AND state_key_nid IS NOT NULL
+        FROM auth_chains
+        WHERE event_nid = ANY((SELECT $2::text::bigint[])::bigint[])
     )::text AS given_ids,
     (
-        SELECT json_agg(event_id)
-        FROM events
-        WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM found)) AND state_key_nid IS NOT NULL
-    )::text AS placed_ids,
+        SELECT json_agg(a.event_id)
+        FROM auth_chains a
+        JOIN own o USING (chain_nid)
+        WHERE a.chain_nid = ANY(ARRAY(SELECT chain_nid FROM own WHERE sequence_number > 1)) AND a.sequence_number < o.sequence_number
+    )::text AS own_ids,
+    (
+        SELECT json_agg(a.event_id)
+        FROM (SELECT chain_nid, max(sequence_number) AS sequence_number FROM reach GROUP BY chain_nid) AS r
+        CROSS JOIN LATERAL (
+            SELECT a.event_id
+            FROM auth_chains a
+            WHERE a.chain_nid = r.chain_nid AND a.sequence_number <= r.sequence_number
+            OFFSET 0
+        ) AS a
+    )::text AS reached_ids,
     (
         SELECT json_agg(e.event_id)
         FROM loose l
@@ -165,7 +169,7 @@ stretch AS MATERIALIZED (  -- of each chain, what some set reaches and not every
     ) AS reached
     WHERE high > low
 )
-SELECT s.chain_nid, a.sequence_number, s.high, e.event_id, COALESCE(a.sequence_number <= inbound.upto, false) AS linked
+SELECT s.chain_nid, a.sequence_number, s.high, a.event_id, COALESCE(a.sequence_number <= inbound.upto, false) AS linked
 FROM stretch s
 CROSS JOIN LATERAL (
     SELECT max(target_sequence_number) AS upto
@@ -179,12 +183,11 @@ CROSS JOIN LATERAL (  -- and what comes after it on the chain, as that may be in
     ORDER BY a.sequence_number
     LIMIT s.high - s.low + $4::int
 ) AS a
-CROSS JOIN LATERAL (SELECT e.event_id FROM events e WHERE e.event_nid = a.event_nid AND e.state_key_nid IS NOT NULL OFFSET 0) AS e
 ORDER BY s.chain_nid, a.sequence_number
 """
 
 SQL_REACHED_BY: Final[LiteralString] = """
-SELECT x.event_id AS reached, r.event_id
+SELECT p.event_id AS reached, r.event_id
 FROM events x
 JOIN auth_chains p USING (event_nid)
 CROSS JOIN LATERAL (
@@ -195,21 +198,33 @@ CROSS JOIN LATERAL (
         FROM up
         JOIN auth_chain_links l ON l.target_chain_nid = up.chain_nid AND l.target_sequence_number >= up.sequence_number
     )
-    SELECT e.event_id
+    SELECT a.event_id
     FROM up
     JOIN auth_chains a ON a.chain_nid = up.chain_nid AND a.sequence_number >= up.sequence_number
-    JOIN events e ON e.event_nid = a.event_nid
-    WHERE a.event_nid <> x.event_nid
+    WHERE a.event_nid <> p.event_nid
     LIMIT $2::bigint
 ) AS r
 WHERE x.event_id = ANY($1::text[])
 """
 
 SQL_LOOSE: Final[LiteralString] = """
-SELECT EXISTS (
-    SELECT
-    FROM events e
-    WHERE e.event_id = ANY((SELECT $1::text[])::text[]) AND NOT EXISTS (SELECT FROM auth_chains p WHERE p.event_nid = e.event_nid)
+WITH
+given AS MATERIALIZED (
+    SELECT ARRAY(SELECT event_nid FROM events WHERE event_id = ANY((SELECT $1::text::text[])::text[])) AS nids
+)
+SELECT event_id
+FROM events
+WHERE event_nid = ANY(
+    CASE  -- counted first: nearly always all of them have a place
+        WHEN (SELECT cardinality(nids) FROM given) = (
+            SELECT count(*) FROM auth_chains WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
+        ) THEN '{}'
+        ELSE ARRAY(
+            SELECT unnest(nids) FROM given
+            EXCEPT
+            SELECT event_nid FROM auth_chains WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
+        )
+    END
 )
 """
 
@@ -221,15 +236,22 @@ WHERE event_id = ANY($1::text[])
 
 
 class ChainRow(NamedTuple):
-    """How many of the events are held; the ids of those given by number, and of their auth chain, with a place in the cover and without.
+    """How many of the events are held; the ids of those given by number, and of their auth chain.
 
+    The chain in three lists that may overlap: on the events' own chains, on those that these lead to, and without a place in the cover.
     JSON lists; None for an empty one.
     """
 
     held: int
     given_ids: str | None
-    placed_ids: str | None
+    own_ids: str | None
+    reached_ids: str | None
     loose_ids: str | None
+
+    @property
+    def chain(self) -> set[EventId]:
+        """The auth chain."""
+        return set(_ids(self.own_ids)).union(_ids(self.reached_ids), _ids(self.loose_ids))
 
 
 class StretchRow(NamedTuple):
@@ -255,8 +277,8 @@ class ReachedRow(NamedTuple):
 async def auth_chain_ids(conn: Connection, event_ids: Iterable[EventId]) -> set[EventId]:
     """The auth chain of these events, in one statement; `UnknownEvent` if none of them is held."""
     wanted = list(dict.fromkeys(event_ids))
-    row = await conn.fetchrow(SQL_AUTH_CHAIN, wanted, NO_NUMBERS, row=ChainRow)
-    found = set() if row is None else set(_ids(row.placed_ids) + _ids(row.loose_ids))
+    row = await conn.fetchrow(SQL_AUTH_CHAIN, text_array(wanted), NOTHING, row=ChainRow)
+    found = set() if row is None else row.chain
     if row is None or (not found and row.held < len(wanted)):
         held = set(await conn.fetchvals(SQL_HELD, wanted))
         raise UnknownEvent(next(event_id for event_id in wanted if event_id not in held))
@@ -269,11 +291,11 @@ def _ids(text: str | None) -> list[EventId]:
 
 async def state_and_chain_ids(conn: Connection, event_nids: Sequence[int]) -> tuple[frozenset[EventId], frozenset[EventId]]:
     """The ids of these state events, and of their auth chain, in one statement."""
-    row = await conn.fetchrow(SQL_AUTH_CHAIN, [], array(event_nids), row=ChainRow)
-    given = [] if row is None else _ids(row.given_ids)
-    if row is None or len(given) != len(event_nids):
-        raise StorageCorrupt("a state refers to events that are not there", wanted=len(event_nids), found=len(given))
-    return frozenset(given), frozenset(_ids(row.placed_ids) + _ids(row.loose_ids))
+    row = await conn.fetchrow(SQL_AUTH_CHAIN, NOTHING, array(event_nids), row=ChainRow)
+    given, chain = ([], set()) if row is None else (_ids(row.given_ids), row.chain)
+    if len(given) != len(event_nids):
+        given = [EventId(row.event_id) for row in (await texts_of_any(conn, event_nids)).values()]
+    return frozenset(given), frozenset(chain)
 
 
 async def auth_chain_difference(conn: Connection, sets: Sequence[Collection[EventId]]) -> set[EventId]:
@@ -281,7 +303,8 @@ async def auth_chain_difference(conn: Connection, sets: Sequence[Collection[Even
 
     What they have in common is looked at from the few events in question upwards: what stands after them on their own chains, then, where
     other chains lead to them, whatever reaches them, a few places at a time: one of the first is nearly always in the common part.
-    Sets with events that have no place in the cover are walked whole (looked for in small sets only).
+    Events that have no place in the cover are looked for in all the sets, which takes most of the time where these are large. What such
+    an event of the common part reaches is in no difference; where the sets differ in one, they are walked whole.
     """
     own = [set(one) for one in sets]
     if len(own) < 2:  # one set has no difference
@@ -291,11 +314,18 @@ async def auth_chain_difference(conn: Connection, sets: Sequence[Collection[Even
     if not given:
         return set()
     ids = [event_id for event_id, _ in given]
-    asked = ids if len(common) + len(ids) > LOOSE_ASKED_MAX else [*common, *ids]
-    if await conn.fetchval(SQL_LOOSE, asked):
+    loose = set(await conn.fetchvals(SQL_LOOSE, text_array({*common, *ids})))
+    if not loose <= common:
         chains = [await auth_chain_ids(conn, one) if one else set() for one in own]
         return set().union(*chains) - chains[0].intersection(*chains[1:])
-    places = await conn.fetch(SQL_DIFFERENCE, ids, [number for _, number in given], len(own), LATER_MAX, row=StretchRow)
+    found = await _placed_difference(conn, given, common, len(own))
+    return found - await auth_chain_ids(conn, loose) if found and loose else found
+
+
+async def _placed_difference(conn: Connection, given: Sequence[tuple[EventId, int]], common: set[EventId], count: int) -> set[EventId]:
+    """The difference by the cover alone: of ``count`` sets that have ``common``, and each what is given with its number."""
+    ids, numbers = [event_id for event_id, _ in given], [number for _, number in given]
+    places = await conn.fetch(SQL_DIFFERENCE, ids, numbers, count, LATER_MAX, row=StretchRow)
     found: set[EventId] = set()
     unsure: set[EventId] = set()
     for _, rows in groupby(places, key=lambda row: row.chain_nid):

@@ -6,7 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
-from storage.queries.state_at import StateMap
+from storage.queries.state_texts import StateMap
 
 SQL_CURRENT_STATE: Final[LiteralString] = """
 SELECT t.type, k.state_key, e.event_id

@@ -15,18 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
-import orjson
-
 from storage.database.connection import Connection
 from storage.errors import InputError, StateUnknown, StorageCorrupt, UnknownEvent
 from storage.ids import EventId, StateKey
+from storage.queries.state_texts import MEMBER, Folded, StateMap, in_words
 from storage.state.groups import REMOVED
-
-StateMap = dict[StateKey, EventId]
 
 T = TypeVar("T")
 
-MEMBER: Final = "m.room.member"
 PICKED_MEMBERS_MAX: Final = 16  # more member keys than this are cheaper picked from the whole
 
 SQL_PATHS: Final[LiteralString] = """
@@ -45,26 +41,6 @@ UNION ALL
 SELECT NULL, at_event_ids, '{}', NULL, NULL, NULL, NULL
 FROM at
 WHERE state_group IS NULL
-"""
-
-SQL_TEXTS: Final[LiteralString] = """
-SELECT  -- the parameters stand in subselects, so that the planner does not weigh each of the numbers
-    (  -- from events_state_idx alone
-        SELECT json_agg(event_id ORDER BY event_nid)
-        FROM events
-        WHERE event_nid = ANY((SELECT $1::text::bigint[])::bigint[]) AND state_key_nid IS NOT NULL
-    )::text AS event_ids,
-    (
-        SELECT json_agg(state_key ORDER BY state_key_nid)
-        FROM state_keys
-        WHERE state_key_nid = ANY((SELECT $2::text::int[])::int[])
-    )::text AS members,
-    (
-        SELECT json_agg(json_build_array(t.type, k.state_key) ORDER BY k.state_key_nid)
-        FROM state_keys k
-        JOIN event_types t USING (type_nid)
-        WHERE k.state_key_nid = ANY((SELECT $3::text::int[])::int[])
-    )::text AS others
 """
 
 SQL_STATE_OF_TYPES: Final[LiteralString] = """
@@ -163,14 +139,6 @@ class PathRow(NamedTuple):
     member_event_nids: list[int] | None
 
 
-class TextsRow(NamedTuple):
-    """JSON lists in the order of their numbers: event ids, users, and [type, state key] of the other keys. None for none."""
-
-    event_ids: str | None
-    members: str | None
-    others: str | None
-
-
 class EntryRow(NamedTuple):
     """An event asked for (``state_group`` None: an outlier), and one entry of its state, if it has any."""
 
@@ -179,13 +147,6 @@ class EntryRow(NamedTuple):
     type: str | None
     state_key: str | None
     event_id: str | None
-
-
-class Folded(NamedTuple):
-    """A state by numbers: state key nid -> event nid, members apart."""
-
-    members: dict[int, int]
-    others: dict[int, int]
 
 
 async def states_at(
@@ -235,14 +196,14 @@ def _told(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[EventId, 
 async def event_nids_before(conn: Connection, event_id: EventId) -> list[int]:
     """The state before an event as numbers of events, in order. `UnknownEvent`, `StateUnknown` for an outlier."""
     [state] = (await _folded_at(conn, [event_id], after=False)).values()
-    return _distinct([(*state.members.values(), *state.others.values())])
+    return [*state.members, *state.others]
 
 
 async def _whole(conn: Connection, wanted: Sequence[EventId], *, after: bool) -> dict[EventId, StateMap]:
     """Whole states."""
     folded = await _folded_at(conn, wanted, after=after)
     distinct = list({id(state): state for state in folded.values()}.values())
-    named = dict(zip(map(id, distinct), await _named(conn, distinct), strict=True))
+    named = dict(zip(map(id, distinct), await in_words(conn, distinct), strict=True))
     states: dict[EventId, StateMap] = {}
     for event_id in wanted:
         state = named[id(folded[event_id])]
@@ -280,38 +241,9 @@ def _folded(row: PathRow, rows: Mapping[int | None, PathRow]) -> Folded:
             raise StorageCorrupt("a state group misses rows of its path", state_group=row.state_group, lost=[part])
         members.update(zip(step.member_key_nids or (), step.member_event_nids or (), strict=True))
         others.update(zip(step.key_nids or (), step.event_nids or (), strict=True))
-    return Folded(_without_removed(members), _without_removed(others))
+    return Folded(_events(members), _events(others))
 
 
-def _without_removed(entries: dict[int, int]) -> dict[int, int]:
-    return {key: nid for key, nid in entries.items() if nid} if REMOVED in entries.values() else entries
-
-
-async def _named(conn: Connection, states: Sequence[Folded]) -> list[StateMap]:
-    """These states in words."""
-    nids = _distinct([(*state.members.values(), *state.others.values()) for state in states])
-    members = _distinct([tuple(state.members) for state in states])
-    others = _distinct([tuple(state.others) for state in states])
-    texts = await conn.fetchrow(SQL_TEXTS, array(nids), array(members), array(others), row=TextsRow)
-    found = [orjson.loads(text) if text else [] for text in texts or ()]
-    if [len(one) for one in found] != [len(nids), len(members), len(others)]:
-        raise StorageCorrupt("a state refers to events or keys that are not there", wanted=len(nids), found=len(found[0]))
-    ids, users, keys = (dict(zip(numbers, one, strict=True)) for numbers, one in zip((nids, members, others), found, strict=True))
-    return [_in_words(state, ids, users, keys) for state in states]
-
-
-def _distinct(numbers: Sequence[Sequence[int]]) -> list[int]:
-    """All these numbers in order, each once; within one sequence each stands once, and nearly in order."""
-    return sorted(numbers[0] if len(numbers) == 1 else set[int]().union(*numbers))
-
-
-def _in_words(state: Folded, ids: Mapping[int, EventId], users: Mapping[int, str], keys: Mapping[int, Sequence[str]]) -> StateMap:
-    found: StateMap = {(keys[key][0], keys[key][1]): ids[nid] for key, nid in state.others.items()}
-    members = zip(repeat(MEMBER), map(users.__getitem__, state.members), strict=False)  # without an end on one side
-    found.update(zip(members, map(ids.__getitem__, state.members.values()), strict=True))
-    return found
-
-
-def array(numbers: Sequence[int]) -> str:
-    """Numbers as the text of an array: the driver takes four times as long to encode a list as Postgres to read this."""
-    return "{" + orjson.dumps(numbers)[1:-1].decode() + "}"
+def _events(entries: dict[int, int]) -> list[int]:
+    nids = sorted(entries.values())
+    return nids if not nids or nids[0] != REMOVED else [nid for nid in nids if nid != REMOVED]

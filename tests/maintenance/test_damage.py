@@ -105,6 +105,12 @@ DAMAGES = {
     "membership lost": Damage("DELETE FROM memberships", {"memberships"}, mended=True),
     "membership changed": Damage("UPDATE memberships SET membership = 1 WHERE membership = 5", {"memberships"}, mended=True),
     "place lost": Damage(f"DELETE FROM auth_chains WHERE event_nid = {ONE_MEMBER}", {"auth_chains"}, mended=True),
+    "place of another name": Damage(
+        f"UPDATE auth_chains SET event_id = '$other' WHERE event_nid = {ONE_MEMBER}", {"auth_chains"}, mended=True
+    ),
+    "place of another key": Damage(
+        f"UPDATE auth_chains SET state_key = '@x:y' WHERE event_nid = {ONE_MEMBER}", {"auth_chains"}, mended=True
+    ),
     "links lost": Damage("DELETE FROM auth_chain_links", {"auth_chains"}, mended=True),
     "link too far": Damage("UPDATE auth_chain_links SET target_sequence_number = target_sequence_number + 1", {"auth_chains"}, mended=True),
     "redaction forgotten": Damage("UPDATE events SET redacted_by = NULL WHERE redacted_by IS NOT NULL", {"redacted_by"}, mended=False),

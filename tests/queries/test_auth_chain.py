@@ -111,6 +111,27 @@ async def test_a_message_among_the_auth_events_of_a_rejected_event(store: Store)
         assert await store.auth_chain_difference(sets) == walk.difference(sets)
 
 
+@pytest.mark.parametrize("size", [3, 1_100])
+async def test_events_without_a_place_in_a_large_common_part(store: Store, size: int) -> None:
+    """What a rejected event or a message of all the sets reaches is in no difference; one in a single set counts like any other."""
+    room = new_room(members=[LOCAL, REMOTE])
+    rejected = room.topic(LOCAL, "no", expected="rejected")
+    message = room.message(REMOTE)
+    renamed = [room.join(user, displayname="new") for user in (LOCAL, REMOTE)]
+    common = [room.topic(ADMIN, str(number)) for number in range(size)]
+    await store.append(room.pdus)
+    walk = Walk(room, [event.event_id for event in room.events])
+    names = {event.event_id for event in common}
+    one, other = ({*names, event.event_id} for event in renamed)
+    plain = walk.difference([one, other])
+    assert await store.auth_chain_difference([one, other]) == plain
+    for odd in ([rejected.event_id], [message.event_id], [rejected.event_id, message.event_id]):
+        sets = [{*one, *odd}, {*other, *odd}]
+        assert await store.auth_chain_difference(sets) == walk.difference(sets) < plain
+        sets = [{*one, *odd}, other]
+        assert await store.auth_chain_difference(sets) == walk.difference(sets)
+
+
 async def test_statements_do_not_grow(store: Store, statements: Statements) -> None:
     counts = []
     for members in (3, 60):

@@ -7,10 +7,10 @@ import pytest
 from storage import Store
 from storage.errors import InputError, StateUnknown, UnknownEvent
 from storage.ids import EventId, StateKey
-from storage.queries import state_at
+from storage.queries import state_at, state_texts
 from storage.testing import SHAPES, RoomBuilder, build_room
 from tests.queries.conftest import Statements
-from tests.queries.rooms import ADMIN, LOCAL, append, deliver, new_room
+from tests.queries.rooms import ADMIN, LOCAL, REMOTE, append, deliver, new_room
 
 TYPES = ["m.room.member", "m.room.name", "m.room.power_levels", "m.room.create", "m.nobody.sent"]
 
@@ -66,7 +66,7 @@ async def test_a_few_keys_or_types_without_members_take_one_statement(store: Sto
     assert statements.take() == [state_at.SQL_STATE_OF_KEYS, state_at.SQL_STATE_OF_TYPES]
     members: list[StateKey] = [("m.room.member", f"@{number}:s1.test") for number in range(state_at.PICKED_MEMBERS_MAX)]
     await store.states_before(ids, keys=[*members, ("m.room.member", LOCAL)])
-    assert statements.take() == [state_at.SQL_PATHS, state_at.SQL_TEXTS]
+    assert statements.take() == [state_at.SQL_PATHS, state_texts.SQL_TEXTS]
 
 
 @pytest.mark.parametrize("how", [{}, {"types": ["m.room.create"]}, {"types": ["m.room.member"]}, {"keys": [("m.room.create", "")]}])
@@ -110,3 +110,22 @@ async def test_states_given_out_are_the_callers_own(store: Store) -> None:
     states = await store.states_before(two)
     states[two[0]].clear()
     assert states[two[1]] == dict(room.state)
+
+
+async def test_a_given_state_that_holds_a_rejected_event(store: Store) -> None:
+    """It is used as it is given; a rejected event has no place in the auth chains, from which texts are read otherwise."""
+    room = new_room(members=[LOCAL, REMOTE])
+    refused = room.topic(REMOTE, "no", expected="rejected")
+    await store.append(room.pdus)
+    missing = room.message(ADMIN)
+    after = room.message(ADMIN)
+    given = {**room.state, ("m.room.topic", ""): refused.event_id}
+    results = await store.append([after.pdu], state_before={after.event_id: list(given.values())})
+    assert [result.outcome for result in results] == ["stored"]
+    assert missing.event_id in await store.backward_extremities(room.room_id)
+    assert await store.state_before(after.event_id) == given
+    assert await store.states_before([after.event_id, room.events[3].event_id]) == {
+        after.event_id: given,
+        room.events[3].event_id: dict(room.events[3].state_before),
+    }
+    assert (await store.state_ids(after.event_id)).state_ids == set(given.values())

@@ -1,12 +1,19 @@
 """The chain cover of a room from nothing, with the same function that extends it event by event."""
 
-from typing import Final, LiteralString
+from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.graph.chains import Chain, Entry, Parent, Place, enter, extended
 from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
 from storage.persist.draft import Blocks
 from storage.persist.load import fill_blocks
+
+SQL_STATE_KEYS: Final[LiteralString] = """
+SELECT e.event_nid, k.state_key
+FROM events e
+JOIN state_keys k USING (state_key_nid)
+WHERE e.room_nid = $1::int
+"""
 
 SQL_DELETE_COVER: Final[LiteralString] = """
 WITH gone AS (
@@ -20,6 +27,13 @@ WHERE chain_nid IN (SELECT chain_nid FROM gone)
 """
 
 
+class StateKeyRow(NamedTuple):
+    """A state event's key."""
+
+    event_nid: int
+    state_key: str
+
+
 async def rebuild_cover(conn: Connection, room_nid: int) -> int:
     """Give every state event that needs one its place; how many there are."""
     graph = await read_auth_graph(conn, room_nid)
@@ -28,9 +42,9 @@ async def rebuild_cover(conn: Connection, room_nid: int) -> int:
     await fill_blocks(conn, blocks, {"auth_chain_nids": len(placed)})
     entries = _entries(graph, placed, blocks)
     await conn.execute(SQL_DELETE_COVER, room_nid)
-    await conn.copy_in(
-        "auth_chains", ("event_nid", "chain_nid", "sequence_number"), ((nid, *entry.place) for nid, entry in entries.items())
-    )
+    state_keys = dict(await conn.fetch(SQL_STATE_KEYS, room_nid, row=StateKeyRow))
+    places = ((nid, *entry.place, graph.rows[nid].event_id, state_keys[nid]) for nid, entry in entries.items())
+    await conn.copy_in("auth_chains", ("event_nid", "chain_nid", "sequence_number", "event_id", "state_key"), places)
     links = ((*entry.place, *link) for entry in entries.values() for link in entry.links.items())
     await conn.copy_in("auth_chain_links", ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"), links)
     return len(entries)

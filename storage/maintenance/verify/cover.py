@@ -21,6 +21,14 @@ JOIN auth_chains a USING (event_nid)
 WHERE e.room_nid = $1::int
 """
 
+SQL_MISNAMED: Final[LiteralString] = """
+SELECT e.event_id
+FROM events e
+JOIN auth_chains a USING (event_nid)
+JOIN state_keys k USING (state_key_nid)
+WHERE e.room_nid = $1::int AND (a.event_id <> e.event_id OR a.state_key <> k.state_key)
+"""
+
 SQL_LINKS: Final[LiteralString] = """
 SELECT chain_nid, sequence_number, target_chain_nid, target_sequence_number
 FROM auth_chain_links
@@ -61,6 +69,8 @@ async def check_cover(conn: Connection, room: Room) -> AsyncIterator[Finding]:
     cover = await read_cover(conn, room.nid)
     for finding in (*_strays(room, cover, graph), *_places(room, cover, graph)):
         yield finding
+    for event_id in await conn.fetchvals(SQL_MISNAMED, room.nid):
+        yield room.finding("auth_chains", [event_id], "a place under another id or state key", "its own")
 
 
 def _strays(room: Room, cover: Cover, graph: AuthGraph) -> Iterator[Finding]:
