@@ -13,7 +13,7 @@ import storage
 from benchmarks.harness import Bench, Trips, percentiles, show
 from storage.testing import RoomBuilder
 
-SIZES: Final = (50, 500, 5_000)
+SIZES: Final = (50, 500, 5_000, 50_000)
 QUICK_SIZES: Final = (50, 500)
 DIFFERENCES: Final = 10  # on each branch
 SERVER: Final = "s1.test"
