@@ -55,3 +55,25 @@ async def test_who_is_no_user_cannot_be_erased(store: Store) -> None:
     for wrong in ("user", "@user", "s1.test", "@nul\0:s1.test"):
         with pytest.raises(InvalidIdentifier):
             await store.erase_user(wrong)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+async def test_an_invitation_shows_history_but_who_was_invited_only_was_not_there(store: Store, joins: bool) -> None:
+    room = new_room(visibility="invited", members=[OTHER])
+    room.invite(ADMIN, LOCAL)
+    room.invite(ADMIN, REMOTE)
+    said = room.message(OTHER, "before they came")
+    if joins:
+        room.join(LOCAL)
+        room.join(REMOTE)
+    again = room.message(OTHER, "after")
+    await deliver(store, room)
+    await store.erase_user(OTHER)
+    page = await store.messages(room.room_id, LOCAL, limit=100)
+    shown = {event.event_id: event.withheld for event in page.chunk}
+    assert (shown[said.event_id], shown[again.event_id]) == (True, not joins)
+    sent = await store.backfill(room.room_id, [again.event_id], 100, server_name="s2.test")
+    assert {event.event_id: event.withheld for event in sent if event.type == "m.room.message"} == {
+        said.event_id: True,
+        again.event_id: not joins,
+    }

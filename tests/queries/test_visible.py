@@ -222,3 +222,80 @@ async def test_pages_and_syncs_are_refused_to_users_of_other_servers(store: Stor
         for asked in (store.sync(wrong), store.messages(room.room_id, wrong), store.context(said.event_id, wrong)):
             with pytest.raises(InvalidIdentifier):
                 await asked
+
+
+async def test_a_late_event_of_a_branch_is_seen_by_those_who_were_in_that_branch(store: Store) -> None:
+    """Another server goes on as if nobody had left; what it sends late is no window into what is said now."""
+    room = new_room(visibility="joined", members=[LOCAL, OTHER])
+    ours, theirs = room.fork(2)
+    ours.leave(LOCAL)
+    secret = ours.message(ADMIN)
+    late = theirs.message(OTHER)
+    held = [event for event in room.events if event is not late]
+    await append(store, *held)
+    await append(store, late)
+    after = room.merge(ours, theirs).message(ADMIN)
+    await append(store, after)
+    asked = ids([secret, late, after])
+    assert await store.visible_to_user(LOCAL, asked) == {late.event_id}
+    assert await store.visible_to_user(OTHER, asked) == set(asked)
+
+
+async def test_a_join_that_is_refused_or_unplaced_shows_nothing(store: Store) -> None:
+    """Joins that are rejected, soft-failed or outliers are no joins; shared history stays hidden from who sent them."""
+    room = new_room(visibility="shared", members=[LOCAL])
+    said = room.message(ADMIN)
+    ours, theirs = room.fork(2)
+    ours.ban(ADMIN, OTHER)
+    soft = theirs.join(OTHER)
+    await append(store, *(event for event in room.events if event is not soft))
+    assert await append(store, soft) == ["soft_failed"]
+    refused = ours.join(OTHER, expected="rejected")
+    assert await append(store, refused) == ["rejected"]
+    unplaced = new_room(visibility="shared", seed=5)
+    hidden = unplaced.message(ADMIN)
+    await deliver(store, unplaced)
+    outlier = unplaced.join(OTHER)
+    assert await append(store, outlier, origin="outlier") == ["stored"]
+    for events in ([said, soft, refused], [hidden, outlier]):
+        assert await store.visible_to_user(OTHER, ids(events)) == set()
+    page = await store.messages(room.room_id, OTHER, limit=100)
+    assert page.chunk == []
+    await append(store, outlier)
+    assert await store.visible_to_user(OTHER, ids([hidden, outlier])) == set(ids([hidden, outlier]))
+
+
+async def test_a_redacted_change_of_visibility_counts_as_it_did(store: Store) -> None:
+    """Redaction keeps the value, so that nothing hidden opens when somebody redacts what hid it."""
+    room = new_room(visibility="joined", members=[LOCAL])
+    closed = room.history_visibility(ADMIN, "joined")
+    said = room.message(ADMIN)
+    await deliver(store, room)
+    room.redact(ADMIN, closed)
+    later = room.message(ADMIN)
+    await deliver(store, room)
+    assert await store.visible_to_user(OTHER, ids([said, later])) == set()
+    assert await store.visible_to_server("s3.test", ids([said, later])) == set()
+    room.join(OTHER)
+    await deliver(store, room)
+    assert await store.visible_to_user(OTHER, ids([said, later])) == set()
+
+
+async def test_a_reset_that_takes_a_leave_back_shows_only_what_is_said_from_then_on(store: Store) -> None:
+    """The state at an event decides, not what the room's state became afterwards."""
+    room = new_room(visibility="joined", members=[LOCAL, OTHER], users={OTHER: 50})
+    ours, theirs = room.fork(2)
+    ours.kick(OTHER, LOCAL)
+    secret = ours.message(ADMIN)
+    theirs.power_levels(ADMIN, users={OTHER: 0})
+    await append(store, *room.events)
+    merged = room.merge(ours, theirs)
+    after = merged.message(ADMIN)
+    await append(store, after)
+    oracle = Oracle()
+    for event in room.events:
+        oracle.append([event.pdu])
+    oracle.append([after.pdu])
+    asked = ids([secret, after])
+    assert await store.visible_to_user(LOCAL, asked) == oracle.visible_to_user(LOCAL, asked)
+    assert secret.event_id not in await store.visible_to_user(LOCAL, asked)
