@@ -1,0 +1,81 @@
+"""How the questions about relations are run among thousands of relations to one event: by their index, reading what they answer with."""
+
+from typing import NamedTuple
+
+import pytest
+
+from storage import Store
+from storage.queries import aggregations, relations
+from storage.streams.positions import LARGEST_POSITION
+from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
+from tests.queries.test_plans import is_inlined, plan_of
+
+MANY = 3_000
+ALL = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, 0, 0, LARGEST_POSITION)
+
+SQL_MULTIPLY = """
+INSERT INTO events
+SELECT (jsonb_populate_record(NULL::events, to_jsonb(e) || jsonb_build_object(
+    'event_nid', e.event_nid + 1000000000::bigint * n,
+    'event_id', e.event_id || n,
+    'stream_ordering', e.stream_ordering + $2::int + n,
+    'topological_ordering', e.topological_ordering + $2::int + n
+))).*
+FROM events e
+CROSS JOIN generate_series(1, $3::int) AS n
+WHERE e.event_id = $1::text
+"""
+
+
+class Busy(NamedTuple):
+    """A room in which an event has thousands of reactions and replies."""
+
+    store: Store
+    root_id: str
+    plain_ids: list[str]
+
+
+@pytest.fixture
+async def busy(store: Store) -> Busy:
+    room = new_room(members=[LOCAL])
+    root = room.message(ADMIN)
+    plain = [room.message(ADMIN) for _ in range(100)]
+    reply, reaction, said = room.threaded(LOCAL, root, "reply"), room.react(LOCAL, root), room.message(ADMIN)
+    room.edit(ADMIN, root, "once")
+    await deliver(store, room)
+    async with store.database.connection() as conn:
+        for place, event in enumerate((reply, reaction, said)):
+            await conn.execute(SQL_MULTIPLY, event.event_id, MANY * (place + 1), MANY)
+        for table in ("events", "rooms", "visibility", "principals", "event_types", "erased_users"):
+            await conn.execute(f"VACUUM ANALYZE {table}")
+    return Busy(store, root.event_id, ids(plain))
+
+
+async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
+    for sql in (relations.SQL_BACKWARDS, relations.SQL_FORWARDS):
+        for rel_type, kinds in ((None, 3), ("m.annotation", 1), ("m.replace", 1)):
+            plan = await plan_of(busy.store, sql, busy.root_id, LOCAL, [], rel_type, None, *ALL, 20)
+            assert "events_relation_idx" in plan.indexes
+            assert plan.event_rows <= (kinds + 1) * 21 + 10
+            assert is_inlined(plan)
+    middle = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, MANY + MANY // 2, 0, LARGEST_POSITION)
+    plan = await plan_of(busy.store, relations.SQL_BACKWARDS, busy.root_id, LOCAL, [], "m.thread", None, *middle, 20)
+    assert plan.event_rows <= 2 * 21 + 10
+
+
+async def test_a_walk_stops_at_its_limit(busy: Busy) -> None:
+    plan = await plan_of(busy.store, relations.SQL_RECURSIVE, busy.root_id, LOCAL, [], None, None, *ALL, 20, -1, 500, relations.LEVELS)
+    assert "events_relation_idx" in plan.indexes
+    assert plan.event_rows <= 2 * 500 + 3 * 21 + 10
+    assert is_inlined(plan)
+
+
+async def test_aggregations_of_a_page(busy: Busy) -> None:
+    """Of events that nothing relates to one probe each; a thread is counted event by event."""
+    plan = await plan_of(busy.store, aggregations.SQL_AGGREGATIONS, LOCAL, busy.plain_ids, [], 1_000)
+    assert "events_relation_idx" in plan.indexes
+    assert plan.event_rows <= 100
+    assert is_inlined(plan)
+    plan = await plan_of(busy.store, aggregations.SQL_AGGREGATIONS, LOCAL, [*busy.plain_ids, busy.root_id], [], 1_000)
+    assert plan.event_rows <= 100 + MANY + 30
+    assert is_inlined(plan)
