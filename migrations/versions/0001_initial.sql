@@ -179,6 +179,7 @@ CREATE TABLE events (
     )
 );
 ALTER TABLE events ALTER COLUMN json SET STORAGE EXTERNAL;
+ALTER TABLE events ALTER COLUMN relates_to SET (n_distinct = -0.5);  -- so that it is looked up by index even where one event has most of the relations
 COMMENT ON TABLE events IS 'One row holds everything about an event. Only the flags, and what an outlier lacks, ever change.';
 COMMENT ON COLUMN events.event_nid IS 'Never changes, also when an outlier arrives in the timeline.';
 COMMENT ON COLUMN events.stream_ordering IS 'When this server learned of the event: its position in the stream "events", or "backfill" if backfilled. NULL for outliers.';

@@ -25,11 +25,15 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text), 0) AS principal_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
 ),
+named AS MATERIALIZED (
+    SELECT event_nid, room_nid, relation_key(event_id) AS key
+    FROM events
+    WHERE event_id = ANY($2::text[])
+),
 asked AS MATERIALIZED (  -- those that something relates to: a probe for each, never a join with all relations there are
-    SELECT e.event_nid, e.room_nid, relation_key(e.event_id) AS key
-    FROM events e
-    WHERE e.event_id = ANY($2::text[])
-        AND (SELECT true FROM events c WHERE c.relates_to = relation_key(e.event_id) AND NOT c.outlier LIMIT 1)
+    SELECT n.event_nid, n.room_nid, n.key
+    FROM named n
+    WHERE (SELECT true FROM events c WHERE c.relates_to = n.key AND NOT c.outlier ORDER BY c.rel_type_nid LIMIT 1)
 ),
 room AS MATERIALIZED (
     SELECT r.room_nid, reader.principal_nid, reader.ignored, sight.*

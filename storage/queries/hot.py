@@ -12,7 +12,21 @@ from storage.config import Config
 from storage.database.connection import Connection
 from storage.errors import InputError
 from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
-from storage.queries import auth_chain, authorisation, checks, context, events, federation, messages, near, state, state_at, visible
+from storage.queries import (
+    aggregations,
+    auth_chain,
+    authorisation,
+    checks,
+    context,
+    events,
+    federation,
+    messages,
+    near,
+    relations,
+    state,
+    state_at,
+    visible,
+)
 from storage.queries.sync import Asked, sync
 from storage.queries.sync.positions import positions
 from storage.streams import SyncToken, VectorPosition
@@ -113,6 +127,21 @@ async def _context(conn: Connection, given: Any) -> object:
     return await context.context(conn, EventId(given.event), UserId(given.user), limit=given.limit, deployment=given.deployment)
 
 
+def _relations(*, recurse: bool) -> Ask:
+    async def related(conn: Connection, given: Any) -> object:
+        asked = messages.between(None, None, "b", given.limit, given.deployment)
+        wanted = relations.Wanted(recurse=recurse)
+        rows_max = given.config.traversal_rows_max
+        ids = EventId(given.event), UserId(given.user)
+        return await relations.relations(conn, *ids, wanted, asked, deployment=given.deployment, rows_max=rows_max)
+
+    return related
+
+
+async def _aggregations(conn: Connection, given: Any) -> object:
+    return await aggregations.aggregations(conn, UserId(given.user), [EventId(given.event)])
+
+
 def _near(direction: messages.Direction) -> Ask:
     async def nearest(conn: Connection, given: Any) -> object:
         return await near.event_near(conn, RoomId(given.room), UserId(given.user), given.timestamp, direction)
@@ -185,6 +214,9 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "messages": Question("the last page of a room", PAGED, _pages("b")),
     "messages-forwards": Question("the first page of a room", PAGED, _pages("f")),
     "context": Question("an event amid others, and the state there", ("event", "user"), _context),
+    "relations": Question("the latest events that relate to one", ("event", "user"), _relations(recurse=False)),
+    "relations-indirect": Question("the same with indirect relations", ("event", "user"), _relations(recurse=True)),
+    "aggregations": Question("what is told of an event together with it", ("event", "user"), _aggregations),
     "event-before": Question("the event nearest to a time, before it", (*PAGED, "timestamp"), _near("b")),
     "event-after": Question("the event nearest to a time, after it", (*PAGED, "timestamp"), _near("f")),
     "event": Question("one event", ("event",), _of_event(lambda conn, event_id: events.events(conn, [event_id]))),

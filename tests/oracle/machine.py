@@ -50,7 +50,8 @@ WRITES: Final[Mapping[str, Write]] = {
     "history for the joined": lambda room, one, _, how: room.history_visibility(one, "joined", **how),
 }
 DELIVERIES: Final = ("shuffled", "again", "fetched", "after a gap", "backfill", "junk")
-ODDITIES: Final = ("fork", "redact", "refused", "depth", "damage", "clock")
+ODDITIES: Final = ("fork", "redact", "refused", "depth", "damage", "clock", "relate")
+RELATIONS: Final = ("m.replace", "m.thread", "m.reference", "m.annotation")
 JUNK: Final = (b"", b"null", b'{"type":"m.room.message"}', b"\xff\xfe", b'{"type":"m.room.create","state_key":"","content":[]}')
 
 
@@ -151,6 +152,16 @@ class RoomMachine(RuleBasedStateMachine):
         branch = pick(data, self.branches)
         target = pick(data, branch.events)
         self._write(lambda more: branch.redact(one, target, **more))
+
+    @precondition(lambda self: "relate" in self.on)
+    @rule(data=st.data(), one=st.sampled_from(USERS), rel_type=st.sampled_from(RELATIONS), edits=st.booleans())
+    def relate(self, data: st.DataObject, one: str, rel_type: str, *, edits: bool) -> None:
+        """A message that relates to any event of any room and branch, which may come before or after it."""
+        branch = pick(data, self.branches)
+        target = pick(data, [event for other in self.branches for event in other.events])
+        content = {"body": "*", "m.relates_to": {"rel_type": rel_type, "event_id": target.event_id}}
+        content |= {"m.new_content": {"body": ""}} if edits else {}
+        self._write(lambda more: branch.send(one, "m.room.message", content, **more))
 
     @precondition(lambda self: "fork" in self.on and len(self.branches) < 5)
     @rule(data=st.data())

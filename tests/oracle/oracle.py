@@ -8,9 +8,11 @@ Where the rules leave a choice:
 * Federation reads pass through rejected events without returning them; soft-failed ones are returned.
 * `min_depth` is about the depth that the sender claims; the walk goes on through events that it leaves out.
 * The walk of `missing_events` is breadth first, parents in the order in which the event names them.
+* Indirect relations are found three levels deep, and only behind events that are themselves told to the user.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from storage.errors import StateUnknown
 from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
@@ -20,6 +22,7 @@ from tests.oracle.sight import Sight, server_sees, user_sees
 Position = tuple[int, int]
 VISIBILITY = ("m.room.history_visibility", "")
 HIGHEST_FIRST = ("join", "invite", "knock", "leave", "ban")
+LEVELS = 3  # of indirect relations
 
 
 class Oracle(Receiver):
@@ -131,6 +134,48 @@ class Oracle(Receiver):
         found = [event_id for event_id in found if (after is None or after < self.position(event_id))]
         found = [event_id for event_id in found if (upto is None or self.position(event_id) <= upto)]
         return (found[::-1] if direction == "b" else found)[:limit]
+
+    # ----------------------------------------------------------------------------------------------------- relations
+
+    def relations(self, event_id: EventId, user_id: str, *, rel_type: str | None = None, recurse: bool = False) -> list[EventId] | None:
+        """What the user is told to relate to an event, oldest first; None if they may not see the event."""
+        if not self.visible_to_user(user_id, [event_id]):
+            return None
+        found: set[EventId] = set()
+        level = {event_id}
+        for _ in range(LEVELS if recurse else 1):
+            level = {child for parent in level for child in self._related(parent, user_id, rel_type)} - found - {event_id}
+            found |= level
+        return self._by_position(found)
+
+    def _related(self, parent_id: EventId, user_id: str, rel_type: str | None = None) -> list[EventId]:
+        """Events of the room that say so and are seen and not redacted, oldest first."""
+        room = self.timeline(self.get(parent_id).event.room_id)
+        saying = [event_id for event_id in room if self._relation(event_id) == (parent_id, rel_type or self._relation(event_id)[1])]
+        return self._by_position(event_id for event_id in self.visible_to_user(user_id, saying) if not self.redacted_by(event_id))
+
+    def _relation(self, event_id: EventId) -> tuple[Any, Any]:
+        """(target, type) as the event has it; (None, None) if it has none."""
+        said = self.get(event_id).event.content.get("m.relates_to")
+        return (said.get("event_id"), said.get("rel_type")) if isinstance(said, dict) and said.get("rel_type") else (None, None)
+
+    def aggregations(self, event_id: EventId, user_id: str) -> tuple[EventId | None, tuple[EventId, int, bool] | None, list[EventId]]:
+        """(latest edit, thread: (last event, how many, whether the user is in it), references)."""
+        if not self.visible_to_user(user_id, [event_id]):
+            return None, None, []
+        event, redacted = self.get(event_id).event, self.redacted_by(event_id) is not None
+        own_type = None if redacted else self._relation(event_id)[1]
+        edits = [
+            (self.get(edit_id).event.origin_server_ts, edit_id)
+            for edit_id in self._related(event_id, user_id, "m.replace")
+            if (self.get(edit_id).event.sender, self.get(edit_id).event.type) == (event.sender, event.type)
+            and "m.new_content" in self.get(edit_id).event.content
+            and not (event.is_state or self.get(edit_id).event.is_state or redacted or own_type == "m.replace")
+        ]
+        thread = self._related(event_id, user_id, "m.thread") if own_type is None else []
+        participated = user_id in {event.sender, *(self.get(reply_id).event.sender for reply_id in thread)}
+        summary = (thread[-1], len(thread), participated) if thread else None
+        return (max(edits)[1] if edits else None), summary, self._related(event_id, user_id, "m.reference")
 
     # ---------------------------------------------------------------------------------------------------- federation
 

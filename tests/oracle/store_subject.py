@@ -6,7 +6,8 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, TypeVar
 
 import storage
-from storage import StoredEvent
+from storage import Aggregations, StoredEvent
+from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, UserId
 from storage.maintenance.verify import Finding, verify
 from storage.persist import Origin, Outcome
@@ -114,6 +115,9 @@ class StoreSubject:
             "seen by user": {user: await store.visible_to_user(user, held) for user in audience.users},
             "seen by server": {server: await store.visible_to_server(server, held) for server in audience.servers},
             "messages": {user: await self._messages(room_id, user) for user in audience.users},
+            "relations": {user: {one: await self._relations(one, user) for one in held} for user in audience.users},
+            "indirect": {user: {one: await self._indirect(one, user) for one in held} for user in audience.users},
+            "aggregations": {user: await self._aggregations(held, user) for user in audience.users},
             "backfill": await self._backfill(room_id, latest, store.database.config.page_limit_max),
             "backfill 3": await self._backfill(room_id, latest, 3),
             "missing events": _ids(await store.missing_events(room_id, earliest, latest, limit=store.database.config.page_limit_max)),
@@ -132,12 +136,42 @@ class StoreSubject:
             if at is None:
                 return found
 
+    async def _relations(self, event_id: EventId, user_id: str) -> list[EventId] | None:
+        """All that relates to an event, oldest first, by pages of two."""
+        found: list[EventId] = []
+        at = None
+        try:
+            while True:
+                page = await self.store.relations(event_id, user_id, from_=at, limit=2)
+                found += _ids(page.chunk)
+                at = page.end
+                if at is None:
+                    return found[::-1]
+        except UnknownEvent:
+            return None
+
+    async def _indirect(self, event_id: EventId, user_id: str) -> list[EventId] | None:
+        try:
+            return _ids((await self.store.relations(event_id, user_id, direction="f", limit=1_000, recurse=True)).chunk)
+        except UnknownEvent:
+            return None
+
+    async def _aggregations(self, held: Sequence[EventId], user_id: str) -> dict[EventId, Any]:
+        found = await self.store.aggregations(user_id, held)
+        return {event_id: _aggregated(found.get(event_id, Aggregations())) for event_id in held}
+
     async def _backfill(self, room_id: RoomId, latest: list[EventId], limit: int) -> list[EventId]:
         return _ids(await self.store.backfill(room_id, latest, limit)) if latest else []
 
     async def _state_ids(self, event_id: EventId) -> tuple[set[EventId], set[EventId]]:
         answer = await self.store.state_ids(event_id)
         return set(answer.state_ids), set(answer.auth_chain_ids)
+
+
+def _aggregated(one: Aggregations) -> tuple[EventId | None, tuple[EventId, int, bool] | None, list[EventId]]:
+    edit, thread = one.replacement, one.thread
+    summary = None if thread is None else (thread.latest_event.event_id, thread.count, thread.participated)
+    return None if edit is None else edit.event_id, summary, list(one.references)
 
 
 def _ids(events: Iterable[StoredEvent]) -> list[EventId]:

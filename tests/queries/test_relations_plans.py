@@ -5,12 +5,12 @@ from typing import NamedTuple
 import pytest
 
 from storage import Store
+from storage.ids import EventId
 from storage.queries import aggregations, relations
 from storage.streams.positions import LARGEST_POSITION
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
 from tests.queries.test_plans import is_inlined, plan_of
 
-MANY = 3_000
 ALL = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, 0, 0, LARGEST_POSITION)
 
 SQL_MULTIPLY = """
@@ -32,11 +32,13 @@ class Busy(NamedTuple):
 
     store: Store
     root_id: str
-    plain_ids: list[str]
+    plain_ids: list[EventId]
+    many: int
 
 
-@pytest.fixture
-async def busy(store: Store) -> Busy:
+@pytest.fixture(params=[300, 3_000])
+async def busy(store: Store, request: pytest.FixtureRequest) -> Busy:
+    many = request.param
     room = new_room(members=[LOCAL])
     root = room.message(ADMIN)
     plain = [room.message(ADMIN) for _ in range(100)]
@@ -45,10 +47,10 @@ async def busy(store: Store) -> Busy:
     await deliver(store, room)
     async with store.database.connection() as conn:
         for place, event in enumerate((reply, reaction, said)):
-            await conn.execute(SQL_MULTIPLY, event.event_id, MANY * (place + 1), MANY)
+            await conn.execute(SQL_MULTIPLY, event.event_id, many * (place + 1), many)
         for table in ("events", "rooms", "visibility", "principals", "event_types", "erased_users"):
             await conn.execute(f"VACUUM ANALYZE {table}")
-    return Busy(store, root.event_id, ids(plain))
+    return Busy(store, root.event_id, ids(plain), many)
 
 
 async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
@@ -58,7 +60,7 @@ async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
             assert "events_relation_idx" in plan.indexes
             assert plan.event_rows <= (kinds + 1) * 21 + 10
             assert is_inlined(plan)
-    middle = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, MANY + MANY // 2, 0, LARGEST_POSITION)
+    middle = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, busy.many + busy.many // 2, 0, LARGEST_POSITION)
     plan = await plan_of(busy.store, relations.SQL_BACKWARDS, busy.root_id, LOCAL, [], "m.thread", None, *middle, 20)
     assert plan.event_rows <= 2 * 21 + 10
 
@@ -77,5 +79,5 @@ async def test_aggregations_of_a_page(busy: Busy) -> None:
     assert plan.event_rows <= 100
     assert is_inlined(plan)
     plan = await plan_of(busy.store, aggregations.SQL_AGGREGATIONS, LOCAL, [*busy.plain_ids, busy.root_id], [], 1_000)
-    assert plan.event_rows <= 100 + MANY + 30
+    assert plan.event_rows <= 100 + busy.many + 30
     assert is_inlined(plan)

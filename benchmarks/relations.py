@@ -1,0 +1,122 @@
+"""What relates to an event, where ever more does: pages of it, the same with indirect ones, and what is told with a page of messages.
+
+Half of the relations are replies in the event's thread, half are reactions. They are copies of one of each, put into the table directly.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, LiteralString, NamedTuple
+
+import storage
+from benchmarks.harness import Bench, Trips, percentiles, show
+from storage import Store
+from storage.testing import BuiltEvent, RoomBuilder
+
+SIZES: Final = (100, 1_000, 10_000, 100_000)
+QUICK_SIZES: Final = (100, 1_000)
+MESSAGES: Final = 200
+
+SQL_COPY: Final[LiteralString] = """
+INSERT INTO events
+SELECT (jsonb_populate_record(e, jsonb_build_object(
+    'event_nid', e.event_nid + 1000000000::bigint * n,
+    'event_id', e.event_id || n,
+    'stream_ordering', e.stream_ordering + 1000000 + 2 * n,
+    'topological_ordering', e.topological_ordering + n
+))).*
+FROM events e
+CROSS JOIN generate_series(1, $2::int) AS n
+WHERE e.event_id = $1::text
+"""
+
+SQL_COST: Final[LiteralString] = """
+SELECT pg_relation_size('events_relation_idx')::float8 / count(*) AS index_bytes, avg(
+        pg_column_size(e.*) - pg_column_size(jsonb_populate_record(e, '{"relates_to": null, "rel_type_nid": null, "replaces": null}'))
+    )::float8 AS row_bytes
+FROM events e
+WHERE relates_to IS NOT NULL
+"""
+
+Question = Callable[[], Awaitable[Any]]
+
+
+class CostRow(NamedTuple):
+    """Bytes for each relation."""
+
+    index_bytes: float
+    row_bytes: float
+
+
+async def run(bench: Bench) -> None:
+    """Measure each size, and show the growth."""
+    for related in QUICK_SIZES if bench.quick else SIZES:
+        bench.results[str(related)] = await _measure(bench, related, rounds=bench.size(200, 5))
+    _show(bench)
+    bench.write()
+
+
+async def _measure(bench: Bench, related: int, rounds: int) -> dict[str, Any]:
+    room = RoomBuilder("11", seed=1, sign=False)
+    user = room.user(1, "s1.test")
+    room.start(user)
+    root = room.message(user)
+    reply, reaction = room.threaded(user, root, "reply"), room.react(user, root)
+    for _ in range(MESSAGES):
+        room.message(user)
+    trips = Trips()
+    async with bench.database() as dsn, storage.open(dsn, server_name="s1.test", observer=trips) as store:
+        trips.opened()
+        await store.append(room.pdus)
+        await _fill(store, (reply, reaction), related)
+        results: dict[str, Any] = {
+            name: await _timed(question, trips, rounds) for name, question in _questions(store, room, root, user).items()
+        }
+        async with store.database.connection() as conn:
+            [row] = await conn.fetch(SQL_COST, row=CostRow)
+        return results | {"bytes": row}
+
+
+async def _fill(store: Store, copied: tuple[BuiltEvent, ...], related: int) -> None:
+    """So many relations, and what the planner should know of them."""
+    async with store.database.connection() as conn:
+        for event in copied:
+            await conn.execute(SQL_COPY, event.event_id, related // 2)
+        await conn.execute("REINDEX INDEX events_relation_idx")
+        await conn.execute("VACUUM ANALYZE events")
+
+
+def _questions(store: Store, room: RoomBuilder, root: BuiltEvent, user: str) -> dict[str, Question]:
+    plain = [event.event_id for event in room.events[-100:]]
+    return {
+        "a page of 20": lambda: store.relations(root.event_id, user, limit=20),
+        "20 of the thread": lambda: store.relations(root.event_id, user, rel_type="m.thread", limit=20),
+        "20, indirect too": lambda: store.relations(root.event_id, user, limit=20, recurse=True),
+        "told with the event": lambda: store.aggregations(user, [root.event_id]),
+        "told with 100 others": lambda: store.aggregations(user, plain),
+        "100 messages": lambda: store.messages(room.room_id, user, limit=100),
+        "100 messages, aggregated": lambda: store.messages(room.room_id, user, limit=100, aggregations=True),
+    }
+
+
+async def _timed(question: Question, trips: Trips, rounds: int) -> dict[str, float]:
+    await question()
+    before, times = trips.count, []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        await question()
+        times.append(time.perf_counter() - start)
+    return percentiles(times, factor=1000) | {"statements": (trips.count - before) / rounds}
+
+
+def _show(bench: Bench) -> None:
+    names = [name for name in next(iter(bench.results.values())) if name != "bytes"]
+    columns = ["p50 ms, relations to the event:", *bench.results, "statements"]
+    rows = [[name, *(found[name]["p50"] for found in bench.results.values()), _statements(bench, name)] for name in names]
+    show("Relations", columns, rows)
+    cost = [[size, *(round(number, 1) for number in found["bytes"])] for size, found in bench.results.items()]
+    show("Bytes for each event that relates to another", ["relations", "index", "row"], cost)
+
+
+def _statements(bench: Bench, name: str) -> float:
+    most: float = max(found[name]["statements"] for found in bench.results.values())
+    return most
