@@ -6,13 +6,13 @@ Every method does one thing: take a connection (or a snapshot), call one functio
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from time import time_ns
 from typing import Any
 
 from storage.config import Config
-from storage.database.connection import Connection, Database, Observer
+from storage.database.connection import Database, Observer
 from storage.database.deployment import settled
 from storage.database.embedded import embedded_postgres
 from storage.database.migrate import check_schema, migrate
@@ -261,7 +261,7 @@ class Store:
         """
         user = checks.local_user(user_id, self.server_name)
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
-        async with self._one_view(aggregations) as conn:
+        async with self.database.connection() as conn:
             page = await messages.messages(conn, room_id, user, asked, self.deployment_id, ignored=ignored)
             return await aggregating.of_page(conn, user, page, ignored=ignored) if aggregations else page
 
@@ -270,7 +270,7 @@ class Store:
     ) -> Context:
         """An event amid at most ``limit`` others, and the state there. `UnknownEvent` also where the user may not see it."""
         user = checks.local_user(user_id, self.server_name)
-        async with self._one_view() as conn:
+        async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
             found = await context.context(conn, event_id, user, limit=self._limit(limit), deployment=self.deployment_id, ignored=ignored)
             return await aggregating.of_context(conn, user, found, ignored=ignored) if aggregations else found
 
@@ -299,7 +299,7 @@ class Store:
         wanted = relations.Wanted(rel_type=rel_type, event_type=event_type, ignored=ignored, recurse=recurse)
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
         rows_max = self.database.config.traversal_rows_max
-        async with self._one_view(aggregations) as conn:
+        async with self.database.connection() as conn:
             page = await relations.relations(conn, target, user, wanted, asked, deployment=self.deployment_id, rows_max=rows_max)
             return await aggregating.of_page(conn, user, page, ignored=ignored) if aggregations else page
 
@@ -376,10 +376,6 @@ class Store:
         ids = [checks.events(one) for one in sets]
         async with self.database.connection() as conn:
             return await auth_chain.auth_chain_difference(conn, ids)
-
-    def _one_view(self, several: bool = True) -> AbstractAsyncContextManager[Connection]:
-        """A connection; for ``several`` statements with one view of the tables."""
-        return self.database.transaction(isolation="repeatable_read", readonly=True) if several else self.database.connection()
 
     def _limit(self, limit: int) -> int:
         """At most `Config.page_limit_max`; `InputError` for a negative one."""
