@@ -93,6 +93,8 @@ async def test_a_thread_in_short(store: Store, statements: Statements) -> None:
     assert (await told(store, root, ADMIN)).thread is not None
     room.threaded(LOCAL, root, "I am in it now")
     await deliver(store, room)
+    room.redact(ADMIN, root)  # takes away edits, not the thread
+    await deliver(store, room)
     participated = {user: (await told(store, root, user)).thread for user in (ADMIN, LOCAL, OTHER)}
     assert all(thread is not None and thread.participated and thread.count == 5 for thread in participated.values())
 

@@ -6,6 +6,7 @@ import pytest
 
 from storage import Store
 from storage.errors import InputError, InvalidIdentifier, InvalidToken, UnknownEvent
+from storage.event.relation import target_key
 from storage.ids import EventId, UserId
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.queries.conftest import Statements
@@ -214,6 +215,21 @@ async def test_what_is_not_accepted_relates_to_nothing(store: Store) -> None:
     for recurse in (False, True):
         assert await related(store, root, recurse=recurse) == []
         assert await related(store, root, ADMIN, recurse=recurse) == []
+
+
+async def test_what_has_a_wrong_content_hash_relates_to_nothing(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    root = room.message(ADMIN)
+    damaged = relate(room, ADMIN, root, damage="content_hash")
+    assert await append(store, *room.events) == ["stored"] * (len(room.events) - 1) + ["redacted"]
+    assert await related(store, root) == []
+    assert await store.visible_to_user(LOCAL, [damaged.event_id]) == {damaged.event_id}
+
+
+async def test_targets_have_the_same_key_in_both_places(store: Store) -> None:
+    found = ["$", "$x:s1.test", "$" + "ü" * 100, "$😀"]
+    async with store.database.connection() as conn:
+        assert await conn.fetchvals("SELECT relation_key(i) FROM unnest($1::text[]) AS i", found) == [target_key(one) for one in found]
 
 
 async def test_rooms_are_apart(store: Store) -> None:
