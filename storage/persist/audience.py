@@ -31,6 +31,13 @@ def history_visibility(draft: Draft, group: Group | None) -> str:
     return value if isinstance(value, str) and value in RANKS else MISSING
 
 
+def _visibilities(draft: Draft, base: Group | None, target: Group) -> tuple[str, str]:
+    """The history visibilities of two states, which are mostly the same."""
+    after = history_visibility(draft, target)
+    same = base is not None and base.entries.get(KEY_HISTORY_VISIBILITY) == target.entries.get(KEY_HISTORY_VISIBILITY)
+    return after if same else history_visibility(draft, base), after
+
+
 def admits(visibility: str, counts: Counts) -> Standing:
     """How a principal with so many joined and invited users stands to the audience."""
     joined, invited = counts
@@ -44,7 +51,7 @@ def advance(step: Step, target: Group) -> int | None:
     if step.main == target.state_group:
         return None
     main = step.main_group()
-    before, after = history_visibility(step.draft, main), history_visibility(step.draft, target)
+    before, after = _visibilities(step.draft, main, target)
     moved = _moved(step, main, target)
     changed: dict[int, VisibilityRow] = {}
     number = step.next_audience
@@ -59,7 +66,7 @@ def advance(step: Step, target: Group) -> int | None:
         opened |= standing is not row.current
         if (moved_to := placed._replace(joined_count=counts[0], invited_count=counts[1])) != row:
             changed[principal] = moved_to
-    for principal, standing in _flags(after):
+    for principal, standing in () if main is not None and before == after else _flags(after):
         row = step.visible(principal)
         if row.current is not standing:
             changed[principal] = row.placed(number, None, standing)
@@ -74,7 +81,7 @@ def advance(step: Step, target: Group) -> int | None:
 
 def branch(step: Step, base: Group, target: Group) -> int:
     """The number for a state that is not the current one and was derived from ``base``."""
-    before, after = history_visibility(step.draft, base), history_visibility(step.draft, target)
+    before, after = _visibilities(step.draft, base, target)
     differs: dict[int, Standing] = {}
     moved = _moved(step, base, target)
     concerned = moved.keys() | _invited(step, base, target, before, after)
@@ -160,6 +167,8 @@ def _memberships(draft: Draft, base: Group | None, target: Group, keys: Iterable
     keys = list(keys)
     draft.ensure_state_key_names(keys)
     members = {key: name[1] for key in keys if (name := draft.state_key_name(key))[0] == TYPE_MEMBER}
+    if not members:
+        return []
     entries = [target.entries] if base is None else [base.entries, target.entries]
     draft.ensure_rows(nid for key in members for state in entries if (nid := state.get(key)))
     draft.ensure_principals(name for user in members.values() for name in _principal_names(draft, user))

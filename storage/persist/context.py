@@ -304,7 +304,7 @@ class Reader:
 
     @staticmethod
     def _ensure(kind: str, keys: Iterable[Any], overlay: dict[Any, Any], cache: dict[Any, Any]) -> None:
-        unknown = {key for key in keys if key not in overlay and key not in cache}
+        unknown = [key for key in keys if key not in overlay and key not in cache]
         if unknown:
             raise Needs(kind, unknown)
 

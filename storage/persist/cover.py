@@ -10,9 +10,8 @@ def cover(draft: Draft, row: EventRow) -> Entry | None:
     if row.state_key_nid is None or row.rejected is not None:
         return None
     draft.state_key_names[row.state_key_nid] = draft.state_key_name(row.state_key_nid)  # stays known until it is written beside the place
-    draft.ensure_rows(row.auth_events)
     draft.ensure_places(row.auth_events)
-    rows = [draft.row_of(nid) for nid in row.auth_events]
+    rows = [draft.row_of(nid) for nid in row.auth_events]  # they have been looked up by their ids
     parents = [Parent(auth.event_nid, draft.place(auth.event_nid), auth.auth_events) for auth in rows]
     own = [parent.place for parent, auth in zip(parents, rows, strict=True) if auth.state_key_nid == row.state_key_nid]
     predecessor = max(own, default=None)

@@ -143,9 +143,7 @@ def _decide(
     after, current, ends = _states(step, row, before, ends)
     if row.membership == JOIN and row.accepted:
         audience.note_join(step, event.state_key or "", placement.order)
-    row = row._replace(
-        state_group_after=None if after is before else after.state_group, audience=audience.of_event(step, row, before, after)
-    )
+    row = row.with_state(None if after is before else after.state_group, audience.of_event(step, row, before, after))
     audience.note_place(step, row.audience or 0, placement.order)
     _note_moves(step, placement)
     found = redactions.find(step, row, event, before)

@@ -3,7 +3,7 @@
 Source: room version 3, "Handling redactions"; rules.md section 6.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from storage.auth import keys_needed, redaction_allowed
 from storage.database.names import TYPE_REDACTION
@@ -30,9 +30,14 @@ class Redactions(NamedTuple):
     settled: tuple[int, ...] = ()
 
 
+NONE: Final = Redactions(None)
+
+
 def find(step: Step, row: EventRow, event: Event, before: Group) -> Redactions:
     """Look up both sides of an event that is going to be in the timeline."""
     waiting: tuple[int, ...] = step.draft.waiting_for(event.event_id)
+    if not waiting and row.type_nid != TYPE_REDACTION:
+        return NONE
     applying = [step.draft.row_of(one) for one in waiting if _applies(step, one, row)]
     first = min(applying, key=_rank, default=None)
     changed = tuple(one._replace(ineffective=False) for one in applying)

@@ -38,6 +38,10 @@ class EventRow(NamedTuple):
         """The row with its position. As `_replace`, in a third of the time: every event comes through here."""
         return EventRow._make((*self[:3], stream_ordering, *self[4:]))
 
+    def with_state(self, state_group_after: int | None, audience: int) -> "EventRow":
+        """The row with the state after the event, and its audience; likewise."""
+        return EventRow._make((*self[:8], state_group_after, audience, *self[10:]))
+
     @property
     def after(self) -> int:
         """The state group after the event; only for events that are no outliers."""

@@ -1,7 +1,6 @@
 """The state before and after an event, and the room's current state: which groups they are."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from immutables import Map
 
@@ -84,8 +83,8 @@ def _new(step: Step, base: Group, change: Mapping[int, int], *, becomes_current:
     group = derive(base, change, step.draft.blocks.take("state_group_nids"), NOTHING)
     step.draft.ensure_state_key_names(group.steps[-1].delta)
     if not becomes_current:
-        return step.add_group(replace(group, audience=audience.branch(step, base, group)))
+        return step.add_group(group._replace(audience=audience.branch(step, base, group)))
     if step.main is None:
         empty(step)
     audience.advance(step, group)
-    return step.add_group(replace(group, audience=step.current_audience))
+    return step.add_group(group._replace(audience=step.current_audience))

@@ -9,7 +9,7 @@ Keys are state key nids and values event nids; see design.md, section 5, and `st
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
 
 from immutables import Map
 
@@ -35,8 +35,7 @@ class Step:
     origin: "tuple[Step, ...]" = field(default=(), compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """One state. ``steps`` are the rows to fold, root first, its own last; ``audience`` that of events sent under it."""
 
     state_group: int
@@ -132,6 +131,9 @@ def changed_keys(one: Group, other: Group) -> set[int]:
     """
     if one.state_group == other.state_group:
         return set()
+    for base, made in ((one, other), (other, one)):
+        if len(made.steps) > 1 and made.steps[-2].state_group == base.state_group:  # what it adds to the other's path is all
+            return {key for key in made.steps[-1].delta if one.entries.get(key) != other.entries.get(key)}
     for left, right in product((one.steps, _behind(one)), (other.steps, _behind(other))):
         if left and right and left[0].state_group == right[0].state_group:
             common = {step.state_group for step in left} & {step.state_group for step in right}

@@ -17,6 +17,7 @@ from storage.persist.intake import in_order
 from storage.persist.load import load
 from storage.persist.plan import Incoming, plan_whole
 from storage.persist.prefetch import prefetch
+from storage.persist.rows import EventRow
 from storage.testing import SHAPES, RoomBuilder, generate_room
 from storage.testing.shapes import Odd
 
@@ -128,3 +129,9 @@ async def test_a_message_by_nobody_in_the_room_is_left_to_the_whole_plan(dsn: st
     async with storage.open(dsn, server_name=SERVER) as store:
         await store.append(before)
         assert await decide_all(store, [stranger.pdu], "11", assume_new=True) == 0
+
+
+def test_a_row_with_other_values_is_as_replaced() -> None:
+    row = EventRow._make(range(len(EventRow._fields)))
+    assert row.at(-1) == row._replace(stream_ordering=-1)
+    assert row.with_state(-1, -2) == row._replace(state_group_after=-1, audience=-2)

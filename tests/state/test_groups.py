@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,12 +102,12 @@ def test_states_on_two_sides_of_a_new_root_are_compared_by_what_lies_between() -
     expected = {key for key in range(1, 500) if side.entries.get(key) != after.entries.get(key)}
     for one, other in ((side, after), (after, side)):
         watched: list[Any] = [Watched(one.entries), Watched(other.entries)]
-        assert changed_keys(replace(one, entries=watched[0]), replace(other, entries=watched[1])) == expected
+        assert changed_keys(one._replace(entries=watched[0]), other._replace(entries=watched[1])) == expected
         assert not watched[0].gone_through
         assert not watched[1].gone_through
-    forgetful = replace(after, steps=(Step(group.state_group, group.entries), *after.steps[1:]))  # as read from the table
+    forgetful = after._replace(steps=(Step(group.state_group, group.entries), *after.steps[1:]))  # as read from the table
     watched = [Watched(side.entries), Watched(after.entries)]
-    assert changed_keys(replace(side, entries=watched[0]), replace(forgetful, entries=watched[1])) == expected
+    assert changed_keys(side._replace(entries=watched[0]), forgetful._replace(entries=watched[1])) == expected
     assert watched[0].gone_through
     assert changed_keys(group, base) == {key for key in range(1, 500) if group.entries.get(key) != 1}
 

@@ -6,7 +6,6 @@ have.
 """
 
 from collections.abc import Hashable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -139,7 +138,7 @@ class Replay(Draft):
 
     def group(self, state_group: int) -> Group:
         """A state group under its new number, `NOTHING` before it has one."""
-        return replace(super().group(state_group), audience=self.numbers.get(state_group, NOTHING))
+        return super().group(state_group)._replace(audience=self.numbers.get(state_group, NOTHING))
 
     def add_groups(self, room: RoomDraft, groups: Iterable[Group]) -> None:
         """Groups have their numbers now."""
@@ -183,7 +182,7 @@ async def replay(conn: Connection, room_id: str, server_name: str, states: State
 
 def _begin(step: Step, empty: int) -> None:
     """The empty state, with which every room begins, has the first number."""
-    group = step.add_group(replace(step.group(empty), audience=step.next_audience))
+    group = step.add_group(step.group(empty)._replace(audience=step.next_audience))
     audience.advance(step, group)
 
 
@@ -231,11 +230,11 @@ def _number(step: Step, *, draft: Replay, state_group: int, base: int | None, on
         return group
     if on_line:
         audience.advance(step, group)
-        return step.add_group(replace(group, audience=step.current_audience))
+        return step.add_group(group._replace(audience=step.current_audience))
     if base is None:
         near = (part.state_group for part in reversed(group.steps[:-1]) if part.state_group in draft.numbers)
         base = next(near, step.main or 0)
-    return step.add_group(replace(group, audience=audience.branch(step, step.group(base), group)))
+    return step.add_group(group._replace(audience=audience.branch(step, step.group(base), group)))
 
 
 async def _write(conn: Connection, draft: Replay, room: RoomDraft) -> None:
