@@ -134,11 +134,10 @@ def _builder(crowd: Crowd) -> Callable[[str], Awaitable[None]]:
 async def in_turn(both: Sequence[Side], prepare: Callable[[Side, int], Awaitable[Question]], rounds: int) -> dict[str, Any]:
     """Milliseconds, Python's part of it, and statements, on each side. ``prepare`` makes the question of a round; it is not timed."""
     taken: dict[str, list[Taken]] = {side.name: [] for side in both}
-    for side in both:
-        await side.watch()
     for number in range(WARM + rounds):
         for side in both:
             question = await prepare(side, number)
+            await side.watch()
             side.statements.count = 0
             postgres, python, begun = side.postgres_seconds(), time.process_time(), time.perf_counter()
             await question()

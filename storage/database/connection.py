@@ -237,10 +237,15 @@ class Database:
 
 
 def _server_settings(config: Config, mark: str) -> dict[str, str]:
-    """Settings of every session. Timeouts on the server end what a vanished client left behind."""
+    """Settings of every session. Timeouts on the server end what a vanished client left behind.
+
+    Each statement is planned once a session, for any arguments: to plan a sync or a page anew takes longer than to run it, and Postgres would
+    do so for ever where it expects a plan for the arguments to be cheaper. tests/queries/test_large_plans.py looks at these plans.
+    """
     return {
         "application_name": f"room-storage {config.instance_name} {mark}".rstrip()[:63],
         "jit": "off",
+        "plan_cache_mode": "force_generic_plan",
         "lock_timeout": str(config.lock_timeout_ms),
         "statement_timeout": str(config.statement_timeout_ms + 5_000),
         "idle_in_transaction_session_timeout": str(config.statement_timeout_ms + 5_000),

@@ -31,7 +31,12 @@ chain (event_nid) AS (
 )
 SELECT s.*
 FROM (SELECT event_nid FROM start UNION ALL SELECT event_nid FROM chain) AS wanted
-JOIN stored_events s USING (event_nid)
+CROSS JOIN LATERAL (  -- one by one: the planner expects a long chain, and would read all rooms for it
+    SELECT *
+    FROM stored_events s
+    WHERE s.event_nid = wanted.event_nid
+    OFFSET 0
+) AS s
 ORDER BY s.depth, s.event_nid
 """
 

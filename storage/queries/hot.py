@@ -123,6 +123,11 @@ def _pages(direction: messages.Direction) -> Ask:
     return page
 
 
+async def _since(conn: Connection, given: Any) -> object:
+    asked = messages.between(None, given.since, "b", given.limit, given.deployment)
+    return await messages.messages(conn, RoomId(given.room), UserId(given.user), asked, given.deployment)
+
+
 async def _context(conn: Connection, given: Any) -> object:
     return await context.context(conn, EventId(given.event), UserId(given.user), limit=given.limit, deployment=given.deployment)
 
@@ -213,6 +218,7 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "initial-sync": Question("everything of a user", ("user",), _sync),
     "messages": Question("the last page of a room", PAGED, _pages("b")),
     "messages-forwards": Question("the first page of a room", PAGED, _pages("f")),
+    "messages-since": Question("the last page of a room, down to where a client was", (*PAGED, "since"), _since),
     "context": Question("an event amid others, and the state there", ("event", "user"), _context),
     "relations": Question("the latest events that relate to one", ("event", "user"), _relations(recurse=False)),
     "relations-indirect": Question("the same with indirect relations", ("event", "user"), _relations(recurse=True)),

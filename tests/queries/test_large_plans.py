@@ -1,0 +1,197 @@
+"""How every hot question is answered among a million events: by which indexes, in how many statements, and how few rows it looks at.
+
+The database is made once, by benchmarks/crowd_build.py, with the names of many more rooms and users, as nothing may depend on these. Each question of `storage.queries.hot` has a line in `EXPECTED`. Plans for the given
+arguments and generic ones, which a session may keep, must both do. What is looked at is bounded by what is answered: the same questions in a
+database of a hundredth of the events look at as many rows.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import NamedTuple
+
+import asyncpg
+import pytest
+
+from benchmarks.crowd import DEPTH_MS, EVERYWHERE, FEW, FIRST_MS, STEP_MS, Crowd, room_id
+from benchmarks.crowd_build import build
+from storage.database.connection import Connection
+from storage.database.explained import ExplainingConnection, Plan
+from storage.queries.hot import QUESTIONS, Given, ask, deployment_of, token_behind
+from tests.conftest import _fresh_database
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("crowd"), pytest.mark.timeout(900)]
+
+LARGE = Crowd(300, 1_000_000, 1_000, body=10)
+SMALL = Crowd(100, 10_000, 1_000, body=10)
+NAMES = 30_000
+LIMIT = 20
+BEHIND = 50
+
+SQL_BIG_TABLES = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND reltuples > 1000"
+SQL_NAMES = """
+WITH
+key AS (
+    INSERT INTO state_keys (state_key_nid, type_nid, state_key)
+    SELECT 100000000 + n, 2, '@other' || n || ':s9.test' FROM generate_series(1, $1::int) AS n
+),
+principal AS (
+    INSERT INTO principals (principal_nid, name)
+    SELECT 100000000 + n, '@other' || n || ':s9.test' FROM generate_series(1, $1::int) AS n
+)
+INSERT INTO rooms (write_version, room_nid, next_audience, max_topological_ordering, room_id, room_version, forward_extremities)
+SELECT 1, 100000000 + n, 0, 0, '!other' || n || ':s9.test', '11', '{}' FROM generate_series(1, $1::int) AS n
+"""
+SQL_LAST = """
+SELECT event_id FROM events
+WHERE room_nid = (SELECT room_nid FROM rooms WHERE room_id = $1) AND type_nid = 8
+ORDER BY topological_ordering DESC OFFSET 50 LIMIT 1
+"""
+
+BY_ORDER, BY_STREAM, BY_TIME = "events_room_topological_idx", "events_room_stream_idx", "events_room_time_idx"
+BY_ID, BY_NID, BY_STATE = "events_event_id_key", "events_pkey", "events_state_idx"
+
+
+class Expected(NamedTuple):
+    """Of a question: the most statements, indexes that it must use, and the most rows that it looks at for what it answers with."""
+
+    statements: int
+    indexes: set[str]
+    rows: int
+    rows_each: int = 6
+    """For each row of its answers."""
+
+
+EXPECTED = {
+    "sync": Expected(4, {"memberships_pkey", BY_STREAM}, 2 * LARGE.rooms + 200, 10),
+    "initial-sync": Expected(4, {"memberships_pkey", BY_STREAM, "current_state_pkey"}, 2 * LARGE.rooms + 200, 10),
+    "messages": Expected(2, {BY_ORDER, "rooms_room_id_key"}, 100),
+    "messages-forwards": Expected(2, {BY_ORDER, "rooms_room_id_key"}, 100),
+    "messages-since": Expected(2, {BY_ORDER, BY_STREAM, "rooms_room_id_key"}, 100),
+    "context": Expected(3, {BY_ID, BY_ORDER, "state_groups_pkey"}, 200),
+    "event-before": Expected(1, {BY_TIME}, 40),
+    "event-after": Expected(1, {BY_TIME}, 40),
+    "event": Expected(1, {BY_ID}, 5),
+    "backfill": Expected(2, {BY_ID, BY_NID}, 100, 8),
+    "missing-events": Expected(2, {BY_ID, BY_NID}, 100, 8),
+    "state-ids": Expected(2, {BY_ID, "state_groups_pkey", BY_STATE}, 40_000),
+    "event-auth": Expected(2, {BY_ID, BY_NID}, 40, 10),
+    "auth-chain": Expected(1, {BY_ID}, 60),
+    "state-at": Expected(2, {BY_ID, "state_groups_pkey", BY_STATE}, 10_000),
+    "state-keys": Expected(1, {BY_ID, "state_groups_pkey"}, 100),
+    "state-types": Expected(1, {BY_ID, "state_groups_pkey"}, 100),
+    "current-state": Expected(1, {"current_state_pkey"}, 100, 6),
+    "rooms-of": Expected(1, {"memberships_pkey"}, 10, 4),
+    "visible-to-user": Expected(1, {BY_ID, "visibility_pkey"}, 10),
+    "visible-to-server": Expected(1, {BY_ID, "visibility_pkey"}, 10),
+}
+
+
+class Place(NamedTuple):
+    """A crowd's database, and what questions about it are told."""
+
+    dsn: str
+    given: Given
+    big_tables: set[str]
+
+
+def opened(crowd: Crowd, server_dsn: str, template: str, worker: str) -> Iterator[Place]:
+    with asyncio.Runner() as runner:
+        databases = AsyncExitStack()
+        dsn = runner.run(databases.enter_async_context(_fresh_database(server_dsn, template, f"{worker}_{crowd.rooms}")))
+        runner.run(build(dsn, crowd, told=False))
+        yield runner.run(_place(dsn, crowd))
+        runner.run(databases.aclose())
+
+
+async def _place(dsn: str, crowd: Crowd) -> Place:
+    driver = await asyncpg.connect(dsn)
+    try:
+        conn = Connection(driver)
+        if crowd == LARGE:
+            await conn.execute(SQL_NAMES, NAMES)
+            await conn.execute("VACUUM ANALYZE")
+        deployment = await deployment_of(conn)
+        hall = room_id(crowd.hall)
+        given = Given(
+            room=hall,
+            user=EVERYWHERE,
+            event=await conn.fetchval(SQL_LAST, hall),
+            server=next(name for name in crowd.members(crowd.hall) if name.startswith("@r")).partition(":")[2],
+            since=await token_behind(conn, BEHIND, deployment),
+            timestamp=FIRST_MS + DEPTH_MS + STEP_MS * crowd.events // 2,
+            limit=LIMIT,
+            deployment=deployment,
+        )
+        return Place(dsn, given, set(await conn.fetchvals(SQL_BIG_TABLES)))
+    finally:
+        await driver.close()
+
+
+@pytest.fixture(scope="module")
+def large(server_dsn: str, template_name: str, worker_id: str) -> Iterator[Place]:
+    yield from opened(LARGE, server_dsn, template_name, worker_id)
+
+
+@pytest.fixture(scope="module")
+def small(server_dsn: str, template_name: str, worker_id: str) -> Iterator[Place]:
+    yield from opened(SMALL, server_dsn, template_name, worker_id)
+
+
+async def plans_of(place: Place, name: str, given: Given, *, generic: bool) -> list[Plan]:
+    driver = await asyncpg.connect(place.dsn)
+    try:
+        async with driver.transaction(isolation="repeatable_read", readonly=True):
+            explaining = ExplainingConnection(driver, generic=generic)
+            await ask(explaining, name, given)
+            return explaining.plans
+    finally:
+        await driver.close()
+
+
+def told_of(name: str, given: Given) -> Given:
+    """Whole states of 300 rooms are no plan to look at: the initial sync is of a user in ten."""
+    if name == "initial-sync":
+        return replace(given, user=FEW, since=None)
+    return given if "since" in QUESTIONS[name].needs else replace(given, since=None)
+
+
+def test_every_question_is_expected() -> None:
+    assert EXPECTED.keys() == QUESTIONS.keys()
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
+@pytest.mark.parametrize("name", EXPECTED)
+async def test_among_a_million_events(large: Place, name: str, generic: bool) -> None:
+    expected = EXPECTED[name]
+    plans = await plans_of(large, name, told_of(name, large.given), generic=generic)
+    assert {"events", "rooms", "state_keys", "memberships", "current_state", "auth_chains", "visibility"} <= large.big_tables
+    assert 1 <= len(plans) <= expected.statements
+    assert set().union(*(plan.sequential for plan in plans)) & large.big_tables == set()
+    assert expected.indexes <= set().union(*(plan.indexes for plan in plans))
+    answered = sum(plan.answer_rows for plan in plans)
+    assert answered > 0
+    assert sum(plan.rows for plan in plans) <= expected.rows + expected.rows_each * answered
+
+
+GROWING = {"sync", "initial-sync", "messages-since", "rooms-of"}
+"""The user is in three times as many rooms in the large one; or rooms have other events within the answer."""
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED.keys() - GROWING))
+async def test_rows_do_not_grow_with_the_database(large: Place, small: Place, name: str) -> None:
+    sums = [sum(plan.rows for plan in await plans_of(place, name, told_of(name, place.given), generic=False)) for place in (large, small)]
+    assert sums[0] <= 1.5 * sums[1] + 20
+
+
+async def test_a_scan_is_seen(large: Place) -> None:
+    driver = await asyncpg.connect(large.dsn)
+    try:
+        explaining = ExplainingConnection(driver)
+        await explaining.fetchvals("SELECT event_nid FROM events WHERE depth < 0")
+        [plan] = explaining.plans
+        assert plan.sequential == {"events"} <= large.big_tables
+        assert plan.rows_of_tables()["events"] >= 990_000
+    finally:
+        await driver.close()
