@@ -5,6 +5,7 @@ bytes through a bare durable `INSERT … unnest` of id and bytes, on the same se
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -103,10 +104,13 @@ async def _measure(bench: Bench, base: list[Batch], clients: list[list[Batch]], 
         await pool.execute(RAW_TABLE)
         for batch in base:
             await store.append([event.pdu for event in batch])
+        gc.collect()
+        gc.freeze()  # the input and the program: the collector has to do with what the store makes
         measured = []
         for number in range(rounds):
             parts = [_share(batches, number, rounds) for batches in clients]
             measured.append(await _round(bench, store, trips, parts, await _limit(pool, parts)))
+        gc.unfreeze()
         return measured
 
 
