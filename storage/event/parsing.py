@@ -44,7 +44,7 @@ def parse(pdu: bytes | dict[str, Any], room_version: str | RoomVersion, *, glanc
     if isinstance(pdu, dict):
         raw, glanced = canonical(pdu), None
     else:
-        raw = bytes(memoryview(pdu))
+        raw = pdu if type(pdu) is bytes else bytes(memoryview(pdu))
     json, exact = read(raw, strict=version.strict_canonical_json, glanced=glanced)
     try:
         _check(json, version)

@@ -62,6 +62,7 @@ class Caches:
         self.places: Bounded[int, Place] = Bounded(events)
         self.chains: Bounded[int, Chain] = Bounded(events)
         self.allowed: Bounded[tuple[object, ...], Allowed] = Bounded(events)
+        self._bounded = [cache for cache in vars(self).values() if isinstance(cache, Bounded)]
 
     def add_row(self, row: EventRow) -> None:
         """Remember an event's row under its id and its nid."""
@@ -76,8 +77,9 @@ class Caches:
         """
         if len(self.rooms) > self.rooms.limit:
             self._clear()
-        for cache in self._bounded():
-            cache.trim()
+        for cache in self._bounded:
+            if len(cache) > cache.limit:
+                cache.trim()
 
     def forget(self) -> None:
         """Forget everything: after a refused plan, whose reason may lie in any of the rows."""
@@ -85,11 +87,8 @@ class Caches:
         self.names.forget()
 
     def _clear(self) -> None:
-        for cache in self._bounded():
+        for cache in self._bounded:
             cache.clear()
-
-    def _bounded(self) -> "list[Bounded[Any, Any]]":
-        return [cache for cache in vars(self).values() if isinstance(cache, Bounded)]
 
 
 class Reader:
