@@ -167,6 +167,7 @@ async def test_sync(filled: Filled) -> None:
             [],
             [],
             [],
+            None,
         )
         assert "events_room_stream_idx" in plan.indexes
         assert plan.event_rows <= 2 * 2 * 11 + 20

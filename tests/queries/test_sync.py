@@ -1,11 +1,12 @@
 """Sync: which rooms are told, their timelines and states, tokens, parts, and the number of statements."""
 
-
 import pytest
 
 import storage
 from storage import Store, Sync
 from storage.errors import InputError, InvalidIdentifier, InvalidToken
+from storage.ids import UserId
+from storage.queries.sync import rooms as looking
 from storage.streams import SyncToken, VectorPosition
 from storage.testing import RoomBuilder
 from tests.queries.conftest import Statements
@@ -365,6 +366,24 @@ async def test_what_a_writer_committed_late_is_told_once(dsn: str, store: Store)
     assert (await store.sync(LOCAL, since=answer.next_batch)).is_empty
     before = await store.sync(LOCAL, since=since.print(store.deployment_id))
     assert set(before.join) == {first.room_id, second.room_id}
+
+
+async def test_only_the_rooms_that_were_named_are_looked_at(store: Store) -> None:
+    rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(3)]
+    for room in rooms:
+        await deliver(store, room)
+    since = await store.sync(LOCAL)
+    for room in rooms:
+        room.message(ADMIN)
+        await deliver(store, room)
+    now = await store.sync(LOCAL)
+    asked = (SyncToken.parse(answer.next_batch, store.deployment_id).position("events") for answer in (since, now))
+    before, upto = (position or VectorPosition() for position in asked)
+    async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+        nids = await conn.fetchvals("SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[])", [room.room_id for room in rooms[1:]])
+        for among, expected in ((None, rooms), (nids, rooms[1:]), ([], [])):
+            found = await looking.rooms(conn, UserId(LOCAL), looking.Stretch(before, upto, 10, room_nids=among))
+            assert {told.row.told_room_id for told in found} == {room.room_id for room in expected}
 
 
 async def test_a_user_without_rooms_is_told_nothing(store: Store) -> None:

@@ -1,6 +1,6 @@
 """One answer of /sync out of its parts, within one snapshot."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,10 +15,13 @@ from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, L
 from storage.queries.sync.rooms import Stretch, Told, rooms
 from storage.queries.sync.state import RoomState, Wanted, states
 from storage.queries.sync.stripped import stripped_states
-from storage.streams import PaginationToken, RoomsToken, SyncToken
+from storage.streams import PaginationToken, RoomsToken, SyncToken, VectorPosition
 from storage.streams.tokens import is_rooms_token
 
 KNOCK: Final = MEMBERSHIPS["knock"]
+
+Candidates = Callable[[Connection, UserId, VectorPosition, VectorPosition], Awaitable[Sequence[int] | None]]
+"""Rooms of a user in which something may have happened between two positions, by room nid: at least all that have. None: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,11 @@ class Asked:
         return cls(checks.local_user(user_id, server_name), token, part, limit, rooms_limit, full_state, deployment, tuple(ignored))
 
 
-async def sync(conn: Connection, asked: Asked) -> Sync:
-    """The answer, in at most four statements. ``conn`` is in a REPEATABLE READ transaction: one snapshot."""
+async def sync(conn: Connection, asked: Asked, *, candidates: Candidates | None = None) -> Sync:
+    """The answer, in at most four statements. ``conn`` is in a REPEATABLE READ transaction: one snapshot.
+
+    ``candidates`` tells where to look for what is new; without it all rooms of the user are looked at.
+    """
     current = await positions(conn)
     upto = SyncToken.of(current) if asked.part is None else asked.part.upto.bound(current)
     since = None if asked.since is None else asked.since.bound(current)
@@ -69,8 +75,11 @@ async def sync(conn: Connection, asked: Asked) -> Sync:
     below = None if asked.part is None else (asked.part.activity, asked.part.room)
     limit = asked.rooms_limit if since is None else None
     known = None if since is None else events_of(since)
+    among = None
+    if candidates is not None and known is not None and not asked.full_state:
+        among = await candidates(conn, asked.user_id, known, events_of(upto))
     found = await rooms(
-        conn, asked.user_id, Stretch(known, events_of(upto), asked.timeline_limit, limit, below, asked.full_state, asked.ignored)
+        conn, asked.user_id, Stretch(known, events_of(upto), asked.timeline_limit, limit, below, asked.full_state, asked.ignored, among)
     )
     joined = [room for room in found if room.row.membership == JOIN]
     more = limit is not None and len(joined) > limit

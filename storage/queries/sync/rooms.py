@@ -10,6 +10,7 @@ But within a room stream orderings are in the order of commits, so of each room 
 its furthest, or for a room where something was committed late, what lies before that.
 """
 
+from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
@@ -25,17 +26,30 @@ reader AS MATERIALIZED (
     LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
     WHERE p.name = $1::text
 ),
+own AS (  -- of all rooms of the user, or of those that were named
+    SELECT m.*, u.state_key_nid
+    FROM reader u
+    JOIN memberships m USING (principal_nid)
+    WHERE $13::int[] IS NULL
+    UNION ALL
+    SELECT m.*, u.state_key_nid
+    FROM reader u
+    CROSS JOIN unnest($13::int[]) AS named (room_nid)
+    JOIN memberships m USING (principal_nid, room_nid)
+),
 late AS MATERIALIZED (  -- rooms of which something was committed after the token, by a writer that the token has further back
     SELECT f.room_nid, min(f.stream_ordering) - 1 AS reached
     FROM (
         SELECT e.room_nid, e.stream_ordering, e.writer_nid
         FROM events e
         WHERE e.stream_ordering > $9::bigint AND e.stream_ordering <= COALESCE($2::bigint, $3::bigint) AND NOT e.backfilled
+            AND $9::bigint < COALESCE($2::bigint, $3::bigint)
         UNION ALL
         SELECT m.room_nid, m.stream_ordering, m.writer_nid
         FROM reader
         JOIN memberships m USING (principal_nid)
         WHERE m.stream_ordering > $9::bigint AND m.stream_ordering <= COALESCE($2::bigint, $3::bigint)
+            AND $9::bigint < COALESCE($2::bigint, $3::bigint)
     ) AS f
     JOIN writers w USING (writer_nid)
     LEFT JOIN unnest($10::text[], $11::bigint[]) AS p (instance_name, stream_id) USING (instance_name)
@@ -43,21 +57,20 @@ late AS MATERIALIZED (  -- rooms of which something was committed after the toke
     GROUP BY f.room_nid
 ),
 mine AS (  -- rooms of the user where anything has happened; what they were to the user before it (0: nothing)
-    SELECT m.room_nid, m.event_nid AS member_nid, u.principal_nid, u.state_key_nid, r.room_id, r.max_topological_ordering,
+    SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id, r.max_topological_ordering,
         r.last_stream_ordering, m.membership, m.stream_ordering > token.reached AS moved,
         CASE WHEN m.stream_ordering <= token.reached THEN m.membership ELSE COALESCE(old.membership, 0) END AS membership_then,
         delta.prev_event_nid AS member_nid_then,
         CASE WHEN $2::bigint IS NOT NULL THEN token.reached END AS since,
         CASE WHEN $2::bigint IS NULL THEN token.reached ELSE $3::bigint END AS upto
-    FROM reader u
-    JOIN memberships m USING (principal_nid)
+    FROM own m
     JOIN rooms r USING (room_nid)
     LEFT JOIN late USING (room_nid)
     CROSS JOIN LATERAL (SELECT COALESCE(late.reached, $2::bigint, $3::bigint)) AS token (reached)
     LEFT JOIN LATERAL (
         SELECT COALESCE(d.prev_event_nid, 0) AS prev_event_nid
         FROM state_deltas d
-        WHERE d.room_nid = m.room_nid AND d.stream_ordering > token.reached AND d.state_key_nid = u.state_key_nid
+        WHERE d.room_nid = m.room_nid AND d.stream_ordering > token.reached AND d.state_key_nid = m.state_key_nid
         ORDER BY d.stream_ordering
         LIMIT 1
     ) delta ON m.stream_ordering > token.reached
@@ -95,9 +108,9 @@ room AS (  -- what is to be told of each: whether it is told whole, and the stre
             SELECT FROM state_deltas d JOIN events e USING (event_nid)
             WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
                 AND d.state_key_nid = mine.state_key_nid AND e.membership = 5
-        ), COALESCE(mine.since, 0), CASE WHEN own.stream_ordering > mine.since THEN own.stream_ordering ELSE mine.upto END
+        ), COALESCE(mine.since, 0), CASE WHEN member.stream_ordering > mine.since THEN member.stream_ordering ELSE mine.upto END
     FROM mine
-    LEFT JOIN events own ON own.event_nid = mine.member_nid
+    LEFT JOIN events member ON member.event_nid = mine.member_nid
     WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then AND $6::bigint IS NULL
 )
 SELECT r.room_nid, r.room_id AS told_room_id, r.membership, r.member_nid, r.state_key_nid AS member_key_nid, r.whole, r.was_joined, r.lower, r.upper,
@@ -177,6 +190,7 @@ class Stretch(NamedTuple):
     below: tuple[int, int] | None = None  # only rooms below this (activity, room_nid)
     full_state: bool = False
     ignored: tuple[UserId, ...] = ()  # what they have sent is left out, but for state
+    room_nids: Sequence[int] | None = None  # only these rooms
 
 
 async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]:
@@ -194,6 +208,7 @@ async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]
         asked.timeline_limit,
         *_parts(asked.since or asked.upto),
         list(asked.ignored),
+        asked.room_nids,
         row=RoomRow,
     )
     told: dict[int, Told] = {}

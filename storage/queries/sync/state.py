@@ -66,10 +66,15 @@ entry AS (
     FROM changed
     WHERE before_nid IS NOT NULL AND end_nid IS NULL
 )
-SELECT n.room_nid, n.at_start, n.at_end, t.type AS removed_type, k.state_key AS removed_key, s.*
+SELECT n.room_nid, n.at_start, n.at_end, gone.type AS removed_type, gone.state_key AS removed_key, s.*
 FROM entry n
-LEFT JOIN state_keys k ON n.event_nid IS NULL AND k.state_key_nid = n.state_key_nid
-LEFT JOIN event_types t ON t.type_nid = k.type_nid
+LEFT JOIN LATERAL (  -- for the few keys that were removed; not all keys of the database, hashed
+    SELECT t.type, k.state_key
+    FROM state_keys k
+    JOIN event_types t USING (type_nid)
+    WHERE k.state_key_nid = n.state_key_nid AND n.event_nid IS NULL
+    OFFSET 0
+) AS gone ON true
 LEFT JOIN stored_events s ON s.event_nid = n.event_nid
 """
 
