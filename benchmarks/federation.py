@@ -7,7 +7,7 @@ from typing import Any, Final
 from benchmarks.asking import CLIENTS, Question, Side, in_turn, sides, table, throughput, touched
 from benchmarks.harness import Bench, show
 from benchmarks.messages import Places
-from storage.ids import EventId, server_name_of
+from storage.ids import EventId
 from storage.queries.hot import Given
 
 BACKFILLED: Final = 100
@@ -36,12 +36,6 @@ async def run(bench: Bench) -> None:
     show(f"{CLIENTS} clients", ["", "per second", "p50 ms", "p99"], rows)
 
 
-def _server(places: Places) -> str:
-    """One that has a user in the hall."""
-    crowd = places.side.crowd
-    return next(server_name_of(name) for name in crowd.members(crowd.hall) if name.startswith("@r"))
-
-
 def _questions(places: dict[str, Places], states: dict[str, set[EventId]]) -> dict[str, Prepare]:
     def event(side: Side, number: int) -> EventId:
         found = places[side.name].events
@@ -49,11 +43,11 @@ def _questions(places: dict[str, Places], states: dict[str, set[EventId]]) -> di
 
     async def backfill(side: Side, number: int) -> Question:
         at, start = places[side.name], event(side, number)
-        return lambda: side.store.backfill(at.room, [start], BACKFILLED, server_name=_server(at))
+        return lambda: side.store.backfill(at.room, [start], BACKFILLED, server_name=at.server)
 
     async def missing(side: Side, number: int) -> Question:
         at, latest = places[side.name], event(side, number)
-        return lambda: side.store.missing_events(at.room, [], [latest], limit=MISSED, server_name=_server(at))
+        return lambda: side.store.missing_events(at.room, [], [latest], limit=MISSED, server_name=at.server)
 
     async def state_ids(side: Side, number: int) -> Question:
         return lambda: side.store.state_ids(event(side, number))
@@ -78,7 +72,7 @@ def _questions(places: dict[str, Places], states: dict[str, set[EventId]]) -> di
 
 
 async def _look(bench: Bench, side: Side, places: Places) -> None:
-    mine = Given(room=places.room, event=places.events[0], server=_server(places), deployment=side.store.deployment_id)
+    mine = Given(room=places.room, event=places.events[0], server=places.server, deployment=side.store.deployment_id)
     given = {
         "backfill of 100": ("backfill", replace(mine, limit=BACKFILLED)),
         "missing events, 20": ("missing-events", replace(mine, limit=MISSED)),
@@ -93,6 +87,6 @@ async def _look(bench: Bench, side: Side, places: Places) -> None:
 async def _throughput(bench: Bench, side: Side, places: Places) -> dict[str, Any]:
     async def once(number: int) -> object:
         start = places.events[number % (len(places.events) - BACKFILLED)]
-        return await side.store.backfill(places.room, [start], BACKFILLED, server_name=_server(places))
+        return await side.store.backfill(places.room, [start], BACKFILLED, server_name=places.server)
 
     return await throughput(once, bench.size(20, 2))

@@ -11,7 +11,7 @@ from typing import Any, Final
 from benchmarks.asking import CLIENTS, Question, Side, in_turn, sides, table, throughput, touched
 from benchmarks.crowd import DEPTH_MS, FIRST_MS, MANY, MEMBERS_MIN, STEP_MS, room_id
 from benchmarks.harness import Bench, show
-from storage.ids import EventId, RoomId
+from storage.ids import EventId, RoomId, server_name_of
 from storage.queries.hot import Given
 
 PAGE: Final = 100
@@ -27,7 +27,9 @@ class Places:
     def __init__(self, side: Side) -> None:
         self.side = side
         self.room = RoomId(room_id(side.crowd.hall))
-        self.user = side.crowd.members(side.crowd.hall)[0]
+        members = side.crowd.members(side.crowd.hall)
+        self.user = members[0]
+        self.server = next(server_name_of(name) for name in members if name.startswith("@r"))  # one that has a user there
         self.tokens: list[str] = []
         self.events: list[EventId] = []
 
