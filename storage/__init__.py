@@ -35,6 +35,7 @@ from storage.persist import AppendResult
 from storage.queries.authorisation import StateIds
 from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent, ThreadSummary
+from storage.queries.gaps import OpenGap
 from storage.queries.messages import Gap, Page
 from storage.queries.relations import RelationsPage
 from storage.queries.sync import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
@@ -65,6 +66,7 @@ __all__ = [
     "JoinedRoom",
     "KnockedRoom",
     "LeftRoom",
+    "OpenGap",
     "Page",
     "PermissionRefused",
     "ProtocolError",

@@ -89,6 +89,9 @@ class Config:
     cache_rooms_max: int = 10_000
     """Rooms that the writer remembers."""
 
+    cache_memberships_max: int = 200_000
+    """Memberships (about 100 bytes each) that a process remembers, of the users who synced last, to know which rooms to look at."""
+
     cache_names_max: int = 500_000
     """State keys, users and servers whose numbers a process remembers."""
 
@@ -99,6 +102,12 @@ class Config:
 
     traversal_rows_max: int = 20_000
     """Most events that one walk over the event graph reads; what it has found by then is the answer."""
+
+    gap_retry_ms_first: int = 60_000
+    """How long a missing event is not asked for again after a failed attempt (`Store.gap_failed`); it doubles with each further one."""
+
+    gap_retry_ms_max: int = 86_400_000
+    """Largest such pause: a day."""
 
     notifier_keys_max: int = 10_000
     """Rooms and users for which it is remembered, for each stream and writer, when they were last concerned. A sync that comes to wait

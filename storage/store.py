@@ -12,7 +12,7 @@ from time import time_ns
 from typing import Any
 
 from storage.config import Config
-from storage.database.connection import Database, Observer
+from storage.database.connection import Connection, Database, Observer
 from storage.database.deployment import settled
 from storage.database.embedded import embedded_postgres
 from storage.database.migrate import check_schema, migrate
@@ -30,6 +30,7 @@ from storage.queries import (
     context,
     events,
     federation,
+    gaps,
     messages,
     near,
     relations,
@@ -40,13 +41,15 @@ from storage.queries import (
 from storage.queries.authorisation import StateIds
 from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent
+from storage.queries.gaps import OpenGap
 from storage.queries.messages import Direction, Page
 from storage.queries.relations import RelationsPage
 from storage.queries.state_texts import StateMap
-from storage.queries.sync import Asked, Look, Sync, sync, until_news
+from storage.queries.sync import Asked, Look, Memory, Sync, is_quiet, quiet, sync, until_news
+from storage.queries.sync.candidates import rooms_of
 from storage.streams import startup
 from storage.streams.account_data import AccountData
-from storage.streams.caches import Caches
+from storage.streams.caches import Caches, RoomsOf
 from storage.streams.following import follow
 from storage.streams.notifier import Notifier
 from storage.streams.receipts import Receipts
@@ -77,6 +80,7 @@ class Store:
         self.deployment_id = identity.deployment_id
         self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
         self.caches = _caches(database.config, streams)
+        self._memory = Memory(streams, self.caches.rooms_of, self.caches.room_changes)
         small = {name: StreamWriter(name, database, streams, identity.writer_nid) for name in ("account_data", "to_device", "receipts")}
         self.account_data = AccountData(small["account_data"])
         self.to_device = ToDevice(small["to_device"])
@@ -112,7 +116,7 @@ class Store:
 
     async def events(self, event_ids: Iterable[EventId], *, redact: bool = True) -> dict[EventId, StoredEvent]:
         """The events that are held, by id."""
-        wanted = list(event_ids)
+        wanted = [event_id for event_id in event_ids if checks.is_text(event_id)]
         if not (redact and self.database.config.cache_reads):
             async with self.database.connection() as conn:
                 return await events.events(conn, wanted, redacted=redact)
@@ -141,22 +145,25 @@ class Store:
 
         `UnknownEvent`, `StateUnknown` for an outlier, `InputError`.
         """
+        ids, wanted = checks.events(event_ids), None if types is None else checks.texts(types)
         async with self.database.connection() as conn:
-            return await state_at.states_at(conn, event_ids, after=False, types=types, keys=keys)
+            return await state_at.states_at(conn, ids, after=False, types=wanted, keys=checks.keys(keys))
 
     async def states_after(
         self, event_ids: Iterable[EventId], *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
     ) -> dict[EventId, StateMap]:
         """The states after many events at once; see `states_before`."""
+        ids, wanted = checks.events(event_ids), None if types is None else checks.texts(types)
         async with self.database.connection() as conn:
-            return await state_at.states_at(conn, event_ids, after=True, types=types, keys=keys)
+            return await state_at.states_at(conn, ids, after=True, types=wanted, keys=checks.keys(keys))
 
     async def current_state(self, room_id: RoomId, *, types: Iterable[str] | None = None) -> StateMap:
         """The current state of a room. `UnknownRoom`."""
+        room, wanted = checks.room(room_id), None if types is None else checks.texts(types)
         if types is None and self.database.config.cache_reads:
             return dict((await self.caches.current_state.many([room_id], self._load_current_states))[room_id])
         async with self.database.connection() as conn:
-            return await state.current_state(conn, room_id, types=types)
+            return await state.current_state(conn, room, types=wanted)
 
     async def _load_current_states(self, room_ids: list[RoomId]) -> dict[RoomId, StateMap]:
         async with self.database.connection() as conn:
@@ -164,23 +171,27 @@ class Store:
 
     async def forward_extremities(self, room_id: RoomId) -> set[EventId]:
         """The events on which the next one will build. `UnknownRoom`."""
+        room = checks.room(room_id)
         async with self.database.connection() as conn:
-            return await state.forward_extremities(conn, room_id)
+            return await state.forward_extremities(conn, room)
 
     async def backward_extremities(self, room_id: RoomId) -> set[EventId]:
         """The ids of the missing events at which the held history ends. `UnknownRoom`."""
+        room = checks.room(room_id)
         async with self.database.connection() as conn:
-            return await state.backward_extremities(conn, room_id)
+            return await state.backward_extremities(conn, room)
 
     async def rooms_of(self, user_id: UserId) -> list[RoomId]:
-        """The rooms that a local user is joined to."""
+        """The rooms that a local user is joined to. `InvalidIdentifier`."""
+        checks.user(user_id)
         if self.database.config.cache_reads:
-            return list((await self.caches.rooms_of.many([user_id], self._load_rooms_of))[user_id])
-        return (await self._load_rooms_of([user_id]))[user_id]
-
-    async def _load_rooms_of(self, user_ids: list[UserId]) -> dict[UserId, list[RoomId]]:
+            return sorted(map(RoomId, (await self.caches.rooms_of.many([user_id], self._load_rooms_of))[user_id].joined))
         async with self.database.connection() as conn:
-            return {user_id: await state.rooms_of(conn, user_id) for user_id in user_ids}
+            return await state.rooms_of(conn, user_id)
+
+    async def _load_rooms_of(self, user_ids: list[UserId]) -> dict[UserId, RoomsOf]:
+        async with self.database.connection() as conn:
+            return {user_id: await rooms_of(conn, user_id) for user_id in user_ids}
 
     async def visible_to_user(self, user_id: str, event_ids: Iterable[str]) -> set[EventId]:
         """Those of the events that a local user may see. `InvalidIdentifier`, also for a user of another server."""
@@ -234,13 +245,20 @@ class Store:
             config=self.database.config,
         )
 
-        async def look() -> Look:
-            async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-                answer = await sync(conn, asked)
-                waits = answer.is_empty and timeout_ms > 0
-                return Look(answer, [asked.user_id, *await state.rooms_of(conn, asked.user_id)] if waits else ())
+        return await until_news(lambda: self._look(asked, waits=timeout_ms > 0), self.notifier, self.deployment_id, timeout_ms=timeout_ms)
 
-        return await until_news(look, self.notifier, self.deployment_id, timeout_ms=timeout_ms)
+    async def _look(self, asked: Asked, *, waits: bool) -> Look:
+        if is_quiet(asked, self._memory):
+            async with self.database.connection() as conn:
+                if found := await quiet(conn, asked, self._memory):
+                    answer, rooms = found
+                    if rooms is None and waits:
+                        rooms = await state.rooms_of(conn, asked.user_id)
+                    return Look(answer, (asked.user_id, *(rooms or ())))
+        async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            answer = await sync(conn, asked, memory=self._memory)
+            waits = waits and answer.is_empty
+            return Look(answer, [asked.user_id, *await state.rooms_of(conn, asked.user_id)] if waits else ())
 
     async def messages(
         self,
@@ -259,20 +277,21 @@ class Store:
         Exactly ``limit`` visible events unless there are no more (`Page.end` is None). Tokens of sync are taken as well.
         ``aggregations``: each event with its `StoredEvent.relations`. `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.
         """
-        user = checks.local_user(user_id, self.server_name)
+        room, user, silent = checks.room(room_id), checks.local_user(user_id, self.server_name), checks.users(ignored)
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
         async with self.database.connection() as conn:
-            page = await messages.messages(conn, room_id, user, asked, self.deployment_id, ignored=ignored)
-            return await aggregating.of_page(conn, user, page, ignored=ignored) if aggregations else page
+            page = await messages.messages(conn, room, user, asked, self.deployment_id, ignored=silent)
+            return await aggregating.of_page(conn, user, page, ignored=silent) if aggregations else page
 
     async def context(
         self, event_id: EventId, user_id: str, *, limit: int = 10, ignored: Collection[UserId] = (), aggregations: bool = False
     ) -> Context:
         """An event amid at most ``limit`` others, and the state there. `UnknownEvent` also where the user may not see it."""
-        user = checks.local_user(user_id, self.server_name)
+        target, user, silent = checks.event(event_id), checks.local_user(user_id, self.server_name), checks.users(ignored)
+        most = self._limit(limit)
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            found = await context.context(conn, event_id, user, limit=self._limit(limit), deployment=self.deployment_id, ignored=ignored)
-            return await aggregating.of_context(conn, user, found, ignored=ignored) if aggregations else found
+            found = await context.context(conn, target, user, limit=most, deployment=self.deployment_id, ignored=silent)
+            return await aggregating.of_context(conn, user, found, ignored=silent) if aggregations else found
 
     async def relations(
         self,
@@ -316,18 +335,19 @@ class Store:
 
     async def event_near(self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: Direction) -> StoredEvent | None:
         """The visible event at, or nearest before ("b") or after ("f") a time. None if there is none. `UnknownRoom`."""
-        user = checks.local_user(user_id, self.server_name)
+        room, user = checks.room(room_id), checks.local_user(user_id, self.server_name)
+        at = checks.whole(timestamp_ms, "timestamp_ms")
         async with self.database.connection() as conn:
-            return await near.event_near(conn, room_id, user, timestamp_ms, direction)
+            return await near.event_near(conn, room, user, at, direction)
 
     # ---------------------------------------------------------------------------------------------- federation
 
     async def backfill(self, room_id: RoomId, from_ids: Iterable[str], limit: int, *, server_name: str | None = None) -> list[StoredEvent]:
         """These events and their ancestors, newest first; for a server, what it may not see comes redacted. `UnknownRoom`."""
-        ids, server = checks.events(from_ids), None if server_name is None else checks.server(server_name)
+        room, ids, server = checks.room(room_id), checks.events(from_ids), None if server_name is None else checks.server(server_name)
         async with self.database.connection() as conn:
             return await federation.backfill(
-                conn, room_id, ids, self._limit(limit), server_name=server, rows_max=self.database.config.traversal_rows_max
+                conn, room, ids, self._limit(limit), server_name=server, rows_max=self.database.config.traversal_rows_max
             )
 
     async def missing_events(
@@ -341,29 +361,31 @@ class Store:
         server_name: str | None = None,
     ) -> list[StoredEvent]:
         """What lies between ``earliest`` and ``latest``, both left out, oldest first (breadth first from the latest). `UnknownRoom`."""
-        early, late = checks.events(earliest), checks.events(latest)
+        room, early, late = checks.room(room_id), checks.events(earliest), checks.events(latest)
         server = None if server_name is None else checks.server(server_name)
         async with self.database.connection() as conn:
             return await federation.missing_events(
                 conn,
-                room_id,
+                room,
                 early,
                 late,
                 limit=self._limit(limit),
-                min_depth=min_depth,
+                min_depth=checks.whole(min_depth, "min_depth"),
                 server_name=server,
                 rows_max=self.database.config.traversal_rows_max,
             )
 
     async def state_ids(self, event_id: EventId) -> StateIds:
         """The state before an event, and the auth chain of that state. `UnknownEvent`, `StateUnknown` for an outlier."""
+        wanted = checks.event(event_id)
         async with self.database.connection() as conn:
-            return await authorisation.state_ids(conn, event_id)
+            return await authorisation.state_ids(conn, wanted)
 
     async def event_auth(self, event_id: EventId) -> list[StoredEvent]:
-        """The auth chain of an event, without itself. `UnknownEvent`."""
+        """The auth chain of an event, without itself, as far as it lies in the event's room. `UnknownEvent`."""
+        wanted = checks.event(event_id)
         async with self.database.connection() as conn:
-            return await authorisation.event_auth(conn, event_id)
+            return await authorisation.event_auth(conn, wanted)
 
     async def auth_chain_ids(self, event_ids: Iterable[str]) -> set[EventId]:
         """The union of the auth chains of these events. `UnknownEvent`."""
@@ -377,17 +399,44 @@ class Store:
         async with self.database.connection() as conn:
             return await auth_chain.auth_chain_difference(conn, ids)
 
+    async def gaps(self, room_id: RoomId) -> list[OpenGap]:
+        """The missing parents of held events, the latest first, with what is known of each and when to ask for it again. `UnknownRoom`."""
+        room = checks.room(room_id)
+        async with self.database.connection() as conn:
+            return await gaps.gaps(conn, room, time_ns() // 1_000_000)
+
+    async def gap_failed(self, room_id: RoomId, event_ids: Iterable[str], reason: str, *, server_names: Iterable[str] = ()) -> None:
+        """Other servers were asked for these missing events in vain: `OpenGap.retry_after_ms` doubles with each failure.
+
+        ``server_names`` were asked: when one of them is up again (`server_up`), the pause ends. Ids that are no gaps are passed over.
+        `UnknownRoom`, `InvalidIdentifier`.
+        """
+        room, ids, told = checks.room(room_id), checks.events(event_ids), checks.text(reason)
+        servers = [checks.server(name) for name in checks.texts(server_names)]
+        now_ms = time_ns() // 1_000_000
+
+        async def note(conn: Connection) -> None:
+            await gaps.gap_failed(conn, room, ids, told, servers=servers, now_ms=now_ms, config=self.database.config)
+
+        await self.database.run(note)
+
+    async def server_up(self, server_name: str) -> None:
+        """A server can be reached again: what it failed to give is to be asked for now. Replication calls it for REMOTE_SERVER_UP."""
+        server = checks.server(server_name)
+        async with self.database.connection() as conn:
+            await gaps.server_up(conn, server)
+
     def _limit(self, limit: int) -> int:
         """At most `Config.page_limit_max`; `InputError` for a negative one."""
         return checks.limit(limit, self.database.config.page_limit_max)
 
 
-def _caches(config: Config, streams: Streams) -> Caches[StoredEvent, StateMap, list[RoomId]]:
-    caches: Caches[StoredEvent, StateMap, list[RoomId]] = Caches(
+def _caches(config: Config, streams: Streams) -> Caches[StoredEvent, StateMap]:
+    caches: Caches[StoredEvent, StateMap] = Caches(
         events=config.cache_events_max,
         rooms=config.cache_rooms_max,
-        users=config.cache_rooms_max,
-        listening_since=streams["events"].linear(),
+        memberships=config.cache_memberships_max,
+        listening_since=streams["events"].current().furthest(),
     )
     streams.feed.subscribe(caches.told)
     return caches

@@ -248,6 +248,26 @@ COMMENT ON CONSTRAINT missing_events_event_id_key ON missing_events IS 'Serves: 
 CREATE INDEX missing_events_room_idx ON missing_events (room_nid);
 COMMENT ON INDEX missing_events_room_idx IS 'Serves: the backward extremities of a room.';
 
+CREATE TABLE gap_failures (
+    event_nid bigint NOT NULL,
+    failures int NOT NULL,
+    failed_ts bigint NOT NULL,
+    retry_ts bigint NOT NULL,
+    reason text NOT NULL,
+    servers text[] NOT NULL,
+    CONSTRAINT gap_failures_pkey PRIMARY KEY (event_nid),
+    CONSTRAINT gap_failures_event_nid_fkey FOREIGN KEY (event_nid) REFERENCES missing_events (event_nid) ON DELETE CASCADE
+);
+COMMENT ON TABLE gap_failures IS
+    'Missing events that were asked for in vain, and when to ask again (storage/queries/gaps.py). Nothing of it is derived from events. A row '
+    'leaves with the gap: as the event arrives, or the room is purged.';
+COMMENT ON COLUMN gap_failures.failures IS 'How often, since a server that had failed was last said to be up again.';
+COMMENT ON COLUMN gap_failures.failed_ts IS 'The last time.';
+COMMENT ON COLUMN gap_failures.retry_ts IS 'Not to be asked for before.';
+COMMENT ON COLUMN gap_failures.reason IS 'Of the last time, as the homeserver tells it.';
+COMMENT ON COLUMN gap_failures.servers IS 'Which servers were asked, as far as it was said.';
+COMMENT ON CONSTRAINT gap_failures_pkey ON gap_failures IS 'Serves: what is known of a gap; the gap goes.';
+
 CREATE TABLE dropped_extremities (
     event_nid bigint NOT NULL,
     room_nid int NOT NULL,
@@ -727,6 +747,141 @@ LANGUAGE sql IMMUTABLE AS $$
     END
 $$;
 COMMENT ON FUNCTION server_sees IS 'Whether a server may have an event whole; otherwise it gets its redacted form.';
+
+CREATE FUNCTION ancestors_of(room_nid int, event_nids bigint[], wanted int, rows_max int) RETURNS SETOF bigint
+LANGUAGE plpgsql STABLE ROWS 100 AS $$
+DECLARE
+    -- the front, latest first: events reached and not given yet. Never longer than what can still be given
+    nids bigint[];
+    orders bigint[];
+    streams bigint[];
+    accepted boolean[];
+    parents bigint[];
+    left_over int := $3;
+    looked_up int;
+BEGIN
+    SELECT array_agg(f.event_nid), array_agg(f.topological_ordering), array_agg(f.stream_ordering), array_agg(f.rejected IS NULL)
+    INTO nids, orders, streams, accepted
+    FROM (
+        SELECT *
+        FROM events e
+        WHERE e.event_nid = ANY ($2) AND e.room_nid = $1 AND NOT e.outlier
+        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+        LIMIT $4
+    ) AS f;
+    looked_up := cardinality(nids);
+    WHILE left_over > 0 AND cardinality(nids) > 0 LOOP
+        IF accepted[1] THEN
+            RETURN NEXT nids[1];
+            left_over := left_over - 1;
+        END IF;
+        EXIT WHEN left_over = 0 OR looked_up >= $4;
+        SELECT e.prev_events INTO parents FROM events e WHERE e.event_nid = nids[1];
+        looked_up := looked_up + cardinality(parents);
+        IF cardinality(parents) = 1 AND cardinality(nids) = 1 THEN  -- nearly always
+            SELECT ARRAY[e.event_nid], ARRAY[e.topological_ordering], ARRAY[e.stream_ordering], ARRAY[e.rejected IS NULL]
+            INTO nids, orders, streams, accepted
+            FROM events e
+            WHERE e.event_nid = parents[1] AND e.room_nid = $1 AND NOT e.outlier;
+        ELSE
+            SELECT array_agg(f.event_nid), array_agg(f.topological_ordering), array_agg(f.stream_ordering), array_agg(f.is_accepted)
+            INTO nids, orders, streams, accepted
+            FROM (
+                SELECT f.*, count(*) FILTER (WHERE f.is_accepted) OVER (ORDER BY f.topological_ordering DESC, f.stream_ordering DESC) AS place
+                FROM (
+                    SELECT * FROM unnest(nids[2:], orders[2:], streams[2:], accepted[2:])
+                        AS f (event_nid, topological_ordering, stream_ordering, is_accepted)
+                    UNION
+                    SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.rejected IS NULL
+                    FROM events e
+                    WHERE e.event_nid = ANY (parents) AND e.room_nid = $1 AND NOT e.outlier
+                ) AS f
+                ORDER BY f.topological_ordering DESC, f.stream_ordering DESC
+            ) AS f
+            WHERE f.place <= left_over;
+        END IF;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION ancestors_of IS
+    'These events and what lies before them in the room, latest first: again and again the latest of the front, whose children have all had '
+    'their turn. At most so many accepted ones (rejected ones are passed through), and at most so many rows looked up, give or take the '
+    'parents of one event. plpgsql, as the front is kept in memory then: a recursive query would write it down anew for each step.';
+
+CREATE FUNCTION events_between(
+    room_nid int, earliest bigint[], latest bigint[], wanted int, min_depth bigint, rows_max int
+) RETURNS SETOF bigint
+LANGUAGE plpgsql STABLE ROWS 20 AS $$
+DECLARE
+    queue bigint[];  -- everything reached, in the order in which it was; from `at` on its parents have not been looked up
+    orders bigint[];
+    given boolean[];
+    seen bigint[];  -- what is not to be reached again, as far as it can be: lower in the order than what is still in the queue
+    seen_orders bigint[];
+    seen_max int := 128;
+    at int := 1;
+    upto int;
+    left_over int := $4;
+    looked_up int := 0;
+BEGIN
+    SELECT array_agg(e.event_nid ORDER BY i.place), array_agg(e.topological_ordering ORDER BY i.place)
+    INTO queue, orders
+    FROM unnest($3) WITH ORDINALITY AS i (event_nid, place)
+    CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.event_nid = i.event_nid AND e.room_nid = $1 AND NOT e.outlier OFFSET 0) AS e
+    WHERE i.event_nid <> ALL ($2);
+    SELECT array_agg(e.event_nid), array_agg(e.topological_ordering)
+    INTO seen, seen_orders
+    FROM events e
+    WHERE e.event_nid = ANY ($2 || $3) AND e.room_nid = $1 AND NOT e.outlier;
+    WHILE left_over > 0 AND looked_up < $6 AND at <= cardinality(queue) LOOP
+        upto := LEAST(cardinality(queue), at + left_over - 1, at + ($6 - looked_up - 1) / 20);
+        SELECT looked_up + COALESCE(sum(cardinality(e.prev_events)), 0) INTO looked_up
+        FROM events e
+        WHERE e.event_nid = ANY (queue[at:upto]);
+        SELECT queue || array_agg(f.event_nid), orders || array_agg(f.topological_ordering), array_agg(f.is_given),
+            seen || array_agg(f.event_nid), seen_orders || array_agg(f.topological_ordering)
+        INTO queue, orders, given, seen, seen_orders
+        FROM (
+            SELECT f.*
+            FROM (
+                SELECT DISTINCT ON (p.event_nid) p.event_nid, p.topological_ordering, p.is_given, c.place, i.place AS parent
+                FROM unnest(queue[at:upto]) WITH ORDINALITY AS c (event_nid, place)
+                CROSS JOIN LATERAL (SELECT e.prev_events FROM events e WHERE e.event_nid = c.event_nid OFFSET 0) AS e
+                CROSS JOIN unnest(e.prev_events) WITH ORDINALITY AS i (event_nid, place)
+                CROSS JOIN LATERAL (
+                    SELECT p.event_nid, p.topological_ordering, p.rejected IS NULL AND p.depth >= $5 AS is_given
+                    FROM events p
+                    WHERE p.event_nid = i.event_nid AND p.room_nid = $1 AND NOT p.outlier
+                    OFFSET 0
+                ) AS p
+                WHERE p.event_nid <> ALL (seen)
+                ORDER BY p.event_nid, c.place, i.place
+            ) AS f
+            ORDER BY f.place, f.parent
+        ) AS f;
+        at := upto + 1;
+        RETURN QUERY SELECT f.event_nid
+            FROM unnest(queue[cardinality(queue) - cardinality(given) + 1:], given) WITH ORDINALITY AS f (event_nid, is_given, place)
+            WHERE f.is_given
+            ORDER BY f.place
+            LIMIT left_over;
+        left_over := left_over - cardinality(array_positions(given, true));
+        IF cardinality(seen) > seen_max THEN
+            SELECT array_agg(s.event_nid), array_agg(s.topological_ordering)
+            INTO seen, seen_orders
+            FROM unnest(seen, seen_orders) AS s (event_nid, topological_ordering)
+            WHERE s.topological_ordering < (SELECT max(q) FROM unnest(orders[at:]) AS q);
+            seen := COALESCE(seen, '{}');
+            seen_orders := COALESCE(seen_orders, '{}');
+            seen_max := GREATEST(128, 2 * cardinality(seen));
+        END IF;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION events_between IS
+    'What lies before the latest events in the room, neither at nor before the earliest ones as far as these stop the walk: breadth first, the '
+    'parents of an event in the order in which it names them. At most so many accepted ones of at least this depth (others are '
+    'passed through), and at most so many rows looked up, give or take the parents of one event.';
 
 CREATE FUNCTION path_of(state_group bigint, back int[]) RETURNS bigint[]
 LANGUAGE sql IMMUTABLE STRICT AS $$

@@ -84,6 +84,7 @@ CONFLICTS: Final[Mapping[str, str]] = {
     "writers_instance_name_key": "two processes start under one new instance name",
     "account_data_pkey": "two requests set the same account data",
     "receipts_pkey": "two requests set the same receipt",
+    "gap_failures_event_nid_fkey": "the missing event arrives while a failure to get it is noted",
 }
 """Constraints that fail where two writers meet: `DatabaseConflict`, and the second attempt sees what the other wrote."""
 
@@ -97,6 +98,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "events_pkey": "event_nids is a sequence; an event takes over the number of a missing one, which leaves its table",
     "events_stream_ordering_key": "events_stream is a sequence",
     "missing_events_pkey": "event_nids is a sequence",
+    "gap_failures_pkey": "written by INSERT … ON CONFLICT",
     "state_groups_pkey": "state_group_nids is a sequence",
     "auth_chains_chain_nid_sequence_number_key": "auth_chain_nids is a sequence, and one write counts within a chain",
     # One write at a time per room (rooms.write_version), which knows what is there.

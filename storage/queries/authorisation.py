@@ -16,25 +16,28 @@ from storage.queries.state_at import event_nids_before
 SQL_EVENT_AUTH: Final[LiteralString] = """
 WITH RECURSIVE
 start AS MATERIALIZED (
-    SELECT event_nid, auth_events
+    SELECT event_nid, room_nid, auth_events
     FROM events
     WHERE event_id = $1::text
 ),
-chain (event_nid) AS (
+chain (event_nid) AS (  -- within the room: what a refused event cites of others is not given to who sent it
     SELECT unnest(auth_events)
     FROM start
     UNION
     SELECT cited.event_nid
     FROM chain
     JOIN events e USING (event_nid)
+    JOIN start USING (room_nid)
     CROSS JOIN unnest(e.auth_events) AS cited (event_nid)
 )
 SELECT s.*
-FROM (SELECT event_nid FROM start UNION ALL SELECT event_nid FROM chain) AS wanted
+FROM start
+CROSS JOIN LATERAL (SELECT start.event_nid UNION ALL SELECT event_nid FROM chain) AS wanted
 CROSS JOIN LATERAL (  -- one by one: the planner expects a long chain, and would read all rooms for it
-    SELECT *
-    FROM stored_events s
-    WHERE s.event_nid = wanted.event_nid
+    SELECT s.*
+    FROM events e
+    JOIN stored_events s USING (event_nid)
+    WHERE e.event_nid = wanted.event_nid AND e.room_nid = start.room_nid
     OFFSET 0
 ) AS s
 ORDER BY s.depth, s.event_nid

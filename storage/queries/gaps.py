@@ -1,0 +1,137 @@
+"""The gaps of a room: missing parents, what is known of each, and when it makes sense to ask other servers for it again.
+
+What is known follows from the events that name them. What a homeserver has tried in vain is told with `gap_failed`: each failure doubles the
+pause until the next attempt. The pause ends early when a server that failed is up again (`server_up`, REMOTE_SERVER_UP of the
+replication protocol), and all of it is forgotten when the event arrives, as its gap is none any more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, LiteralString, NamedTuple
+
+from storage.config import Config
+from storage.database.connection import Connection
+from storage.ids import EventId, RoomId, ServerName
+from storage.queries.state import require_room
+
+REASON_MAX: Final = 1_000  # characters kept of what went wrong
+
+SQL_GAPS: Final[LiteralString] = """
+SELECT m.event_id, c.ids AS child_ids, c.lowest, c.depth, c.seen_ts, COALESCE(f.failures, 0) AS failures, f.reason, f.failed_ts,
+    GREATEST(f.retry_ts - $2::bigint, 0) AS retry_after_ms
+FROM rooms r
+JOIN missing_events m USING (room_nid)
+LEFT JOIN gap_failures f USING (event_nid)
+CROSS JOIN LATERAL (
+    SELECT array_agg(e.event_id ORDER BY e.topological_ordering, e.stream_ordering) AS ids, min(e.topological_ordering) AS lowest,
+        min(e.depth) AS depth, min(e.received_ts) AS seen_ts
+    FROM events e
+    WHERE e.event_nid = ANY(m.child_nids)
+) AS c
+WHERE r.room_id = $1::text
+ORDER BY c.lowest DESC, m.event_id
+"""
+
+SQL_FAILED: Final[LiteralString] = """
+WITH gap AS (
+    SELECT m.event_nid
+    FROM rooms r
+    JOIN missing_events m USING (room_nid)
+    WHERE r.room_id = $1::text AND m.event_id = ANY($2::text[])
+    ORDER BY m.event_nid
+    FOR KEY SHARE OF m
+)
+INSERT INTO gap_failures (event_nid, failures, failed_ts, retry_ts, reason, servers)
+SELECT event_nid, 1, $3::bigint, $3::bigint + $6::bigint, $4::text, $5::text[]
+FROM gap
+ON CONFLICT (event_nid) DO UPDATE SET
+    failures = gap_failures.failures + 1,
+    failed_ts = EXCLUDED.failed_ts,
+    retry_ts = EXCLUDED.failed_ts + LEAST($7::bigint, $6::bigint * 2 ^ LEAST(gap_failures.failures, 40))::bigint,
+    reason = EXCLUDED.reason,
+    servers = ARRAY(SELECT DISTINCT unnest(gap_failures.servers || EXCLUDED.servers) ORDER BY 1)
+"""
+
+SQL_SERVER_UP: Final[LiteralString] = """
+UPDATE gap_failures
+SET failures = 0, retry_ts = failed_ts
+WHERE ($1::text = ANY(servers) OR servers = '{}') AND failures > 0
+"""
+
+
+class OpenGapRow(NamedTuple):
+    """One missing event."""
+
+    event_id: str
+    child_ids: list[str] | None
+    lowest: int | None
+    depth: int | None
+    seen_ts: int | None
+    failures: int
+    reason: str | None
+    failed_ts: int | None
+    retry_after_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGap:
+    """A missing event that held ones name as parent.
+
+    ``children`` name it, lowest first; it belongs below the topological ordering ``below``, the claimed depth of a child
+    is ``depth``, and the first of them was received at ``seen_ts``. ``failures`` since a server was last said to be up; the last one
+    was at ``failed_ts`` for this ``reason`` (None: never). ``retry_after_ms``: 0 if it is to be asked for now.
+    """
+
+    event_id: EventId
+    children: tuple[EventId, ...]
+    below: int
+    depth: int
+    seen_ts: int
+    failures: int
+    reason: str | None
+    failed_ts: int | None
+    retry_after_ms: int
+
+
+async def gaps(conn: Connection, room_id: RoomId, now_ms: int) -> list[OpenGap]:
+    """The gaps of a room, the latest in topological order first. `UnknownRoom`."""
+    rows = await conn.fetch(SQL_GAPS, room_id, now_ms, row=OpenGapRow)
+    if not rows:
+        await require_room(conn, room_id)
+    return [_gap(row) for row in rows]
+
+
+def _gap(row: OpenGapRow) -> OpenGap:
+    return OpenGap(
+        event_id=EventId(row.event_id),
+        children=tuple(EventId(child_id) for child_id in row.child_ids or ()),
+        below=row.lowest or 0,
+        depth=row.depth or 0,
+        seen_ts=row.seen_ts or 0,
+        failures=row.failures,
+        reason=row.reason,
+        failed_ts=row.failed_ts,
+        retry_after_ms=row.retry_after_ms or 0,
+    )
+
+
+async def gap_failed(
+    conn: Connection,
+    room_id: RoomId,
+    event_ids: Sequence[EventId],
+    reason: str,
+    *,
+    servers: Sequence[ServerName],
+    now_ms: int,
+    config: Config,
+) -> None:
+    """These were asked for in vain; what is no gap (any more) is passed over. `UnknownRoom`."""
+    pauses = config.gap_retry_ms_first, config.gap_retry_ms_max
+    status = await conn.execute(SQL_FAILED, room_id, event_ids, now_ms, reason[:REASON_MAX], servers, *pauses)
+    if status.endswith(" 0"):
+        await require_room(conn, room_id)
+
+
+async def server_up(conn: Connection, server_name: ServerName) -> None:
+    """What this server failed to give, or a server that was not named, is to be asked for now."""
+    await conn.execute(SQL_SERVER_UP, server_name)
