@@ -132,4 +132,4 @@ class ExplainingConnection(Connection):
 
     async def _literal(self, value: object, type_: str) -> str:
         """EXECUTE takes no parameters."""
-        return f"{await super().fetchval(f'SELECT quote_nullable($1::{type_}::text)', value)}::{type_}"
+        return f"{await super().fetchval(f'VALUES (quote_nullable($1::{type_}::text))', value)}::{type_}"
