@@ -10,9 +10,9 @@ A reader that fills a cache holds a `Ticket` from before it asked the database: 
 """
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from storage.streams.feed import Advance
 
@@ -20,7 +20,6 @@ K = TypeVar("K", bound=str)
 V = TypeVar("V")
 E = TypeVar("E")
 S = TypeVar("S")
-R = TypeVar("R")
 Key = tuple[str, ...]
 
 CURRENT_STATE: Final = "cs_cache_fake"
@@ -35,13 +34,15 @@ class Ticket:
 
 
 class Cache(Generic[V]):
-    """A bounded cache with the counts of its hits and misses."""
+    """A bounded cache with the counts of its hits and misses. ``limit``: of what ``weigh`` gives for the entries, together."""
 
-    def __init__(self, name: str, limit: int) -> None:
+    def __init__(self, name: str, limit: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
         self.name = name
         self.limit = limit
         self.hits = 0
         self.misses = 0
+        self._weigh = weigh
+        self._weight = 0
         self._entries: OrderedDict[Key, V] = OrderedDict()
         self._clock = 0
         self._staled: dict[Key, int] = {}
@@ -59,13 +60,19 @@ class Cache(Generic[V]):
         self.misses += 1
         return Ticket(key, self._clock)
 
+    def peek(self, *key: str) -> V | None:
+        """The entry, if it is there. Counts nothing, and keeps nothing longer."""
+        return self._entries.get(key)
+
     def fill(self, ticket: Ticket, value: V) -> None:
         """Put in what the database said, unless it may be stale already."""
         if max(self._all_staled, self._staled.get(ticket.key, 0)) > ticket.began:
             return
+        self._drop(ticket.key)
         self._entries[ticket.key] = value
-        if len(self._entries) > self.limit:
-            self._entries.popitem(last=False)
+        self._weight += self._weigh(value)
+        while self._weight > self.limit:
+            self._weight -= self._weigh(self._entries.popitem(last=False)[1])
 
     async def many(self, keys: Iterable[K], load: Callable[[list[K]], Awaitable[Mapping[K, V]]]) -> dict[K, V]:
         """The entries of these keys; what is not here is loaded, and kept. A key that ``load`` does not give has none."""
@@ -89,17 +96,24 @@ class Cache(Generic[V]):
         self._clock += 1
         if key is None or len(self._staled) > self.limit:
             self._entries.clear()
+            self._weight = 0
             self._staled.clear()
             self._all_staled = self._clock
         else:
-            self._entries.pop(tuple(key), None)
+            self._drop(tuple(key))
             self._staled[tuple(key)] = self._clock
+
+    def _drop(self, key: Key) -> None:
+        if key in self._entries:
+            self._weight -= self._weigh(self._entries.pop(key))
 
 
 class LastChange:
-    """For each room or user the position of the last change, as far as it is remembered.
+    """For each room or user the position of the last change, as far as it is remembered; or a later one, never an earlier one.
 
     What has no entry has not changed since ``floor``: since this process began to listen, or since the oldest entry was dropped.
+    Positions of several writers come in any order. They are noted in ascending order all the same, each as the largest so far:
+    so what changed since a position is at the end.
     """
 
     def __init__(self, limit: int, floor: int) -> None:
@@ -107,6 +121,7 @@ class LastChange:
         self.floor = floor
         self.hits = 0
         self.misses = 0
+        self._latest = floor
         self._last: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -114,10 +129,23 @@ class LastChange:
 
     def note(self, key: str, position: int) -> None:
         """It has changed."""
-        self._last[key] = max(position, self._last.pop(key, 0))
+        self._latest = max(self._latest, position)
+        self._last.pop(key, 0)
+        self._last[key] = self._latest
         if len(self._last) > self.limit:
             _, dropped = self._last.popitem(last=False)
             self.floor = max(self.floor, dropped)
+
+    def last(self, key: str) -> int:
+        """The position of its last change; 0 if there was none since ``floor``."""
+        return self._last.get(key, 0)
+
+    def since(self, position: int) -> Iterator[str]:
+        """What has changed since a position that is not below ``floor``, the latest change first."""
+        for key, last in reversed(self._last.items()):
+            if last <= position:
+                return
+            yield key
 
     def may_have_changed(self, key: str, since: int) -> bool:
         """False only if it has certainly not changed after ``since``. That is a hit: nobody needs to look."""
@@ -127,24 +155,29 @@ class LastChange:
         return may_have
 
 
-class Caches(Generic[E, S, R]):
-    """The caches of one process, kept by the feed of its streams."""
+class RoomsOf(NamedTuple):
+    """The rooms that a local user is in, with their numbers; ``moved``: the position of the last change of any membership of theirs."""
 
-    def __init__(self, *, events: int, rooms: int, users: int, listening_since: int) -> None:
+    joined: Mapping[str, int]
+    moved: int
+
+
+class Caches(Generic[E, S]):
+    """The caches of one process, kept by the feed of its streams. ``memberships``: of all users whose rooms are remembered, together.
+
+    ``listening_since``: a position of the stream "events" above which every fact will be told.
+    """
+
+    def __init__(self, *, events: int, rooms: int, memberships: int, listening_since: int) -> None:
         self.events: Cache[E] = Cache("events", events)
         self.current_state: Cache[S] = Cache("current_state", rooms)
-        self.rooms_of: Cache[R] = Cache("rooms_of", users)
+        self.rooms_of: Cache[RoomsOf] = Cache("rooms_of", memberships, lambda rooms: 1 + len(rooms.joined))
         self.room_changes = LastChange(rooms, listening_since)
-        self.membership_changes = LastChange(users, listening_since)
         self._by_name: dict[str, Cache[Any]] = {cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)}
 
     def hit_rates(self) -> dict[str, float]:
         """Hits by all look-ups of each cache, 0 where there was none."""
-        counted: dict[str, Cache[Any] | LastChange] = {
-            **self._by_name,
-            "room_changes": self.room_changes,
-            "membership_changes": self.membership_changes,
-        }
+        counted: dict[str, Cache[Any] | LastChange] = {**self._by_name, "room_changes": self.room_changes}
         return {name: cache.hits / max(1, cache.hits + cache.misses) for name, cache in counted.items()}
 
     def told(self, advance: Advance) -> None:
@@ -184,4 +217,3 @@ class Caches(Generic[E, S, R]):
             self.current_state.forget((room_id,))
         if event_type == "m.room.member" and state_key is not None:
             self.rooms_of.forget((state_key,))
-            self.membership_changes.note(state_key, position)

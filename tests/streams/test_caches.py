@@ -7,7 +7,7 @@ import pytest
 
 import storage
 from storage import Store
-from storage.streams.caches import Cache, LastChange, Ticket
+from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 from storage.streams.feed import Advance, Fact
 from storage.streams.following import follow_once
 from storage.testing import RoomBuilder
@@ -66,7 +66,31 @@ def test_last_changes_never_deny_a_change(seed: int) -> None:
         for one in "abcdefg":
             since = rng.randrange(0, 60)
             assert changes.may_have_changed(one, since) or truth.get(one, 10) <= since
+            assert since < changes.floor or one in changes.since(since) or truth.get(one, 10) <= since
     assert len(changes) <= 3
+
+
+def test_what_has_changed_is_told_from_the_end() -> None:
+    """A writer that is behind brings smaller positions later: what it changed counts as changed at the largest so far."""
+    changes = LastChange(10, 10)
+    for key, position in zip("abca", (20, 30, 25, 31), strict=True):
+        changes.note(key, position)
+    assert [list(changes.since(since)) for since in (10, 24, 29, 30, 31)] == [["a", "c", "b"], ["a", "c", "b"], ["a", "c", "b"], ["a"], []]
+    assert [changes.last(key) for key in "abcd"] == [31, 30, 30, 0]
+
+
+def test_entries_have_a_weight() -> None:
+    cache: Cache[int] = Cache("n", 10, lambda value: value)
+    fill(cache, "a", 4)
+    fill(cache, "b", 6)
+    assert len(cache) == 2
+    fill(cache, "c", 1)
+    assert (cache.peek("a"), cache.peek("b"), cache.peek("c")) == (None, 6, 1)
+    cache.forget(("b",))
+    fill(cache, "d", 9)
+    assert len(cache) == 2
+    fill(cache, "e", 11)
+    assert len(cache) == 0, "what does not fit is not kept"
 
 
 async def test_each_cache_forgets_by_name_key_or_whole(store: Store) -> None:
@@ -80,7 +104,7 @@ async def test_each_cache_forgets_by_name_key_or_whole(store: Store) -> None:
                 cache.forget((key,))
                 ticket = cache.get(key)
                 assert isinstance(ticket, Ticket)
-                cache.fill(ticket, {})  # type: ignore[arg-type]  # what it is does not matter
+                cache.fill(ticket, RoomsOf({}, 0))  # type: ignore[arg-type]  # what it is does not matter
         facts = [Fact(number, "far", [name, key, 0]) for number, (name, key) in enumerate(rows, 1)]
         caches.told(Advance("caches", "far", 0, len(rows), facts, local=False))
         kinds = (caches.events, caches.current_state, caches.rooms_of)
@@ -96,7 +120,7 @@ async def test_each_cache_forgets_by_name_key_or_whole(store: Store) -> None:
     assert filled(("get_user_by_id", ["a"]), ("get_user_by_id", None)) == [(True, True, True), (True, True, True)]
 
 
-async def test_last_changes_of_rooms_and_memberships(store: Store) -> None:
+async def test_last_changes_of_rooms(store: Store) -> None:
     room, other = RoomBuilder("11", seed=1), RoomBuilder("11", seed=2)
     admin, guest = room.user(1), room.user(4)
     room.start(admin)
@@ -107,12 +131,11 @@ async def test_last_changes_of_rooms_and_memberships(store: Store) -> None:
     after = store.streams["events"].linear()
     caches = store.caches
     assert [caches.room_changes.may_have_changed(one.room_id, before) for one in (room, other)] == [True, False]
-    assert [caches.membership_changes.may_have_changed(user, before) for user in (guest, admin)] == [True, False]
     assert not caches.room_changes.may_have_changed(room.room_id, after)
     assert caches.room_changes.may_have_changed(other.room_id, 0), "before this process began to listen"
     rates = caches.hit_rates()
-    assert set(rates) == {"events", "current_state", "rooms_of", "room_changes", "membership_changes"}
-    assert (rates["room_changes"], rates["membership_changes"]) == (0.5, 0.5)
+    assert set(rates) == {"events", "current_state", "rooms_of", "room_changes"}
+    assert rates["room_changes"] == 0.5
     assert await _rows(store) == [], "the events say it all"
 
 

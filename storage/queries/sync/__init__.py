@@ -1,6 +1,6 @@
 """/sync: what is new to a user, in at most four statements within one snapshot, whatever the number of rooms.
 
-1. positions.py   how far the streams are: the answer's next_batch
+1. positions.py   how far the streams are: the answer's next_batch; candidates.py: with which rooms can have changed, as remembered
 2. rooms.py       which rooms have something to tell, and their timelines
 3. state.py       their state at the start and at the end of the timeline, whole or as what changed
 4. stripped.py    what invited and knocking users are shown of a room
@@ -8,8 +8,23 @@
 answer.py puts them together, results.py is what comes out, waiting.py is the long poll.
 """
 
-from storage.queries.sync.answer import Asked, sync
+from storage.queries.sync.answer import Asked, is_quiet, quiet, sync
+from storage.queries.sync.candidates import Memory
 from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
 from storage.queries.sync.waiting import Look, until_news
 
-__all__ = ["Asked", "InvitedRoom", "JoinedRoom", "KnockedRoom", "LeftRoom", "Look", "Sync", "Timeline", "sync", "until_news"]
+__all__ = [
+    "Asked",
+    "InvitedRoom",
+    "JoinedRoom",
+    "KnockedRoom",
+    "LeftRoom",
+    "Look",
+    "Memory",
+    "Sync",
+    "Timeline",
+    "is_quiet",
+    "quiet",
+    "sync",
+    "until_news",
+]

@@ -1,6 +1,6 @@
 """One answer of /sync out of its parts, within one snapshot."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,18 +10,16 @@ from storage.database.names import INVITE, JOIN, MEMBERSHIPS
 from storage.errors import InvalidToken
 from storage.ids import RoomId, UserId
 from storage.queries import checks
+from storage.queries.sync.candidates import Memory
 from storage.queries.sync.positions import events_of, positions
 from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
 from storage.queries.sync.rooms import Stretch, Told, rooms
 from storage.queries.sync.state import RoomState, Wanted, states
 from storage.queries.sync.stripped import stripped_states
-from storage.streams import PaginationToken, RoomsToken, SyncToken, VectorPosition
+from storage.streams import PaginationToken, RoomsToken, SyncToken
 from storage.streams.tokens import is_rooms_token
 
 KNOCK: Final = MEMBERSHIPS["knock"]
-
-Candidates = Callable[[Connection, UserId, VectorPosition, VectorPosition], Awaitable[Sequence[int] | None]]
-"""Rooms of a user in which something may have happened between two positions, by room nid: at least all that have. None: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +60,21 @@ class Asked:
         return cls(checks.local_user(user_id, server_name), token, part, limit, rooms_limit, full_state, deployment, tuple(ignored))
 
 
-async def sync(conn: Connection, asked: Asked, *, candidates: Candidates | None = None) -> Sync:
+async def sync(conn: Connection, asked: Asked, *, memory: Memory | None = None) -> Sync:
     """The answer, in at most four statements. ``conn`` is in a REPEATABLE READ transaction: one snapshot.
 
-    ``candidates`` tells where to look for what is new; without it all rooms of the user are looked at.
+    ``memory`` tells where to look for what is new; without it all rooms of the user are looked at.
     """
-    current = await positions(conn)
+    news = None if memory is None or asked.since is None or asked.full_state else await memory.news(conn, asked.user_id)
+    current = await positions(conn) if news is None else news.positions
     upto = SyncToken.of(current) if asked.part is None else asked.part.upto.bound(current)
     since = None if asked.since is None else asked.since.bound(current)
-    if since == upto and not asked.full_state:
+    known = None if since is None else events_of(since)
+    among = None if news is None or known is None else news.candidates(known)
+    if (since == upto and not asked.full_state) or among == []:
         return Sync(upto.print(asked.deployment))
     below = None if asked.part is None else (asked.part.activity, asked.part.room)
     limit = asked.rooms_limit if since is None else None
-    known = None if since is None else events_of(since)
-    among = None
-    if candidates is not None and known is not None and not asked.full_state:
-        among = await candidates(conn, asked.user_id, known, events_of(upto))
     found = await rooms(
         conn, asked.user_id, Stretch(known, events_of(upto), asked.timeline_limit, limit, below, asked.full_state, asked.ignored, among)
     )
@@ -88,6 +85,20 @@ async def sync(conn: Connection, asked: Asked, *, candidates: Candidates | None 
         joined = joined[:-1]
     next_rooms = _next_rooms(upto, joined[-1]).print(asked.deployment) if more and joined else None
     return await _fill(conn, asked, found, Sync(upto.print(asked.deployment), next_rooms=next_rooms))
+
+
+def is_quiet(asked: Asked, memory: Memory) -> bool:
+    """Whether nothing is new as far as this process has heard: then `quiet` is worth asking."""
+    return asked.since is not None and not asked.full_state and memory.is_quiet(asked.user_id, events_of(asked.since))
+
+
+async def quiet(conn: Connection, asked: Asked, memory: Memory) -> tuple[Sync, list[RoomId] | None] | None:
+    """The answer that nothing is new, in one statement, which needs no transaction; with the user's rooms, if known. None: something may be."""
+    news = await memory.news(conn, asked.user_id)
+    upto, since = SyncToken.of(news.positions), (asked.since or SyncToken()).bound(news.positions)
+    if since == upto or news.candidates(events_of(since)) == []:
+        return Sync(upto.print(asked.deployment)), news.room_ids
+    return None
 
 
 def _next_rooms(upto: SyncToken, last: Told) -> RoomsToken:

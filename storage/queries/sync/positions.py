@@ -30,10 +30,11 @@ class WriterRow(NamedTuple):
 async def positions(conn: Connection) -> dict[str, VectorPosition]:
     """The position of each stream that a sync tells of."""
     rows = await conn.fetch(SQL_POSITIONS, list(STREAMS), row=WriterRow)
-    return {name: _vector({row.instance_name: row.stream_id for row in rows if row.stream_name == name}) for name in STREAMS}
+    return {name: vector({row.instance_name: row.stream_id for row in rows if row.stream_name == name}) for name in STREAMS}
 
 
-def _vector(writers: Mapping[str, int]) -> VectorPosition:
+def vector(writers: Mapping[str, int]) -> VectorPosition:
+    """The position of a stream with these writers."""
     return VectorPosition.of(min(writers.values(), default=0), writers)
 
 

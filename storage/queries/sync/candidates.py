@@ -1,0 +1,187 @@
+"""Which rooms can have news for a user since a token: what a process remembers, and one statement for what it does not.
+
+Three things are remembered (storage/streams/caches.py): the rooms that the user is in, the position of the last change of each room,
+and that of the last change of any membership of the user. So what a sync looks at are the rooms that are in both of the first two,
+whatever the number of rooms on either side.
+
+What a process remembers lags behind the database: by what others have committed, by the moment between a commit and its news. So the
+statement that reads the positions also tells, in the same snapshot, in which rooms something was committed by a writer after the
+position up to which this process has heard of that writer. These are candidates as well. A change of membership always has its
+cause in its room, so a candidate; but what resolution does to memberships, only the stream "caches" tells: if the process is behind in
+that, its rooms of the user may be wrong. Where anything is not known, the answer is None, and all rooms are looked at.
+
+That the rooms of the user were the same ones throughout, from the token to the snapshot, follows from: no membership of theirs changed
+after the token until they were read, and no change was told since then, which would have made them be forgotten.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from sys import intern
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.ids import RoomId, UserId
+from storage.queries.sync.positions import STREAMS, vector
+from storage.streams import VectorPosition
+from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
+from storage.streams.registry import Streams
+
+UNSEEN: Final = "unseen"
+ROOMS_OF: Final = "rooms of"
+FAR: Final = 5_000  # positions; who is further behind looks at all rooms
+
+SQL_NEWS: Final[LiteralString] = """
+WITH
+writer AS MATERIALIZED (
+    SELECT p.stream_name, p.instance_name, p.stream_id, COALESCE(s.stream_id, p.entered_at) AS seen
+    FROM stream_positions p
+    LEFT JOIN unnest($1::text[], $2::text[], $3::bigint[]) AS s (stream_name, instance_name, stream_id) USING (stream_name, instance_name)
+    WHERE p.stream_name IN ('events', 'caches')
+),
+behind AS MATERIALIZED (  -- writers of which there is more than was seen
+    SELECT w.writer_nid, p.seen, p.stream_id
+    FROM writer p
+    JOIN writers w USING (instance_name)
+    WHERE p.stream_name = 'events' AND p.stream_id > p.seen
+),
+stretch AS MATERIALIZED (
+    SELECT min(seen) AS above, max(stream_id) AS upto, max(stream_id) - min(seen) > $5::bigint AS is_far
+    FROM behind
+    HAVING count(*) > 0
+),
+unseen AS (
+    SELECT f.room_nid
+    FROM (
+        SELECT e.room_nid, e.stream_ordering, e.writer_nid
+        FROM stretch s
+        JOIN events e ON e.stream_ordering > s.above AND e.stream_ordering <= s.upto
+        WHERE NOT s.is_far AND NOT e.backfilled
+        UNION ALL
+        SELECT e.room_nid, o.stream_id, o.writer_nid
+        FROM stretch s
+        JOIN outlier_memberships o ON o.stream_id > s.above AND o.stream_id <= s.upto
+        JOIN events e USING (event_nid)
+        WHERE NOT s.is_far
+    ) AS f
+    JOIN behind b ON b.writer_nid = f.writer_nid AND f.stream_ordering > b.seen
+)
+SELECT stream_name AS what, instance_name, stream_id AS position, seen, NULL::int[] AS room_nids, NULL::text[] AS room_ids
+FROM writer
+UNION ALL
+SELECT 'unseen', NULL, upto, above, CASE WHEN NOT is_far THEN ARRAY(SELECT DISTINCT room_nid FROM unseen) END, NULL
+FROM stretch
+UNION ALL
+SELECT 'rooms of', NULL, max(m.stream_ordering), 0, array_agg(m.room_nid ORDER BY m.room_nid) FILTER (WHERE m.membership = 5),
+    array_agg(r.room_id ORDER BY m.room_nid) FILTER (WHERE m.membership = 5)
+FROM principals p
+JOIN memberships m USING (principal_nid)
+JOIN rooms r USING (room_nid)
+WHERE p.name = $4::text
+"""
+
+
+class NewsRow(NamedTuple):
+    """A writer in a stream: how far it is, and how far this process has heard; or what is unseen; or the rooms of the user."""
+
+    what: str
+    instance_name: str | None
+    position: int | None
+    seen: int
+    room_nids: list[int] | None
+    """Of "unseen" the rooms in which something was committed meanwhile; None: too much was."""
+    room_ids: list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """How far the streams are in one snapshot, and what is known there."""
+
+    positions: dict[str, VectorPosition]
+    rooms_of: RoomsOf | None
+    """The rooms that the user is in. None: it is not known."""
+    unseen: frozenset[int] | None
+    """The rooms in which something was committed that this process has not heard of. None: it is not known."""
+    changes: LastChange
+
+    def candidates(self, since: VectorPosition) -> list[int] | None:
+        """The rooms that can have news for the user since then, by room nid. None: any can."""
+        if self.rooms_of is None or self.unseen is None:
+            return None
+        known = _changed(self.rooms_of, self.changes, since)
+        return None if known is None else sorted(self.unseen.union(known))
+
+    @property
+    def room_ids(self) -> list[RoomId] | None:
+        """The rooms that the user is in, if they are known for certain."""
+        return None if self.rooms_of is None or self.unseen is None or self.unseen else list(map(RoomId, self.rooms_of.joined))
+
+
+class Memory:
+    """What a process remembers for its syncs."""
+
+    def __init__(self, streams: Streams, rooms_of: Cache[RoomsOf], changes: LastChange) -> None:
+        self._streams = streams
+        self._rooms_of = rooms_of
+        self._changes = changes
+
+    def is_quiet(self, user_id: UserId, since: VectorPosition) -> bool:
+        """Whether nothing is new to the user as far as this process has heard."""
+        entry = self._rooms_of.peek(user_id)
+        return entry is not None and _changed(entry, self._changes, since) == []
+
+    async def news(self, conn: Connection, user_id: UserId) -> News:
+        """In one statement. The rooms of the user are read with it where they are not remembered."""
+        entry = self._rooms_of.get(user_id)
+        heard = [(name, writer, at) for name in ("events", "caches") for writer, at in self._streams[name].positions().items()]
+        rows = await read(conn, heard, user_id if isinstance(entry, Ticket) else None)
+        is_current = all(row.position is not None and row.position <= row.seen for row in rows if row.what == "caches")
+        rooms_of: RoomsOf | None
+        if isinstance(entry, Ticket):
+            rooms_of = _rooms_of(rows)
+            self._rooms_of.fill(entry, rooms_of)
+        else:
+            rooms_of = entry if is_current else None
+        found = {name: {row.instance_name or "": row.position or 0 for row in rows if row.what == name} for name in STREAMS}
+        return News({name: vector(writers) for name, writers in found.items()}, rooms_of, _unseen(rows), self._changes)
+
+
+async def read(conn: Connection, heard: Sequence[tuple[str, str, int]], user_id: UserId | None) -> list[NewsRow]:
+    """The positions of the streams; what was committed after those ``heard`` of, by stream and writer; the rooms of a user, if asked for."""
+    columns = [list(column) for column in zip(*heard, strict=True)] or [[], [], []]
+    return await conn.fetch(SQL_NEWS, *columns, user_id, FAR, row=NewsRow)
+
+
+async def rooms_of(conn: Connection, user_id: UserId) -> RoomsOf:
+    """The rooms that a local user is in."""
+    return _rooms_of(await read(conn, (), user_id))
+
+
+def _changed(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> list[int] | None:
+    """The user's rooms that have changed; None: it is not known, or others became theirs, or ceased to be."""
+    joined = rooms_of.joined
+    if rooms_of.moved > since.min or since.min < changes.floor:
+        changes.misses += 1
+        return None
+    changes.hits += 1
+    changed = []
+    for count, room_id in enumerate(changes.since(since.min)):
+        if count > len(joined):  # from here on it is shorter to go through the user's rooms
+            return [nid for room_id, nid in joined.items() if changes.last(room_id) > since.min]
+        if room_id in joined:
+            changed.append(joined[room_id])
+    return changed
+
+
+def _rooms_of(rows: Sequence[NewsRow]) -> RoomsOf:
+    for row in rows:
+        if row.what == ROOMS_OF:
+            ids = map(intern, row.room_ids or ())
+            return RoomsOf(dict(zip(ids, row.room_nids or (), strict=True)), row.position or 0)
+    return RoomsOf({}, 0)
+
+
+def _unseen(rows: Sequence[NewsRow]) -> frozenset[int] | None:
+    for row in rows:
+        if row.what == UNSEEN:
+            return None if row.room_nids is None else frozenset(row.room_nids)
+    return frozenset()

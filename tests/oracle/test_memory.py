@@ -1,0 +1,153 @@
+"""Syncs by what processes remember, beside syncs that look at everything and beside the oracle.
+
+Two stores write to one database, and both are asked. Their caches are tiny, or not; each hears of the other now and then, or of one
+stream only, and one of them is opened anew now and then. `STORAGE_EXAMPLES` says how many rooms.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import storage
+from storage import Store, Sync
+from storage.ids import EventId, UserId
+from storage.persist import Origin, Outcome
+from storage.queries.sync import Asked, is_quiet, quiet, sync
+from storage.streams.following import follow_once
+from storage.streams.registry import STREAMS
+from tests.conftest import _fresh_database
+from tests.oracle.facts import Audience
+from tests.oracle.machine import SERVERS, RoomMachine, run_machine
+from tests.oracle.store_subject import StoreSubject
+from tests.oracle.syncing import Answer
+from tests.oracle.test_store import LOCAL, SERVER
+
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "15"))
+NEVER_MS = 3_600_000
+
+
+class TwoStores(StoreSubject):
+    """The writer of the other tests, and a second one. ``ways``: how often a sync went which way."""
+
+    def __init__(self, dsn: str, ways: Counter[str], limits: Mapping[str, Any]) -> None:
+        super().__init__(dsn, server_name=SERVER, follow_ms=NEVER_MS, **limits)
+        self.dsn, self.limits, self.ways, self.turn = dsn, limits, ways, 0
+        self.others = AsyncExitStack()
+        self.second = self.run(self._open())
+
+    async def _open(self) -> Store:
+        config = storage.Config(pool_size_max=2, follow_ms=NEVER_MS, **self.limits)
+        return await self.others.enter_async_context(
+            storage.open(self.dsn, server_name=SERVER, instance_name=f"second{self.turn}", config=config)
+        )
+
+    def close(self) -> None:
+        self.run(self.others.aclose())
+        super().close()
+
+    def append(
+        self,
+        pdus: Sequence[bytes],
+        *,
+        room_version: str | None,
+        origin: Origin,
+        state_before: Mapping[EventId, Sequence[EventId]] | None,
+    ) -> list[tuple[EventId | None, Outcome]]:
+        self.turn += 1
+        by = self.second if self.turn % 3 == 0 else self.store
+        results = self.run(by.append(pdus, room_version=room_version, origin=origin, state_before=state_before))
+        return [(result.event_id, result.outcome) for result in results]
+
+    def sync(self, user_id: str, since: Any | None, limit: int) -> Answer:
+        self.turn += 1
+        self.run(self._hear())
+        for store in (self.second, self.store):
+            self.run(self._compare(store, user_id, since, limit))
+        return super().sync(user_id, since, limit)
+
+    async def _hear(self) -> None:
+        """Of everything, of one stream, or of nothing; or forget everything."""
+        if self.turn % 11 == 0:
+            await self.others.aclose()
+            self.second = await self._open()
+        for store in (self.second, self.store):
+            if self.turn % 4 == 0:
+                await follow_once(store.database, store.streams)
+            elif self.turn % 4 == 1:
+                await _hear_of(store, ("events", "caches")[self.turn // 4 % 2])
+
+    async def _compare(self, store: Store, user_id: str, since: str | None, limit: int) -> None:
+        """In one snapshot the same, token and all."""
+        asked = Asked.of(
+            user_id,
+            since,
+            timeline_limit=limit,
+            rooms_limit=None,
+            full_state=False,
+            server_name=SERVER,
+            deployment=store.deployment_id,
+            config=store.database.config,
+        )
+        memory = store._memory  # what is tested
+        async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            told: list[Sync] = [await sync(conn, asked)]
+            if is_quiet(asked, memory):
+                found = await quiet(conn, asked, memory)
+                told += [] if found is None else [found[0]]
+                if found is not None and found[1] is not None:
+                    assert sorted(found[1]) == sorted(await store.rooms_of(UserId(user_id))), "the rooms to wait for"
+                self.ways["news after all" if found is None else "quiet"] += 1
+            told.append(await sync(conn, asked, memory=memory))
+            if since is not None:
+                news = await memory.news(conn, asked.user_id)
+                position = asked.since.position("events") if asked.since is not None else None
+                assert position is not None
+                among = news.candidates(position.meet(news.positions["events"]))
+                self.ways["all rooms" if among is None else "some rooms" if among else "no rooms"] += 1
+        assert all(one == told[0] for one in told)
+
+
+async def _hear_of(store: Store, stream_name: str) -> None:
+    """Catch up with the others in one stream only."""
+    async with store.database.connection() as conn:
+        rows = await conn.fetchvals(
+            "SELECT instance_name || ' ' || stream_id FROM stream_positions WHERE stream_name = $1::text AND instance_name <> $2::text",
+            stream_name,
+            store.instance_name,
+        )
+        for row in rows:
+            writer, position = row.split(" ")
+            known = store.streams[stream_name].positions().get(writer)
+            if known is not None:
+                facts = await STREAMS[stream_name].read(conn, known, int(position), writer, 1_000_000)
+                store.streams.advance(stream_name, writer, int(position), facts, local=False)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("limits", [{}, {"cache_memberships_max": 3, "cache_rooms_max": 1}], ids=["large", "tiny"])
+def test_what_is_remembered_changes_no_answer(server_dsn: str, template_name: str, worker_id: str, limits: dict[str, int]) -> None:
+    ways: Counter[str] = Counter()
+
+    class Machine(RoomMachine):
+        audience = Audience(LOCAL, SERVERS)
+        syncing = LOCAL
+
+        def open_subject(self) -> StoreSubject:
+            self.runner = asyncio.Runner()
+            self.stack = AsyncExitStack()
+            dsn = self.runner.run(self.stack.enter_async_context(_fresh_database(server_dsn, template_name, worker_id)))
+            return TwoStores(dsn, ways, limits)
+
+        def close_subject(self, subject: Any) -> None:
+            subject.close()
+            self.runner.run(self.stack.aclose())
+            self.runner.close()
+
+    run_machine(Machine, examples=EXAMPLES, steps=20)
+    if EXAMPLES >= 15:
+        assert {"all rooms", "some rooms", "no rooms", "quiet"} <= ways.keys()
