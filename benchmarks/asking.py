@@ -27,7 +27,7 @@ from storage.ids import RoomId
 from storage.queries.hot import Given, ask
 
 LARGE: Final = (Crowd(10_000, 5_000_000, 50_000), Crowd(1_000, 500_000, 5_000))
-SMALL: Final = (Crowd(200, 20_000, 500), Crowd(100, 4_000, 100))
+SMALL: Final = (Crowd(80, 8_000, 200), Crowd(40, 4_000, 100))
 WARM: Final = 8  # rounds before the clock runs: by then plans are generic where Postgres makes them so
 CLIENTS: Final = 100
 TIME_MS: Final = 1_800_000_000_000

@@ -1,6 +1,12 @@
 """The large database of the benchmarks is what the engine would have written, and its bytes are those of valid events."""
 
+import json
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
+
+import pytest
 
 import storage
 from benchmarks.crowd import EVERYWHERE, FEW, HUNDRED, MANY, SERVER, VERSION, Crowd, Pen, room_id
@@ -9,6 +15,7 @@ from storage.event import parse
 from storage.ids import RoomId
 from storage.maintenance.verify.run import verify
 from storage.testing import RoomBuilder
+from tests.cli.running import ROOT, environment
 
 CROWD = Crowd(rooms=12, events=1_200, members_max=40)
 
@@ -47,3 +54,23 @@ def test_sizes() -> None:
     assert {crowd.size(number) for number in crowd.rooms_of(HUNDRED)} == {10}
     assert max(crowd.activity()) == crowd.activity()[crowd.hall]
     assert len(set(crowd.members(crowd.hall))) == 5_002
+
+
+MOST_STATEMENTS = {"sync": {"": 4}, "messages": {"": 2, "context": 3}, "federation": {"": 2}}
+"""By the beginning of the question's name; the longest that fits."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_benchmarks_of_reads_run_within_their_statements(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", *MOST_STATEMENTS, "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, limits in MOST_STATEMENTS.items():
+        results = json.loads((tmp_path / f"{name}.quick.json").read_text())["results"]
+        assert results.pop("throughput")
+        for question, told in results.items():
+            most = limits[max((start for start in limits if question.startswith(start)), key=len)]
+            sides = [side for side in told.values() if isinstance(side, dict) and "statements" in side and "ms" in side]
+            assert len(sides) == 2
+            assert all(1 <= side["statements"] <= most for side in sides), question
