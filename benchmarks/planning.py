@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import storage
@@ -80,8 +81,7 @@ async def _stages(store: storage.Store, pdus: Sequence[bytes]) -> Stages:
     async with store.database.connection() as conn:
         await fill_blocks(conn, draft.blocks, {"event_nids": 2 * BATCH, "state_group_nids": 2 * BATCH, "room_nids": 1})
         with _spent(took, "prefetch"):
-            draft.assume_new(event.event_id for event in events)
-            await prefetch(conn, draft, incoming)
+            await prefetch(partial(load, conn), draft, incoming, assume_new=True)
         took["plan"] = await _planned(conn, draft, incoming)
     with _spent(took, "parameters"):
         _parameters(draft)

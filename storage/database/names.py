@@ -76,6 +76,7 @@ class Names:
         self.types: dict[str, int] = dict(KNOWN_TYPES)
         self.state_keys: dict[tuple[int, str], int] = {(nid, ""): nid for nid in KNOWN_EMPTY_KEYS}
         self.principals: dict[str, int] = {}
+        self.principal_names: dict[int, str] = {}
         self.type_names: dict[int, str] = {nid: name for name, nid in KNOWN_TYPES.items()}
         self.state_key_names: dict[int, tuple[int, str]] = {nid: (nid, "") for nid in KNOWN_EMPTY_KEYS}
 
@@ -94,4 +95,6 @@ class Names:
         for key, nid in state_keys:
             self.state_keys[key] = nid
             self.state_key_names[nid] = key
-        self.principals.update(principals)
+        for name, nid in principals:
+            self.principals[name] = nid
+            self.principal_names[nid] = name

@@ -9,7 +9,7 @@ from typing import Final, LiteralString
 
 from storage.database.connection import Connection
 from storage.errors import UnknownRoom
-from storage.persist.writer import SQL_LOCK_ROOMS
+from storage.persist.attempts import SQL_LOCK_ROOMS
 
 SQL_RAISE_VERSION: Final[LiteralString] = """
 UPDATE rooms

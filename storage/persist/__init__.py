@@ -5,8 +5,10 @@ plan.py        one event's decision, from receipt checks to the rows it adds (pl
 plain.py       the same for an ordinary message, in a sixth of the time
 context.py     what planning reads, and how it asks for more; load.py answers
 draft.py       the rows that one write changes; step.py the scratch space of one event
+prefetch.py    what a batch names and the caches lack; ahead.py loads it
 write.py       the one statement that applies a draft
-writer.py      group commit: many appends, one write at a time
+attempts.py    planning and writing, and what follows when that fails
+writer.py      group commit: many appends, one write at a time, the next one planned meanwhile
 """
 
 from storage.persist.results import AppendResult, Origin, Outcome

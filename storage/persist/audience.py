@@ -212,7 +212,10 @@ def _invited(step: Step, base: Group | None, target: Group, before: str, after: 
 def _invited_keys(draft: Draft, group: Group) -> set[int]:
     new = {nid: draft.new_events[nid].row for nid in group.entries.values() if nid in draft.new_events}
     held = frozenset(nid for nid in group.entries.values() if nid not in new)
-    found: set[int] = set(draft.answer(("invited", held))) if held else set()
+    known = {nid: row for nid in held if (row := draft.known_row(nid)) is not None}
+    found = {row.state_key_nid for row in known.values() if row.membership == INVITE and row.state_key_nid is not None}
+    held = frozenset(nid for nid in held if nid not in known)
+    found |= set(draft.answer(("invited", held))) if held else set()
     return found | {row.state_key_nid for row in new.values() if row.membership == INVITE and row.state_key_nid is not None}
 
 

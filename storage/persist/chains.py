@@ -14,6 +14,7 @@ from storage.state.groups import Group
 Graph = Mapping[int, tuple[int, ...]]
 
 PLACES_AT_ONCE: Final = 256
+WALKED_STATE: Final = 200  # entries of a state whose auth chain is walked
 
 
 class Chains(NamedTuple):
@@ -38,8 +39,11 @@ def _reached_by_common(draft: Draft, state: Group, keys: set[int], nids: set[int
     """Which of these events the auth chain of what the states have in common holds.
 
     Found from these upwards by the chain cover, a few places at a time, as nearly always one of the first is in the state:
-    what the states have in common is never walked.
+    what the states have in common is never walked, unless it is so little that walking it here costs less than asking.
     """
+    common = [nid for key, nid in state.entries.items() if key not in keys] if len(state.entries) <= WALKED_STATE else []
+    if common:
+        return reach(auth_graph(draft, common), common) & nids
     new = [nid for key, nid in state.entries.items() if key not in keys and nid in draft.new_events] if draft.new_places else []
     found = reach(auth_graph(draft, new), new) & nids
     limit = PLACES_AT_ONCE
@@ -54,7 +58,7 @@ def _reached_by_common(draft: Draft, state: Group, keys: set[int], nids: set[int
 
 
 def auth_graph(draft: Draft, nids: Iterable[int]) -> Graph:
-    """The auth events of these events and of all that they reach: what this draft adds, and what the database has."""
+    """The auth events of these events and of all that they reach: from the rows at hand, and of the others from the database."""
     graph: dict[int, tuple[int, ...]] = {}
     committed: set[int] = set()
     front = list(nids)
@@ -62,12 +66,12 @@ def auth_graph(draft: Draft, nids: Iterable[int]) -> Graph:
         nid = front.pop()
         if nid in graph or nid in committed:
             continue
-        edges = draft.new_auth_events(nid)
-        if edges is None:
+        row = draft.known_row(nid)
+        if row is None:
             committed.add(nid)
         else:
-            graph[nid] = edges
-            front.extend(edges)
+            graph[nid] = row.auth_events
+            front.extend(row.auth_events)
     if committed:
         graph.update(draft.answer(("auth_graph", frozenset(committed))))
     return graph

@@ -1,19 +1,19 @@
-"""After the commit: what the draft holds is true now. It goes into the caches, and is told to whoever follows the streams."""
+"""What a draft holds goes into the caches when it is sent; once it is committed it is told to whoever follows the streams."""
 
 from storage.persist.context import Caches
 from storage.persist.draft import Draft
-from storage.persist.rows import RoomRow
+from storage.persist.rows import EventRow, RoomRow
 from storage.persist.write import Written
 from storage.streams.feed import Fact
 from storage.streams.registry import Streams
 
 
-def absorb(caches: Caches, draft: Draft, positions: dict[int, int]) -> None:
-    """Take a committed draft into the caches, with the positions that its events took."""
-    for row in draft.rows.values():
-        if row is not None:
-            position = positions.get(row.event_nid)
-            caches.add_row(row if position is None or row.outlier else row.at(position))
+def absorb(caches: Caches, draft: Draft) -> None:
+    """Take a draft into the caches, before or after it is committed."""
+    rows = [_with_known_position(caches, row) for row in draft.rows.values() if row is not None]
+    caches.trim()  # before: what is in the draft must not be forgotten until it is committed
+    for row in rows:
+        caches.add_row(row)
     for nid, event in draft.events.items():
         if event.state_key is not None:
             caches.events[nid] = event
@@ -30,7 +30,22 @@ def absorb(caches: Caches, draft: Draft, positions: dict[int, int]) -> None:
             caches.missing[event_id] = gap
     _absorb_names(caches, draft)
     _absorb_rooms(caches, draft)
-    caches.trim()
+
+
+def _with_known_position(caches: Caches, row: EventRow) -> EventRow:
+    """The row as it is, but for a position that became known since the row was read."""
+    if row.stream_ordering is not None or row.outlier:
+        return row
+    known = caches.rows.get(row.event_id)
+    return row if known is None or known.stream_ordering is None else row.at(known.stream_ordering)
+
+
+def place(caches: Caches, draft: Draft, positions: dict[int, int]) -> None:
+    """The positions that the events of a committed draft took."""
+    for nid, position in positions.items():
+        row = caches.rows.get(draft.row_ids.get(nid, ""))
+        if row is not None and not row.outlier:
+            caches.rows[row.event_id] = row.at(position)
 
 
 def _absorb_names(caches: Caches, draft: Draft) -> None:

@@ -117,6 +117,7 @@ class Reader:
         self.state_key_names: dict[int, tuple[int, str]] = {}
         self.principals: dict[str, int | None] = {}
         self.newcomers: set[int] = set()  # principals that have no row anywhere yet
+        self.fresh_rooms: set[int] = set()  # rooms that have no row of any kind yet
         self.answers: dict[Hashable, Any] = {}
 
     def row(self, event_id: str) -> EventRow | None:
@@ -143,6 +144,18 @@ class Reader:
         if row is None:
             raise Needs("event_nids", (event_nid,))
         return row
+
+    def known_row(self, event_nid: int) -> EventRow | None:
+        """The row of an event if it is at hand; None says nothing about the event."""
+        if self.pending is not None and self.pending.event_nid == event_nid:
+            return self.pending
+        event_id = self.row_ids.get(event_nid) or self.caches.row_ids.get(event_nid)
+        return None if event_id is None else self.rows.get(event_id) or self.caches.rows.get(event_id)
+
+    def sender_of(self, row: EventRow) -> str:
+        """Who sent an event."""
+        name = self.caches.names.principal_names.get(row.sender_nid)
+        return name if name is not None else self.events_of((row.event_nid,))[row.event_nid].sender
 
     def row_of(self, event_nid: int) -> EventRow:
         """The row of an event that must be held; `StorageCorrupt` if it is not."""
@@ -200,7 +213,7 @@ class Reader:
         key = (room_nid, principal_nid)
         row = self.visibility.get(key) or self.caches.visibility.get(key)
         if row is None:
-            if principal_nid in self.newcomers:
+            if principal_nid in self.newcomers or room_nid in self.fresh_rooms:
                 return UNSEEN
             raise Needs("visibility", (key,))
         return row
@@ -298,6 +311,8 @@ class Reader:
 
     def ensure_visible(self, room_nid: int, principal_nids: Iterable[int]) -> None:
         """Have the visibility rows of these principals."""
+        if room_nid in self.fresh_rooms:
+            return
         keys = ((room_nid, principal) for principal in principal_nids if principal not in self.newcomers)
         self._ensure("visibility", keys, self.visibility, self.caches.visibility)
 

@@ -200,6 +200,7 @@ class Draft(Reader):
         """A room that the store does not know yet."""
         row = RoomRow(self.blocks.take("room_nids"), room_id, room_version, 0, FIRST, None, 0, (), NOTHING, EMPTY)
         self.rooms[room_id] = self.new_rooms[room_id] = row
+        self.fresh_rooms.add(row.room_nid)
         return row
 
     # ---------------------------------------------------------------------------------------------- events
@@ -215,13 +216,6 @@ class Draft(Reader):
         """The nids of the redactions that wait for an event, those of this draft among them."""
         new = tuple(nid for nid, (_, target) in self.new_waiting.items() if target == event_id)
         return (*super().waiting_for(event_id), *new)
-
-    def new_auth_events(self, event_nid: int) -> tuple[int, ...] | None:
-        """The auth events of an event that this draft adds; None for one that is committed."""
-        if self.pending is not None and self.pending.event_nid == event_nid:
-            return self.pending.auth_events
-        new = self.new_events.get(event_nid)
-        return None if new is None else new.row.auth_events
 
     def add_event(self, row: EventRow, event: Event) -> None:
         """A new event; a timeline event takes the next position."""
@@ -283,6 +277,11 @@ class Draft(Reader):
         chain_nid = entry.place.chain_nid
         known = None if entry.place.sequence_number == 1 else self.chain(chain_nid)
         self.chains[chain_nid] = extended(known, entry)
+
+    def knows_visibility(self, room_nid: int, principal_nid: int) -> bool:
+        """Whether the row of a principal need not be asked for."""
+        key = (room_nid, principal_nid)
+        return principal_nid in self.newcomers or key in self.visibility or key in self.caches.visibility
 
     def set_visibility(self, key: tuple[int, int], row: VisibilityRow) -> None:
         """A principal's new row."""

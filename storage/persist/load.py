@@ -11,8 +11,10 @@ from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 from storage.event import load as load_event
 from storage.graph.chains import Chain, Place
+from storage.persist.ahead import load_ahead
 from storage.persist.context import Needs
 from storage.persist.draft import BLOCK_LENGTHS, Blocks, Draft
+from storage.persist.prefetch import Lacking
 from storage.persist.questions import ANSWERS, keep_rows
 from storage.persist.rows import UNSEEN, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.read import read_groups
@@ -231,6 +233,19 @@ async def load(conn: Connection, draft: Draft, needs: Needs) -> None:
     await LOADERS[needs.kind](conn, draft, needs.keys)
 
 
+def tells_of(needs: Needs, draft: Draft) -> bool:
+    """Whether the database can tell this while the rows of a draft are on their way to it, and in the caches already."""
+    if needs.kind == "questions":
+        return False
+    if needs.kind == "events":
+        return draft.new_events.keys().isdisjoint(needs.keys)
+    gaps = draft.new_missing or draft.gone_missing or draft.new_waiting or draft.gone_waiting
+    if needs.kind == "ahead":
+        asked = [one for one in needs.keys if isinstance(one, Lacking)]
+        return all(draft.new_events.keys().isdisjoint(one.contents) and not (one.events and gaps) for one in asked)
+    return not (needs.kind in ("event_ids", "gap_nids") and gaps)
+
+
 async def fill_blocks(conn: Connection, blocks: Blocks, wanted: dict[str, int]) -> None:
     """Have at least so many numbers of each sequence at hand. No statement if there are enough."""
     lacking = [max(0, wanted.get(name, 0) - blocks.left(name)) for name in BLOCK_LENGTHS]
@@ -243,6 +258,11 @@ async def fill_blocks(conn: Connection, blocks: Blocks, wanted: dict[str, int]) 
 
 async def _nids(conn: Connection, draft: Draft, keys: Collection[str]) -> None:
     await fill_blocks(conn, draft.blocks, dict.fromkeys(keys, 1))
+
+
+async def _ahead(conn: Connection, draft: Draft, keys: Collection[Lacking]) -> None:
+    for lacking in keys:
+        await load_ahead(conn, draft, lacking)
 
 
 async def _event_ids(conn: Connection, draft: Draft, keys: Collection[str]) -> None:
@@ -370,6 +390,7 @@ async def _questions(conn: Connection, draft: Draft, keys: Collection[tuple[Any,
 
 LOADERS: Final[dict[str, Callable[[Connection, Draft, Any], Awaitable[None]]]] = {
     "nids": _nids,
+    "ahead": _ahead,
     "event_ids": _event_ids,
     "event_nids": _event_nids,
     "gap_nids": _gap_nids,

@@ -1,117 +1,145 @@
-"""Loading ahead what a batch is going to need: one statement per kind of thing instead of one per event."""
+"""Loading ahead what a batch is going to need, in one statement: what its events name, as far as the caches lack it."""
 
-from collections.abc import Container, Iterable, Sequence
-from typing import Final, LiteralString, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
-from storage.database.connection import Connection
-from storage.event import relation_of
+from storage.database.names import PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED, TYPE_MEMBER
+from storage.event import Event, relation_of
 from storage.ids import server_name_of
-from storage.persist.columns import columns
-from storage.persist.context import Needs
-from storage.persist.draft import Draft
-from storage.persist.load import fill_blocks, load
+from storage.persist.context import Caches, Needs
+from storage.persist.draft import BLOCK_LENGTHS, Draft
 from storage.persist.plan import Incoming
 
-TYPE_MEMBER_NAME: Final = "m.room.member"
+MEMBER: Final = "m.room.member"
+STANDING: Final = {"*everybody": PRINCIPAL_EVERYBODY, "*shared": PRINCIPAL_SHARED}  # principals that stand for many
 
-SQL_NAMES: Final[LiteralString] = """
-SELECT name, NULL::int AS type_nid, principal_nid AS nid
-FROM principals
-WHERE name = ANY($1::text[])
-UNION ALL
-SELECT k.state_key, k.type_nid, k.state_key_nid
-FROM state_keys k
-JOIN unnest($2::int[], $3::text[]) AS wanted (type_nid, state_key) USING (type_nid, state_key)
-"""
+NUMBERS_AHEAD: Final = 4  # so many times what a batch needs is taken of a sequence
+
+Load = Callable[[Draft, Needs], Awaitable[None]]
 
 
-class NameRow(NamedTuple):
-    """The nid of a user or server (no type), or of a state key."""
+@dataclass(slots=True, eq=False)
+class Lacking:
+    """What `storage.persist.ahead` is asked for; ids and names, and nids where they are known."""
 
-    name: str
-    type_nid: int | None
-    nid: int
+    rooms: set[str] = field(default_factory=set)
+    events: set[str] = field(default_factory=set)
+    parents: set[str] = field(default_factory=set)  # of the events: those whose states are wanted
+    auth: set[str] = field(default_factory=set)  # of the events: those whose contents and places are wanted
+    contents: set[int] = field(default_factory=set)
+    groups: set[int] = field(default_factory=set)
+    places: set[int] = field(default_factory=set)
+    principals: set[str] = field(default_factory=set)
+    types: set[str] = field(default_factory=set)
+    state_keys: set[tuple[str, str]] = field(default_factory=set)
+    seen: set[tuple[str, str]] = field(default_factory=set)  # room, user or server
+    numbers: dict[str, int] = field(default_factory=dict)  # of a sequence, so many at least
 
-
-async def prefetch(conn: Connection, draft: Draft, incoming: Sequence[Incoming]) -> None:
-    """Have at hand what the events name: rooms, parents, auth events, the states after the parents, names."""
-    count = len(incoming)
-    await fill_blocks(conn, draft.blocks, {"event_nids": count, "state_group_nids": count + 2, "room_nids": 1})
-    await _ensure(conn, draft, "rooms", {one.event.room_id for one in incoming}, draft.rooms, draft.caches.rooms)
-    await _ensure(conn, draft, "event_ids", _event_ids(incoming), draft.rows, draft.caches.rows)
-    await _auth_events(conn, draft, incoming)
-    await _states(conn, draft, incoming)
-    await _ensure(conn, draft, "types", _types(incoming), draft.types, draft.caches.names.types)
-    await _names(conn, draft, incoming)
-
-
-async def _ensure(conn: Connection, draft: Draft, kind: str, keys: Iterable[str], *known: Container[str]) -> None:
-    lacking = {key for key in keys if not any(key in place for place in known)}
-    if lacking:
-        await load(conn, draft, Needs(kind, lacking))
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to load."""
+        return not any(getattr(self, name) for name in self.__slots__)
 
 
-def _types(incoming: Sequence[Incoming]) -> set[str]:
-    relations = (relation_of(one.event) for one in incoming)
-    return {one.event.type for one in incoming} | {relation.rel_type for relation in relations if relation is not None}
+async def prefetch(load: Load, draft: Draft, incoming: Sequence[Incoming], *, assume_new: bool) -> bool:
+    """Have at hand what the events name: rooms, parents, auth events, the states after the parents, names.
 
-
-def _event_ids(incoming: Sequence[Incoming]) -> set[str]:
-    ids: set[str] = set()
+    Whether the events themselves were taken for new, as ``assume_new`` allows where nothing speaks against it: all else that they name
+    is in the caches.
+    """
+    lacking = Lacking()
+    ids: set[str] = {one.event.event_id for one in incoming}
+    own = {one for one in ids if one not in draft.caches.rows and one not in draft.rows}
     for one in incoming:
-        ids.add(one.event.event_id)
-        ids.update(one.event.prev_event_ids)
-        ids.update(one.event.auth_event_ids)
-        ids.update(one.state_before or ())
-        if one.event.redacts is not None:
-            ids.add(one.event.redacts)
-    return ids
+        _look(draft, one, own, lacking)
+    assumed = assume_new and not (lacking.rooms or lacking.events)
+    if assumed:
+        draft.assume_new(own)
+    else:
+        lacking.events |= own
+    wanted = dict.fromkeys(BLOCK_LENGTHS, 1) | {"event_nids": len(incoming), "state_group_nids": len(incoming) + 2}
+    lacking.numbers = {name: NUMBERS_AHEAD * number for name, number in wanted.items() if draft.blocks.left(name) < number}
+    if not lacking.is_empty:
+        await load(draft, Needs("ahead", (lacking,)))
+    return assumed
 
 
-async def _auth_events(conn: Connection, draft: Draft, incoming: Sequence[Incoming]) -> None:
-    """The contents of the auth events that are held."""
-    ids = {auth for one in incoming for auth in one.event.auth_event_ids}
-    rows = (draft.rows.get(one) or draft.caches.rows.get(one) for one in ids)
-    nids = {row.event_nid for row in rows if row is not None}
-    lacking = {nid for nid in nids if nid not in draft.events and nid not in draft.caches.events}
-    if lacking:
-        await load(conn, draft, Needs("events", lacking))
-
-
-async def _states(conn: Connection, draft: Draft, incoming: Sequence[Incoming]) -> None:
-    """The states after the parents that are held."""
-    ids = {parent for one in incoming for parent in one.event.prev_event_ids}
-    rows = (draft.rows.get(one) or draft.caches.rows.get(one) for one in ids)
-    groups = {row.after for row in rows if row is not None and not row.outlier}
-    rooms = (draft.rooms.get(one.event.room_id) or draft.caches.rooms.get(one.event.room_id) for one in incoming)
-    groups |= {room.current_state_group for room in rooms if room is not None and room.current_state_group is not None}
-    lacking = {group for group in groups if group not in draft.groups and group not in draft.caches.groups}
-    if lacking:
-        await load(conn, draft, Needs("groups", lacking))
-
-
-async def _names(conn: Connection, draft: Draft, incoming: Sequence[Incoming]) -> None:
-    """The nids of users, of the members' servers, and of state keys (as far as their types have one), in one statement."""
-    users: set[str] = set()
-    keys: set[tuple[int, str]] = set()
-    for one in incoming:
-        event = one.event
-        users.add(event.sender)
-        if event.state_key is not None:
-            if event.type == TYPE_MEMBER_NAME:
-                users |= {event.state_key, server_name_of(event.state_key)}
-            type_nid = draft.caches.names.types.get(event.type) or draft.types.get(event.type)
-            if type_nid is not None:
-                keys.add((type_nid, event.state_key))
-    users = {user for user in users if user not in draft.principals and user not in draft.caches.names.principals}
-    keys = {key for key in keys if key not in draft.state_keys and key not in draft.caches.names.state_keys}
-    if not (users or keys):
-        return
-    draft.principals.update(dict.fromkeys(users))
-    draft.state_keys.update(dict.fromkeys(keys))
-    for name, type_nid, nid in await conn.fetch(SQL_NAMES, list(users), *columns(keys, 2), row=NameRow):
-        if type_nid is None:
-            draft.principals[name] = nid
+def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:
+    event, caches = one.event, draft.caches
+    if event.room_id not in draft.rooms:
+        _look_at_room(caches, event.room_id, lacking)
+    for event_id in event.prev_event_ids:
+        row = caches.rows.get(event_id) or draft.rows.get(event_id)
+        if row is None:
+            _want(draft, event_id, own, lacking, lacking.parents)
+        elif not row.outlier and row.after not in caches.groups and row.after not in draft.groups:
+            lacking.groups.add(row.after)
+    for event_id in event.auth_event_ids:
+        row = caches.rows.get(event_id) or draft.rows.get(event_id)
+        if row is None:
+            _want(draft, event_id, own, lacking, lacking.auth)
         else:
-            draft.state_keys[type_nid, name] = nid
-            draft.state_key_names[nid] = (type_nid, name)
+            _look_at_auth_event(draft, row.event_nid, lacking, placed=event.state_key is not None)
+    for event_id in (*(one.state_before or ()), *((event.redacts,) if event.redacts is not None else ())):
+        if event_id not in caches.rows:
+            _want(draft, event_id, own, lacking, lacking.events)
+    _look_at_names(draft, event, lacking)
+
+
+def _look_at_room(caches: Caches, room_id: str, lacking: Lacking) -> None:
+    room = caches.rooms.get(room_id)
+    if room is None:
+        lacking.rooms.add(room_id)
+    elif room.current_state_group is not None and room.current_state_group not in caches.groups:
+        lacking.groups.add(room.current_state_group)
+
+
+def _want(draft: Draft, event_id: str, own: set[str], lacking: Lacking, kind: set[str]) -> None:
+    """An event that is not in the caches, unless it comes with the batch, or is known not to be held."""
+    if event_id not in own and event_id not in draft.rows:
+        lacking.events.add(event_id)
+        kind.add(event_id)
+
+
+def _look_at_auth_event(draft: Draft, nid: int, lacking: Lacking, *, placed: bool) -> None:
+    if nid not in draft.caches.events and nid not in draft.events:
+        lacking.contents.add(nid)
+    if placed and nid not in draft.caches.places and nid not in draft.places:
+        lacking.places.add(nid)
+
+
+def _look_at_names(draft: Draft, event: Event, lacking: Lacking) -> None:
+    """The sender, also as a member, the types and the state key."""
+    names = draft.caches.names
+    if event.sender not in names.principals and event.sender not in draft.principals:
+        lacking.principals.add(event.sender)
+    if (TYPE_MEMBER, event.sender) not in names.state_keys and (TYPE_MEMBER, event.sender) not in draft.state_keys:
+        lacking.state_keys.add((MEMBER, event.sender))
+    relation = relation_of(event)
+    for type_name in (event.type,) if relation is None else (event.type, relation.rel_type):
+        if type_name not in names.types and type_name not in draft.types:
+            lacking.types.add(type_name)
+    if event.state_key is None:
+        return
+    type_nid = names.types.get(event.type) or draft.types.get(event.type)
+    key = (type_nid, event.state_key)
+    if type_nid is None or (key not in names.state_keys and key not in draft.state_keys):
+        lacking.state_keys.add((event.type, event.state_key))
+    if event.type == MEMBER:
+        _look_at_member(draft, event.room_id, event.state_key, lacking)
+
+
+def _look_at_member(draft: Draft, room_id: str, user: str, lacking: Lacking) -> None:
+    """What the server, and a local member, may see so far, and those who stand for many."""
+    names = draft.caches.names
+    room = draft.caches.rooms.get(room_id) or draft.rooms.get(room_id)
+    server = server_name_of(user)
+    for name in (server, *((user,) if server == draft.server_name else ()), *STANDING):
+        nid = STANDING.get(name) or names.principals.get(name) or draft.principals.get(name)
+        if nid is None and name not in draft.principals:
+            lacking.principals.add(name)
+        if (nid is None and name not in draft.principals) or (
+            nid is not None and (room is None or not draft.knows_visibility(room.room_nid, nid))
+        ):
+            lacking.seen.add((room_id, name))

@@ -83,7 +83,7 @@ def _applies(step: Step, redaction_nid: int, target: EventRow) -> bool:
 def _allowed(step: Step, row: EventRow, event: Event, before: Group, target: EventRow) -> bool:
     state = auth_state(step.draft, before, keys_needed(event))
     own = row.sender_nid == target.sender_nid  # mostly: then the target need not be read
-    sender = event.sender if own else step.draft.events_of((target.event_nid,))[target.event_nid].sender
+    sender = event.sender if own else step.draft.sender_of(target)
     return redaction_allowed(event, sender, state, event.room_version)
 
 

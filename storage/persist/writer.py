@@ -1,96 +1,55 @@
 """Group commit: appends of many tasks and rooms are planned together and written by one statement, one write at a time.
 
-A lone append waits for nobody; while a write is under way others gather, and go into the next one. Planning is optimistic:
-nothing is locked while it runs, and a write that was planned on rows that have changed since is refused, whole. Then the
-caches are dropped and it is planned again, this time holding the rooms' locks, so that it cannot lose twice. Where the answer to a
-write is lost with the connection, it is looked up whether it was done: a write is one statement, so one of its events tells for all.
+A lone append waits for nobody. While a write is under way, what arrives is planned already, as if that write were done: its rows go
+into the caches when it is sent. If it is not done after all, the caches are dropped with all that was planned on them. So the database
+and this process work at the same time, also on one room.
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Final, LiteralString, NamedTuple
+from typing import Final
 
-from storage.database.connection import Connection, Database
-from storage.errors import DatabaseConflict, DatabaseError, DatabaseFull, StorageClosed, StorageCorrupt
-from storage.persist.commit import absorb, tell
+from storage.database.connection import Database
+from storage.errors import DatabaseFull, StorageClosed
+from storage.persist.attempts import Attempts, Part, Unsure
+from storage.persist.commit import absorb
 from storage.persist.context import Caches, Needs
-from storage.persist.draft import Blocks, Draft
-from storage.persist.load import load
-from storage.persist.plan import Incoming, plan_event
-from storage.persist.prefetch import prefetch
+from storage.persist.draft import Draft
+from storage.persist.jobs import Job, Plan
+from storage.persist.load import load, tells_of
+from storage.persist.plan import Incoming
 from storage.persist.results import AppendResult
-from storage.persist.write import Written, write
-from storage.streams.following import learn_writers
-from storage.streams.in_flight import LOST, InFlight
+from storage.streams.in_flight import LOST
 from storage.streams.registry import Streams
 
-SQL_LOCK_ROOMS: Final[LiteralString] = """
-SELECT pg_advisory_xact_lock(1919905645, room_nid)
-FROM (SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[]) ORDER BY room_nid) AS ordered
-"""
-
-SQL_STORED: Final[LiteralString] = """
-SELECT event_nid, COALESCE(stream_ordering, 0) AS stream_ordering
-FROM events
-WHERE event_nid = ANY($1::bigint[])
-"""
-
-ROUNDS_MAX: Final = 10_000  # loads for one event; a state resolution takes some dozens
+STRETCH: Final = 64  # events planned before anything else has its turn; so many are written though more are waiting
 
 
-class StoredRow(NamedTuple):
-    """An event that is held, and its position; 0 for an outlier."""
-
-    event_nid: int
-    stream_ordering: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A write that was sent, with the answers to give if it was done."""
-
-    draft: Draft
-    answers: list[AppendResult]
-
-
-class _Unsure(Exception):  # noqa: N818  # a turn of the plan, not an error
-    """An event that was taken for new cannot be stored: look up whether it is held already."""
-
-
-@dataclass(slots=True)
-class Job:
-    """One append call on its way."""
-
-    incoming: Sequence[Incoming]
-    future: asyncio.Future[list[AppendResult]]
+class _Baseless(Exception):  # noqa: N818  # a turn of the plan, not an error
+    """The write that a plan builds on was not done."""
 
 
 class Writer:
-    """The writer of one store: a queue, a task that empties it, and the caches that planning reads."""
+    """The writer of one store: a queue, and a task that empties it."""
 
     def __init__(self, database: Database, streams: Streams, *, server_name: str, writer_nid: int) -> None:
         config = database.config
+        self.caches = Caches(
+            events=config.cache_events_max, groups=config.cache_groups_max, rooms=config.cache_rooms_max, names=config.cache_names_max
+        )
         self._database = database
-        self._server_name = server_name
-        self._streams = streams
-        self._blocks = Blocks()
-        self._in_flight = InFlight(database, streams, ("events", "backfill", "caches"), writer_nid)
-        self._sent: Sent | None = None
+        self._attempts = Attempts(database, streams, self.caches, server_name=server_name, writer_nid=writer_nid)
         self._queue: deque[Job] = deque()
+        self._next: Plan | None = None  # grows
+        self._sent: Plan | None = None  # is being written, or was not done
+        self._writing: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(config.writer_queue_max)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-        self._attempts = config.transaction_attempts
         self._batch_max = config.writer_batch_max
-        self._extremities_max = max(config.forward_extremities_max, 1)
-        self.caches = Caches(
-            events=config.cache_events_max, groups=config.cache_groups_max, rooms=config.cache_rooms_max, names=config.cache_names_max
-        )
+        self._stretch = min(STRETCH, config.writer_batch_max)
 
     def start(self) -> None:
         """Begin to work; needs a running event loop."""
@@ -107,7 +66,8 @@ class Writer:
     async def append(self, incoming: Sequence[Incoming]) -> list[AppendResult]:
         """Store a batch; one result per event, in order. Waits while the queue is full.
 
-        Cancelling the caller does not take back what is under way. Raises what the database said if nothing could be stored.
+        Cancelling the caller does not take back what is under way. Raises what the database said if not everything could be stored; a
+        large batch is written in several transactions, so its beginning may be stored then.
         """
         async with self._room:
             if self._closed:
@@ -118,126 +78,111 @@ class Writer:
             return await job.future
 
     async def _work(self) -> None:
-        while not (self._closed and not self._queue):
-            await self._wake.wait()
+        while True:
             self._wake.clear()
-            while self._queue:
-                await self._serve(self._gather())
+            if (failed := self._failed()) is not None:
+                await self._mend(failed)
+            elif self._may_send():
+                self._send()
+            elif self._queue and (self._next is None or self._next.size < self._batch_max):
+                await self._plan()
+            elif self._closed and self._sent is None:
+                return
+            else:
+                await self._wake.wait()
 
-    def _gather(self) -> list[Job]:
-        """The jobs for the next write: at least one, and then as many as keep it within its size."""
-        jobs = [self._queue.popleft()]
-        size = len(jobs[0].incoming)
-        while self._queue and size + len(self._queue[0].incoming) <= self._batch_max:
-            jobs.append(self._queue.popleft())
-            size += len(jobs[-1].incoming)
-        return jobs
+    # ---------------------------------------------------------------------------------------------- planned and sent ahead
 
-    async def _serve(self, jobs: list[Job]) -> None:
-        """Answer these jobs. One that fails is taken out and answered alone; the others are written without it."""
+    async def _plan(self) -> None:
+        """Plan the next events on top of what is being written."""
+        self._next = self._next or self._attempts.plan(after=self._sent)
+        parts = self._gather(min(self._stretch, self._batch_max - self._next.size))
+        named = [one for job, part in parts for one in (job.incoming if job.planned == len(part) else part)]
         try:
-            results = await self._write(jobs)
+            await self._attempts.extend(self._next, parts, self._load, named=named, assume_new=True)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the slow way finds out whose answer it is
+            self._next.error = error
+            await self._landed()
+        await asyncio.sleep(0)  # others have their turn, among them the answer to the write
+
+    def _gather(self, most: int) -> list[Part]:
+        """The next events of the queue: of whole jobs, or the beginning of one that is larger."""
+        parts: list[Part] = []
+        while self._queue and most > 0:
+            job = self._queue[0]
+            part = job.incoming[job.planned :]
+            if len(part) <= most:
+                self._queue.popleft()
+            elif parts:
+                break
+            else:
+                part = part[:most]
+            job.planned += len(part)
+            parts.append((job, part))
+            most -= len(part)
+        return parts
+
+    async def _load(self, draft: Draft, needs: Needs) -> None:
+        """Load something while a write may be under way, of which the database does not tell yet."""
+        if self._sent is not None and not tells_of(needs, self._sent.draft):
+            await self._landed()
+        if self._sent is not None and self._sent.error is not None:
+            raise _Baseless
+        async with self._database.connection() as conn:
+            await load(conn, draft, needs)
+
+    def _may_send(self) -> bool:
+        return self._next is not None and self._sent is None and (not self._queue or self._next.size >= self._stretch)
+
+    def _send(self) -> None:
+        """Write what is planned, and go on as if that were done."""
+        plan, self._next = self._next, None
+        if plan is not None:
+            self._sent = plan
+            absorb(self.caches, plan.draft)
+            self._writing = asyncio.create_task(self._write_ahead(plan), name="storage-writer")
+
+    async def _write_ahead(self, plan: Plan) -> None:
+        try:
+            await self._attempts.send(plan)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer to whoever waits
+            plan.error = error
+        else:
+            self._sent = None
+        self._wake.set()
+
+    async def _landed(self) -> None:
+        """What was sent is written, or was not done."""
+        if self._writing is not None:
+            await self._writing
+
+    def _failed(self) -> Plan | None:
+        return next((plan for plan in (self._sent, self._next) if plan is not None and plan.error is not None), None)
+
+    async def _mend(self, failed: Plan) -> None:
+        """Take back what was not done and what was planned on it; then do the former in the slow way."""
+        again = list(failed.answers)
+        later = [job for job in (self._next.answers if self._next is not None else ()) if job not in failed.answers]
+        self._sent = self._next = None
+        for job in (*again, *later):
+            job.planned = len(job.answers)
+        waiting = dict.fromkeys((*later, *self._queue))
+        self._queue = deque(job for job in waiting if job not in failed.answers)
+        if not isinstance(failed.error, Unsure):
+            self.caches.forget()
+        await self._serve(again, failed if failed.sent or isinstance(failed.error, Unsure) else None)
+        self._queue.extendleft(job for job in reversed(again) if not job.is_over)
+
+    async def _serve(self, jobs: Sequence[Job], failed: Plan | None = None) -> None:
+        """Do these jobs the slow way. One that fails is taken out and answered alone; the others are written without it."""
+        try:
+            await self._attempts.serve(jobs, failed)
         except (*LOST, DatabaseFull) as error:
-            _fail(jobs, error)
+            for job in jobs:
+                job.fail(error)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer to whoever waits
             if len(jobs) == 1:
-                _fail(jobs, error)
+                jobs[0].fail(error)
                 return
             for job in jobs:
                 await self._serve([job])
-        else:
-            for job, answers in zip(jobs, results, strict=True):
-                if not job.future.done():
-                    job.future.set_result(answers)
-
-    async def _write(self, jobs: list[Job]) -> list[list[AppendResult]]:
-        """Once in the hope that all is new and nobody interferes; then, looking everything up, under the rooms' locks."""
-        await self._in_flight.ready()
-        attempts = max(self._attempts, 2)
-        lost = False
-        for attempt in range(attempts):
-            optimistic = attempt == 0
-            connection = self._database.connection() if optimistic else self._database.transaction()
-            self._sent = None
-            try:
-                return _split(jobs, await self._attempt(jobs, connection, assume_new=optimistic, locked=not optimistic))
-            except _Unsure:
-                continue
-            except DatabaseError as error:
-                self.caches.forget()
-                if attempt + 1 == attempts or (lost and isinstance(error, LOST)) or not isinstance(error, (DatabaseConflict, *LOST)):
-                    raise
-                if isinstance(error, LOST):
-                    lost = True
-                    if (answers := await self._look_up()) is not None:
-                        return _split(jobs, answers)
-        raise StorageCorrupt("a write was neither done nor refused")
-
-    async def _look_up(self) -> list[AppendResult] | None:
-        """The answers of a write whose own was lost, if it was done. `DatabaseUnavailable` if there is nobody to ask."""
-        await self._in_flight.settle()
-        if self._sent is None or not self._sent.draft.new_events:
-            return None
-        async with self._database.connection() as conn:
-            rows = await conn.fetch(SQL_STORED, list(self._sent.draft.new_events), row=StoredRow)
-        positions = {row.event_nid: row.stream_ordering for row in rows}
-        return [_positioned(self._sent.draft, answer, positions) for answer in self._sent.answers] if rows else None
-
-    async def _attempt(
-        self, jobs: list[Job], connection: AbstractAsyncContextManager[Connection], *, assume_new: bool, locked: bool
-    ) -> list[AppendResult]:
-        """Plan and write once, and let it be known. `_Unsure`: an assumption needs checking before the answers can be given."""
-        incoming = [one for job in jobs for one in job.incoming]
-        draft = Draft(self.caches, self._blocks, self._server_name, extremities_max=self._extremities_max)
-        with self._in_flight.writing():
-            async with connection as conn:
-                if locked:
-                    await conn.execute(SQL_LOCK_ROOMS, list({one.event.room_id for one in incoming}))
-                if assume_new:
-                    draft.assume_new(one.event.event_id for one in incoming)
-                await prefetch(conn, draft, incoming)
-                answers = [await _decide(conn, draft, one) for one in incoming]
-                if assume_new and any(answer.outcome == "missing_parents" for answer in answers):
-                    raise _Unsure
-                self._sent = Sent(draft, answers)
-                self._in_flight.sent(conn)
-                written = await write(conn, draft, self._in_flight.author, _now_ms()) if draft.has_changes else Written({}, 0)
-            await learn_writers(self._database, self._streams, "events", written.writers)
-            self._in_flight.answered()
-        absorb(self.caches, draft, written.positions)
-        tell(self._streams, draft, written)
-        return [_positioned(draft, answer, written.positions) for answer in answers]
-
-
-async def _decide(conn: Connection, draft: Draft, incoming: Incoming) -> AppendResult:
-    """Plan one event, loading what it lacks."""
-    for _ in range(ROUNDS_MAX):
-        try:
-            return plan_event(draft, incoming)
-        except Needs as needs:
-            lacking = needs
-        await load(conn, draft, lacking)
-    raise StorageCorrupt("planning does not come to an end", event_id=incoming.event.event_id)
-
-
-def _positioned(draft: Draft, answer: AppendResult, positions: dict[int, int]) -> AppendResult:
-    """The answer with the position the event took."""
-    row = None if answer.event_id is None else draft.rows.get(answer.event_id)
-    if row is None or row.outlier or row.event_nid not in positions:
-        return answer
-    return AppendResult(answer.event_id, answer.outcome, answer.reason, positions[row.event_nid], row.topological_ordering)
-
-
-def _split(jobs: list[Job], answers: list[AppendResult]) -> list[list[AppendResult]]:
-    parts = iter(answers)
-    return [[next(parts) for _ in job.incoming] for job in jobs]
-
-
-def _fail(jobs: list[Job], error: Exception) -> None:
-    for job in jobs:
-        if not job.future.done():
-            job.future.set_exception(error)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,6 +1,6 @@
 """Reading state groups: one index scan over the rows of their paths, folded by position."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final, LiteralString
 
 from immutables import Map
@@ -24,10 +24,12 @@ async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[i
     absent = [wanted for wanted in state_groups if wanted not in rows]
     if absent:
         raise StorageCorrupt("a state group that is referred to is not there", state_groups=absent)
-    return {wanted: _group(rows[wanted], rows) for wanted in state_groups}
+    return {wanted: group_of(wanted, rows) for wanted in state_groups}
 
 
-def _group(row: GroupRow, rows: dict[int, GroupRow]) -> Group:
+def group_of(state_group: int, rows: Mapping[int, GroupRow]) -> Group:
+    """A group with its whole state, from its row and those of its path; `StorageCorrupt` if one of the path is not there."""
+    row = rows[state_group]
     path = row.path
     lost = [part for part in path if part not in rows]
     if lost:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -73,9 +74,7 @@ async def decide_all(store: storage.Store, pdus: Iterable[bytes], version: str, 
     draft = Draft(store.writer.caches, Blocks(), SERVER)
     count = 0
     async with store.database.connection() as conn:
-        if assume_new:
-            draft.assume_new(event.event_id for event in events)
-        await prefetch(conn, draft, incoming)
+        await prefetch(partial(load, conn), draft, incoming, assume_new=assume_new)
         for one in incoming:
             draft, short = await decide(conn, draft, one)
             count += short

@@ -1,0 +1,180 @@
+"""Planning and writing: one attempt, and what follows when it fails.
+
+Planning is optimistic: nothing is locked while it runs, and a write that was planned on rows that have changed since is refused, whole.
+Then it is planned again, this time holding the rooms' locks, so that it cannot lose twice. Where the answer to a write is lost with
+the connection, it is looked up whether it was done: a write is one statement, so one of its events tells for all.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection, Database
+from storage.errors import DatabaseConflict, DatabaseError, StorageCorrupt
+from storage.persist.commit import absorb, place, tell
+from storage.persist.context import Caches, Needs
+from storage.persist.draft import Blocks, Draft
+from storage.persist.jobs import Job, Plan
+from storage.persist.load import load
+from storage.persist.plan import Incoming, plan_event
+from storage.persist.prefetch import Load, prefetch
+from storage.persist.results import AppendResult
+from storage.persist.write import Written, write
+from storage.streams.following import learn_writers
+from storage.streams.in_flight import LOST, InFlight
+from storage.streams.registry import Streams
+
+SQL_LOCK_ROOMS: Final[LiteralString] = """
+SELECT pg_advisory_xact_lock(1919905645, room_nid)
+FROM (SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[]) ORDER BY room_nid) AS ordered
+"""
+
+SQL_STORED: Final[LiteralString] = """
+SELECT event_nid, COALESCE(stream_ordering, 0) AS stream_ordering
+FROM events
+WHERE event_nid = ANY($1::bigint[])
+"""
+
+ROUNDS_MAX: Final = 10_000  # loads for one event; a state resolution takes some dozens
+
+Part = tuple[Job, Sequence[Incoming]]
+
+
+class StoredRow(NamedTuple):
+    """An event that is held, and its position; 0 for an outlier."""
+
+    event_nid: int
+    stream_ordering: int
+
+
+class Unsure(Exception):  # noqa: N818  # a turn of the plan, not an error
+    """An event that was taken for new cannot be stored: look up whether it is held already."""
+
+
+class Attempts:
+    """Plans and writes for one store. It makes one write at a time."""
+
+    def __init__(self, database: Database, streams: Streams, caches: Caches, *, server_name: str, writer_nid: int) -> None:
+        self.caches = caches
+        self._database = database
+        self._streams = streams
+        self._server_name = server_name
+        self._blocks = Blocks()
+        self._in_flight = InFlight(database, streams, ("events", "backfill", "caches"), writer_nid)
+        self._most = max(database.config.transaction_attempts, 2)
+        self._extremities_max = max(database.config.forward_extremities_max, 1)
+
+    def plan(self, *, after: Plan | None = None) -> Plan:
+        """An empty plan; what ``after`` has found not to be there need not be asked again."""
+        draft = Draft(self.caches, self._blocks, self._server_name, extremities_max=self._extremities_max)
+        if after is not None:
+            draft.principals.update((name, None) for name, nid in after.draft.principals.items() if nid is None)
+            draft.state_keys.update((key, None) for key, nid in after.draft.state_keys.items() if nid is None)
+            draft.types.update((name, None) for name, nid in after.draft.types.items() if nid is None)
+        return Plan(draft)
+
+    async def extend(self, plan: Plan, parts: Sequence[Part], load_needs: Load, *, named: Sequence[Incoming], assume_new: bool) -> None:
+        """Plan these events, when what they and others of their batches (``named``) name is loaded.
+
+        `Unsure`: an assumption needs checking before the answers can be given.
+        """
+        for job, _ in parts:
+            plan.answers.setdefault(job, [])
+        assumed = await prefetch(load_needs, plan.draft, named, assume_new=assume_new)
+        for job, part in parts:
+            answers = [await _decide(load_needs, plan.draft, one) for one in part]
+            if assumed and any(answer.outcome == "missing_parents" for answer in answers):
+                raise Unsure
+            plan.answers[job] += answers
+            plan.size += len(answers)
+
+    async def send(self, plan: Plan) -> None:
+        """Write a plan whose rows are in the caches already."""
+        await self._in_flight.ready()
+        with self._in_flight.writing():
+            async with self._database.connection() as conn:
+                written = await self._written(conn, plan)
+            await self._answered(written)
+        self._tell(plan, written)
+
+    async def serve(self, jobs: Sequence[Job], failed: Plan | None = None) -> None:
+        """Write what is left of these jobs; ``failed``: a plan of theirs that was not done.
+
+        Once in the hope that all is new and nobody interferes (unless that has failed already); then, looking everything up, under the
+        rooms' locks. What goes wrong in the end is raised.
+        """
+        if failed is None:
+            await self._in_flight.ready()
+        lost = False
+        for attempt in range(self._most):
+            plan = failed if failed is not None and attempt == 0 else self.plan()
+            try:
+                if plan.error is not None:
+                    raise plan.error
+                return await self._attempt(plan, jobs, optimistic=attempt == 0)
+            except Unsure:
+                continue
+            except DatabaseError as error:
+                self.caches.forget()
+                if attempt + 1 == self._most or (lost and isinstance(error, LOST)) or not isinstance(error, (DatabaseConflict, *LOST)):
+                    raise
+                if isinstance(error, LOST):
+                    lost = True
+                    if await self._look_up(plan):
+                        return None
+        raise StorageCorrupt("a write was neither done nor refused")
+
+    async def _attempt(self, plan: Plan, jobs: Sequence[Job], *, optimistic: bool) -> None:
+        """Plan and write once, with nothing else under way."""
+        with self._in_flight.writing():
+            async with self._database.connection() if optimistic else self._database.transaction() as conn:
+                parts = [(job, job.rest) for job in jobs]
+                if not optimistic:
+                    await conn.execute(SQL_LOCK_ROOMS, list({one.event.room_id for _, part in parts for one in part}))
+                incoming = [one for _, part in parts for one in part]
+                await self.extend(plan, parts, partial(load, conn), named=incoming, assume_new=optimistic)
+                written = await self._written(conn, plan)
+            await self._answered(written)
+        absorb(self.caches, plan.draft)
+        self._tell(plan, written)
+
+    async def _written(self, conn: Connection, plan: Plan) -> Written:
+        if not plan.draft.has_changes:
+            return Written({}, 0)
+        plan.sent = True
+        self._in_flight.sent(conn)
+        return await write(conn, plan.draft, self._in_flight.author, time.time_ns() // 1_000_000)
+
+    async def _answered(self, written: Written) -> None:
+        """The answer is here: know the other writers before the position is told."""
+        await learn_writers(self._database, self._streams, "events", written.writers)
+        self._in_flight.answered()
+
+    def _tell(self, plan: Plan, written: Written) -> None:
+        """It is committed: let it be known."""
+        place(self.caches, plan.draft, written.positions)
+        tell(self._streams, plan.draft, written)
+        plan.done(self.caches, written.positions)
+
+    async def _look_up(self, plan: Plan) -> bool:
+        """Whether a write whose answer was lost was done; then its answers are given. `DatabaseUnavailable` if there is nobody to ask."""
+        await self._in_flight.settle()
+        if not (plan.sent and plan.draft.new_events):
+            return False
+        async with self._database.connection() as conn:
+            rows = await conn.fetch(SQL_STORED, list(plan.draft.new_events), row=StoredRow)
+        if rows:
+            plan.done(self.caches, {row.event_nid: row.stream_ordering for row in rows})
+        return bool(rows)
+
+
+async def _decide(load_needs: Load, draft: Draft, incoming: Incoming) -> AppendResult:
+    """Plan one event, loading what it lacks."""
+    for _ in range(ROUNDS_MAX):
+        try:
+            return plan_event(draft, incoming)
+        except Needs as needs:
+            lacking = needs
+        await load_needs(draft, lacking)
+    raise StorageCorrupt("planning does not come to an end", event_id=incoming.event.event_id)
