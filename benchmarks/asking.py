@@ -136,17 +136,12 @@ async def in_turn(both: Sequence[Side], prepare: Callable[[Side, int], Awaitable
     taken: dict[str, list[Taken]] = {side.name: [] for side in both}
     for number in range(WARM + rounds):
         for side in both:
-            question = await prepare(side, number)
-            await side.watch()
-            side.statements.count = 0
-            postgres, python, begun = side.postgres_seconds(), time.process_time(), time.perf_counter()
-            await question()
-            took, python = time.perf_counter() - begun, time.process_time() - python
+            one = await measured(side, await prepare(side, number))
             if number >= WARM:
-                taken[side.name].append(Taken(took, python, side.postgres_seconds() - postgres, side.statements.count))
-    told: dict[str, Any] = {side.name: _told(taken[side.name]) for side in both}
-    works = [told[side.name]["cpu_ms"]["p50"] for side in both]
-    return told | ({"ratio": round(works[0] / works[1], 2)} if len(both) == 2 else {})
+                taken[side.name].append(one)
+    results: dict[str, Any] = {side.name: told(taken[side.name]) for side in both}
+    works = [results[side.name]["cpu_ms"]["p50"] for side in both]
+    return results | ({"ratio": round(works[0] / works[1], 2)} if len(both) == 2 else {})
 
 
 class Taken(NamedTuple):
@@ -158,7 +153,18 @@ class Taken(NamedTuple):
     statements: int
 
 
-def _told(taken: Sequence[Taken]) -> dict[str, Any]:
+async def measured(side: Side, question: Question) -> Taken:
+    """Ask once."""
+    await side.watch()
+    side.statements.count = 0
+    postgres, python, begun = side.postgres_seconds(), time.process_time(), time.perf_counter()
+    await question()
+    took, python = time.perf_counter() - begun, time.process_time() - python
+    return Taken(took, python, side.postgres_seconds() - postgres, side.statements.count)
+
+
+def told(taken: Sequence[Taken]) -> dict[str, Any]:
+    """Milliseconds of the rounds: on the clock, of both sides' processors, of each; the most statements."""
     clock = [one.clock for one in taken]
     return {
         "ms": percentiles(clock, factor=1_000) | {"p10": round(sorted(clock)[len(clock) // 10] * 1_000, 3)},

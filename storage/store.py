@@ -80,7 +80,7 @@ class Store:
         self.deployment_id = identity.deployment_id
         self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
         self.caches = _caches(database.config, streams)
-        self._memory = Memory(streams, self.caches.rooms_of, self.caches.room_changes)
+        self.memory = Memory(streams, self.caches.rooms_of, self.caches.room_changes)
         small = {name: StreamWriter(name, database, streams, identity.writer_nid) for name in ("account_data", "to_device", "receipts")}
         self.account_data = AccountData(small["account_data"])
         self.to_device = ToDevice(small["to_device"])
@@ -248,15 +248,15 @@ class Store:
         return await until_news(lambda: self._look(asked, waits=timeout_ms > 0), self.notifier, self.deployment_id, timeout_ms=timeout_ms)
 
     async def _look(self, asked: Asked, *, waits: bool) -> Look:
-        if is_quiet(asked, self._memory):
+        if is_quiet(asked, self.memory):
             async with self.database.connection() as conn:
-                if found := await quiet(conn, asked, self._memory):
+                if found := await quiet(conn, asked, self.memory):
                     answer, rooms = found
                     if rooms is None and waits:
                         rooms = await state.rooms_of(conn, asked.user_id)
                     return Look(answer, (asked.user_id, *(rooms or ())))
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            answer = await sync(conn, asked, memory=self._memory)
+            answer = await sync(conn, asked, memory=self.memory)
             waits = waits and answer.is_empty
             return Look(answer, [asked.user_id, *await state.rooms_of(conn, asked.user_id)] if waits else ())
 

@@ -93,7 +93,7 @@ class TwoStores(StoreSubject):
             deployment=store.deployment_id,
             config=store.database.config,
         )
-        memory = store._memory  # what is tested
+        memory = store.memory
         async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
             told: list[Sync] = [await sync(conn, asked)]
             if is_quiet(asked, memory):
