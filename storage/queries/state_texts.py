@@ -27,7 +27,7 @@ SQL_TEXTS: Final[LiteralString] = """
 SELECT part.place, lines.*
 FROM unnest($1::text[]) WITH ORDINALITY AS part (event_nids, place)
 CROSS JOIN LATERAL (
-    SELECT count(*), string_agg(event_id, E'\\n' ORDER BY event_nid), string_agg(state_key, E'\\n' ORDER BY event_nid)
+    SELECT count(*) AS found, string_agg(event_id, E'\\n' ORDER BY event_nid) AS event_ids, string_agg(state_key, E'\\n' ORDER BY event_nid) AS users
     FROM auth_chains
     WHERE event_nid = ANY(part.event_nids::bigint[])
 ) AS lines

@@ -145,12 +145,13 @@ everything = "".join(chr(code) for code in range(0x110000) if not 0xD800 <= code
 integers = st.integers(-(2**53) + 1, 2**53 - 1) | st.sampled_from([0, -1, 2**53 - 1, -(2**53) + 1])
 written = st.recursive(
     st.none() | st.booleans() | integers | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=20), inner, max_size=8),
+    max_leaves=20,
 )
 
 
-@settings(deadline=None, max_examples=1_000)
-@given(st.dictionaries(st.text(st.characters(codec="utf-8")), written))
+@settings(deadline=None, max_examples=300)
+@given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=20), written, max_size=8))
 def test_orjson_writes_the_bytes_of_canonicaljson(value: dict[str, Any]) -> None:
     assert encoded_exactly(value, exact=True) == encode_canonical_json(value)
 
