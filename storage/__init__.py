@@ -31,6 +31,7 @@ from storage.errors import (
     WrongServerName,
 )
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId
+from storage.opening import open_store as open  # noqa: A004  # storage.open is the public name
 from storage.persist import AppendResult
 from storage.queries.authorisation import StateIds
 from storage.queries.context import Context
@@ -40,7 +41,6 @@ from storage.queries.messages import Gap, Page
 from storage.queries.relations import RelationsPage
 from storage.queries.sync import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
 from storage.store import Store
-from storage.store import open_store as open  # noqa: A004  # storage.open is the public name
 
 __all__ = [
     "Aggregations",

@@ -3,19 +3,12 @@
 Every method does one thing: take a connection (or a snapshot), call one function below, give the answer back.
 """
 
-import asyncio
-import secrets
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from time import time_ns
-from typing import Any
 
 from storage.config import Config
-from storage.database.connection import Connection, Database, Observer
-from storage.database.deployment import settled
-from storage.database.embedded import embedded_postgres
-from storage.database.migrate import check_schema, migrate
+from storage.database.connection import Connection, Database
 from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.maintenance.explain import Explanation, explain_visibility
 from storage.persist import AppendResult, Origin, Writer
@@ -47,10 +40,8 @@ from storage.queries.relations import RelationsPage
 from storage.queries.state_texts import StateMap
 from storage.queries.sync import Asked, Look, Memory, Sync, is_quiet, quiet, sync, until_news
 from storage.queries.sync.candidates import rooms_of
-from storage.streams import startup
 from storage.streams.account_data import AccountData
 from storage.streams.caches import Caches, RoomsOf
-from storage.streams.following import follow
 from storage.streams.notifier import Notifier
 from storage.streams.receipts import Receipts
 from storage.streams.registry import Streams
@@ -80,7 +71,7 @@ class Store:
         self.deployment_id = identity.deployment_id
         self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
         self.caches = _caches(database.config, streams)
-        self.memory = Memory(streams, self.caches.rooms_of, self.caches.room_changes)
+        self.memory = Memory(lambda name: streams[name].positions(), self.caches.rooms_of, self.caches.room_changes)
         small = {name: StreamWriter(name, database, streams, identity.writer_nid) for name in ("account_data", "to_device", "receipts")}
         self.account_data = AccountData(small["account_data"])
         self.to_device = ToDevice(small["to_device"])
@@ -440,63 +431,3 @@ def _caches(config: Config, streams: Streams) -> Caches[StoredEvent, StateMap]:
     )
     streams.feed.subscribe(caches.told)
     return caches
-
-
-@asynccontextmanager
-async def open_store(
-    dsn: str | None = None,
-    *,
-    server_name: str | None = None,
-    instance_name: str = "main",
-    config: Config | None = None,
-    migrate: bool = False,
-    observer: Observer | None = None,
-) -> AsyncIterator[Store]:
-    """A store, closed at the end of the block (api.md, "Opening").
-
-    ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be there unless ``migrate`` is set.
-    ``server_name`` may be left out where the database remembers it: the first store that opens sets it, another one is `WrongServerName`.
-    ``instance_name`` is this process's own among those on the database, 1 to 40 printable ASCII characters without spaces;
-    `InstanceNameTaken` while another one works under it. ``observer`` is told of every statement. `SchemaOutOfDate`,
-    `DatabaseUnavailable`, `InputError` for a DSN that cannot be read.
-    """
-    startup.check_name(instance_name)
-    config = replace(config or Config.from_env(), instance_name=instance_name)
-    async with AsyncExitStack() as stack:
-        if dsn is None:
-            dsn = await stack.enter_async_context(embedded_postgres(config=config))
-            migrate = True
-        if migrate:
-            await _migrate(dsn)
-        mark = secrets.token_hex(4)
-        database = await stack.enter_async_context(await Database.open(dsn, config=config, observer=observer, mark=mark))
-        async with database.connection() as conn:
-            await check_schema(conn)
-            deployment_id, name = await settled(conn, server_name)
-            await startup.be_alone(conn, instance_name, wait_ms=config.enter_wait_ms)
-        async with database.transaction() as conn:
-            writer_nid = await startup.enter(conn, instance_name)
-            epochs = await startup.epochs(conn, instance_name)
-        async with database.connection() as conn:
-            streams = Streams(database, instance_name, await startup.positions(conn), epochs)
-        writer = Writer(database, streams, server_name=name, writer_nid=writer_nid)
-        writer.start()
-        stack.push_async_callback(writer.close)
-        await stack.enter_async_context(running(follow(database, streams, every_ms=config.follow_ms)))
-        store = Store(database, streams, writer, Identity(name, instance_name, writer_nid, deployment_id))
-        stack.callback(store.notifier.close)
-        yield store
-
-
-_migrate = migrate
-
-
-@asynccontextmanager
-async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """A background task as long as the block; it is cancelled and awaited at the end."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])

@@ -16,7 +16,7 @@ from storage.cli.importing.reading import check_readable
 from storage.config import Config
 from storage.database.deployment import NO_SERVER
 from storage.errors import InputError
-from storage.store import open_store
+from storage.opening import open_store
 
 INSTANCE_NAME = "import"
 OUTCOMES = ("stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid", "bad_line")

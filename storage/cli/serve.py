@@ -14,9 +14,10 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, run
 from storage.config import Config
 from storage.errors import InputError
+from storage.opening import open_store
 from storage.replication import Exchange, Server
 from storage.replication.tls import server_context
-from storage.store import Store, open_store
+from storage.store import Store
 
 DEFAULT_PORT = 9092
 

@@ -12,7 +12,8 @@ from storage.cli.import_files import Bar
 from storage.cli.importing import Import, Rejects
 from storage.cli.stats import read_stats, tables_told
 from storage.config import Config
-from storage.store import Store, open_store
+from storage.opening import open_store
+from storage.store import Store
 
 SERVER_NAME = "s1.test"
 

@@ -1,0 +1,79 @@
+"""Opening a store: the database is looked at, the writer enters, and what was begun is ended in the opposite order."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from storage.config import Config
+from storage.database.connection import Database, Observer
+from storage.database.deployment import settled
+from storage.database.embedded import embedded_postgres
+from storage.database.migrate import check_schema, migrate
+from storage.persist import Writer
+from storage.store import Identity, Store
+from storage.streams import startup
+from storage.streams.following import follow
+from storage.streams.registry import Streams
+
+
+@asynccontextmanager
+async def open_store(
+    dsn: str | None = None,
+    *,
+    server_name: str | None = None,
+    instance_name: str = "main",
+    config: Config | None = None,
+    migrate: bool = False,
+    observer: Observer | None = None,
+) -> AsyncIterator[Store]:
+    """A store, closed at the end of the block (api.md, "Opening").
+
+    ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be there unless ``migrate`` is set.
+    ``server_name`` may be left out where the database remembers it: the first store that opens sets it, another one is `WrongServerName`.
+    ``instance_name`` is this process's own among those on the database, 1 to 40 printable ASCII characters without spaces;
+    `InstanceNameTaken` while another one works under it. ``observer`` is told of every statement. `SchemaOutOfDate`,
+    `DatabaseUnavailable`, `InputError` for a DSN that cannot be read.
+    """
+    startup.check_name(instance_name)
+    config = replace(config or Config.from_env(), instance_name=instance_name)
+    async with AsyncExitStack() as stack:
+        if dsn is None:
+            dsn = await stack.enter_async_context(embedded_postgres(config=config))
+            migrate = True
+        if migrate:
+            await _migrate(dsn)
+        mark = secrets.token_hex(4)
+        database = await stack.enter_async_context(await Database.open(dsn, config=config, observer=observer, mark=mark))
+        async with database.connection() as conn:
+            await check_schema(conn)
+            deployment_id, name = await settled(conn, server_name)
+            await startup.be_alone(conn, instance_name, wait_ms=config.enter_wait_ms)
+        async with database.transaction() as conn:
+            writer_nid = await startup.enter(conn, instance_name)
+            epochs = await startup.epochs(conn, instance_name)
+        async with database.connection() as conn:
+            streams = Streams(database, instance_name, await startup.positions(conn), epochs)
+        writer = Writer(database, streams, server_name=name, writer_nid=writer_nid)
+        writer.start()
+        stack.push_async_callback(writer.close)
+        await stack.enter_async_context(running(follow(database, streams, every_ms=config.follow_ms)))
+        store = Store(database, streams, writer, Identity(name, instance_name, writer_nid, deployment_id))
+        stack.callback(store.notifier.close)
+        yield store
+
+
+_migrate = migrate
+
+
+@asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """A background task as long as the block; it is cancelled and awaited at the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
