@@ -100,6 +100,8 @@ CREATE TABLE rooms (
     last_stream_ordering bigint,
     max_topological_ordering bigint NOT NULL,
     current_audience bigint NOT NULL DEFAULT 0,
+    joined_count int NOT NULL DEFAULT 0,
+    invited_count int NOT NULL DEFAULT 0,
     room_id text COLLATE "C" NOT NULL,
     room_version text COLLATE "C" NOT NULL,
     forward_extremities bigint[] NOT NULL,
@@ -117,6 +119,8 @@ COMMENT ON COLUMN rooms.current_state_group IS 'The resolution of the states aft
 COMMENT ON COLUMN rooms.last_stream_ordering IS 'Position of the latest live event. Serves: which rooms changed since a token.';
 COMMENT ON COLUMN rooms.max_topological_ordering IS 'Largest topological ordering ever given in the room; 0 for none.';
 COMMENT ON COLUMN rooms.current_audience IS 'The audience of the current state: the number of the main line opened last. 0 for none.';
+COMMENT ON COLUMN rooms.joined_count IS 'Members of the current state that are joined. Serves: the summary of a room, without counting.';
+COMMENT ON COLUMN rooms.invited_count IS 'The same for invited.';
 COMMENT ON COLUMN rooms.strays IS
     'Stretches of the topological order with events that stand where audiences.opened_topological does not let one look for them: '
     'of long forks, of history. They are looked through by every reader, so that pages miss nothing. What no local user may ever see, as '
@@ -157,6 +161,8 @@ CREATE TABLE events (
     redacted_form boolean NOT NULL,
     ineffective boolean NOT NULL DEFAULT false,
     replaces boolean,
+    has_url boolean,
+    after_gap boolean,
     event_id text COLLATE "C" NOT NULL,
     rejected text,
     prev_events bigint[] NOT NULL,
@@ -190,6 +196,10 @@ COMMENT ON COLUMN events.relates_to IS
 COMMENT ON COLUMN events.rel_type_nid IS 'The type of the relation, of event_types.';
 COMMENT ON COLUMN events.replaces IS
     'Of m.replace: whether it may replace another event, as far as it tells itself (storage/event/relation.py).';
+COMMENT ON COLUMN events.has_url IS 'Its content has a key "url", whether redacted since or not. NULL: it has none. Serves: filters with contains_url.';
+COMMENT ON COLUMN events.after_gap IS
+    'A live event some parent of which was not held when it arrived: a timeline does not go on across it, as history that is filled in later '
+    'never comes down /sync. Stays so when the gap is filled. NULL: all parents were there.';
 COMMENT ON COLUMN events.depth IS 'As claimed by the sender (clamped to int8). Never used for order.';
 COMMENT ON COLUMN events.origin_server_ts IS 'As claimed by the sender (clamped to int8).';
 COMMENT ON COLUMN events.state_group_before IS 'The state before the event. NULL for outliers.';
@@ -221,6 +231,8 @@ CREATE INDEX events_room_outlier_idx ON events (room_nid) WHERE outlier;
 COMMENT ON INDEX events_room_outlier_idx IS 'Serves: the outliers of a room, for verification.';
 CREATE INDEX events_room_stream_idx ON events (room_nid, stream_ordering) WHERE NOT outlier AND NOT backfilled;
 COMMENT ON INDEX events_room_stream_idx IS 'Serves: the timeline of a room for /sync.';
+CREATE INDEX events_gap_idx ON events (room_nid, stream_ordering) WHERE after_gap;
+COMMENT ON INDEX events_gap_idx IS 'Serves: the last gap that a timeline would cross.';
 CREATE INDEX events_room_time_idx ON events (room_nid, origin_server_ts) WHERE NOT outlier;
 COMMENT ON INDEX events_room_time_idx IS 'Serves: the event nearest to a time (storage/queries/near.py).';
 CREATE INDEX events_relation_idx ON events (relates_to, rel_type_nid, topological_ordering, stream_ordering)
@@ -865,7 +877,7 @@ BEGIN
             WHERE f.is_given
             ORDER BY f.place
             LIMIT left_over;
-        left_over := left_over - cardinality(array_positions(given, true));
+        left_over := left_over - COALESCE(cardinality(array_positions(given, true)), 0);
         IF cardinality(seen) > seen_max THEN
             SELECT array_agg(s.event_nid), array_agg(s.topological_ordering)
             INTO seen, seen_orders

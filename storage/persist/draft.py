@@ -64,11 +64,12 @@ UNRELATED: Final = Related(None, None, None)
 
 
 class NewEvent(NamedTuple):
-    """A row to insert into `events`: its columns, the received bytes, and its relation, which no decision depends on."""
+    """A row to insert into `events`: its columns, the received bytes, and what no decision depends on: its relation, whether it has a URL."""
 
     row: EventRow
     raw: bytes
     related: Related
+    has_url: bool | None
 
 
 class Delta(NamedTuple):
@@ -147,6 +148,7 @@ class Draft(Reader):
         self.new_waiting: dict[int, tuple[int, str]] = {}
         self.gone_waiting: dict[int, None] = {}
         self.dropped: dict[int, int] = {}  # extremities left out, with their rooms
+        self.after_gaps: set[int] = set()  # live events that arrive before one of their parents
 
     @property
     def has_changes(self) -> bool:
@@ -176,6 +178,12 @@ class Draft(Reader):
         """The relations of the new events, as columns in their order; empty ones if there is none, which unnest takes for NULLs."""
         related = [new.related for new in self.new_events.values()]
         return columns(related if any(one is not UNRELATED for one in related) else (), 3)
+
+    @property
+    def new_urls(self) -> list[bool | None]:
+        """Whether the new events have URLs, as a column; empty if none has, likewise."""
+        urls = [new.has_url for new in self.new_events.values()]
+        return urls if any(urls) else []
 
     def state_key_nid(self, type_nid: int, state_key: str) -> int:
         """The nid of a state key, given out now if it has none."""
@@ -223,7 +231,7 @@ class Draft(Reader):
         self.rows[row.event_id] = row
         self.row_ids[row.event_nid] = row.event_id
         self.events[row.event_nid] = event
-        self.new_events[row.event_nid] = NewEvent(row, event.raw, related)
+        self.new_events[row.event_nid] = NewEvent(row, event.raw, related, True if "url" in event.content else None)
         if not row.outlier:
             self.placed[row.event_nid] = None
 

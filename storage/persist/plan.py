@@ -238,6 +238,8 @@ def _store(step: Step, decision: Decision, event: Event) -> None:
         draft.place_outlier(row, event)
     else:
         draft.add_event(row, event)
+    if placement.missing and not row.backfilled:
+        draft.after_gaps.add(row.event_nid)
     for gap in placement.missing:
         draft.add_missing(gap._replace(covered=gap.covered or decision.ends is not None))
     for gap in decision.ends.covered if decision.ends is not None else ():

@@ -37,12 +37,26 @@ positioned AS MATERIALIZED (  -- after the locks, as late as can be
         ORDER BY ordinal
     ) AS input
 ),
+counted AS (  -- how the members of the current states change in number
+    SELECT i.room_nid,
+        (count(*) FILTER (WHERE i.membership = 5) - count(*) FILTER (WHERE c.membership = 5))::int AS joined,
+        (count(*) FILTER (WHERE i.membership = 4) - count(*) FILTER (WHERE c.membership = 4))::int AS invited
+    FROM (
+        SELECT * FROM unnest($76::int[], $77::int[], $79::smallint[]) AS i (room_nid, state_key_nid, membership)
+        UNION ALL
+        SELECT i.*, NULL FROM unnest($80::int[], $81::int[]) AS i (room_nid, state_key_nid)
+    ) AS i
+    LEFT JOIN current_state c USING (room_nid, state_key_nid)
+    GROUP BY i.room_nid
+),
 new_room AS (
     INSERT INTO rooms (room_nid, room_id, room_version, write_version, next_audience, current_state_group,
-        last_stream_ordering, max_topological_ordering, forward_extremities, current_audience, strays)
+        last_stream_ordering, max_topological_ordering, forward_extremities, current_audience, strays, joined_count, invited_count)
     SELECT i.room_nid, i.room_id, i.room_version, 1, i.next_audience, i.current_state_group,
         (SELECT max(p.stream_ordering) FROM positioned p WHERE p.room_nid = i.room_nid AND NOT p.backfilled),
-        i.max_topological_ordering, i.extremities::bigint[], i.current_audience, i.strays::int8multirange
+        i.max_topological_ordering, i.extremities::bigint[], i.current_audience, i.strays::int8multirange,
+        COALESCE((SELECT c.joined FROM counted c WHERE c.room_nid = i.room_nid), 0),
+        COALESCE((SELECT c.invited FROM counted c WHERE c.room_nid = i.room_nid), 0)
     FROM unnest($5::int[], $6::text[], $7::text[], $8::bigint[], $9::bigint[], $10::bigint[], $11::text[], $116::bigint[], $117::text[])
         AS i (room_nid, room_id, room_version, next_audience, current_state_group, max_topological_ordering, extremities,
             current_audience, strays)
@@ -60,7 +74,9 @@ old_room AS (  -- the compare-and-set
         max_topological_ordering = i.max_topological_ordering,
         forward_extremities = i.extremities::bigint[],
         current_audience = i.current_audience,
-        strays = i.strays::int8multirange
+        strays = i.strays::int8multirange,
+        joined_count = r.joined_count + COALESCE((SELECT c.joined FROM counted c WHERE c.room_nid = i.room_nid), 0),
+        invited_count = r.invited_count + COALESCE((SELECT c.invited FROM counted c WHERE c.room_nid = i.room_nid), 0)
     FROM unnest($12::int[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::text[], $118::bigint[], $119::text[])
             AS i (room_nid, write_version, next_audience, current_state_group, max_topological_ordering, extremities,
                 current_audience, strays)
@@ -84,18 +100,19 @@ new_event AS (
     INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, received_ts,
         state_group_before, state_group_after, audience, redacted_by, room_nid, sender_nid, type_nid, state_key_nid,
         encoding, writer_nid, membership, outlier, backfilled, soft_failed, redacted_form, event_id, rejected, prev_events, auth_events, json,
-        ineffective, relates_to, rel_type_nid, replaces)
+        ineffective, relates_to, rel_type_nid, replaces, has_url, after_gap)
     SELECT i.event_nid, p.stream_ordering, i.topological_ordering, i.depth, i.origin_server_ts, $25::bigint,
         i.state_group_before, i.state_group_after, i.audience, i.redacted_by, i.room_nid, i.sender_nid, i.type_nid, i.state_key_nid,
         0, $115::smallint, i.membership, i.outlier, i.backfilled, i.soft_failed, i.redacted_form, i.event_id, i.rejected,
-        i.prev_events::bigint[], i.auth_events::bigint[], i.json, i.ineffective, i.relates_to, i.rel_type_nid, i.replaces
+        i.prev_events::bigint[], i.auth_events::bigint[], i.json, i.ineffective, i.relates_to, i.rel_type_nid, i.replaces, i.has_url, i.after_gap
     FROM unnest($26::bigint[], $27::bigint[], $28::bigint[], $29::bigint[], $30::bigint[], $31::bigint[], $32::bigint[], $33::bigint[],
             $34::int[], $35::int[], $36::int[], $37::int[], $38::smallint[], $39::boolean[], $40::boolean[], $41::boolean[],
             $42::boolean[], $43::text[], $44::text[], $45::text[], $46::text[], $47::bytea[], $123::boolean[],
-            $128::bigint[], $129::int[], $130::boolean[])
+            $128::bigint[], $129::int[], $130::boolean[], $134::boolean[], $135::boolean[])
             AS i (event_nid, topological_ordering, depth, origin_server_ts, state_group_before, state_group_after, audience, redacted_by,
                 room_nid, sender_nid, type_nid, state_key_nid, membership, outlier, backfilled, soft_failed,
-                redacted_form, event_id, rejected, prev_events, auth_events, json, ineffective, relates_to, rel_type_nid, replaces)
+                redacted_form, event_id, rejected, prev_events, auth_events, json, ineffective, relates_to, rel_type_nid, replaces,
+                has_url, after_gap)
         LEFT JOIN positioned p USING (event_nid)
 ),
 changed_event AS (
@@ -112,11 +129,12 @@ changed_event AS (
         soft_failed = i.soft_failed,
         rejected = i.rejected,
         ineffective = i.ineffective,
-        prev_events = i.prev_events::bigint[]
+        prev_events = i.prev_events::bigint[],
+        after_gap = COALESCE(i.after_gap, e.after_gap)
     FROM unnest($48::bigint[], $49::bigint[], $50::bigint[], $51::bigint[], $52::bigint[], $53::bigint[],
-            $54::boolean[], $55::boolean[], $56::boolean[], $57::text[], $58::text[], $124::boolean[])
+            $54::boolean[], $55::boolean[], $56::boolean[], $57::text[], $58::text[], $124::boolean[], $136::boolean[])
             AS i (event_nid, topological_ordering, state_group_before, state_group_after, audience, redacted_by,
-                outlier, backfilled, soft_failed, rejected, prev_events, ineffective)
+                outlier, backfilled, soft_failed, rejected, prev_events, ineffective, after_gap)
         LEFT JOIN positioned p USING (event_nid)
     WHERE e.event_nid = i.event_nid
 ),
@@ -333,6 +351,9 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         *draft.new_relations,
         author.epoch,
         *columns(((row.event_id, draft.state_key_name(row.state_key_nid or 0)[1]) for row in map(draft.row_of, draft.new_places)), 2),
+        draft.new_urls,
+        [nid in draft.after_gaps or None for nid in draft.new_events],
+        [nid in draft.after_gaps or None for nid in draft.changed_events],
     ]
 
 

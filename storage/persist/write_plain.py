@@ -19,16 +19,18 @@ locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait fo
 new_event AS (  -- positions after the locks, as late as can be
     INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, received_ts,
         state_group_before, audience, room_nid, sender_nid, type_nid, encoding, writer_nid, outlier, backfilled, soft_failed, redacted_form,
-        event_id, prev_events, auth_events, json, relates_to, rel_type_nid, replaces)
+        event_id, prev_events, auth_events, json, relates_to, rel_type_nid, replaces, has_url)
     SELECT i.event_nid, nextval('events_stream'), i.topological_ordering, i.depth, i.origin_server_ts, $2::bigint,
         i.state_group_before, i.audience, i.room_nid, i.sender_nid, i.type_nid, 0, $21::smallint, false, false, false, i.redacted_form,
-        i.event_id, i.prev_events::bigint[], i.auth_events::bigint[], i.json, i.relates_to, i.rel_type_nid, i.replaces
+        i.event_id, i.prev_events::bigint[], i.auth_events::bigint[], i.json, i.relates_to, i.rel_type_nid, i.replaces, i.has_url
     FROM (
         SELECT *
         FROM unnest($3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::int[], $10::int[],
-                $11::int[], $12::boolean[], $13::text[], $14::text[], $15::text[], $16::bytea[], $22::bigint[], $23::int[], $24::boolean[])
+                $11::int[], $12::boolean[], $13::text[], $14::text[], $15::text[], $16::bytea[], $22::bigint[], $23::int[], $24::boolean[],
+                $26::boolean[])
             WITH ORDINALITY AS u (event_nid, topological_ordering, depth, origin_server_ts, state_group_before, audience, room_nid,
-                sender_nid, type_nid, redacted_form, event_id, prev_events, auth_events, json, relates_to, rel_type_nid, replaces, ordinal)
+                sender_nid, type_nid, redacted_form, event_id, prev_events, auth_events, json, relates_to, rel_type_nid, replaces, has_url,
+                ordinal)
         WHERE (SELECT count(*) FROM locked) >= 0
         ORDER BY ordinal
     ) AS i
@@ -115,7 +117,7 @@ def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:
             array(row.auth_events),
             raw,
         )
-        for row, raw, _ in draft.new_events.values()
+        for row, raw, _, _ in draft.new_events.values()
     )
     return [
         [room.row.room_nid for room in rooms],
@@ -126,4 +128,5 @@ def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:
         author.writer_nid,
         *draft.new_relations,
         author.epoch,
+        draft.new_urls,
     ]

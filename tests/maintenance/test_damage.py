@@ -101,7 +101,13 @@ DAMAGES = {
         mended=True,
     ),
     "current state lost": Damage("DELETE FROM current_state WHERE state_key_nid = 3", {"current_state"}, mended=True),
-    "current state changed": Damage("UPDATE current_state SET membership = 1 WHERE membership = 5", {"current_state"}, mended=True),
+    "current state changed": Damage(
+        "UPDATE current_state SET membership = 1 WHERE membership = 5", {"current_state", "member_counts"}, mended=True
+    ),
+    "joined members miscounted": Damage("UPDATE rooms SET joined_count = joined_count + 1", {"member_counts"}, mended=True),
+    "invited members miscounted": Damage("UPDATE rooms SET invited_count = invited_count + 1", {"member_counts"}, mended=True),
+    "gap forgotten": Damage("UPDATE events SET after_gap = NULL", {"after_gap"}, mended=False),
+    "URL invented": Damage(f"UPDATE events SET has_url = true WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False),
     "membership lost": Damage("DELETE FROM memberships", {"memberships"}, mended=True),
     "membership changed": Damage("UPDATE memberships SET membership = 1 WHERE membership = 5", {"memberships"}, mended=True),
     "place lost": Damage(f"DELETE FROM auth_chains WHERE event_nid = {ONE_MEMBER}", {"auth_chains"}, mended=True),

@@ -52,6 +52,13 @@ FROM wanted
 ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid, membership = EXCLUDED.membership
 """
 
+SQL_REPAIR_COUNTS: Final[LiteralString] = """
+UPDATE rooms r
+SET joined_count = (SELECT count(*) FROM current_state c WHERE c.room_nid = r.room_nid AND c.membership = 5),
+    invited_count = (SELECT count(*) FROM current_state c WHERE c.room_nid = r.room_nid AND c.membership = 4)
+WHERE r.room_nid = $1::int
+"""
+
 SQL_REPAIR_MEMBERSHIPS: Final[LiteralString] = """
 WITH
 wanted AS (  -- local users in the current state, with the position of the last change that is known
@@ -125,4 +132,5 @@ async def repair_current(conn: Connection, planner: Planner, states: States, end
 async def repair_state_tables(conn: Connection, room_nid: int, server_name: str) -> None:
     """The current state by key, and the memberships of local users."""
     await conn.execute(SQL_REPAIR_CURRENT_STATE, room_nid)
+    await conn.execute(SQL_REPAIR_COUNTS, room_nid)
     await conn.execute(SQL_REPAIR_MEMBERSHIPS, room_nid, server_name)

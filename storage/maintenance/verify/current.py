@@ -14,6 +14,14 @@ FROM current_state
 WHERE room_nid = $1::int
 """
 
+SQL_COUNTS: Final[LiteralString] = """
+SELECT r.joined_count, r.invited_count,
+    (SELECT count(*)::int FROM current_state c WHERE c.room_nid = r.room_nid AND c.membership = 5) AS joined,
+    (SELECT count(*)::int FROM current_state c WHERE c.room_nid = r.room_nid AND c.membership = 4) AS invited
+FROM rooms r
+WHERE r.room_nid = $1::int
+"""
+
 SQL_STATE_EVENTS: Final[LiteralString] = """
 SELECT e.event_nid, e.membership, e.state_key_nid, k.state_key, e.type_nid = 2 AS is_member
 FROM events e
@@ -35,6 +43,15 @@ class CurrentRow(NamedTuple):
     state_key_nid: int
     event_nid: int
     membership: int | None
+
+
+class CountsRow(NamedTuple):
+    """How many members a room has: as kept, and as counted."""
+
+    joined_count: int
+    invited_count: int
+    joined: int
+    invited: int
 
 
 class StateEventRow(NamedTuple):
@@ -68,6 +85,13 @@ async def check_current_state(conn: Connection, room: Room) -> AsyncIterator[Fin
             told = "nothing" if row is None else f"{ids[row.event_nid]} with membership {row.membership}"
             wanted = "nothing" if nid is None else f"{ids[nid]} with membership {membership}"
             yield room.finding("current_state", [f"state key {key}"], told, wanted)
+
+
+async def check_member_counts(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """A room knows how many are joined and invited by its current state ("member_counts")."""
+    row = await conn.fetchrow(SQL_COUNTS, room.nid, row=CountsRow)
+    if row is not None and row[:2] != row[2:]:
+        yield room.finding("member_counts", [], f"joined, invited {row[:2]}", row[2:])
 
 
 async def check_memberships(conn: Connection, room: Room) -> AsyncIterator[Finding]:

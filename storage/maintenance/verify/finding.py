@@ -12,6 +12,7 @@ REPAIRABLE: Final = frozenset(
         "dropped_extremities",
         "current_state_group",
         "current_state",
+        "member_counts",
         "memberships",
         "auth_chains",
         "waiting_redactions",

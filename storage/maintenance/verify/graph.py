@@ -63,6 +63,20 @@ WHERE f.event_nid IS NULL
     OR f.event_id <> e.event_id
 """
 
+SQL_AFTER_GAPS: Final[LiteralString] = """
+SELECT e.event_id, COALESCE(e.after_gap, false) AS found, told.expected
+FROM events e
+CROSS JOIN LATERAL (
+    SELECT NOT e.backfilled AND EXISTS (
+        SELECT
+        FROM unnest(e.prev_events) AS n (event_nid)
+        LEFT JOIN events p ON p.event_nid = n.event_nid AND p.room_nid = e.room_nid AND p.stream_ordering < e.stream_ordering
+        WHERE p.event_nid IS NULL
+    )
+) AS told (expected)
+WHERE e.room_nid = $1::int AND NOT e.outlier AND COALESCE(e.after_gap, false) <> told.expected
+"""
+
 SQL_ENDS: Final[LiteralString] = """
 WITH RECURSIVE
 live AS (
@@ -94,6 +108,14 @@ LEFT JOIN events e ON e.event_nid = d.event_nid AND e.room_nid = d.room_nid
 WHERE d.room_nid = $1::int AND (e.outlier OR e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled) IS NOT FALSE
 ORDER BY d.event_nid
 """
+
+
+class AfterGapRow(NamedTuple):
+    """An event that is known to have arrived before a parent, or not, against what is so."""
+
+    event_id: str
+    found: bool
+    expected: bool
 
 
 class OutOfOrderRow(NamedTuple):
@@ -153,6 +175,12 @@ def _gap(child_nids: list[int] | None, ids: dict[int, str], *, covered: bool | N
     if child_nids is None:
         return "no gap"
     return f"{'covered ' if covered else ''}gap below {', '.join(sorted(ids[nid] for nid in child_nids))}"
+
+
+async def check_after_gaps(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """Live events that arrived before one of their parents are known as such ("after_gap")."""
+    for row in await conn.fetch(SQL_AFTER_GAPS, room.nid, row=AfterGapRow):
+        yield room.finding("after_gap", [row.event_id], row.found, row.expected)
 
 
 async def check_ends(conn: Connection, room: Room) -> AsyncIterator[Finding]:

@@ -7,9 +7,9 @@ from storage.database.connection import Connection, Database
 from storage.errors import UnknownRoom
 from storage.maintenance.verify.content import check_contents
 from storage.maintenance.verify.cover import check_cover
-from storage.maintenance.verify.current import check_current_state, check_memberships
+from storage.maintenance.verify.current import check_current_state, check_member_counts, check_memberships
 from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.graph import check_ends, check_gaps, check_order
+from storage.maintenance.verify.graph import check_after_gaps, check_ends, check_gaps, check_order
 from storage.maintenance.verify.groups import check_groups
 from storage.maintenance.verify.positions import check_positions, check_sequences
 from storage.maintenance.verify.redactions import check_redactions
@@ -22,12 +22,14 @@ ROOM_CHECKS: Final[tuple[Callable[[Connection, Room], AsyncIterator[Finding]], .
     check_contents,
     check_order,
     check_gaps,
+    check_after_gaps,
     check_ends,
     check_groups,
     check_states,
     check_verdicts,
     check_current_group,
     check_current_state,
+    check_member_counts,
     check_memberships,
     check_cover,
     check_redactions,
