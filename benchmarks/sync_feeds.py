@@ -154,8 +154,8 @@ async def _remember(side: Side, asked: Asked) -> Sync:
 
 async def _cold(side: Side, asked: Asked) -> Sync:
     """As the first sync of a user since the process began, the rooms' last changes being known."""
-    caches = side.store.caches
-    empty = Memory(side.store.streams, Cache("rooms_of", 200_000, lambda rooms: 1 + len(rooms.joined)), caches.room_changes)
+    streams, caches = side.store.streams, side.store.caches
+    empty = Memory(lambda name: streams[name].positions(), Cache("rooms_of", 1_000_000), caches.room_changes)
     return await _by(side, asked, empty)
 
 

@@ -27,9 +27,10 @@ from storage.queries import (
     state_at,
     visible,
 )
-from storage.queries.sync import Asked, sync
+from storage.queries.sync import Asked, Memory, sync
 from storage.queries.sync.positions import positions
-from storage.streams import SyncToken, VectorPosition
+from storage.streams import SyncToken, VectorPosition, startup
+from storage.streams.caches import Cache, LastChange
 
 SQL_DEPLOYMENT: Final[LiteralString] = """
 SELECT deployment_id
@@ -101,8 +102,8 @@ async def token_behind(conn: Connection, behind: int, deployment: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- the questions
 
 
-async def _sync(conn: Connection, given: Any) -> object:
-    asked = Asked.of(
+def _asked(given: Any) -> Asked:
+    return Asked.of(
         given.user,
         given.since,
         timeline_limit=given.limit,
@@ -112,7 +113,18 @@ async def _sync(conn: Connection, given: Any) -> object:
         deployment=given.deployment,
         config=given.config,
     )
-    return await sync(conn, asked)
+
+
+async def _sync(conn: Connection, given: Any) -> object:
+    return await sync(conn, _asked(given))
+
+
+async def _sync_some(conn: Connection, given: Any) -> object:
+    """As by a process that heard of everything up to the token, and of nothing since; its first statement is ours."""
+    since = SyncToken.parse(given.since, given.deployment).position("events") or VectorPosition()
+    heard = dict(await startup.positions(conn))
+    heard["events"] = {writer: min(at, since.min) for writer, at in heard["events"].items()}
+    return await sync(conn, _asked(given), memory=Memory(lambda name: heard[name], Cache("rooms_of", 1), LastChange(1, 0)))
 
 
 def _pages(direction: messages.Direction) -> Ask:
@@ -215,6 +227,7 @@ TRAVERSED: Final = ("room", "event", "server")
 
 QUESTIONS: Final[Mapping[str, Question]] = {
     "sync": Question("what is new to a user since a token", ("user", "since"), _sync),
+    "sync-remembered": Question("the same, where it is remembered which rooms can have changed", ("user", "since"), _sync_some),
     "initial-sync": Question("everything of a user", ("user",), _sync),
     "messages": Question("the last page of a room", PAGED, _pages("b")),
     "messages-forwards": Question("the first page of a room", PAGED, _pages("f")),

@@ -14,7 +14,7 @@ That the rooms of the user were the same ones throughout, from the token to the 
 after the token until they were read, and no change was told since then, which would have made them be forgotten.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
 from typing import Final, LiteralString, NamedTuple
@@ -24,7 +24,6 @@ from storage.ids import RoomId, UserId
 from storage.queries.sync.positions import STREAMS, vector
 from storage.streams import VectorPosition
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
-from storage.streams.registry import Streams
 
 UNSEEN: Final = "unseen"
 ROOMS_OF: Final = "rooms of"
@@ -117,10 +116,10 @@ class News:
 
 
 class Memory:
-    """What a process remembers for its syncs."""
+    """What a process remembers for its syncs. ``heard``: up to which position it has heard of a stream, by writer."""
 
-    def __init__(self, streams: Streams, rooms_of: Cache[RoomsOf], changes: LastChange) -> None:
-        self._streams = streams
+    def __init__(self, heard: Callable[[str], Mapping[str, int]], rooms_of: Cache[RoomsOf], changes: LastChange) -> None:
+        self._heard = heard
         self._rooms_of = rooms_of
         self._changes = changes
 
@@ -132,7 +131,7 @@ class Memory:
     async def news(self, conn: Connection, user_id: UserId) -> News:
         """In one statement. The rooms of the user are read with it where they are not remembered."""
         entry = self._rooms_of.get(user_id)
-        heard = [(name, writer, at) for name in ("events", "caches") for writer, at in self._streams[name].positions().items()]
+        heard = [(name, writer, at) for name in ("events", "caches") for writer, at in self._heard(name).items()]
         rows = await read(conn, heard, user_id if isinstance(entry, Ticket) else None)
         is_current = all(row.position is not None and row.position <= row.seen for row in rows if row.what == "caches")
         rooms_of: RoomsOf | None
