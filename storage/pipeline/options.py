@@ -1,0 +1,90 @@
+"""What the data source is told: options of Spark, which are text, as typed values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from storage.errors import InputError
+from storage.pipeline.rows import COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the format `room_events`.
+
+    ``dsn``: the database. ``columns``: only these, separated by commas. ``partitions``: tasks of a read, each with one connection at a time.
+    ``pushdown``: "true" lets Postgres filter. ``since``: a token; only events after it are read, and no outliers. ``maxEventsPerBatch``: of a streaming read.
+    ``server_name``, ``room_version``: of a write, as of `storage.open` and `Store.append`. ``instance_name``: tasks write under this name and
+    their number. ``rejects``: "fail" (the default) or "ignore" what cannot be stored.
+    """
+
+    dsn: str
+    columns: tuple[str, ...] = COLUMNS
+    partitions: int = 8
+    pushdown: bool = False
+    since: str | None = None
+    max_events_per_batch: int | None = None
+    server_name: str | None = None
+    room_version: str | None = None
+    instance_name: str = "spark"
+    ignore_rejects: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Self:
+        """As given to Spark, where the case of names does not matter. `InputError` says what is wrong."""
+        found = {name.lower(): value for name, value in given.items()}
+        unknown = found.keys() - KNOWN
+        if unknown:
+            raise InputError(f"room_events has no option {', '.join(sorted(unknown))}: it has {', '.join(sorted(KNOWN))}")
+        if "dsn" not in found:
+            raise InputError("room_events needs the option dsn: postgresql://…")
+        batch = found.get("maxeventsperbatch")
+        return cls(
+            found["dsn"],
+            columns=_columns(found.get("columns")),
+            partitions=_positive("partitions", found.get("partitions", "8")),
+            pushdown=_choice("pushdown", found.get("pushdown", "false"), ("true", "false")) == "true",
+            since=found.get("since"),
+            max_events_per_batch=None if batch is None else _positive("maxEventsPerBatch", batch),
+            server_name=found.get("server_name"),
+            room_version=found.get("room_version"),
+            instance_name=found.get("instance_name", "spark"),
+            ignore_rejects=_choice("rejects", found.get("rejects", "fail"), ("fail", "ignore")) == "ignore",
+        )
+
+
+KNOWN = frozenset(
+    {
+        "dsn",
+        "columns",
+        "partitions",
+        "since",
+        "maxeventsperbatch",
+        "server_name",
+        "room_version",
+        "instance_name",
+        "rejects",
+        "pushdown",
+        "path",
+    }
+)
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    names = COLUMNS if text is None else tuple(one.strip() for one in text.split(","))
+    unknown = [one for one in names if one not in COLUMNS]
+    if unknown:
+        raise InputError(f"room_events has no column {', '.join(unknown)}: it has {', '.join(COLUMNS)}")
+    return names
+
+
+def _positive(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise InputError(f"{name}={text!r} is not a positive number")
+    return int(text)
+
+
+def _choice(name: str, text: str, among: tuple[str, ...]) -> str:
+    if text not in among:
+        raise InputError(f"{name}={text!r} is none of {', '.join(among)}")
+    return text

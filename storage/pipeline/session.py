@@ -1,0 +1,70 @@
+"""A Spark session that suits this machine, for the command line, tests and benchmarks. On a cluster, bring your own.
+
+Java is looked for first: without it Spark dies with a trace that does not say so.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from storage.errors import InputError
+from storage.pipeline.source import RoomEvents
+
+JAVA_OLDEST: Final = 17
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "spark.log.level": "ERROR",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",  # of events, some megabytes
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ui.retainedExecutions": "20",
+}
+LOCAL_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "4",
+}
+
+
+@contextmanager
+def session(master: str = "local[*]", conf: Mapping[str, str] | None = None, *, name: str = "room-storage") -> Iterator[SparkSession]:
+    """A session that ends with the block, with `RoomEvents` registered. ``conf`` goes before the settings here.
+
+    `InputError` where there is no Java, or too old a one.
+    """
+    check_java()
+    local = master.startswith("local")
+    if local:
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # executors are of this environment
+    builder = SparkSession.builder.master(master).appName(name)
+    for key, value in {**SETTINGS, **(LOCAL_SETTINGS if local else {}), **(conf or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    try:
+        spark.dataSource.register(RoomEvents)
+        yield spark
+    finally:
+        spark.stop()
+
+
+def check_java(environ: Mapping[str, str] = os.environ) -> None:
+    """`InputError` that says what to install, unless there is a Java that Spark runs on."""
+    home = environ.get("JAVA_HOME")
+    java = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java", path=environ.get("PATH"))
+    wanted = f"Spark needs Java {JAVA_OLDEST} or newer: install it (Debian: apt install openjdk-17-jre-headless)"
+    if java is None:
+        where = f"JAVA_HOME={home} has none" if home else "there is none in PATH, and JAVA_HOME is not set"
+        raise InputError(f"{wanted}; {where}")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # the program found above
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found is None or int(found[1]) < JAVA_OLDEST:
+        raise InputError(f"{wanted}; {java} is {found[1] if found else 'of an unknown version'}")

@@ -1,0 +1,149 @@
+"""The data source: what is read is what is stored, in parts, filtered and followed; what is written is appended."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import EqualTo, GreaterThan, In
+
+import storage
+from storage.database import Database
+from storage.database.migrate import migrate
+from storage.pipeline.options import Options
+from storage.pipeline.rows import COLUMNS
+from storage.pipeline.selecting import Chosen, taken
+from storage.testing import SHAPES, GeneratedRoom, RoomBuilder, build_room, deliver_with_gap, generate_room
+from tests.persist.tables import logical_tables
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+SERVER = "s1.test"
+
+
+async def fill(dsn: str, room: GeneratedRoom, name: str = "main") -> None:
+    async with storage.open(dsn, server_name=SERVER, instance_name=name) as store:
+        for event in room:
+            given = {} if event.state_before is None else {event.event_id: event.state_before}
+            await store.append([event.pdu], room_version=room.room_version, origin=event.origin, state_before=given)
+
+
+def read(spark: SparkSession, dsn: str, **options: Any) -> DataFrame:
+    return spark.read.format("room_events").option("dsn", dsn).options(**options).load()
+
+
+async def test_every_event_is_read_once(spark: SparkSession, dsn: str) -> None:
+    room = deliver_with_gap(build_room(SHAPES["fork_heavy"], 60, sign=False), 20, 30)
+    await fill(dsn, room)
+    rows = read(spark, dsn, partitions=3).collect()
+    async with storage.open(dsn, server_name=SERVER) as store:
+        stored = await store.events([event.event_id for event in room])
+    assert sorted(row.event_id for row in rows) == sorted(stored)
+    for row in rows:
+        event = stored[row.event_id]
+        assert bytes(row.pdu) == event.raw
+        assert (row.room_id, row.sender, row.type, row.state_key) == (event.room_id, event.sender, event.type, event.state_key)
+        assert (row.stream_ordering, row.topological_ordering) == (event.stream_ordering, event.topological_ordering)
+        assert (row.rejected, row.soft_failed, row.redacted_by) == (event.rejected, event.soft_failed, event.redacted_by)
+        assert (row.origin == "outlier") == event.outlier
+    after_the_gap = {row.event_id: row.state_before for row in rows if row.state_before is not None}
+    given = {event.event_id: sorted(event.state_before) for event in room if event.state_before is not None}
+    assert given.items() <= after_the_gap.items()
+
+
+async def test_columns_and_filters_reach_postgres(spark: SparkSession, dsn: str) -> None:
+    rooms = [generate_room(SHAPES["small_chat"], 30, seed=seed, sign=False) for seed in (1, 2)]
+    for room in rooms:
+        await fill(dsn, room)
+    one = read(spark, dsn, columns="event_id,type", pushdown="true").where("type = 'm.room.create'")
+    assert one.columns == ["event_id", "type"]
+    assert sorted(row.event_id for row in one.collect()) == sorted(room.events[0].event_id for room in rooms)
+    both = read(spark, dsn, pushdown="true").where(f"room_id = '{rooms[0].room_id}' AND sender IN ('{one_sender(rooms[0])}') AND depth > 2")
+    assert 0 < both.count() <= 30
+    assert {row.room_id for row in both.collect()} == {rooms[0].room_id}
+
+
+def one_sender(room: GeneratedRoom) -> str:
+    return str(storage.event.parse(room.events[0].pdu, room.room_version).sender)
+
+
+async def test_only_what_is_new_since_a_token(spark: SparkSession, dsn: str) -> None:
+    room = generate_room(SHAPES["small_chat"], 30, sign=False)
+    first = GeneratedRoom(room.room_id, room.room_version, room.events[:20], room.keys)
+    await fill(dsn, first)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        since = (await store.sync("@nobody:s1.test")).next_batch
+    await fill(dsn, room, "another")
+    rows = read(spark, dsn, since=since, columns="event_id").collect()
+    assert [row.event_id for row in rows] == [event.event_id for event in room.events[20:]]
+
+
+@pytest.mark.parametrize("most", [3, None])
+async def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, dsn: str, tmp_path: Path, most: int | None) -> None:
+    room = deliver_with_gap(build_room(SHAPES["fork_heavy"], 24, sign=False), 8, 12)
+    events = list(room)
+    for number in range(3):
+        part = GeneratedRoom(room.room_id, room.room_version, tuple(events[number * 12 : number * 12 + 12]), room.keys)
+        await fill(dsn, part, f"w{number % 2}")
+        limits = {} if most is None else {"maxEventsPerBatch": str(most)}
+        frame = spark.readStream.format("room_events").options(dsn=dsn, columns="event_id,stream_ordering", partitions="2", **limits).load()
+        query = (
+            frame.writeStream.format("parquet")
+            .option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(120)
+        query.stop()
+    read_back = [row.event_id for row in spark.read.parquet(str(tmp_path / "out")).orderBy("stream_ordering").collect()]
+    in_stream = read(spark, dsn, columns="event_id,stream_ordering").where("stream_ordering is not null").orderBy("stream_ordering")
+    assert read_back == [row.event_id for row in in_stream.collect()]
+    assert len(read_back) == len(set(read_back)) > 20
+
+
+async def test_what_is_written_is_appended(spark: SparkSession, dsn: str, empty_dsn: str) -> None:
+    await migrate(empty_dsn)
+    room = generate_room(SHAPES["small_chat"], 40, sign=False)
+    await fill(dsn, room)
+    frame = read(spark, dsn, partitions=1)
+    frame.coalesce(1).write.format("room_events").options(dsn=empty_dsn, server_name=SERVER).mode("append").save()
+    tables = []
+    for one in (dsn, empty_dsn):
+        async with await Database.open(one) as database:
+            tables.append(await logical_tables(database))
+    assert tables[0] == tables[1]
+
+
+async def test_what_cannot_be_written_is_told(spark: SparkSession, dsn: str) -> None:
+    room = RoomBuilder("11", sign=False)
+    room.start(room.user(1))
+    frame = spark.createDataFrame([(room.pdus[-1],)], "pdu binary")
+    writing = frame.write.format("room_events").options(dsn=dsn, server_name=SERVER, room_version="11").mode("append")
+    with pytest.raises(Exception, match="1 events were not stored"):
+        writing.save()
+    writing.option("rejects", "ignore").save()
+
+
+@pytest.mark.parametrize(
+    "given,told",
+    [
+        ({}, "dsn"),
+        ({"dsn": "x", "dns": "y"}, "dns"),
+        ({"dsn": "x", "columns": "jsn"}, "jsn"),
+        ({"dsn": "x", "partitions": "0"}, "partitions"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, str], told: str) -> None:
+    with pytest.raises(storage.InputError, match=told):
+        Options.of(given)
+
+
+def test_which_filters_postgres_applies() -> None:
+    filters = [In(("type",), ("a", "b")), EqualTo(("type",), "b"), EqualTo(("depth",), 3), GreaterThan(("type",), "a")]
+    chosen, left = taken(filters, Chosen())
+    assert chosen == Chosen(type=("b",))
+    assert left == filters[2:]
+
+
+def test_all_columns_are_read_unless_told_otherwise() -> None:
+    assert Options.of({"DSN": "x"}).columns == COLUMNS
