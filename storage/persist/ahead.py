@@ -109,14 +109,18 @@ UNION ALL
 SELECT 'state_key', ARRAY[k.state_key], ARRAY[k.type_nid, k.state_key_nid], NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest($10::text[], $11::text[]) AS wanted (type, state_key)
 JOIN event_types t ON t.type = wanted.type
-JOIN state_keys k ON k.type_nid = t.type_nid AND k.state_key = wanted.state_key
+CROSS JOIN LATERAL (  -- one by one, by the whole key, as the next: never all keys of a type, nor all members of a room, for each
+    SELECT * FROM state_keys WHERE type_nid = t.type_nid AND state_key = wanted.state_key OFFSET 0
+) AS k
 UNION ALL
 SELECT 'seen', ARRAY[v.audiences::text, COALESCE(v.invited_audiences, '{}')::text], ARRAY[v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count],
     NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest($12::text[], $13::text[]) AS wanted (room_id, name)
 JOIN rooms r ON r.room_id = wanted.room_id
 JOIN principals p ON p.name = wanted.name
-JOIN visibility v ON v.room_nid = r.room_nid AND v.principal_nid = p.principal_nid
+CROSS JOIN LATERAL (
+    SELECT * FROM visibility WHERE room_nid = r.room_nid AND principal_nid = p.principal_nid OFFSET 0
+) AS v
 UNION ALL
 SELECT 'number', ARRAY[wanted.name], ARRAY[nextval(wanted.name::regclass)], NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest($14::text[], $15::int[]) AS wanted (name, blocks)
