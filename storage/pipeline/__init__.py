@@ -2,9 +2,11 @@
 
 source, options, positions, selecting, rows    `RoomEvents`: reading the store, as a data source
 streaming, sink                                its streaming reads and its writes
+importing                                      `import_archive`: archives, examining, ordering and loading are its stages
 session                                        a Spark session that suits this machine
 """
 
+from storage.pipeline.importing import ImportSummary, import_archive
 from storage.pipeline.source import RoomEvents
 
-__all__ = ["RoomEvents"]
+__all__ = ["ImportSummary", "RoomEvents", "import_archive"]

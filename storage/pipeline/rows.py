@@ -39,7 +39,7 @@ ARROW_SCHEMA: Final = pa.schema(
 )
 COLUMNS: Final = tuple(ARROW_SCHEMA.names)
 
-_SPARK_TYPES: Final = {"string": "string", "int64": "bigint", "bool": "boolean", "binary": "binary"}
+_SPARK_TYPES: Final = {"string": "string", "int32": "int", "int64": "bigint", "bool": "boolean", "binary": "binary"}
 
 SQL_EVENT_ROWS: Final[LiteralString] = """
 SELECT
@@ -113,7 +113,12 @@ PAGE: Final = 5_000
 
 def ddl(columns: Sequence[str] = COLUMNS) -> str:
     """The schema of these columns as Spark writes it."""
-    return ", ".join(f"`{name}` {_spark_type(ARROW_SCHEMA.field(name).type)}" for name in columns)
+    return spark_ddl(pa.schema([ARROW_SCHEMA.field(name) for name in columns]))
+
+
+def spark_ddl(schema: pa.Schema) -> str:
+    """An Arrow schema as Spark writes it."""
+    return ", ".join(f"`{field.name}` {_spark_type(field.type)}" for field in schema)
 
 
 def _spark_type(kind: pa.DataType) -> str:

@@ -1,0 +1,162 @@
+"""Importing through Spark and appending event by event give the same tables, row for row, with numbers and positions mapped."""
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+import storage
+from storage.database import Database
+from storage.pipeline import import_archive
+from storage.pipeline.importing import deal
+from storage.testing import (
+    ODD_SOME,
+    SHAPES,
+    GeneratedEvent,
+    GeneratedRoom,
+    build_room,
+    deliver_late,
+    deliver_shuffled,
+    deliver_with_gap,
+    generate_room,
+    write_ndjson,
+)
+from tests.conftest import _fresh_database
+from tests.persist.tables import logical_tables, row_counts
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+SERVER = "s1.test"
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "2"))
+ROOMS_EACH = 5
+"""Rooms of one example: a job costs seconds however few events there are."""
+
+
+async def append_patiently(dsn: str, events: Sequence[GeneratedEvent]) -> None:
+    """One by one; again and again the first that does not lack anything. The naive form of `storage.pipeline.ordering`."""
+    async with storage.open(dsn, server_name=SERVER) as store:
+        waiting = list(events)
+        while waiting:
+            for index, event in enumerate(waiting):
+                given = {} if event.state_before is None else {event.event_id: event.state_before}
+                [result] = await store.append([event.pdu], room_version=event.room_version, origin=event.origin, state_before=given)
+                if result.outcome != "missing_parents":
+                    del waiting[index]
+                    break
+            else:
+                return
+
+
+async def tables(dsn: str) -> dict[str, Any]:
+    async with await Database.open(dsn) as database:
+        return {**await logical_tables(database), "counts": await row_counts(database)}
+
+
+def interleaved(rooms: Iterable[GeneratedRoom]) -> list[GeneratedEvent]:
+    """The rooms' events by turns, as they come over the day."""
+    lanes = [list(room) for room in rooms]
+    longest = max(map(len, lanes))
+    return [lane[at] for at in range(longest) for lane in lanes if at < len(lane)]
+
+
+class Recipe(NamedTuple):
+    """A room, and how it comes."""
+
+    shape: str
+    version: str
+    size: int
+    seed: int
+    way: str
+    begin: float
+    end: float
+
+    def delivery(self) -> GeneratedRoom:
+        shape = SHAPES[self.shape]
+        if self.way in {"in order", "odd"}:
+            odd = shape if self.way == "in order" else shape.replaced(odd=ODD_SOME)
+            return generate_room(odd, self.size, seed=self.seed, version=self.version, sign=False)
+        room = build_room(shape, self.size, seed=self.seed, version=self.version, sign=False)
+        match self.way:
+            case "late":
+                return deliver_late(room, self.seed)
+            case "gap":
+                begin, end = sorted(1 + int(part * (len(room.events) - 1)) for part in (self.begin, self.end))
+                return deliver_with_gap(room, begin, end)
+            case _:
+                return deliver_shuffled(room, self.seed)
+
+
+RECIPES = st.builds(
+    Recipe,
+    st.sampled_from(["small_chat", "direct_chat", "join_leave_storm", "fork_heavy"]),
+    st.sampled_from(["1", "3", "6", "8", "10", "11", "12"]),
+    st.integers(12, 50),
+    st.integers(0, 10_000),
+    st.sampled_from(["in order", "odd", "late", "gap", "shuffled"]),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+
+
+def test_the_same_tables_row_for_row(spark: SparkSession, server_dsn: str, template_name: str, worker_id: str, tmp_path: Path) -> None:
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize="STORAGE_EXAMPLES" not in os.environ,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(RECIPES, min_size=ROOMS_EACH, max_size=ROOMS_EACH, unique_by=lambda recipe: recipe.seed))
+    def holds(recipes: list[Recipe]) -> None:
+        events = interleaved(recipe.delivery() for recipe in recipes)
+        write_ndjson(events, tmp_path / "rooms.ndjson")
+        asyncio.run(compare(events))
+
+    async def compare(events: list[GeneratedEvent]) -> None:
+        async with (
+            _fresh_database(server_dsn, template_name, worker_id) as appended,
+            _fresh_database(server_dsn, template_name, worker_id) as imported,
+        ):
+            await append_patiently(appended, events)
+            import_archive(spark, [str(tmp_path / "rooms.ndjson")], imported, server_name=SERVER, work=str(tmp_path / "work"))
+            assert await tables(imported) == await tables(appended)
+
+    holds()
+
+
+async def test_rejects_stand_with_their_lines(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+    room = generate_room(SHAPES["small_chat"], 12)
+    events = list(room)
+    keys = room.keys
+    archive = tmp_path / "room.ndjson"
+    write_ndjson(events[:8], archive)
+    with archive.open("ab") as file:
+        file.write(b"\nnot json\n")
+        file.write(b'{"pdu": {"room_id": "!x:y"}, "room_version": "99"}\n')
+        file.write(b'{"pdu": ' + events[8].pdu.replace(b'"origin_server_ts":', b'"origin_server_ts":1') + b', "room_version": "11"}\n')
+        write_ndjson(events[10:11], file)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and nothing more")
+    paths = [str(archive), str(tmp_path / "broken.parquet")]
+    summary = import_archive(spark, paths, dsn, server_name=SERVER, verify_keys=keys, rejects=str(tmp_path / "dead"), writers=1)
+    dead = spark.read.parquet(str(tmp_path / "dead")).orderBy("line").collect()
+    assert summary.outcomes["stored"] == 8
+    assert summary.outcomes["bad_file"] == 1
+    told = {row.line: (row.outcome, row.reason) for row in dead}
+    assert told[10][0] == "bad_line"
+    assert "99" in told[11][1]
+    assert "signature" in told[12][1]
+    assert told[13][0] == "missing_parents"
+    assert summary.rejects == 5
+    again = import_archive(spark, paths, dsn, server_name=SERVER, verify_keys=keys, writers=1)
+    assert again.outcomes["duplicate"] == 8
+
+
+def test_large_rooms_go_to_who_has_least_to_do() -> None:
+    assert deal({"a": 50, "b": 20, "c": 20}, 2, 100) == {"a": 0, "b": 1, "c": 1}
+    assert deal({}, 3, 10) == {}

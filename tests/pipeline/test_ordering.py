@@ -1,0 +1,46 @@
+"""The order of a room's lines: each after what it needs, and as they stand where that can be."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.pipeline.archives import LINE_BYTES_MAX, Stretch, _lines
+from storage.pipeline.ordering import Slim, order
+
+
+def test_causal_lines_stay_as_they_are() -> None:
+    assert order([Slim("a", False, []), Slim("b", False, ["a", "^a"]), Slim("c", False, ["unknown", "^b"])]) is None
+
+
+def test_a_line_waits_for_what_it_needs_and_no_longer() -> None:
+    lines = [Slim("c", False, ["^b"]), Slim("x", False, []), Slim("b", False, ["^a"]), Slim("a", False, [])]
+    assert order(lines) == [1, 3, 2, 0]
+
+
+def test_an_outlier_is_no_parent() -> None:
+    """The child of an outlier waits for the line that brings it into the timeline; as an auth event the outlier will do."""
+    lines = [Slim("a", True, []), Slim("b", False, ["^a"]), Slim("c", False, ["a"]), Slim("a", False, [])]
+    assert order(lines) == [0, 2, 3, 1]
+
+
+def test_lines_of_one_event_keep_their_order() -> None:
+    assert order([Slim("a", True, ["z"]), Slim("a", False, []), Slim("z", False, [])]) == [2, 0, 1]
+
+
+def test_in_a_circle_the_first_goes_ahead() -> None:
+    assert order([Slim("a", False, ["b"]), Slim("b", False, ["a"])]) == [0, 1]
+
+
+@given(st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"-")), max_size=8), st.integers(1, 20), st.booleans())
+def test_stretches_of_a_file_have_each_line_once(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], size: int, ended: bool
+) -> None:
+    file: Path = tmp_path_factory.mktemp("lines") / "file"
+    whole = b"\n".join(lines) + (b"\n" if ended and lines else b"")
+    file.write_bytes(whole)
+    read = [line for begin in range(0, len(whole), size) for line in _lines(Stretch(0, str(file), begin, min(begin + size, len(whole))))]
+    expected = whole.split(b"\n")
+    assert read == (expected if expected[-1] else expected[:-1])
+    assert LINE_BYTES_MAX > 12
