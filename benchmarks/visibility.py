@@ -18,6 +18,7 @@ from storage.persist import audience
 from storage.persist.draft import Draft
 from storage.queries import messages
 from storage.queries.events import stored_of
+from storage.queries.filters import ANY_EVENT
 from storage.queries.messages import PageRow
 from storage.streams.positions import LARGEST_POSITION
 from storage.testing import RoomBuilder
@@ -152,7 +153,7 @@ def _questions(history: History) -> dict[str, Asked]:
 
 
 def _arguments(asked: Asked) -> tuple[object, ...]:
-    return (ROOM_ID, asked.user, asked.top, LARGEST_POSITION, LARGEST_POSITION, 0, 0, LARGEST_POSITION, PAGE, [])
+    return (ROOM_ID, asked.user, asked.top, LARGEST_POSITION, LARGEST_POSITION, 0, 0, LARGEST_POSITION, PAGE, [], *ANY_EVENT.arguments)
 
 
 async def _pages(conn: Connection, history: History, rounds: int) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from storage.persist import AppendResult
 from storage.queries.authorisation import StateIds
 from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent, ThreadSummary
+from storage.queries.filters import EventFilter, SyncFilter
 from storage.queries.gaps import OpenGap
 from storage.queries.messages import Gap, Page
 from storage.queries.relations import RelationsPage
@@ -54,6 +55,7 @@ __all__ = [
     "DatabaseError",
     "DatabaseFull",
     "DatabaseUnavailable",
+    "EventFilter",
     "EventId",
     "Gap",
     "InputError",
@@ -84,6 +86,7 @@ __all__ = [
     "Store",
     "StoredEvent",
     "Sync",
+    "SyncFilter",
     "ThreadSummary",
     "Timeline",
     "UnknownEvent",

@@ -34,6 +34,7 @@ from storage.queries import (
 from storage.queries.authorisation import StateIds
 from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent
+from storage.queries.filters import ANY_EVENT, ANY_ROOM, EventFilter, SyncFilter
 from storage.queries.gaps import OpenGap
 from storage.queries.messages import Direction, Page
 from storage.queries.relations import RelationsPage
@@ -216,12 +217,14 @@ class Store:
         full_state: bool = False,
         timeout_ms: int = 0,
         ignored: Collection[UserId] = (),
+        filter: SyncFilter = ANY_ROOM,  # noqa: A002  # as the client-server API calls it
     ) -> Sync:
         """What is new to a local user since a token; None: everything (api.md, "Sync").
 
         ``rooms_limit`` is for an initial sync: the rooms with the latest activity; `Sync.next_rooms` as ``since`` brings the next ones.
         ``full_state`` tells the whole state of every joined room. ``timeout_ms`` waits for something to happen.
-        What the ``ignored`` have sent is left out, but for state; so it is in `messages` and `context`.
+        What the ``ignored`` have sent is left out, but for state; so it is in `messages` and `context`. ``filter``: only some rooms, events
+        or members (`storage.SyncFilter`). A timeline that is `limited` lacks something, also where history is missing.
         `InvalidIdentifier`, `InvalidToken`, `ResyncNeeded`, `InputError`.
         """
         asked = Asked.of(
@@ -231,6 +234,7 @@ class Store:
             rooms_limit=rooms_limit,
             full_state=full_state,
             ignored=ignored,
+            filter=filter,
             server_name=self.server_name,
             deployment=self.deployment_id,
             config=self.database.config,
@@ -242,10 +246,11 @@ class Store:
         if is_quiet(asked, self.memory):
             async with self.database.connection() as conn:
                 if found := await quiet(conn, asked, self.memory):
-                    answer, rooms = found
-                    if rooms is None and waits:
-                        rooms = await state.rooms_of(conn, asked.user_id)
-                    return Look(answer, (asked.user_id, *(rooms or ())))
+                    answer, news = found
+                    if not waits:
+                        return Look(answer, ())
+                    rooms = await state.rooms_of(conn, asked.user_id) if news.room_ids is None else news.room_ids
+                    return Look(answer, (asked.user_id, *rooms))
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
             answer = await sync(conn, asked, memory=self.memory)
             waits = waits and answer.is_empty
@@ -261,27 +266,35 @@ class Store:
         direction: Direction = "b",
         limit: int = 10,
         ignored: Collection[UserId] = (),
+        filter: EventFilter = ANY_EVENT,  # noqa: A002
         aggregations: bool = False,
     ) -> Page:
         """A page of a room's history, backwards ("b") from ``from_`` (None: the end) or forwards ("f"; None: the beginning).
 
-        Exactly ``limit`` visible events unless there are no more (`Page.end` is None). Tokens of sync are taken as well.
+        Exactly ``limit`` visible events that pass the ``filter`` unless there are no more (`Page.end` is None). Tokens of sync are taken as well.
         ``aggregations``: each event with its `StoredEvent.relations`. `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.
         """
         room, user, silent = checks.room(room_id), checks.local_user(user_id, self.server_name), checks.users(ignored)
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
         async with self.database.connection() as conn:
-            page = await messages.messages(conn, room, user, asked, self.deployment_id, ignored=silent)
+            page = await messages.messages(conn, room, user, asked, self.deployment_id, ignored=silent, wanted=filter)
             return await aggregating.of_page(conn, user, page, ignored=silent) if aggregations else page
 
     async def context(
-        self, event_id: EventId, user_id: str, *, limit: int = 10, ignored: Collection[UserId] = (), aggregations: bool = False
+        self,
+        event_id: EventId,
+        user_id: str,
+        *,
+        limit: int = 10,
+        ignored: Collection[UserId] = (),
+        filter: EventFilter = ANY_EVENT,  # noqa: A002
+        aggregations: bool = False,
     ) -> Context:
-        """An event amid at most ``limit`` others, and the state there. `UnknownEvent` also where the user may not see it."""
+        """An event amid at most ``limit`` others that pass the ``filter``, and the state there. `UnknownEvent` also where the user may not see it."""
         target, user, silent = checks.event(event_id), checks.local_user(user_id, self.server_name), checks.users(ignored)
         most = self._limit(limit)
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            found = await context.context(conn, target, user, limit=most, deployment=self.deployment_id, ignored=silent)
+            found = await context.context(conn, target, user, limit=most, deployment=self.deployment_id, ignored=silent, wanted=filter)
             return await aggregating.of_context(conn, user, found, ignored=silent) if aggregations else found
 
     async def relations(

@@ -4,10 +4,10 @@ import storage
 
 NAMES = """
 Aggregations AppendResult AuthDenied CommitUnknown Config ConstraintViolated Context DatabaseConflict DatabaseError
-DatabaseFull DatabaseUnavailable EventId Gap InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature
+DatabaseFull DatabaseUnavailable EventFilter EventId Gap InputError InstanceNameTaken InvalidEvent InvalidIdentifier InvalidSignature
 InvalidToken InvitedRoom JoinedRoom KnockedRoom LeftRoom OpenGap Page PermissionRefused ProtocolError RelationsPage ResyncNeeded
 RoomId SchemaOutOfDate ServerName StateIds StateKey StateUnknown StorageClosed StorageCorrupt StorageError Store StoredEvent
-Sync ThreadSummary Timeline UnknownEvent UnknownRoom UnknownRoomVersion UnknownUser UserId WrongServerName auth event open
+Sync SyncFilter ThreadSummary Timeline UnknownEvent UnknownRoom UnknownRoomVersion UnknownUser UserId WrongServerName auth event open
 replication streams visibility
 """
 

@@ -659,6 +659,51 @@ COMMENT ON FUNCTION not_ignored IS
     'Whether a reader who ignores these senders is shown an event: state always (client-server API, "Ignoring Users"). Put so '
     'that the planner takes it for true nearly always.';
 
+CREATE FUNCTION types_like(patterns text[]) RETURNS int[]
+LANGUAGE sql STABLE STRICT AS $$
+    SELECT ARRAY(
+        SELECT t.type_nid
+        FROM unnest($1) AS p (pattern)
+        JOIN event_types t ON t.type = p.pattern
+        WHERE strpos(p.pattern, '*') = 0
+        UNION
+        SELECT t.type_nid
+        FROM unnest($1) AS p (pattern)
+        CROSS JOIN split_part(p.pattern, '*', 1) AS beginning
+        JOIN event_types t ON t.type >= beginning AND t.type <= beginning || repeat(chr(1114111), 64)
+        WHERE strpos(p.pattern, '*') > 0 AND t.type LIKE replace(regexp_replace(p.pattern, '([\\%_])', '\\\1', 'g'), '*', '%')
+    )
+$$;
+COMMENT ON FUNCTION types_like IS
+    'The event types that match one of the patterns, in which * stands for any characters. What comes before the first * is looked up by index: '
+    'no type that begins so lies above it with as many of the last character as a type can have. NULL for NULL.';
+
+CREATE FUNCTION principals_named(names text[]) RETURNS int[]
+LANGUAGE sql STABLE STRICT AS $$
+    SELECT ARRAY(SELECT principal_nid FROM principals WHERE name = ANY ($1))
+$$;
+COMMENT ON FUNCTION principals_named IS 'The numbers of those principals that are known. NULL for NULL.';
+
+CREATE FUNCTION filter_of(types text[], not_types text[], senders text[], not_senders text[], contains_url boolean)
+RETURNS TABLE (types int[], not_types int[], senders int[], not_senders int[], contains_url boolean)
+LANGUAGE sql STABLE ROWS 1 AS $$
+    SELECT types_like($1), types_like($2), principals_named($3), principals_named($4), $5
+$$;
+COMMENT ON FUNCTION filter_of IS
+    'A filter of events (client-server API, "Filtering") in numbers, always one row, for is_wanted. NULL for what it does not ask.';
+
+CREATE FUNCTION is_wanted(event events, types int[], not_types int[], senders int[], not_senders int[], contains_url boolean) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT NULLIF(
+        COALESCE($1.type_nid <> ALL ($2), false) OR COALESCE($1.type_nid = ANY ($3), false)
+            OR COALESCE($1.sender_nid <> ALL ($4), false) OR COALESCE($1.sender_nid = ANY ($5), false)
+            OR COALESCE($6 <> ($1.has_url IS NOT NULL AND $1.redacted_by IS NULL), false),
+        true
+    ) IS NOT NULL
+$$;
+COMMENT ON FUNCTION is_wanted IS
+    'Whether an event passes a filter, given as filter_of tells it. What it leaves out wins. A redacted event has no URL any more.';
+
 CREATE FUNCTION relation_key(event_id text) RETURNS bigint
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT ('x' || encode(substring(sha256(convert_to($1, 'UTF8')) FROM 1 FOR 8), 'hex'))::bit(64)::bigint
@@ -776,8 +821,8 @@ BEGIN
     INTO nids, orders, streams, accepted
     FROM (
         SELECT *
-        FROM events e
-        WHERE e.event_nid = ANY ($2) AND e.room_nid = $1 AND NOT e.outlier
+        FROM (SELECT * FROM events e WHERE e.event_nid = ANY ($2) OFFSET 0) AS e  -- by the key: the order is another index's
+        WHERE e.room_nid = $1 AND NOT e.outlier
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $4
     ) AS f;
@@ -793,8 +838,8 @@ BEGIN
         IF cardinality(parents) = 1 AND cardinality(nids) = 1 THEN  -- nearly always
             SELECT ARRAY[e.event_nid], ARRAY[e.topological_ordering], ARRAY[e.stream_ordering], ARRAY[e.rejected IS NULL]
             INTO nids, orders, streams, accepted
-            FROM events e
-            WHERE e.event_nid = parents[1] AND e.room_nid = $1 AND NOT e.outlier;
+            FROM (SELECT * FROM events e WHERE e.event_nid = parents[1] OFFSET 0) AS e
+            WHERE e.room_nid = $1 AND NOT e.outlier;
         ELSE
             SELECT array_agg(f.event_nid), array_agg(f.topological_ordering), array_agg(f.stream_ordering), array_agg(f.is_accepted)
             INTO nids, orders, streams, accepted
@@ -805,8 +850,8 @@ BEGIN
                         AS f (event_nid, topological_ordering, stream_ordering, is_accepted)
                     UNION
                     SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.rejected IS NULL
-                    FROM events e
-                    WHERE e.event_nid = ANY (parents) AND e.room_nid = $1 AND NOT e.outlier
+                    FROM (SELECT * FROM events e WHERE e.event_nid = ANY (parents) OFFSET 0) AS e
+                    WHERE e.room_nid = $1 AND NOT e.outlier
                 ) AS f
                 ORDER BY f.topological_ordering DESC, f.stream_ordering DESC
             ) AS f
@@ -839,12 +884,12 @@ BEGIN
     SELECT array_agg(e.event_nid ORDER BY i.place), array_agg(e.topological_ordering ORDER BY i.place)
     INTO queue, orders
     FROM unnest($3) WITH ORDINALITY AS i (event_nid, place)
-    CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.event_nid = i.event_nid AND e.room_nid = $1 AND NOT e.outlier OFFSET 0) AS e
-    WHERE i.event_nid <> ALL ($2);
+    CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.event_nid = i.event_nid OFFSET 0) AS e
+    WHERE i.event_nid <> ALL ($2) AND e.room_nid = $1 AND NOT e.outlier;
     SELECT array_agg(e.event_nid), array_agg(e.topological_ordering)
     INTO seen, seen_orders
-    FROM events e
-    WHERE e.event_nid = ANY ($2 || $3) AND e.room_nid = $1 AND NOT e.outlier;
+    FROM (SELECT * FROM events e WHERE e.event_nid = ANY ($2 || $3) OFFSET 0) AS e
+    WHERE e.room_nid = $1 AND NOT e.outlier;
     WHILE left_over > 0 AND looked_up < $6 AND at <= cardinality(queue) LOOP
         upto := LEAST(cardinality(queue), at + left_over - 1, at + ($6 - looked_up - 1) / 20);
         SELECT looked_up + COALESCE(sum(cardinality(e.prev_events)), 0) INTO looked_up
@@ -861,12 +906,12 @@ BEGIN
                 CROSS JOIN LATERAL (SELECT e.prev_events FROM events e WHERE e.event_nid = c.event_nid OFFSET 0) AS e
                 CROSS JOIN unnest(e.prev_events) WITH ORDINALITY AS i (event_nid, place)
                 CROSS JOIN LATERAL (
-                    SELECT p.event_nid, p.topological_ordering, p.rejected IS NULL AND p.depth >= $5 AS is_given
+                    SELECT p.event_nid, p.topological_ordering, p.rejected IS NULL AND p.depth >= $5 AS is_given, p.room_nid, p.outlier
                     FROM events p
-                    WHERE p.event_nid = i.event_nid AND p.room_nid = $1 AND NOT p.outlier
+                    WHERE p.event_nid = i.event_nid
                     OFFSET 0
                 ) AS p
-                WHERE p.event_nid <> ALL (seen)
+                WHERE i.event_nid <> ALL (seen) AND p.room_nid = $1 AND NOT p.outlier
                 ORDER BY p.event_nid, c.place, i.place
             ) AS f
             ORDER BY f.place, f.parent

@@ -11,6 +11,7 @@ from storage.database.connection import Connection
 from storage.errors import UnknownEvent
 from storage.ids import EventId, UserId
 from storage.queries.events import StoredEvent, StoredRow, stored, stored_of
+from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.messages import edge
 
 SQL_CONTEXT: Final[LiteralString] = """
@@ -21,8 +22,9 @@ reader AS MATERIALIZED (
 target AS MATERIALIZED (
     SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
         NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($5::text[])) AS ignored, sight.*
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($5::text[])) AS ignored, f.*, sight.*
     FROM reader
+    CROSS JOIN filter_of($6::text[], $7::text[], $8::text[], $9::text[], $10::boolean) AS f
     CROSS JOIN events e
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
     WHERE e.event_id = $1::text
@@ -48,6 +50,7 @@ before AS (
             AND e.topological_ordering >= t.lowest
             AND user_sees(e, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before)
             AND not_ignored(e, t.ignored)
+            AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $3::bigint
     ) AS e
@@ -69,6 +72,7 @@ after AS (
             AND e.topological_ordering <= t.highest
             AND user_sees(e, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before)
             AND not_ignored(e, t.ignored)
+            AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
         ORDER BY e.topological_ordering, e.stream_ordering
         LIMIT $4::bigint
     ) AS e
@@ -138,14 +142,21 @@ class Context:
 
 
 async def context(
-    conn: Connection, event_id: EventId, user_id: UserId, *, limit: int, deployment: str, ignored: Collection[UserId] = ()
+    conn: Connection,
+    event_id: EventId,
+    user_id: UserId,
+    *,
+    limit: int,
+    deployment: str,
+    ignored: Collection[UserId] = (),
+    wanted: EventFilter = ANY_EVENT,
 ) -> Context:
     """At most ``limit`` visible events around one, half of them before it. `UnknownEvent` also where the user may not see it.
 
-    What the ``ignored`` have sent is left out, but for state and for the event that is asked about.
+    What the ``ignored`` have sent is left out, but for state and for the event that is asked about; what is not ``wanted`` but for the latter.
     """
     before = limit // 2
-    rows = await conn.fetch(SQL_CONTEXT, event_id, user_id, before, limit - before, list(ignored), row=ContextRow)
+    rows = await conn.fetch(SQL_CONTEXT, event_id, user_id, before, limit - before, list(ignored), *wanted.arguments, row=ContextRow)
     if not rows:
         raise UnknownEvent(event_id)
     events = [stored_of(row[EVENT:], withheld=row.withheld) for row in rows]

@@ -13,6 +13,7 @@ from storage.database.connection import Connection
 from storage.errors import InputError, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
+from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.sync.positions import reached
 from storage.streams import PaginationToken, SyncToken
 from storage.streams.positions import LARGEST_POSITION
@@ -38,8 +39,9 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     WHERE $8::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
 stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
-    SELECT r.room_nid, r.ignored, stretch.*
+    SELECT r.room_nid, r.ignored, f.*, stretch.*
     FROM room r
+    CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
     CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid) AS stretch
 ),
 lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
@@ -65,6 +67,7 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
             )
             AND user_sees(e, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
             AND not_ignored(e, r.ignored)
+            AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $9::bigint + 1
     ) AS e
@@ -82,7 +85,7 @@ gap AS (  -- missing events whose children stand in what the page covers
     CROSS JOIN covered
     WHERE NOT c.outlier
         AND (c.topological_ordering, c.stream_ordering) <= ($3::bigint, $4::bigint)
-        AND (c.backfilled OR c.stream_ordering <= $5::bigint)
+        AND (c.backfilled OR c.stream_ordering <= $5::bigint OR $3::bigint < 9223372036854775807)  -- the gap at which a timeline begins, too
         AND (
             (c.topological_ordering, c.stream_ordering) > ($6::bigint, $7::bigint)
             OR (NOT c.backfilled AND c.stream_ordering > $8::bigint)
@@ -115,8 +118,9 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     WHERE $5::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
 stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
-    SELECT r.room_nid, r.ignored, stretch.*
+    SELECT r.room_nid, r.ignored, f.*, stretch.*
     FROM room r
+    CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
     CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid) AS stretch
 ),
 lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a timeline, the oldest event
@@ -142,6 +146,7 @@ page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, t
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND user_sees(e, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
             AND not_ignored(e, r.ignored)
+            AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
         ORDER BY e.topological_ordering, e.stream_ordering
         LIMIT $9::bigint + 1
     ) AS e
@@ -259,17 +264,25 @@ def place(token: str, deployment: str) -> PaginationToken:
 
 
 async def messages(
-    conn: Connection, room_id: RoomId, user_id: UserId, asked: Between, deployment: str, *, ignored: Collection[UserId] = ()
+    conn: Connection,
+    room_id: RoomId,
+    user_id: UserId,
+    asked: Between,
+    deployment: str,
+    *,
+    ignored: Collection[UserId] = (),
+    wanted: EventFilter = ANY_EVENT,
 ) -> Page:
     """One page: exactly ``limit`` events that the user may see, unless there are no more. `UnknownRoom`.
 
-    What the ``ignored`` have sent is left out, but for state (client-server API, "Ignoring Users").
+    What the ``ignored`` have sent is left out, but for state (client-server API, "Ignoring Users"); so is what is not ``wanted``.
     """
     stretch = (*_numbers(asked.start), *_numbers(asked.stop))
+    picked = list(ignored), *wanted.arguments
     if asked.direction == "b":
-        rows = await conn.fetch(SQL_BACKWARDS, room_id, user_id, *stretch, asked.limit, list(ignored), row=PageRow)
+        rows = await conn.fetch(SQL_BACKWARDS, room_id, user_id, *stretch, asked.limit, *picked, row=PageRow)
     else:
-        rows = await conn.fetch(SQL_FORWARDS, room_id, user_id, *stretch, asked.limit, list(ignored), row=PageRow)
+        rows = await conn.fetch(SQL_FORWARDS, room_id, user_id, *stretch, asked.limit, *picked, row=PageRow)
     if not rows:
         raise UnknownRoom(room_id)
     found = [stored_of(row[EVENT:], withheld=bool(row.withheld)) for row in rows if row.event_nid is not None]

@@ -96,17 +96,25 @@ def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, user_id: str, since
 def _room(oracle: Oracle, room_id: RoomId, user_id: str, since: int, upto: int, limit: int) -> RoomAnswer:
     live = [event_id for event_id, held in oracle.timeline(room_id).items() if held.origin == "live" and since < held.arrival <= upto]
     visible = oracle.visible_to_user(user_id, live)
-    timeline = [event_id for event_id in live if event_id in visible]
+    gaps = [place for place, event_id in enumerate(live) if _after_gap(oracle, event_id)]
+    timeline = [event_id for event_id in live[gaps[-1] if gaps else 0 :] if event_id in visible]
     told = timeline[len(timeline) - limit :] if len(timeline) > limit else timeline
     then, now = oracle.current_state_at(room_id, since), oracle.current_state_at(room_id, upto)
     at_start = oracle.current_state_at(room_id, oracle.get(told[0]).arrival - 1) if told else now
     return RoomAnswer(
         timeline=told,
-        limited=len(timeline) > limit,
+        limited=bool(gaps) or len(timeline) > limit,
         state={key: event_id for key, event_id in at_start.items() if then.get(key) != event_id},
         state_after={key: event_id for key, event_id in now.items() if then.get(key) != event_id},
         removed=set(then) - set(now),
     )
+
+
+def _after_gap(oracle: Oracle, event_id: EventId) -> bool:
+    """Whether a parent was not there when the event arrived."""
+    own = oracle.get(event_id)
+    held = (oracle.timeline(own.event.room_id).get(parent) for parent in own.event.prev_event_ids)
+    return any(parent is None or parent.arrival > own.arrival for parent in held)
 
 
 class Client:

@@ -11,6 +11,7 @@ import pytest
 
 from storage import Store
 from storage.queries import context, federation, messages, near, visible
+from storage.queries.filters import ANY_EVENT
 from storage.queries.sync import rooms, state, stripped
 from storage.streams.positions import LARGEST_POSITION
 from storage.visibility import places
@@ -108,7 +109,7 @@ NONE = (0, 0, LARGEST_POSITION)
 
 async def test_pages(filled: Filled) -> None:
     for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
-        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, *args, 100, [])
+        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments)
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 101 + 10
         assert is_inlined(plan)
@@ -129,10 +130,10 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
         for table in ("events", "audiences", "rooms"):
             await conn.execute(f"VACUUM ANALYZE {table}")
     for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
-        plan = await plan_of(store, sql, room.room_id, LOCAL, *args, 100, [])
+        plan = await plan_of(store, sql, room.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments)
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 50 + 4 * places.SLACK
-    plan = await plan_of(store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50, [])
+    plan = await plan_of(store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50, [], *ANY_EVENT.arguments)
     assert plan.event_rows <= 2 * 50 + 4 * places.SLACK
     page = await store.messages(room.room_id, LOCAL, limit=100)
     assert set(ids(seen)) <= {event.event_id for event in page.chunk}
@@ -144,7 +145,17 @@ async def test_pages_beside_a_timeline(filled: Filled) -> None:
     since = filled.last_stream - 500
     start = (LARGEST_POSITION, LARGEST_POSITION, filled.last_stream - 100)
     plan = await plan_of(
-        filled.store, messages.SQL_BACKWARDS, filled.room_id, LOCAL, *start, LARGEST_POSITION, LARGEST_POSITION, since, 400, []
+        filled.store,
+        messages.SQL_BACKWARDS,
+        filled.room_id,
+        LOCAL,
+        *start,
+        LARGEST_POSITION,
+        LARGEST_POSITION,
+        since,
+        400,
+        [],
+        *ANY_EVENT.arguments,
     )
     assert "events_room_topological_idx" in plan.indexes  # what has arrived since by position, here in nearly the same room
     assert plan.event_rows <= 3 * 500 + 10
@@ -168,6 +179,10 @@ async def test_sync(filled: Filled) -> None:
             [],
             [],
             None,
+            None,
+            [],
+            20_000,
+            *ANY_EVENT.arguments,
         )
         assert "events_room_stream_idx" in plan.indexes
         assert plan.event_rows <= 2 * 2 * 11 + 20
@@ -183,7 +198,7 @@ async def test_states_of_sync(filled: Filled) -> None:
 
 
 async def test_context_and_nearest(filled: Filled) -> None:
-    plan = await plan_of(filled.store, context.SQL_CONTEXT, filled.last_event_id, LOCAL, 50, 50, [])
+    plan = await plan_of(filled.store, context.SQL_CONTEXT, filled.last_event_id, LOCAL, 50, 50, [], *ANY_EVENT.arguments)
     assert "events_room_topological_idx" in plan.indexes
     assert plan.event_rows <= 2 * 101 + 10
     assert is_inlined(plan)

@@ -10,7 +10,8 @@ from storage.database.names import INVITE, JOIN, MEMBERSHIPS
 from storage.errors import InvalidToken
 from storage.ids import RoomId, UserId
 from storage.queries import checks
-from storage.queries.sync.candidates import Memory
+from storage.queries.filters import ANY_ROOM, SyncFilter
+from storage.queries.sync.candidates import Memory, News
 from storage.queries.sync.positions import events_of, positions
 from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
 from storage.queries.sync.rooms import Stretch, Told, rooms
@@ -34,6 +35,8 @@ class Asked:
     full_state: bool
     deployment: str
     ignored: tuple[UserId, ...] = ()
+    filter: SyncFilter = ANY_ROOM
+    rows_max: int = 20_000
 
     @classmethod
     def of(
@@ -45,6 +48,7 @@ class Asked:
         rooms_limit: int | None,
         full_state: bool,
         ignored: Iterable[UserId] = (),
+        filter: SyncFilter = ANY_ROOM,  # noqa: A002  # as the client-server API calls it
         server_name: str,
         deployment: str,
         config: Config,
@@ -57,7 +61,9 @@ class Asked:
         if part is not None and rooms_limit is None:
             raise InvalidToken(since or "", "a next_rooms token goes with rooms_limit")
         limit = checks.limit(timeline_limit, config.page_limit_max)
-        return cls(checks.local_user(user_id, server_name), token, part, limit, rooms_limit, full_state, deployment, tuple(ignored))
+        user = checks.local_user(user_id, server_name)
+        rows_max = config.traversal_rows_max
+        return cls(user, token, part, limit, rooms_limit, full_state, deployment, tuple(ignored), filter, rows_max)
 
 
 async def sync(conn: Connection, asked: Asked, *, memory: Memory | None = None) -> Sync:
@@ -75,9 +81,8 @@ async def sync(conn: Connection, asked: Asked, *, memory: Memory | None = None) 
         return Sync(upto.print(asked.deployment))
     below = None if asked.part is None else (asked.part.activity, asked.part.room)
     limit = asked.rooms_limit if since is None else None
-    found = await rooms(
-        conn, asked.user_id, Stretch(known, events_of(upto), asked.timeline_limit, limit, below, asked.full_state, asked.ignored, among)
-    )
+    of_all = asked.timeline_limit, limit, below, asked.full_state, asked.ignored, among, asked.filter, asked.rows_max
+    found = await rooms(conn, asked.user_id, Stretch(known, events_of(upto), *of_all))
     joined = [room for room in found if room.row.membership == JOIN]
     more = limit is not None and len(joined) > limit
     if more:
@@ -92,12 +97,12 @@ def is_quiet(asked: Asked, memory: Memory) -> bool:
     return asked.since is not None and not asked.full_state and memory.is_quiet(asked.user_id, events_of(asked.since))
 
 
-async def quiet(conn: Connection, asked: Asked, memory: Memory) -> tuple[Sync, list[RoomId] | None] | None:
-    """The answer that nothing is new, in one statement, which needs no transaction; with the user's rooms, if known. None: something may be."""
+async def quiet(conn: Connection, asked: Asked, memory: Memory) -> tuple[Sync, News] | None:
+    """The answer that nothing is new, in one statement, which needs no transaction; with what is known there. None: something may be."""
     news = await memory.news(conn, asked.user_id)
     upto, since = SyncToken.of(news.positions), (asked.since or SyncToken()).bound(news.positions)
     if since == upto or news.candidates(events_of(since)) == []:
-        return Sync(upto.print(asked.deployment)), news.room_ids
+        return Sync(upto.print(asked.deployment)), news
     return None
 
 
@@ -143,5 +148,5 @@ def _start(room: Told, timeline_limit: int) -> int:
 def _room(room: Told, state: RoomState, asked: Asked) -> JoinedRoom:
     row, limit = room.row, asked.timeline_limit
     place = PaginationToken(row.max_topological_ordering + 1, 0, _start(room, limit))
-    timeline = Timeline(room.events[-limit:] if limit else [], len(room.events) > limit, place.print(asked.deployment))
+    timeline = Timeline(room.events[-limit:] if limit else [], room.cut or len(room.events) > limit, place.print(asked.deployment))
     return JoinedRoom(timeline, state.at_start, state.at_end, state.removed)

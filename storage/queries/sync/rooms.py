@@ -5,17 +5,24 @@ more. Backfilled events are never in one. The stretch of a room's stream is writ
 so: then only an index by room fits, and never the one over all rooms, along which a quiet room is far away. `BETWEEN` tells the planner
 that the range is of one room: it takes one between two rows for a ninth of the table, and would rather read the whole room by time.
 
+A timeline does not go on across a gap: it begins with the last event that arrived before one of its parents, and is limited. What is missing
+there comes by paging back, also when it has been filled in by then, as backfilled events never come down here. And of a room no more than
+`rows_max` events are looked at: a timeline that finds too few among these, as they are hidden or not wanted, is limited likewise; pages
+leap over what is hidden.
+
 Several writers: what a token covers ends at another place for each writer, and a writer may commit positions below another's.
 But within a room stream orderings are in the order of commits, so of each room a token covers everything up to some position:
 its furthest, or for a room where something was committed late, what lies before that.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.ids import UserId
 from storage.queries.events import StoredEvent, stored_of
+from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.streams import VectorPosition
 
 SQL_ROOMS: Final[LiteralString] = """
@@ -26,15 +33,25 @@ reader AS MATERIALIZED (
     LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
     WHERE p.name = $1::text
 ),
+filter AS MATERIALIZED (
+    SELECT f.*, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])) AS ignored
+    FROM filter_of($17::text[], $18::text[], $19::text[], $20::text[], $21::boolean) AS f
+),
+among AS MATERIALIZED (  -- the rooms that were named, by number, by id, or by both; NULL for all
+    SELECT CASE
+        WHEN $14::text[] IS NULL THEN $13::int[]
+        ELSE ARRAY(SELECT room_nid FROM rooms WHERE room_id = ANY($14::text[]) AND ($13::int[] IS NULL OR room_nid = ANY($13::int[])))
+    END AS room_nids
+),
 own AS (  -- of all rooms of the user, or of those that were named
     SELECT m.*, u.state_key_nid
     FROM reader u
     JOIN memberships m USING (principal_nid)
-    WHERE $13::int[] IS NULL
+    WHERE (SELECT room_nids FROM among) IS NULL
     UNION ALL
     SELECT m.*, u.state_key_nid
     FROM reader u
-    CROSS JOIN unnest($13::int[]) AS named (room_nid)
+    CROSS JOIN unnest((SELECT room_nids FROM among)) AS named (room_nid)
     JOIN memberships m USING (principal_nid, room_nid)
 ),
 late AS MATERIALIZED (  -- rooms of which something was committed after the token, by a writer that the token has further back
@@ -75,7 +92,7 @@ mine AS (  -- rooms of the user where anything has happened; what they were to t
         LIMIT 1
     ) delta ON m.stream_ordering > token.reached
     LEFT JOIN events old ON old.event_nid = delta.prev_event_nid
-    WHERE CASE WHEN $2::bigint IS NULL THEN m.membership IN (3, 4, 5)
+    WHERE r.room_id <> ALL($15::text[]) AND CASE WHEN $2::bigint IS NULL THEN m.membership IN (3, 4, 5)
         ELSE m.stream_ordering > token.reached OR (m.membership = 5 AND (r.last_stream_ordering > token.reached OR $4::boolean)) END
 ),
 joined AS (  -- all, or of an initial sync in parts the next ones, latest activity (as of its position) first
@@ -114,20 +131,41 @@ room AS (  -- what is to be told of each: whether it is told whole, and the stre
     WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then AND $6::bigint IS NULL
 )
 SELECT r.room_nid, r.room_id AS told_room_id, r.membership, r.member_nid, r.state_key_nid AS member_key_nid, r.whole, r.was_joined, r.lower, r.upper,
-    r.activity, r.max_topological_ordering, told.withheld, s.*
+    r.activity, r.max_topological_ordering, gap.reached IS NOT NULL AS after_gap, told.is_last, told.withheld, s.*
 FROM room r
-LEFT JOIN LATERAL (
-    SELECT e.event_nid, e.withheld
-    FROM sight_of(r.room_nid, r.principal_nid) AS sight
-    CROSS JOIN LATERAL (
-        SELECT e.event_nid, NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+CROSS JOIN LATERAL (  -- what lies before the last gap is not told: it would hide what is missing
+    SELECT (
+        SELECT e.stream_ordering - 1
         FROM events e
         WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.lower)
             AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
             AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-            AND NOT e.outlier AND NOT e.backfilled
-            AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
-            AND not_ignored(e, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])))
+            AND e.after_gap
+        ORDER BY e.room_nid DESC, e.stream_ordering DESC
+        LIMIT 1
+    )
+) AS gap (reached)
+LEFT JOIN LATERAL (
+    SELECT CASE WHEN e.is_told THEN e.event_nid END AS event_nid, e.place = $16::bigint AS is_last, e.withheld
+    FROM sight_of(r.room_nid, r.principal_nid) AS sight
+    CROSS JOIN filter
+    CROSS JOIN LATERAL (
+        SELECT *
+        FROM (  -- so many are looked at, at most
+            SELECT e.event_nid, e.room_nid, e.stream_ordering, row_number() OVER () AS place,
+                user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+                    AND not_ignored(e, filter.ignored)
+                    AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url) AS is_told,
+                NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+            FROM events e
+            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(gap.reached, r.lower))
+                AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
+                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+                AND NOT e.outlier AND NOT e.backfilled
+            ORDER BY e.room_nid DESC, e.stream_ordering DESC
+            LIMIT $16::bigint
+        ) AS e
+        WHERE e.is_told OR e.place = $16::bigint
         ORDER BY e.room_nid DESC, e.stream_ordering DESC
         LIMIT $8::bigint + 1
     ) AS e
@@ -151,6 +189,10 @@ class RoomRow(NamedTuple):
     upper: int
     activity: int | None
     max_topological_ordering: int
+    after_gap: bool
+    """The timeline begins after a gap."""
+    is_last: bool | None
+    """No further event was looked at."""
     withheld: bool | None
     """Its sender was erased, and the reader not there: only the redacted form is shown."""
     event_nid: int | None
@@ -173,11 +215,16 @@ EVENT: Final = RoomRow._fields.index("event_nid")
 """Where the columns of the event begin."""
 
 
-class Told(NamedTuple):
-    """A room to tell of: the first row of it, and the events of its timeline, oldest first, perhaps one too many."""
+@dataclass(slots=True)
+class Told:
+    """A room to tell of: the first row of it, and the events of its timeline, oldest first, perhaps one too many.
+
+    ``cut``: the stretch may have more that is visible before the first of them: a gap lies there, or it was not looked at.
+    """
 
     row: RoomRow
     events: list[StoredEvent]
+    cut: bool
 
 
 class Stretch(NamedTuple):
@@ -191,6 +238,8 @@ class Stretch(NamedTuple):
     full_state: bool = False
     ignored: tuple[UserId, ...] = ()  # what they have sent is left out, but for state
     room_nids: Sequence[int] | None = None  # only these rooms
+    filter: SyncFilter = ANY_ROOM
+    rows_max: int = 20_000  # events of a room to look at
 
 
 async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]:
@@ -209,11 +258,16 @@ async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]
         *_parts(asked.since or asked.upto),
         list(asked.ignored),
         asked.room_nids,
+        None if asked.filter.rooms is None else list(asked.filter.rooms),
+        list(asked.filter.not_rooms),
+        max(asked.rows_max, asked.timeline_limit + 1),
+        *asked.filter.timeline.arguments,
         row=RoomRow,
     )
     told: dict[int, Told] = {}
     for row in rows:
-        room = told.setdefault(row.room_nid, Told(row, []))
+        room = told.setdefault(row.room_nid, Told(row, [], row.after_gap))
+        room.cut = room.cut or bool(row.is_last)
         if row.event_nid is not None:
             room.events.append(stored_of(row[EVENT:], withheld=bool(row.withheld)))
     return list(told.values())

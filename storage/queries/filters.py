@@ -1,0 +1,58 @@
+"""Which events a client wants: the conditions of the client-server API's filters, as typed arguments. Client-server API, "Filtering".
+
+A filter is part of the statement that reads, never applied afterwards, so limits stay exact. The condition itself stands in the
+schema: `filter_of` turns the names into numbers, `is_wanted` decides.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from storage.ids import RoomId, UserId
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """Events of these types and senders, and none of those left out, which wins. None: any; an empty collection: none at all.
+
+    In types ``*`` stands for any characters. ``contains_url``: only events whose content has a key "url", or only those without.
+    """
+
+    types: Collection[str] | None = None
+    not_types: Collection[str] | None = None
+    senders: Collection[str] | None = None
+    not_senders: Collection[str] | None = None
+    contains_url: bool | None = None
+
+    @property
+    def arguments(self) -> tuple[list[str] | None, list[str] | None, list[str] | None, list[str] | None, bool | None]:
+        """As `filter_of` takes them."""
+        return _texts(self.types), _texts(self.not_types), _texts(self.senders), _texts(self.not_senders), self.contains_url
+
+
+ANY_EVENT: Final = EventFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFilter:
+    """What a client wants of a sync: which rooms, and which events of their timelines and states.
+
+    ``rooms`` None: all; ``not_rooms`` wins. ``lazy_load_members``: of a room that is told whole, only the members who matter to the
+    timeline: its senders, those whose membership it changes, and the user. ``include_redundant_members`` makes no difference: what a
+    client was told before is not remembered, so an answer always has them.
+    """
+
+    rooms: Collection[RoomId] | None = None
+    not_rooms: Collection[RoomId] = ()
+    timeline: EventFilter = ANY_EVENT
+    state: EventFilter = ANY_EVENT
+    lazy_load_members: bool = False
+    include_redundant_members: bool = False
+
+
+ANY_ROOM: Final = SyncFilter()
+
+
+def _texts(names: Collection[str] | Collection[UserId] | None) -> list[str] | None:
+    """Without what no name can hold: it would match nothing."""
+    return None if names is None else [name for name in names if "\0" not in name]

@@ -1,0 +1,90 @@
+"""Timelines that would cross what is missing, or too much that is hidden: they are limited, and paging back meets the rest."""
+
+import storage
+from storage import Config, EventFilter, Store, SyncFilter
+from tests.queries.rooms import ADMIN, LOCAL, append, bodies, deliver, ids, messages_in, new_room
+
+
+async def paged(store: Store, room_id: storage.RoomId, at: str, to: str | None = None) -> list[storage.StoredEvent]:
+    """What lies before, by pages of three."""
+    found: list[storage.StoredEvent] = []
+    end: str | None = at
+    while end is not None:
+        page = await store.messages(room_id, LOCAL, from_=end, to=to, limit=3)
+        found += page.chunk
+        end = page.end
+    return found
+
+
+async def test_a_timeline_does_not_cross_a_gap(store: Store) -> None:
+    """Nor once the gap is filled: what was missing comes by paging back, and never as new."""
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    before = [room.message(ADMIN, f"before {number}") for number in range(2)]
+    await append(store, *before)
+    missing = [room.message(ADMIN, f"missing {number}") for number in range(2)]
+    after = [room.message(ADMIN, "after"), room.topic(ADMIN, "after"), room.message(ADMIN, "later")]
+    given = {after[0].event_id: list(after[0].state_before.values())}
+    assert await append(store, *after, state_before=given) == ["stored"] * 3
+    answer = await store.sync(LOCAL, since=since)
+    timeline = answer.join[room.room_id].timeline
+    assert (ids(timeline.events), timeline.limited) == (ids(after), True)
+    assert ids(answer.join[room.room_id].state) == []
+    page = await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, to=since)
+    assert (bodies(page.chunk), [gap.backfill_from for gap in page.gaps]) == (["before 1", "before 0"], [(missing[1].event_id,)])
+    assert await append(store, *missing, origin="backfill") == ["stored"] * 2
+    assert (await store.sync(LOCAL, since=answer.next_batch)).is_empty
+    assert (await store.sync(LOCAL, since=since)).join == answer.join
+    assert ids(await paged(store, room.room_id, timeline.prev_batch)) == ids([*room.events[:-3]])[::-1]
+    initial = (await store.sync(LOCAL, timeline_limit=100)).join[room.room_id].timeline
+    assert (ids(initial.events), initial.limited) == (ids(after), True)
+
+
+async def test_a_gap_that_the_client_is_past_does_not_matter(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    room.message(ADMIN, "missing")
+    after = room.message(ADMIN, "after")
+    await append(store, after, state_before={after.event_id: list(after.state_before.values())})
+    since = (await store.sync(LOCAL)).next_batch
+    new = room.message(ADMIN, "new")
+    await append(store, new)
+    timeline = (await store.sync(LOCAL, since=since)).join[room.room_id].timeline
+    assert (ids(timeline.events), timeline.limited) == ([new.event_id], False)
+
+
+async def test_a_gap_before_what_is_not_shown_is_none_to_jump_over_either(store: Store) -> None:
+    """The event that arrived after the gap was not accepted; what stands on it is."""
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    seen = room.message(ADMIN, "before")
+    await append(store, seen)
+    room.message(ADMIN, "missing")
+    refused = room.topic(LOCAL, "no", expected="rejected")
+    assert await append(store, refused, state_before={refused.event_id: list(refused.state_before.values())}) == ["rejected"]
+    timeline = (await store.sync(LOCAL, since=since)).join[room.room_id].timeline
+    assert (timeline.events, timeline.limited) == ([], True)
+    assert ids((await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, to=since)).chunk) == [seen.event_id]
+
+
+async def test_too_much_that_is_hidden_limits_a_timeline(dsn: str) -> None:
+    async with storage.open(dsn, server_name="s1.test", config=Config(traversal_rows_max=20)) as store:
+        room = new_room(visibility="joined", members=[LOCAL])
+        room.message(ADMIN, "seen first")
+        room.leave(LOCAL)
+        for number in range(30):
+            room.message(ADMIN, f"hidden {number}")
+        room.join(LOCAL)
+        room.message(ADMIN, "seen last")
+        await deliver(store, room)
+        timeline = (await store.sync(LOCAL)).join[room.room_id].timeline
+        assert (messages_in(timeline.events), timeline.limited) == (["seen last"], True)
+        earlier = await paged(store, room.room_id, timeline.prev_batch)
+        assert messages_in(earlier) == ["seen first"]
+        everything = {event.event_id for event in [*timeline.events, *earlier]}
+        assert everything == await store.visible_to_user(LOCAL, ids(room.events))
+        sparse = SyncFilter(timeline=EventFilter(types=["org.test.none"]))
+        timeline = (await store.sync(LOCAL, filter=sparse)).join[room.room_id].timeline
+        assert (timeline.events, timeline.limited) == ([], True)
