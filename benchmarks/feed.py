@@ -99,9 +99,8 @@ SELECT 'feed', NULL, (SELECT floor FROM sync_feed_floors WHERE principal_nid = p
     UNION
     SELECT l.room_nid
     FROM sync_feed_large l
-    JOIN memberships m ON m.room_nid = l.room_nid AND m.principal_nid = p.principal_nid
-    JOIN rooms r ON r.room_nid = l.room_nid
-    WHERE r.last_stream_ordering > $2::bigint
+    CROSS JOIN LATERAL (SELECT FROM memberships m WHERE m.room_nid = l.room_nid AND m.principal_nid = p.principal_nid OFFSET 0) AS m
+    CROSS JOIN LATERAL (SELECT FROM rooms r WHERE r.room_nid = l.room_nid AND r.last_stream_ordering > $2::bigint OFFSET 0) AS r
 )
 FROM principals p
 WHERE p.name = $1::text

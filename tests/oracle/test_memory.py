@@ -99,8 +99,8 @@ class TwoStores(StoreSubject):
             if is_quiet(asked, memory):
                 found = await quiet(conn, asked, memory)
                 told += [] if found is None else [found[0]]
-                if found is not None and found[1] is not None:
-                    assert sorted(found[1]) == sorted(await store.rooms_of(UserId(user_id))), "the rooms to wait for"
+                if found is not None and found[1].room_ids is not None:
+                    assert sorted(found[1].room_ids) == sorted(await store.rooms_of(UserId(user_id))), "the rooms to wait for"
                 self.ways["news after all" if found is None else "quiet"] += 1
             told.append(await sync(conn, asked, memory=memory))
             if since is not None:
