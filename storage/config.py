@@ -86,6 +86,9 @@ class Config:
     cache_groups_max: int = 2_000
     """States that the writer remembers; they share what they have in common."""
 
+    cache_state_entries_max: int = 2_000_000
+    """Entries of those states (about 200 bytes each), counted once where states share them: some forty rooms of 50,000 members."""
+
     cache_rooms_max: int = 10_000
     """Rooms that the writer remembers."""
 

@@ -87,7 +87,7 @@ class Names:
         principals: Iterable[tuple[str, int]] = (),
     ) -> None:
         """Remember names that are committed in the database."""
-        if len(self.state_keys) + len(self.principals) > self._limit:
+        if len(self.types) + len(self.state_key_names) + len(self.principals) > self._limit:
             self.forget()
         for name, nid in types:
             self.types[name] = nid

@@ -16,7 +16,7 @@ from storage.persist.draft import BLOCK_LENGTHS, Draft
 from storage.persist.prefetch import STANDING, Lacking
 from storage.persist.questions import keep_rows
 from storage.persist.rows import UNSEEN, EventRow, MissingRow, RoomRow, VisibilityRow
-from storage.state.read import group_of
+from storage.state.read import groups_of
 from storage.state.rows import GroupRow
 from storage.visibility import ranges
 
@@ -273,7 +273,7 @@ def _groups(draft: Draft, rows: Sequence[Row], lacking: Lacking) -> None:
     rows_before = (draft.rows.get(parent) for parent in parents)
     wanted = {row.after for row in rows_before if row is not None and not row.outlier}
     wanted |= {room.current_state_group for room in rooms if room.current_state_group is not None}
-    draft.groups.update((group, group_of(group, parts)) for group in wanted | lacking.groups)
+    draft.groups.update(groups_of(wanted | lacking.groups, parts))
 
 
 def _places(draft: Draft, rows: Sequence[Row], _: Lacking) -> None:

@@ -17,7 +17,7 @@ def absorb(caches: Caches, draft: Draft) -> None:
     for nid, event in draft.events.items():
         if event.state_key is not None:
             caches.events[nid] = event
-    caches.groups.update(draft.groups)
+    caches.groups.keep(draft.groups)
     caches.visibility.update(draft.visibility)
     caches.audiences.update(draft.audiences)
     caches.places.update(draft.places)

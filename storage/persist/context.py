@@ -6,7 +6,7 @@ there, so asking again is harmless. Cached rows are immutable, or guarded by `ro
 cache is refused when it is written, and the rooms concerned are forgotten.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from storage.database.names import Names
@@ -15,6 +15,7 @@ from storage.event import Event
 from storage.graph.chains import Chain, Place
 from storage.persist.rows import UNSEEN, Allowed, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.groups import Group
+from storage.state.groups import Step as Row
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -45,17 +46,56 @@ class Bounded(dict[K, V]):
                 del self[key]
 
 
+class States(Bounded[int, Group]):
+    """State groups, bounded by the entries in memory, too: rows of paths that several of them share count once."""
+
+    def __init__(self, limit: int, entries_max: int) -> None:
+        super().__init__(limit)
+        self.entries_max = entries_max
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        super().clear()
+        self.entries = 0
+        self._rows: dict[int, Row] = {}  # by identity
+
+    def keep(self, groups: Mapping[int, Group]) -> None:
+        """Remember these groups."""
+        for state_group, group in groups.items():
+            self[state_group] = group
+            for row in group.steps:
+                if id(row) not in self._rows:
+                    self._rows[id(row)] = row
+                    self.entries += len(row.delta)
+
+    def trim(self) -> None:
+        """Forget the older ones, down to half of what is allowed, but not the last."""
+        if len(self) <= self.limit and self.entries <= self.entries_max:
+            return
+        newest = list(reversed(self.items()))
+        self.clear()
+        kept: dict[int, Group] = {}
+        for state_group, group in newest[: max(1, self.limit // 2)]:
+            self.keep({state_group: group})
+            if kept and self.entries > self.entries_max // 2:
+                break
+            kept[state_group] = group
+        self.clear()
+        self.keep(dict(reversed(kept.items())))
+
+
 class Caches:
     """What one process remembers of committed rows. Every value may be forgotten at any time between batches."""
 
-    def __init__(self, *, events: int, groups: int, rooms: int, names: int) -> None:
+    def __init__(self, *, events: int, groups: int, state_entries: int, rooms: int, names: int) -> None:
         self.names = Names(names)
         self.rooms: Bounded[str, RoomRow] = Bounded(rooms)
         self.rows: Bounded[str, EventRow] = Bounded(events)
         self.row_ids: Bounded[int, str] = Bounded(events)
         self.missing: Bounded[str, MissingRow] = Bounded(events)
         self.events: Bounded[int, Event] = Bounded(events)
-        self.groups: Bounded[int, Group] = Bounded(groups)
+        self.groups = States(groups, state_entries)
         self.visibility: Bounded[tuple[int, int], VisibilityRow] = Bounded(events)
         self.audiences: Bounded[tuple[int, int], AudienceRow] = Bounded(events)
         self.merged: Bounded[frozenset[int], int] = Bounded(groups)
@@ -80,6 +120,7 @@ class Caches:
         for cache in self._bounded:
             if len(cache) > cache.limit:
                 cache.trim()
+        self.groups.trim()
 
     def forget(self) -> None:
         """Forget everything: after a refused plan, whose reason may lie in any of the rows."""

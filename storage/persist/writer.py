@@ -36,7 +36,11 @@ class Writer:
     def __init__(self, database: Database, streams: Streams, *, server_name: str, writer_nid: int) -> None:
         config = database.config
         self.caches = Caches(
-            events=config.cache_events_max, groups=config.cache_groups_max, rooms=config.cache_rooms_max, names=config.cache_names_max
+            events=config.cache_events_max,
+            groups=config.cache_groups_max,
+            state_entries=config.cache_state_entries_max,
+            rooms=config.cache_rooms_max,
+            names=config.cache_names_max,
         )
         self._database = database
         self._attempts = Attempts(database, streams, self.caches, server_name=server_name, writer_nid=writer_nid)

@@ -1,14 +1,14 @@
 """Reading state groups: one index scan over the rows of their paths, folded by position."""
 
-from collections.abc import Collection, Mapping
-from typing import Final, LiteralString
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, LiteralString, TypeAlias
 
 from immutables import Map
 
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 from storage.state import levels
-from storage.state.groups import Group, Step, applied
+from storage.state.groups import Group, State, Step, applied
 from storage.state.rows import GroupRow, entries_of
 
 SQL_GROUPS: Final[LiteralString] = """
@@ -17,6 +17,9 @@ FROM state_groups
 WHERE state_group IN (SELECT state_group - unnest(back) FROM state_groups WHERE state_group = ANY($1::bigint[]))
 """
 
+Prefixes: TypeAlias = dict[tuple[int, ...], tuple[tuple[Step, ...], State]]
+"""Beginnings of paths: their rows, and the state that they make."""
+
 
 async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[int, Group]:
     """These groups with their whole states; `StorageCorrupt` if one, or a row of its path, is not there."""
@@ -24,18 +27,32 @@ async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[i
     absent = [wanted for wanted in state_groups if wanted not in rows]
     if absent:
         raise StorageCorrupt("a state group that is referred to is not there", state_groups=absent)
-    return {wanted: group_of(wanted, rows) for wanted in state_groups}
+    return groups_of(state_groups, rows)
 
 
-def group_of(state_group: int, rows: Mapping[int, GroupRow]) -> Group:
-    """A group with its whole state, from its row and those of its path; `StorageCorrupt` if one of the path is not there."""
+def groups_of(state_groups: Iterable[int], rows: Mapping[int, GroupRow]) -> dict[int, Group]:
+    """These groups with their whole states; `StorageCorrupt` as `group_of`. What their paths have in common is in memory once."""
+    known: Prefixes = {}
+    return {wanted: group_of(wanted, rows, known) for wanted in state_groups}
+
+
+def group_of(state_group: int, rows: Mapping[int, GroupRow], known: Prefixes | None = None) -> Group:
+    """A group with its whole state, from its row and those of its path; `StorageCorrupt` if one of the path is not there.
+
+    ``known``: what was made of the rows of other paths, to be shared and added to.
+    """
     row = rows[state_group]
     path = row.path
     lost = [part for part in path if part not in rows]
     if lost:
         raise StorageCorrupt("a state group misses rows of its path", state_group=row.state_group, lost=lost)
-    steps = [Step(part, entries_of(rows[part])) for part in path]
-    entries: Map[int, int] = Map(steps[0].delta)
-    for step in steps[1:]:
-        entries = applied(entries, step.delta)
-    return Group(row.state_group, row.room_nid, entries, tuple(steps), levels.unpack(row.runs), row.digest, row.audience)
+    known = {} if known is None else known
+    entries: Map[int, int] = Map()
+    steps: tuple[Step, ...] = ()
+    for end in range(1, len(path) + 1):
+        prefix = tuple(path[:end])
+        if prefix not in known:
+            step = Step(path[end - 1], entries_of(rows[path[end - 1]]))
+            known[prefix] = (*steps, step), applied(entries, step.delta) if steps else Map(step.delta)
+        steps, entries = known[prefix]
+    return Group(row.state_group, row.room_nid, entries, steps, levels.unpack(row.runs), row.digest, row.audience)

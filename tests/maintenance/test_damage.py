@@ -152,6 +152,9 @@ DAMAGES = {
     "audience forgotten": Damage("DELETE FROM audiences", {"audiences"}, mended=True),
     "all is seen": Damage(f"UPDATE visibility SET audiences = '{{[0,)}}' WHERE principal_nid = {ONE_LOCAL}", {"visibility"}, mended=True),
     "nothing is seen": Damage(f"UPDATE visibility SET audiences = '{{}}' WHERE principal_nid = {ONE_LOCAL}", {"visibility"}, mended=True),
+    "seen by an invitation alone": Damage(
+        f"UPDATE visibility SET invited_audiences = audiences WHERE principal_nid = {ONE_LOCAL}", {"visibility"}, mended=True
+    ),
     "what is shared": Damage("UPDATE visibility SET audiences = '{}' WHERE principal_nid = 2", {"visibility"}, mended=True),
     "row of visibility lost": Damage(
         f"DELETE FROM visibility WHERE principal_nid = {ONE_LOCAL}", {"visibility", "visibility_counts"}, mended=True

@@ -20,7 +20,7 @@ from storage.state.rows import GROUP_COLUMNS, row_of
 
 T = TypeVar("T")
 
-MEMORY: Final = {"events": 20_000, "groups": 1, "rooms": 10, "names": 500_000}
+MEMORY: Final = {"events": 20_000, "groups": 1, "state_entries": 1, "rooms": 10, "names": 500_000}
 
 
 class Planner:

@@ -1,0 +1,81 @@
+"""What a writer remembers of states is bounded by their entries, as a state of a large room is a thousand times one of a small room."""
+
+from immutables import Map
+
+from storage.database.names import Names
+from storage.persist.context import States
+from storage.state.groups import Group, derive, root_group
+from storage.state.read import groups_of
+from storage.state.rows import row_of
+
+
+def room(number: int, members: int) -> Group:
+    return root_group(number * 1000, number, Map({key: key + 1 for key in range(1, members + 1)}), 0)
+
+
+def line(parent: Group, length: int) -> list[Group]:
+    groups = [parent]
+    for step in range(1, length + 1):
+        groups.append(derive(groups[-1], {1: 10_000 + step}, parent.state_group + step, 0))
+    return groups
+
+
+def test_states_that_share_their_rows_count_them_once() -> None:
+    states = States(limit=100, entries_max=1_000)
+    states.keep({group.state_group: group for group in line(room(1, 500), 20)})
+    assert 500 < states.entries < 600
+    states.trim()
+    assert len(states) == 21
+
+
+def test_large_states_go_though_they_are_few_the_oldest_first() -> None:
+    states = States(limit=100, entries_max=1_000)
+    for number in range(1, 9):
+        states.keep({number: room(number, 200)})
+    states.trim()
+    assert list(states) == [7, 8]
+    assert states.entries == 400
+    states.trim()
+    assert list(states) == [7, 8]
+
+
+def test_many_states_go_though_they_are_small() -> None:
+    states = States(limit=4, entries_max=1_000)
+    states.keep({number: room(number, 1) for number in range(1, 6)})
+    states.trim()
+    assert (list(states), states.entries) == ([4, 5], 2)
+
+
+def test_a_state_that_is_too_large_by_itself_is_kept_as_long_as_it_is_the_last() -> None:
+    states = States(limit=4, entries_max=10)
+    states.keep({1: room(1, 5), 2: room(2, 100)})
+    states.trim()
+    assert list(states) == [2]
+    states.keep({3: room(3, 5)})
+    states.trim()
+    assert list(states) == [3]
+    states.clear()
+    assert (len(states), states.entries) == (0, 0)
+
+
+def test_states_that_are_read_together_share_their_root() -> None:
+    groups = line(room(1, 500), 20)
+    rows = {group.state_group: row_of(group, lambda key: key > 100) for group in groups}
+    read = groups_of(rows, rows)
+    states = States(limit=100, entries_max=1_000)
+    states.keep(read)
+    assert 500 < states.entries < 600
+    assert {state_group: dict(group.entries) for state_group, group in read.items()} == {
+        group.state_group: dict(group.entries) for group in groups
+    }
+
+
+def test_names_are_bounded_whatever_they_name() -> None:
+    names = Names(100)
+    for number in range(1_000):
+        names.learn(types=[(f"type {number}", 2_000 + number)])
+    assert len(names.types) < 150
+    for number in range(1_000):
+        names.learn()
+        names.state_key_names[2_000 + number] = (2_000, "key")  # by its number alone, as a reader asks
+    assert len(names.state_key_names) < 150
