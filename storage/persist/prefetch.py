@@ -71,9 +71,9 @@ def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:
         _look_at_room(caches, event.room_id, lacking)
     for event_id in event.prev_event_ids:
         row = caches.rows.get(event_id) or draft.rows.get(event_id)
-        if row is None:
+        if row is None or row.outlier:  # another writer may have made it more than an outlier, and nothing is written then that would tell
             _want(draft, event_id, own, lacking, lacking.parents)
-        elif not row.outlier and row.after not in caches.groups and row.after not in draft.groups:
+        elif row.after not in caches.groups and row.after not in draft.groups:
             lacking.groups.add(row.after)
     for event_id in event.auth_event_ids:
         row = caches.rows.get(event_id) or draft.rows.get(event_id)
