@@ -3,10 +3,14 @@
 source, options, positions, selecting, rows    `RoomEvents`: reading the store, as a data source
 streaming, sink                                its streaming reads and its writes
 importing                                      `import_archive`: archives, examining, ordering and loading are its stages
+exporting                                      `export_parquet`
+checking                                       `verify` and `rebuild`
 session                                        a Spark session that suits this machine
 """
 
+from storage.pipeline.checking import rebuild, verify
+from storage.pipeline.exporting import Export, export_parquet
 from storage.pipeline.importing import ImportSummary, import_archive
 from storage.pipeline.source import RoomEvents
 
-__all__ = ["ImportSummary", "RoomEvents", "import_archive"]
+__all__ = ["Export", "ImportSummary", "RoomEvents", "export_parquet", "import_archive", "rebuild", "verify"]

@@ -61,7 +61,7 @@ def found(paths: Sequence[str]) -> Sources:
     parquet: list[Source] = []
     broken: dict[str, str] = {}
     for index, path in enumerate(paths):
-        where, at = _opened(path)
+        where, at = opened(path)
         info = where.get_file_info(at)
         if info.type == fs.FileType.NotFound:
             raise InputError(f"{path}: there is no such file or folder")
@@ -78,7 +78,8 @@ def found(paths: Sequence[str]) -> Sources:
     return Sources(tuple(lines), tuple(parquet), broken)
 
 
-def _opened(path: str) -> tuple[Any, str]:
+def opened(path: str) -> tuple[Any, str]:
+    """The file system of a path, and the path in it. `InputError`."""
     try:
         where, at = fs.FileSystem.from_uri(path) if "://" in path else (fs.LocalFileSystem(), path)
     except (pa.ArrowInvalid, OSError) as error:
@@ -161,7 +162,7 @@ def _read_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _lines(stretch: Stretch) -> Iterator[bytes]:
     """The lines that begin within the stretch, the last one to its end, without line breaks. Too long ones are cut off."""
-    where, path = _opened(stretch.path)
+    where, path = opened(stretch.path)
     with where.open_input_file(path) as file:
         at = stretch.begin
         if at:  # pass over what is left of a line that began before: nothing but its break if one begins just here

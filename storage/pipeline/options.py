@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from storage.errors import InputError
 from storage.pipeline.rows import COLUMNS
@@ -13,7 +13,8 @@ class Options:
     """Options of the format `room_events`.
 
     ``dsn``: the database. ``columns``: only these, separated by commas. ``partitions``: tasks of a read, each with one connection at a time.
-    ``pushdown``: "true" lets Postgres filter. ``since``: a token; only events after it are read, and no outliers. ``maxEventsPerBatch``: of a streaming read.
+    ``pushdown``: "true" lets Postgres filter. ``since``, ``upto``: tokens; only events between them are read. ``outliers``: whether to read
+    outliers; else they are where ``since`` is not given. ``maxEventsPerBatch``: of a streaming read.
     ``server_name``, ``room_version``: of a write, as of `storage.open` and `Store.append`. ``instance_name``: tasks write under this name and
     their number. ``rejects``: "fail" (the default) or "ignore" what cannot be stored.
     """
@@ -23,6 +24,8 @@ class Options:
     partitions: int = 8
     pushdown: bool = False
     since: str | None = None
+    upto: str | None = None
+    outliers: bool = True
     max_events_per_batch: int | None = None
     server_name: str | None = None
     room_version: str | None = None
@@ -43,8 +46,10 @@ class Options:
             found["dsn"],
             columns=_columns(found.get("columns")),
             partitions=_positive("partitions", found.get("partitions", "8")),
-            pushdown=_choice("pushdown", found.get("pushdown", "false"), ("true", "false")) == "true",
+            pushdown=_truth("pushdown", found.get("pushdown", "false")),
             since=found.get("since"),
+            upto=found.get("upto"),
+            outliers=_truth("outliers", found.get("outliers", "false" if "since" in found else "true")),
             max_events_per_batch=None if batch is None else _positive("maxEventsPerBatch", batch),
             server_name=found.get("server_name"),
             room_version=found.get("room_version"),
@@ -53,20 +58,22 @@ class Options:
         )
 
 
-KNOWN = frozenset(
-    {
+KNOWN: Final = frozenset(
+    [
         "dsn",
         "columns",
         "partitions",
         "since",
+        "upto",
+        "outliers",
+        "pushdown",
         "maxeventsperbatch",
         "server_name",
         "room_version",
         "instance_name",
         "rejects",
-        "pushdown",
         "path",
-    }
+    ]
 )
 
 
@@ -82,6 +89,10 @@ def _positive(name: str, text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise InputError(f"{name}={text!r} is not a positive number")
     return int(text)
+
+
+def _truth(name: str, text: str) -> bool:
+    return _choice(name, text.lower(), ("true", "false")) == "true"
 
 
 def _choice(name: str, text: str, among: tuple[str, ...]) -> str:

@@ -1,8 +1,8 @@
 """Which events a task reads: the filters that Postgres applies, the ranges that tasks share, the numbers of the events in each."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, LiteralString, TypeVar
+from typing import Any, Final, LiteralString
 
 from pyspark.sql.datasource import EqualTo, Filter, In
 
@@ -37,6 +37,22 @@ WHERE e.stream_ordering > $1::bigint AND e.stream_ordering <= $2::bigint
 ORDER BY e.stream_ordering
 """
 
+SQL_OUTLIER_NIDS: Final[LiteralString] = """
+SELECT e.event_nid
+FROM events e
+WHERE e.outlier AND e.room_nid >= $1::bigint AND e.room_nid < $2::bigint
+    AND ($3::text[] IS NULL OR e.room_nid IN (SELECT room_nid FROM rooms WHERE room_id = ANY($3::text[])))
+    AND ($4::text[] IS NULL OR e.type_nid IN (SELECT type_nid FROM event_types WHERE type = ANY($4::text[])))
+    AND ($5::text[] IS NULL OR e.sender_nid IN (SELECT principal_nid FROM principals WHERE name = ANY($5::text[])))
+    AND ($6::text[] IS NULL OR e.event_id = ANY($6::text[]))
+ORDER BY e.event_nid
+"""
+
+SQL_ROOM_NUMBERS: Final[LiteralString] = """
+SELECT COALESCE(min(room_nid), 0)::bigint AS first, COALESCE(max(room_nid), 0)::bigint AS last
+FROM rooms
+"""
+
 SQL_NUMBERS: Final[LiteralString] = """
 SELECT COALESCE(min(event_nid), 0) AS first, COALESCE(max(event_nid), 0) AS last
 FROM events
@@ -57,7 +73,8 @@ LIMIT 1
 RANGE: Final = 20_000
 """Numbers looked through by one statement."""
 
-T = TypeVar("T")
+Select = Callable[[ArrowConnection, int, int, Bounds, "Chosen"], Iterator[list[int]]]
+"""Finds the numbers of the events to read, some at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +119,17 @@ def by_position(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, cho
     """The events with stream orderings from ``begin`` to before ``end`` that the bounds cover, in stream order, some at a time."""
     for first, after in split(begin, end - 1, max((end - begin) // RANGE, 1)):
         yield _nids(conn.table(SQL_NIDS_BY_POSITION, first - 1, after - 1, *bounds.columns(), *chosen.columns()))
+
+
+def outliers_of(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:  # noqa: ARG001  # a `Select`
+    """The outliers of the rooms with numbers from ``begin`` to before ``end``, whatever the bounds."""
+    yield _nids(conn.table(SQL_OUTLIER_NIDS, begin, end, *chosen.columns()))
+
+
+def room_numbers(conn: ArrowConnection) -> tuple[int, int]:
+    """The smallest and the largest number of a room; 0, 0 where there is none."""
+    [row] = conn.rows(SQL_ROOM_NUMBERS)
+    return row["first"], row["last"]
 
 
 def numbers(conn: ArrowConnection) -> tuple[int, int]:

@@ -11,6 +11,7 @@ Postgres. Spark wants to be told of it as well (``spark.sql.python.filterPushdow
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
@@ -20,20 +21,23 @@ from storage.database.arrow import arrow_snapshot
 from storage.pipeline.options import Options
 from storage.pipeline.positions import Bounds, between, current, deployment_of
 from storage.pipeline.rows import ddl, read_rows
-from storage.pipeline.selecting import Chosen, by_number, by_position, numbers, split, taken
+from storage.pipeline.selecting import Chosen, Select, by_number, by_position, numbers, outliers_of, room_numbers, split, taken
 from storage.pipeline.sink import EventWriter
 from storage.pipeline.streaming import EventStream
 from storage.streams import SyncToken
 
+Kind = Literal["numbers", "positions", "outliers"]
+SELECT: Final[Mapping[Kind, Select]] = {"numbers": by_number, "positions": by_position, "outliers": outliers_of}
+
 
 @dataclass
 class Stretch(InputPartition):
-    """What one task reads: numbers, or with ``in_order`` stream orderings, from ``begin`` to before ``end``."""
+    """What one task reads, from ``begin`` to before ``end``: numbers of events, stream orderings, or numbers of rooms with outliers."""
 
     begin: int
     end: int
     bounds: Bounds
-    in_order: bool
+    kind: Kind
 
 
 class RoomEvents(DataSource):
@@ -80,17 +84,27 @@ class EventReader(DataSourceReader):
         options = self.options
         with arrow_snapshot(options.dsn) as conn:
             deployment = deployment_of(conn)
-            since = None if options.since is None else SyncToken.parse(options.since, deployment)
-            bounds = between(conn, since or SyncToken(), current(conn))
-            first, last = numbers(conn) if since is None else (bounds.after + 1, bounds.upto)
-        return [Stretch(begin, end, bounds, since is not None) for begin, end in split(first, last, options.partitions)]
+            since = SyncToken() if options.since is None else SyncToken.parse(options.since, deployment)
+            upto = current(conn) if options.upto is None else SyncToken.parse(options.upto, deployment)
+            bounds = between(conn, since, upto)
+            ranges: dict[Kind, tuple[int, int]] = {}
+            if options.since is None and options.outliers:
+                ranges["numbers"] = numbers(conn)
+            else:
+                ranges["positions"] = (bounds.after + 1, bounds.upto)
+                if options.outliers:
+                    ranges["outliers"] = room_numbers(conn)
+        return [
+            Stretch(begin, end, bounds, kind)
+            for kind, (first, last) in ranges.items()
+            for begin, end in split(first, last, options.partitions if kind != "outliers" else 1)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of a stretch."""
         assert isinstance(partition, Stretch)  # noqa: S101  # what `partitions` gave
-        select = by_position if partition.in_order else by_number
         with arrow_snapshot(self.options.dsn) as conn:
-            for nids in select(conn, partition.begin, partition.end, partition.bounds, self.chosen):
+            for nids in SELECT[partition.kind](conn, partition.begin, partition.end, partition.bounds, self.chosen):
                 yield from read_rows(conn, nids, self.options.columns)
 
 

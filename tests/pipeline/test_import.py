@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import storage
-from storage.database import Database
 from storage.pipeline import import_archive
 from storage.pipeline.importing import deal
 from storage.testing import (
@@ -28,10 +27,9 @@ from storage.testing import (
     write_ndjson,
 )
 from tests.conftest import _fresh_database
-from tests.persist.tables import logical_tables, row_counts
+from tests.pipeline.stores import SERVER, tables
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
-SERVER = "s1.test"
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "2"))
 ROOMS_EACH = 5
 """Rooms of one example: a job costs seconds however few events there are."""
@@ -50,11 +48,6 @@ async def append_patiently(dsn: str, events: Sequence[GeneratedEvent]) -> None:
                     break
             else:
                 return
-
-
-async def tables(dsn: str) -> dict[str, Any]:
-    async with await Database.open(dsn) as database:
-        return {**await logical_tables(database), "counts": await row_counts(database)}
 
 
 def interleaved(rooms: Iterable[GeneratedRoom]) -> list[GeneratedEvent]:

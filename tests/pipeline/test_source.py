@@ -8,23 +8,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThan, In
 
 import storage
-from storage.database import Database
-from storage.database.migrate import migrate
 from storage.pipeline.options import Options
 from storage.pipeline.rows import COLUMNS
 from storage.pipeline.selecting import Chosen, taken
 from storage.testing import SHAPES, GeneratedRoom, RoomBuilder, build_room, deliver_with_gap, generate_room
-from tests.persist.tables import logical_tables
+from tests.pipeline.stores import SERVER, fill, tables
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
-SERVER = "s1.test"
-
-
-async def fill(dsn: str, room: GeneratedRoom, name: str = "main") -> None:
-    async with storage.open(dsn, server_name=SERVER, instance_name=name) as store:
-        for event in room:
-            given = {} if event.state_before is None else {event.event_id: event.state_before}
-            await store.append([event.pdu], room_version=room.room_version, origin=event.origin, state_before=given)
 
 
 def read(spark: SparkSession, dsn: str, **options: Any) -> DataFrame:
@@ -101,17 +91,12 @@ async def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, dsn: st
     assert len(read_back) == len(set(read_back)) > 20
 
 
-async def test_what_is_written_is_appended(spark: SparkSession, dsn: str, empty_dsn: str) -> None:
-    await migrate(empty_dsn)
+async def test_what_is_written_is_appended(spark: SparkSession, dsn: str, another_dsn: str) -> None:
     room = generate_room(SHAPES["small_chat"], 40, sign=False)
     await fill(dsn, room)
     frame = read(spark, dsn, partitions=1)
-    frame.coalesce(1).write.format("room_events").options(dsn=empty_dsn, server_name=SERVER).mode("append").save()
-    tables = []
-    for one in (dsn, empty_dsn):
-        async with await Database.open(one) as database:
-            tables.append(await logical_tables(database))
-    assert tables[0] == tables[1]
+    frame.coalesce(1).write.format("room_events").options(dsn=another_dsn, server_name=SERVER).mode("append").save()
+    assert await tables(another_dsn) == await tables(dsn)
 
 
 async def test_what_cannot_be_written_is_told(spark: SparkSession, dsn: str) -> None:

@@ -1,0 +1,60 @@
+"""What is exported is what is stored; an export that goes on has what is new; importing an export gives an equal store."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import storage
+from storage.pipeline import export_parquet, import_archive
+from storage.pipeline.exporting import last_export
+from storage.testing import ODD_SOME, SHAPES, GeneratedRoom, build_room, deliver_with_gap, generate_room
+from tests.pipeline.stores import SERVER, fill, tables
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+
+async def test_an_import_of_an_export_is_an_equal_store(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path) -> None:
+    odd = generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), 60, seed=3, sign=False)
+    gap = deliver_with_gap(build_room(SHAPES["fork_heavy"], 50, seed=4, version="12", sign=False), 15, 30)
+    half = len(gap) // 2
+    await fill(dsn, odd)
+    await fill(dsn, GeneratedRoom(gap.room_id, gap.room_version, gap.events[:half], gap.keys))
+    first = export_parquet(spark, dsn, str(tmp_path), partitions=2)
+    await fill(dsn, gap, "another")
+    second = export_parquet(spark, dsn, str(tmp_path), since=first.upto, partitions=2)
+    assert last_export(str(tmp_path)) == second
+    summary = import_archive(spark, [str(tmp_path / "events")], another_dsn, server_name=SERVER)
+    assert summary.rejects == 0
+    assert await tables(another_dsn) == await tables(dsn)
+    exported = spark.read.parquet(str(tmp_path / "events")).where("origin <> 'outlier'").select("event_id").collect()
+    assert len(exported) == len({row.event_id for row in exported})
+
+
+async def test_state_deltas_and_visibility_are_those_of_the_store(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+    room = generate_room(SHAPES["join_leave_storm"], 40, sign=False)
+    await fill(dsn, room)
+    export_parquet(spark, dsn, str(tmp_path), partitions=2)
+    state = {}
+    for row in spark.read.parquet(str(tmp_path / "state_deltas")).orderBy("stream_ordering").collect():
+        state[row.type, row.state_key] = row.event_id
+    async with storage.open(dsn, server_name=SERVER) as store:
+        assert {key: one for key, one in state.items() if one is not None} == await store.current_state(room.room_id)
+        users = {
+            event.state_key for event in (await store.events([one.event_id for one in room])).values() if event.type == "m.room.member"
+        }
+        user = min(one for one in users if one is not None and one.endswith(f":{SERVER}"))
+        visible = await store.visible_to_user(user, [event.event_id for event in room])
+    events = spark.read.parquet(str(tmp_path / "events")).where("rejected IS NULL AND NOT soft_failed").alias("e")
+    sight = spark.read.parquet(str(tmp_path / "visibility")).alias("v")
+    own = sight.where(sight.principal == user)
+    seen = events.join(own, "room_id").where("audience >= first_audience AND (end_audience IS NULL OR audience < end_audience)")
+    own_sight = {row.event_id for row in seen.select("event_id").collect()}
+    assert own_sight
+    assert own_sight <= visible  # what everybody may see, or whoever joins, stands under principals of its own
+
+
+async def test_a_wrong_token_is_refused(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+    await fill(dsn, generate_room(SHAPES["direct_chat"], 10, sign=False))
+    with pytest.raises(storage.InvalidToken):
+        export_parquet(spark, dsn, str(tmp_path), since="s1~nonsense")
