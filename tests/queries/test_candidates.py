@@ -1,0 +1,141 @@
+"""A sync looks at the rooms that can have changed, and asks no more than it must. That its answers stay right: tests/oracle/test_memory.py."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+import storage
+from storage import Store
+from storage.ids import UserId
+from storage.queries.sync import candidates
+from storage.streams import SyncToken, VectorPosition
+from tests.queries.conftest import Statements
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, deliver, new_room
+
+ALONE = storage.Config(follow_ms=3_600_000)
+
+
+@pytest.fixture
+async def store(dsn: str, statements: Statements) -> AsyncIterator[Store]:
+    async with storage.open(dsn, server_name="s1.test", observer=statements, config=ALONE) as opened:
+        yield opened
+
+
+def round_trips(statements: Statements) -> list[str]:
+    """The first words of what was sent, BEGIN and COMMIT included."""
+    sent, statements.sent = statements.sent, []
+    return [statement.split()[0] for _, statement in sent]
+
+
+def position(store: Store, token: str) -> VectorPosition:
+    return SyncToken.parse(token, store.deployment_id).position("events") or VectorPosition()
+
+
+async def news(store: Store) -> candidates.News:
+    async with store.database.connection() as conn:
+        return await store.memory.news(conn, UserId(LOCAL))
+
+
+async def test_nothing_new_takes_one_round_trip(store: Store, statements: Statements) -> None:
+    room, others = new_room(members=[LOCAL]), new_room(seed=1, members=[OTHER])
+    await deliver(store, room)
+    await deliver(store, others)
+    since = (await store.sync(LOCAL)).next_batch
+    round_trips(statements)
+    assert (await store.sync(LOCAL, since=since)).is_empty
+    assert round_trips(statements) == ["BEGIN", "WITH", "COMMIT"], "the user's rooms are read with the positions"
+    assert (await store.sync(LOCAL, since=since)).is_empty
+    assert round_trips(statements) == ["WITH"]
+    await append(store, others.message(ADMIN))
+    round_trips(statements)
+    answer = await store.sync(LOCAL, since=since)
+    assert answer.is_empty
+    assert answer.next_batch != since
+    assert round_trips(statements) == ["WITH"], "only others' rooms have changed"
+    await append(store, room.message(ADMIN))
+    round_trips(statements)
+    assert set((await store.sync(LOCAL, since=since)).join) == {room.room_id}
+    assert round_trips(statements) == ["BEGIN", "WITH", "WITH", "WITH", "COMMIT"]
+
+
+async def test_whoever_waits_is_told_the_rooms_by_memory(store: Store, statements: Statements) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    await store.sync(LOCAL, since=since)
+    round_trips(statements)
+    assert (await store.sync(LOCAL, since=since, timeout_ms=1)).is_empty
+    assert round_trips(statements) == ["WITH"]
+
+
+async def test_only_changed_rooms_of_the_user_are_candidates(store: Store) -> None:
+    rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(4)]
+    others = [new_room(seed=seed, members=[OTHER]) for seed in range(4, 12)]
+    for room in (*rooms, *others):
+        await deliver(store, room)
+    since = position(store, (await store.sync(LOCAL)).next_batch)
+    assert (await news(store)).candidates(since) == []
+    for room in (rooms[1], *others):
+        await append(store, room.message(ADMIN))
+    held = await news(store)
+    assert held.rooms_of is not None
+    assert held.candidates(since) == [held.rooms_of.joined[rooms[1].room_id]], "many others have changed: by the user's rooms"
+    assert held.candidates(held.positions["events"]) == []
+    await append(store, rooms[2].message(ADMIN))
+    assert (await news(store)).candidates(held.positions["events"]) == [held.rooms_of.joined[rooms[2].room_id]]
+
+
+async def test_a_change_of_membership_makes_all_rooms_candidates_once(store: Store) -> None:
+    room, joined = new_room(members=[LOCAL]), new_room(seed=1)
+    await deliver(store, room)
+    await deliver(store, joined)
+    since = position(store, (await store.sync(LOCAL)).next_batch)
+    await append(store, joined.join(LOCAL))
+    held = await news(store)
+    assert held.candidates(since) is None
+    assert held.candidates(held.positions["events"]) == []
+
+
+async def test_what_another_store_commits_is_a_candidate_before_it_is_heard_of(dsn: str, store: Store) -> None:
+    room, invited = new_room(members=[LOCAL]), new_room(seed=1)
+    await deliver(store, room)
+    await deliver(store, invited)
+    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=ALONE) as other:
+        since = (await store.sync(LOCAL)).next_batch
+        await store.sync(LOCAL, since=since)
+        await append(other, room.message(ADMIN))
+        held = await news(store)
+        assert held.rooms_of is not None
+        assert held.unseen == frozenset({held.rooms_of.joined[room.room_id]})
+        assert held.room_ids is None, "who waits asks for them"
+        answer = await store.sync(LOCAL, since=since)
+        assert set(answer.join) == {room.room_id}
+        await append(other, invited.invite(ADMIN, LOCAL))
+        assert set((await store.sync(LOCAL, since=answer.next_batch)).invite) == {invited.room_id}
+
+
+async def test_who_is_far_behind_looks_at_all_rooms(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    monkeypatch.setattr(candidates, "FAR", 1)
+    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=ALONE) as other:
+        since = (await store.sync(LOCAL)).next_batch
+        await append(other, room.message(ADMIN), room.message(ADMIN), room.message(ADMIN))
+        assert (await news(store)).unseen is None
+        assert len((await store.sync(LOCAL, since=since)).join[room.room_id].timeline.events) == 3
+
+
+async def test_a_bounded_memory_knows_less_and_answers_the_same(dsn: str) -> None:
+    rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(3)]
+    tiny = replace(ALONE, cache_rooms_max=1, cache_memberships_max=2)
+    async with storage.open(dsn, server_name="s1.test", config=tiny) as store:
+        for room in rooms:
+            await deliver(store, room)
+        since = (await store.sync(LOCAL)).next_batch
+        assert (await news(store)).candidates(position(store, since)) == []
+        assert len(store.caches.rooms_of) == 0, "three rooms do not fit"
+        for room in rooms:
+            await append(store, room.message(ADMIN))
+        assert (await news(store)).candidates(position(store, since)) is None
+        assert set((await store.sync(LOCAL, since=since)).join) == {room.room_id for room in rooms}
