@@ -103,13 +103,14 @@ def export_parquet(
         start = SyncToken() if since is None else SyncToken.parse(since, deployment)
         end = current(conn)
     token = end.print(deployment)
+    tokens = (start.print(deployment), token)
     events = _events(spark, dsn, since, token, partitions)
     target = f"{path.rstrip('/')}/events/exported={number}"
     day = f.to_date(f.timestamp_millis("received_ts"))
     events.withColumn("day", day).write.mode("overwrite").partitionBy("day").parquet(target)
-    deltas = _of_rooms(spark, dsn, start.print(deployment), token, partitions, "state_deltas")
+    deltas = _of_rooms(spark, dsn, tokens, partitions, "state_deltas")
     deltas.write.mode("overwrite").parquet(f"{path.rstrip('/')}/state_deltas/exported={number}")
-    sight = _of_rooms(spark, dsn, start.print(deployment), token, partitions, "visibility")
+    sight = _of_rooms(spark, dsn, tokens, partitions, "visibility")
     sight.write.mode("overwrite").parquet(f"{path.rstrip('/')}/visibility/exported={number}")
     counts = [spark.read.parquet(f"{path.rstrip('/')}/{one}/exported={number}").count() for one in ("events", "state_deltas", "visibility")]
     if verify:
@@ -160,7 +161,7 @@ def _read_back(written: DataFrame, stored: DataFrame) -> None:
         raise StorageCorrupt("the export differs from the store", found=tuple(found), expected=tuple(expected))
 
 
-def _of_rooms(spark: SparkSession, dsn: str, since: str, upto: str, partitions: int, what: str) -> DataFrame:
+def _of_rooms(spark: SparkSession, dsn: str, tokens: tuple[str, str], partitions: int, what: str) -> DataFrame:
     """A table of all rooms, each task some stretches of room numbers."""
     with arrow_snapshot(dsn) as conn:
         first, last = room_numbers(conn)
@@ -172,7 +173,7 @@ def _of_rooms(spark: SparkSession, dsn: str, since: str, upto: str, partitions: 
         with arrow_snapshot(dsn) as conn:
             for batch in batches:
                 for given in batch.to_pylist():
-                    for table in _tables(conn, given["begin"], given["end"], (since, upto), what):
+                    for table in _tables(conn, given["begin"], given["end"], tokens, what):
                         yield from table.cast(schema).combine_chunks().to_batches()
 
     return frame.mapInArrow(read, spark_ddl(schema))

@@ -1,0 +1,141 @@
+"""`verify` and `rebuild`: rooms side by side in executors, each by the functions that do one room in one process.
+
+Rooms are dealt out by their size, so that a giant one does not stall the rest. Each task has one connection at most at a time, and reads each
+room in a snapshot of its own: writers go on meanwhile. A rebuild holds a room's lock while it is at it, and changes it in one transaction.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final, LiteralString
+
+import pyarrow as pa
+import uvloop
+from pyspark.sql import DataFrame, SparkSession
+
+from storage.config import Config
+from storage.database.arrow import arrow_snapshot
+from storage.database.connection import Database
+from storage.errors import StorageCorrupt, UnknownRoom
+from storage.maintenance.locality import local_server_name
+from storage.maintenance.repair import repair
+from storage.maintenance.verify import Finding, verify_database, verify_room
+from storage.pipeline.importing import deal
+from storage.pipeline.rows import spark_ddl
+
+STATEMENT_TIMEOUT_MS: Final = 3_600_000
+WHOLE_DATABASE: Final = ""
+"""Stands for what all rooms share, where a room is named."""
+
+SQL_ROOM_SIZES: Final[LiteralString] = """
+SELECT r.room_id, count(*) AS size
+FROM rooms r
+JOIN events e USING (room_nid)
+GROUP BY r.room_id
+"""
+
+FINDINGS: Final = pa.schema(
+    [
+        ("check", pa.string()),
+        ("room_id", pa.string()),
+        ("subject", pa.list_(pa.string())),
+        ("found", pa.string()),
+        ("expected", pa.string()),
+        ("repairable", pa.bool_()),
+    ]
+)
+REBUILT: Final = pa.schema([("room_id", pa.string()), ("error", pa.string())])
+
+OfRoom = Callable[[Database, str, str], AsyncIterator[dict[str, Any]]]
+
+
+def verify(
+    spark: SparkSession, dsn: str, *, room_ids: Sequence[str] | None = None, server_name: str | None = None, tasks: int | None = None
+) -> DataFrame:
+    """Every difference between what the tables say and what follows from the events, as a table (`FINDINGS`); empty if there is none.
+
+    Of these rooms, or of all and of what they share. ``tasks`` at most run at once, each with one connection. Recomputed with each
+    action on the table: `cache` it. `UnknownRoom` where a room is asked for that is not there; `DatabaseError`.
+    """
+    work = _dealt(spark, dsn, room_ids, tasks, also=() if room_ids is not None else (WHOLE_DATABASE,))
+    return work.mapInArrow(_each_room(dsn, server_name, _verified, FINDINGS), spark_ddl(FINDINGS))
+
+
+def rebuild(
+    spark: SparkSession, dsn: str, *, room_ids: Sequence[str] | None = None, server_name: str | None = None, tasks: int | None = None
+) -> dict[str, str]:
+    """Rebuild everything that follows from the events and the states at them, room by room; the rooms where it failed, with the reason.
+
+    Each room changes in one transaction, so an interrupted rebuild is simply run again. `UnknownRoom`, `DatabaseError`.
+    """
+    work = _dealt(spark, dsn, room_ids, tasks)
+    rows = work.mapInArrow(_each_room(dsn, server_name, _rebuilt, REBUILT), spark_ddl(REBUILT)).collect()
+    return {row["room_id"]: row["error"] for row in rows if row["error"] is not None}
+
+
+def _dealt(spark: SparkSession, dsn: str, room_ids: Sequence[str] | None, tasks: int | None, also: Sequence[str] = ()) -> DataFrame:
+    """The rooms, dealt out to tasks by size."""
+    with arrow_snapshot(dsn) as conn:
+        sizes = {row["room_id"]: row["size"] for row in conn.rows(SQL_ROOM_SIZES)}
+    if room_ids is not None:
+        unknown = [room_id for room_id in room_ids if room_id not in sizes]
+        if unknown:
+            raise UnknownRoom(unknown[0])
+        sizes = {room_id: sizes[room_id] for room_id in room_ids}
+    count = tasks or spark.sparkContext.defaultParallelism
+    dealt = deal(sizes, count, sum(sizes.values())) | dict.fromkeys(also, 0)
+    frame = spark.createDataFrame([(task, room_id) for room_id, task in dealt.items()], "task int, room_id string")
+    return frame.repartitionById(count, "task")
+
+
+def _each_room(
+    dsn: str, server_name: str | None, of_room: OfRoom, schema: pa.Schema
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rooms = [room_id for batch in batches for room_id in batch.column("room_id").to_pylist()]
+        if rooms:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                yield from runner.run(_all(dsn, server_name, rooms, of_room, schema))
+
+    return work
+
+
+async def _all(dsn: str, server_name: str | None, rooms: Sequence[str], of_room: OfRoom, schema: pa.Schema) -> list[pa.RecordBatch]:
+    async with _opened(dsn) as database:
+        name = await local_server_name(database, server_name)
+        return [pa.RecordBatch.from_pylist([row async for row in of_room(database, room_id, name)], schema=schema) for room_id in rooms]
+
+
+@asynccontextmanager
+async def _opened(dsn: str) -> AsyncIterator[Database]:
+    config = replace(Config.from_env(), statement_timeout_ms=STATEMENT_TIMEOUT_MS, pool_size_max=2, instance_name="spark maintenance")
+    async with await Database.open(dsn, config=config) as database:
+        yield database
+
+
+async def _verified(database: Database, room_id: str, server_name: str) -> AsyncIterator[dict[str, Any]]:
+    async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
+        findings = verify_database(conn) if room_id == WHOLE_DATABASE else verify_room(conn, room_id, server_name=server_name)
+        async for finding in findings:
+            yield _row(finding)
+
+
+def _row(finding: Finding) -> dict[str, Any]:
+    return {
+        "check": finding.check,
+        "room_id": finding.room_id,
+        "subject": list(finding.subject),
+        "found": finding.found,
+        "expected": finding.expected,
+        "repairable": finding.repairable,
+    }
+
+
+async def _rebuilt(database: Database, room_id: str, server_name: str) -> AsyncIterator[dict[str, Any]]:
+    try:
+        await repair(database, room_id, server_name=server_name)
+    except StorageCorrupt as error:
+        yield {"room_id": room_id, "error": str(error)}
+    else:
+        yield {"room_id": room_id, "error": None}
