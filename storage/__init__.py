@@ -40,7 +40,7 @@ from storage.queries.filters import EventFilter, SyncFilter
 from storage.queries.gaps import OpenGap
 from storage.queries.messages import Gap, Page
 from storage.queries.relations import RelationsPage
-from storage.queries.sync import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
+from storage.queries.sync import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, RoomSummary, Sync, Timeline
 from storage.store import Store
 
 __all__ = [
@@ -75,6 +75,7 @@ __all__ = [
     "RelationsPage",
     "ResyncNeeded",
     "RoomId",
+    "RoomSummary",
     "SchemaOutOfDate",
     "ServerName",
     "StateIds",

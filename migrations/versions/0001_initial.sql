@@ -965,3 +965,57 @@ LANGUAGE sql STABLE ROWS 100 AS $$
     WHERE folded.event_nid <> 0
 $$;
 COMMENT ON FUNCTION state_entries IS 'A whole state: the rows of the group''s path, folded by position, later ones winning; 0 removes a key.';
+
+CREATE FUNCTION state_but_members(state_group bigint) RETURNS TABLE (state_key_nid int, event_nid bigint)
+LANGUAGE sql STABLE ROWS 20 AS $$
+    SELECT folded.state_key_nid, folded.event_nid
+    FROM (
+        SELECT DISTINCT ON (entry.state_key_nid) entry.state_key_nid, entry.event_nid
+        FROM state_groups wanted
+        CROSS JOIN unnest(wanted.back) WITH ORDINALITY AS step (back, place)
+        JOIN state_groups part ON part.state_group = wanted.state_group - step.back
+        CROSS JOIN LATERAL unnest(part.key_nids, part.event_nids) AS entry (state_key_nid, event_nid)
+        WHERE wanted.state_group = $1
+        ORDER BY entry.state_key_nid, step.place DESC
+    ) AS folded
+    WHERE folded.event_nid <> 0
+$$;
+COMMENT ON FUNCTION state_but_members IS 'As state_entries, without the members, which are not looked at.';
+
+CREATE FUNCTION heroes_of(room_nid int, upto bigint, memberships smallint[], besides text) RETURNS text[]
+LANGUAGE sql STABLE AS $$
+    WITH
+    later AS (
+        SELECT DISTINCT ON (d.state_key_nid) d.state_key_nid, d.prev_event_nid AS event_nid
+        FROM state_deltas d
+        WHERE d.room_nid = $1 AND d.stream_ordering > $2
+        ORDER BY d.state_key_nid, d.stream_ordering
+    ),
+    member AS (
+        SELECT *
+        FROM (
+            SELECT c.state_key_nid, c.event_nid
+            FROM current_state c
+            WHERE c.room_nid = $1 AND c.membership = ANY ($3) AND c.state_key_nid NOT IN (SELECT state_key_nid FROM later)
+            ORDER BY c.state_key_nid
+            LIMIT 100
+        ) AS c
+        UNION ALL
+        SELECT l.state_key_nid, l.event_nid
+        FROM later l
+        JOIN events e USING (event_nid)
+        WHERE e.membership = ANY ($3)
+    )
+    SELECT ARRAY(
+        SELECT k.state_key
+        FROM member m
+        JOIN state_keys k USING (state_key_nid)
+        JOIN events e USING (event_nid)
+        WHERE k.state_key <> $4
+        ORDER BY e.stream_ordering NULLS FIRST, k.state_key
+        LIMIT 5
+    )
+$$;
+COMMENT ON FUNCTION heroes_of IS
+    'Five members by whom a room without a name is called, as of a position: the first in stream order of their membership events. Of rooms '
+    'with more than a hundred such members they are of the hundred that this server has known longest.';

@@ -191,7 +191,10 @@ async def test_sync(filled: Filled) -> None:
 
 async def test_states_of_sync(filled: Filled) -> None:
     end = filled.last_stream
-    plan = await plan_of(filled.store, state.SQL_STATE, [1, 11], [True, False], [None, None], [0, 1], [end, end], [end, end])
+    more = (False, [], [], False, *ANY_EVENT.arguments, LOCAL)
+    plan = await plan_of(
+        filled.store, state.SQL_STATE, [1, 11], [True, False], [None, None], [0, 1], [end, end], [end, end], [True, True], *more
+    )
     assert plan.event_rows <= 20
     plan = await plan_of(filled.store, stripped.SQL_STRIPPED, [1, 11], [1, 2])
     assert plan.event_rows <= 30

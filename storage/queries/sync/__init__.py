@@ -10,7 +10,7 @@ answer.py puts them together, results.py is what comes out, waiting.py is the lo
 
 from storage.queries.sync.answer import Asked, is_quiet, quiet, sync
 from storage.queries.sync.candidates import Memory
-from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
+from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, RoomSummary, Sync, Timeline
 from storage.queries.sync.waiting import Look, until_news
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "LeftRoom",
     "Look",
     "Memory",
+    "RoomSummary",
     "Sync",
     "Timeline",
     "is_quiet",

@@ -114,13 +114,22 @@ async def _fill(conn: Connection, asked: Asked, found: list[Told], answer: Sync)
     """The rooms, with their states, into the answer."""
     shown = [room for room in found if room.row.membership in (INVITE, KNOCK)]
     told = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
-    held = await states(conn, [_wanted(room, asked.timeline_limit) for room in told])
+    members = _members(told, asked) if asked.filter.lazy_load_members else None
+    held = await states(conn, asked.user_id, [_wanted(room, asked.timeline_limit) for room in told], members, asked.filter.state)
     for room in told:
         room_id = RoomId(room.row.told_room_id)
         one = _room(room, held[room.row.room_nid], asked)
         if room.row.membership != JOIN:
             answer.leave[room_id] = LeftRoom(one.timeline, one.state, one.state_after, one.state_removed)
-        elif room.row.whole or one.timeline.events or one.timeline.limited or one.state_after or one.state or one.state_removed:
+        elif (
+            room.row.whole
+            or one.timeline.events
+            or one.timeline.limited
+            or one.state_after
+            or one.state
+            or one.state_removed
+            or one.summary
+        ):
             answer.join[room_id] = one
     stripped = await stripped_states(conn, [(room.row.room_nid, room.row.member_nid) for room in shown])
     for room in shown:
@@ -132,11 +141,23 @@ async def _fill(conn: Connection, asked: Asked, found: list[Told], answer: Sync)
     return answer
 
 
+def _members(told: Iterable[Told], asked: Asked) -> list[tuple[int, str]]:
+    """Whose membership matters in which room: of the timeline's senders, of those it is about, and the user's own."""
+    found: dict[tuple[int, str], None] = {}
+    for room in told:
+        found[room.row.room_nid, asked.user_id] = None
+        for event in room.events[-asked.timeline_limit :] if asked.timeline_limit else ():
+            found[room.row.room_nid, event.sender] = None
+            if event.type == "m.room.member" and event.state_key is not None:
+                found[room.row.room_nid, event.state_key] = None
+    return list(found)
+
+
 def _wanted(room: Told, timeline_limit: int) -> Wanted:
     """The state to ask for. Who has not been in the room since the last sync is told of their own membership only."""
     row = room.row
     only = None if row.was_joined else row.member_key_nid
-    return Wanted(row.room_nid, row.whole, only, row.lower, _start(room, timeline_limit), row.upper)
+    return Wanted(row.room_nid, row.whole, only, row.lower, _start(room, timeline_limit), row.upper, row.membership == JOIN)
 
 
 def _start(room: Told, timeline_limit: int) -> int:
@@ -149,4 +170,4 @@ def _room(room: Told, state: RoomState, asked: Asked) -> JoinedRoom:
     row, limit = room.row, asked.timeline_limit
     place = PaginationToken(row.max_topological_ordering + 1, 0, _start(room, limit))
     timeline = Timeline(room.events[-limit:] if limit else [], room.cut or len(room.events) > limit, place.print(asked.deployment))
-    return JoinedRoom(timeline, state.at_start, state.at_end, state.removed)
+    return JoinedRoom(timeline, state.at_start, state.at_end, state.removed, next(iter(state.summary), None))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage.ids import RoomId, StateKey
+from storage.ids import RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent
 
 
@@ -21,18 +21,32 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomSummary:
+    """How many members are joined and invited, and, of a room without name and canonical alias, up to five by whom to call it.
+
+    The `heroes` are others than the user, in the order of their membership events: joined or invited ones, else those who left. None: the
+    room has a name.
+    """
+
+    joined_count: int
+    invited_count: int
+    heroes: tuple[UserId, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class JoinedRoom:
     """One room that the user is in.
 
     ``state`` leads from what the client knows to the start of the timeline, ``state_after`` to its end: state events that are
     new or changed, or all of them where the client knows nothing. ``state_removed`` are the keys that state resolution took
-    away altogether, as of the end.
+    away altogether, as of the end. ``summary`` is None where it has not changed.
     """
 
     timeline: Timeline
     state: list[StoredEvent]
     state_after: list[StoredEvent]
     state_removed: list[StateKey]
+    summary: RoomSummary | None = None
 
 
 class LeftRoom(JoinedRoom):

@@ -9,15 +9,25 @@ from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.ids import StateKey
+from storage.ids import StateKey, UserId
 from storage.queries.events import StoredEvent, stored_of
+from storage.queries.filters import ANY_EVENT, EventFilter
+from storage.queries.sync.results import RoomSummary
 
 SQL_STATE: Final[LiteralString] = """
 WITH
 room AS (
     SELECT *
-    FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[])
-        AS i (room_nid, whole, only_key_nid, lower, start, upper)
+    FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::boolean[])
+        AS i (room_nid, whole, only_key_nid, lower, start, upper, is_joined)
+),
+filter AS MATERIALIZED (
+    SELECT * FROM filter_of($12::text[], $13::text[], $14::text[], $15::text[], $16::boolean)
+),
+wanted AS MATERIALIZED (  -- where members are loaded lazily: those who matter
+    SELECT i.room_nid, k.state_key_nid
+    FROM unnest($9::int[], $10::text[]) AS i (room_nid, user_id)
+    JOIN state_keys k ON k.type_nid = 2 AND k.state_key = i.user_id
 ),
 changed AS (  -- rooms that the client knows: each key that changed since, before, at the start and at the end of the timeline
     SELECT r.room_nid, r.whole, d.state_key_nid,
@@ -32,15 +42,31 @@ changed AS (  -- rooms that the client knows: each key that changed since, befor
     WHERE (NOT r.whole OR r.lower > 0) AND (r.only_key_nid IS NULL OR d.state_key_nid = r.only_key_nid)
     GROUP BY r.room_nid, r.whole, d.state_key_nid
 ),
-undone AS (  -- rooms that are told whole: each key that changed after the start of the timeline
+undone AS (  -- rooms that are told whole, and members that the client may not know: each key that changed after the start of the timeline
     SELECT r.room_nid, d.state_key_nid,
         (array_agg(d.prev_event_nid ORDER BY d.stream_ordering))[1] AS start_nid,
         (array_agg(d.prev_event_nid ORDER BY d.stream_ordering) FILTER (WHERE d.stream_ordering > r.upper))[1] AS end_nid,
         bool_or(d.stream_ordering > r.upper) AS end_differs
     FROM room r
     JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.start
-    WHERE r.whole
+    WHERE r.whole OR $8::boolean
     GROUP BY r.room_nid, d.state_key_nid
+),
+held AS (  -- the current state of these rooms
+    SELECT c.room_nid, c.state_key_nid, c.event_nid
+    FROM room r
+    JOIN current_state c USING (room_nid)
+    WHERE r.whole AND NOT $8::boolean
+    UNION ALL
+    SELECT r.room_nid, s.state_key_nid, s.event_nid
+    FROM room r
+    JOIN rooms USING (room_nid)
+    CROSS JOIN LATERAL state_but_members(rooms.current_state_group) AS s
+    WHERE r.whole AND $8::boolean
+    UNION ALL
+    SELECT c.room_nid, c.state_key_nid, c.event_nid
+    FROM wanted
+    JOIN current_state c USING (room_nid, state_key_nid)
 ),
 value AS (  -- each key to tell: what the client knows, the value at the start, the value at the end
     SELECT room_nid, state_key_nid, before_nid, start_nid, end_nid
@@ -50,8 +76,13 @@ value AS (  -- each key to tell: what the client knows, the value at the start, 
     SELECT room_nid, state_key_nid, NULL,
         CASE WHEN u.end_differs IS NULL THEN c.event_nid ELSE u.start_nid END,
         CASE WHEN u.end_differs THEN u.end_nid ELSE c.event_nid END
-    FROM (SELECT c.* FROM room r JOIN current_state c USING (room_nid) WHERE r.whole) AS c
+    FROM held c
     FULL JOIN undone u USING (room_nid, state_key_nid)
+    WHERE NOT $8::boolean
+        OR ((room_nid, state_key_nid) IN (SELECT room_nid, state_key_nid FROM wanted)
+            AND (room_nid, state_key_nid) NOT IN (SELECT room_nid, state_key_nid FROM changed WHERE NOT whole))
+        OR (room_nid IN (SELECT room_nid FROM room WHERE whole)
+            AND NOT EXISTS (SELECT FROM state_keys k WHERE k.state_key_nid = COALESCE(c.state_key_nid, u.state_key_nid) AND k.type_nid = 2))
 ),
 entry AS (
     SELECT room_nid, state_key_nid, start_nid AS event_nid, true AS at_start, COALESCE(start_nid = end_nid, false) AS at_end
@@ -65,9 +96,46 @@ entry AS (
     SELECT room_nid, state_key_nid, NULL, false, false
     FROM changed
     WHERE before_nid IS NOT NULL AND end_nid IS NULL
+),
+later AS (  -- members that have changed since, where an older position is asked for
+    SELECT DISTINCT ON (d.room_nid, d.state_key_nid) d.room_nid, d.state_key_nid,
+        COALESCE(e.membership, 0) AS membership, COALESCE(c.membership, 0) AS membership_now
+    FROM room r
+    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.upper
+    LEFT JOIN events e ON e.event_nid = d.prev_event_nid
+    LEFT JOIN current_state c ON c.room_nid = d.room_nid AND c.state_key_nid = d.state_key_nid
+    WHERE r.is_joined
+    ORDER BY d.room_nid, d.state_key_nid, d.stream_ordering
+),
+due AS (  -- joined rooms with a summary that may have changed: members, name, canonical alias
+    SELECT r.room_nid, r.upper, i.joined_count, i.invited_count, EXISTS (
+            SELECT
+            FROM (VALUES (9, '"name":"'::bytea), (11, '"alias":"'::bytea)) AS k (state_key_nid, beginning)
+            JOIN events e ON e.event_nid = COALESCE((
+                SELECT COALESCE(d.prev_event_nid, 0)
+                FROM state_deltas d
+                WHERE d.room_nid = r.room_nid AND d.state_key_nid = k.state_key_nid AND d.stream_ordering > r.upper
+                ORDER BY d.stream_ordering
+                LIMIT 1
+            ), (SELECT c.event_nid FROM current_state c WHERE c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid))
+            WHERE e.redacted_by IS NULL AND NOT e.redacted_form
+                AND (e.encoding <> 0 OR (position(k.beginning IN e.json) > 0 AND position(k.beginning || '"'::bytea IN e.json) = 0))
+        ) AS is_named
+    FROM room r
+    JOIN rooms i USING (room_nid)
+    WHERE r.is_joined AND (r.whole OR EXISTS (
+        SELECT
+        FROM state_deltas d
+        JOIN state_keys k USING (state_key_nid)
+        WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower AND d.stream_ordering <= r.upper
+            AND (k.type_nid = 2 OR k.state_key_nid IN (9, 11))
+    ))
 )
-SELECT n.room_nid, n.at_start, n.at_end, gone.type AS removed_type, gone.state_key AS removed_key, s.*
+SELECT n.room_nid, n.at_start, n.at_end, gone.type AS removed_type, gone.state_key AS removed_key,
+    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes, s.*
 FROM entry n
+CROSS JOIN filter
+LEFT JOIN events e ON e.event_nid = n.event_nid AND $11::boolean
 LEFT JOIN LATERAL (  -- for the few keys that were removed; not all keys of the database, hashed
     SELECT t.type, k.state_key
     FROM state_keys k
@@ -76,17 +144,31 @@ LEFT JOIN LATERAL (  -- for the few keys that were removed; not all keys of the 
     OFFSET 0
 ) AS gone ON true
 LEFT JOIN stored_events s ON s.event_nid = n.event_nid
+WHERE e.event_nid IS NULL OR is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url)
+UNION ALL
+SELECT d.room_nid, false, false, NULL, NULL,
+    d.joined_count + COALESCE((SELECT sum((l.membership = 5)::int - (l.membership_now = 5)::int) FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
+    d.invited_count + COALESCE((SELECT sum((l.membership = 4)::int - (l.membership_now = 4)::int) FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
+    CASE WHEN NOT d.is_named THEN
+        COALESCE(NULLIF(heroes_of(d.room_nid, d.upper, '{4,5}', $17::text), '{}'), heroes_of(d.room_nid, d.upper, '{1,2}', $17::text))
+    END,
+    s.*
+FROM due d
+LEFT JOIN stored_events s ON false
 """
 
 
 class StateRow(NamedTuple):
-    """One state event of a room, or (``event_nid`` None) a key that was removed."""
+    """One state event of a room, or (``event_nid`` None) a key that was removed, or (with counts) its summary."""
 
     room_nid: int
     at_start: bool
     at_end: bool
     removed_type: str | None
     removed_key: str | None
+    joined_count: int | None
+    invited_count: int | None
+    heroes: list[str] | None
     event_nid: int | None
     event_id: str | None
     room_id: str | None
@@ -116,6 +198,7 @@ class Wanted(NamedTuple):
     lower: int
     start: int
     upper: int
+    is_joined: bool
 
 
 class RoomState(NamedTuple):
@@ -124,15 +207,33 @@ class RoomState(NamedTuple):
     at_start: list[StoredEvent]
     at_end: list[StoredEvent]
     removed: list[StateKey]
+    summary: list[RoomSummary]  # one, or none where it has not changed
 
 
-async def states(conn: Connection, wanted: Sequence[Wanted]) -> dict[int, RoomState]:
-    """The state of each of these rooms, by room nid."""
-    found = {one.room_nid: RoomState([], [], []) for one in wanted}
+async def states(
+    conn: Connection, user_id: UserId, wanted: Sequence[Wanted], members: Sequence[tuple[int, str]] | None, picked: EventFilter
+) -> dict[int, RoomState]:
+    """The state of each of these rooms, by room nid. ``members``: in which room whose membership matters; None: everybody's."""
+    found = {one.room_nid: RoomState([], [], [], []) for one in wanted}
     if not wanted:
         return found
-    for row in await conn.fetch(SQL_STATE, *map(list, zip(*wanted, strict=True)), row=StateRow):
+    lazy = [room_nid for room_nid, _ in members or ()], [name for _, name in members or ()]
+    rows = await conn.fetch(
+        SQL_STATE,
+        *map(list, zip(*wanted, strict=True)),
+        members is not None,
+        *lazy,
+        picked != ANY_EVENT,
+        *picked.arguments,
+        user_id,
+        row=StateRow,
+    )
+    for row in rows:
         room = found[row.room_nid]
+        if row.joined_count is not None:
+            heroes = None if row.heroes is None else tuple(map(UserId, row.heroes))
+            room.summary.append(RoomSummary(row.joined_count, row.invited_count or 0, heroes))
+            continue
         if row.event_nid is None:
             room.removed.append((row.removed_type or "", row.removed_key or ""))
             continue
