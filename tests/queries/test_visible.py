@@ -214,6 +214,38 @@ async def test_history_from_before_the_first_local_user_and_after_the_last(store
     assert page.chunk[0].event_id == leave.event_id
 
 
+@pytest.mark.parametrize("visibility, sees_what_was_missed", [("shared", True), ("invited", False), ("joined", False)])
+async def test_a_room_that_all_local_users_leave_and_come_back_to(store: Store, visibility: str, *, sees_what_was_missed: bool) -> None:
+    """While nobody of ours is there nothing is kept of who may see it but by the rule; what comes back then is by the rule as well."""
+    room = RoomBuilder("11", sign=False)
+    room.start(REMOTE, history_visibility=visibility)
+    room.join(LOCAL)
+    room.join(OTHER)
+    inside = room.message(REMOTE)
+    room.leave(OTHER)
+    room.leave(LOCAL)
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    missed = [room.message(REMOTE), room.topic(REMOTE, "nobody there"), room.message(REMOTE)]
+    await deliver(store, room)
+    assert await store.visible_to_user(LOCAL, ids([inside, *missed])) == {inside.event_id}
+    assert await store.visible_to_server("s1.test", ids(missed)) == (set(ids(missed)) if sees_what_was_missed else set())
+    back = room.join(LOCAL)
+    said = room.message(REMOTE)
+    await deliver(store, room)
+    asked = ids([inside, *missed, back, said])
+    assert await store.visible_to_user(LOCAL, asked) == set(ids([inside, back, said])) | (
+        set(ids(missed)) if sees_what_was_missed else set()
+    )
+    assert await store.visible_to_user(OTHER, asked) == {inside.event_id}
+    assert await store.visible_to_server("s1.test", [said.event_id]) == {said.event_id}
+    page = await store.messages(room.room_id, LOCAL, limit=100)
+    assert {event.event_id for event in page.chunk} & set(asked) == await store.visible_to_user(LOCAL, asked)
+    again = await store.sync(LOCAL, since=since)
+    assert said.event_id in {event.event_id for event in again.join[room.room_id].timeline.events}
+    assert (await store.rooms_of(LOCAL)) == [room.room_id]
+
+
 async def test_pages_and_syncs_are_refused_to_users_of_other_servers(store: Store) -> None:
     room = new_room()
     said = room.message(ADMIN)
