@@ -233,7 +233,7 @@ class Store:
             timeline_limit=timeline_limit,
             rooms_limit=rooms_limit,
             full_state=full_state,
-            ignored=ignored,
+            ignored=checks.users(ignored),
             filter=filter,
             server_name=self.server_name,
             deployment=self.deployment_id,
@@ -318,13 +318,14 @@ class Store:
         Limits and tokens are as in `messages`. `UnknownEvent` also where the user may not see it, `InvalidIdentifier`,
         `InvalidToken`, `InputError`.
         """
-        user, [target] = checks.local_user(user_id, self.server_name), checks.events([event_id])
-        wanted = relations.Wanted(rel_type=rel_type, event_type=event_type, ignored=ignored, recurse=recurse)
+        user, target, silent = checks.local_user(user_id, self.server_name), checks.event(event_id), checks.users(ignored)
+        kinds = [None if kind is None else checks.text(kind) for kind in (rel_type, event_type)]
+        wanted = relations.Wanted(rel_type=kinds[0], event_type=kinds[1], ignored=silent, recurse=recurse)
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
         rows_max = self.database.config.traversal_rows_max
         async with self.database.connection() as conn:
             page = await relations.relations(conn, target, user, wanted, asked, deployment=self.deployment_id, rows_max=rows_max)
-            return await aggregating.of_page(conn, user, page, ignored=ignored) if aggregations else page
+            return await aggregating.of_page(conn, user, page, ignored=silent) if aggregations else page
 
     async def aggregations(
         self, user_id: str, event_ids: Iterable[str], *, ignored: Collection[UserId] = ()
@@ -333,9 +334,9 @@ class Store:
 
         Of any number of events in one statement; those of which nothing is told are left out. `InvalidIdentifier`.
         """
-        user, ids = checks.local_user(user_id, self.server_name), checks.events(event_ids)
+        user, ids, silent = checks.local_user(user_id, self.server_name), checks.events(event_ids), checks.users(ignored)
         async with self.database.connection() as conn:
-            return await aggregating.aggregations(conn, user, ids, ignored=ignored)
+            return await aggregating.aggregations(conn, user, ids, ignored=silent)
 
     async def event_near(self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: Direction) -> StoredEvent | None:
         """The visible event at, or nearest before ("b") or after ("f") a time. None if there is none. `UnknownRoom`."""

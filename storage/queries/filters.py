@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from storage.ids import RoomId, UserId
+from storage.queries import checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +56,4 @@ ANY_ROOM: Final = SyncFilter()
 
 def _texts(names: Collection[str] | Collection[UserId] | None) -> list[str] | None:
     """Without what no name can hold: it would match nothing."""
-    return None if names is None else [name for name in names if "\0" not in name]
+    return None if names is None else [name for name in names if checks.is_text(name)]

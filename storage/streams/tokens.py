@@ -169,14 +169,14 @@ class RoomsToken:
         return cls(SyncToken._read_body(upto), _read_number(activity), _read_number(room))  # noqa: SLF001  # the same module
 
 
-def is_rooms_token(text: str) -> bool:
+def is_rooms_token(text: object) -> bool:
     """Whether a text claims to be a `RoomsToken`; parsing it tells if it is one."""
-    return text.startswith(ROOMS)
+    return isinstance(text, str) and text.startswith(ROOMS)
 
 
-def is_sync_token(text: str) -> bool:
+def is_sync_token(text: object) -> bool:
     """Whether a text claims to be a `SyncToken`; parsing it tells if it is one."""
-    return text.startswith(SYNC)
+    return isinstance(text, str) and text.startswith(SYNC)
 
 
 class _Token(Protocol):
@@ -192,6 +192,8 @@ def _print(kind: str, body: str, deployment: str) -> str:
 
 
 def _parse(kind: str, text: str, deployment: str, read_body: Callable[[str], _AnyToken]) -> _AnyToken:
+    if not isinstance(text, str):
+        raise InvalidToken(repr(text)[:LARGEST_TOKEN], "it is no text")
     try:
         token = read_body(_open(kind, text, deployment))
     except ValueError as error:
