@@ -6,6 +6,7 @@ import pytest
 
 from storage import Store
 from storage.errors import InvalidIdentifier, UnknownEvent
+from storage.ids import UserId
 from storage.testing import RoomBuilder
 from tests.oracle.oracle import Oracle
 from tests.queries.conftest import Statements
@@ -243,7 +244,7 @@ async def test_a_room_that_all_local_users_leave_and_come_back_to(store: Store, 
     assert {event.event_id for event in page.chunk} & set(asked) == await store.visible_to_user(LOCAL, asked)
     again = await store.sync(LOCAL, since=since)
     assert said.event_id in {event.event_id for event in again.join[room.room_id].timeline.events}
-    assert (await store.rooms_of(LOCAL)) == [room.room_id]
+    assert (await store.rooms_of(UserId(LOCAL))) == [room.room_id]
 
 
 async def test_pages_and_syncs_are_refused_to_users_of_other_servers(store: Store) -> None:
