@@ -96,7 +96,7 @@ def build(number: int) -> Cited:
     version, event = str(case.v), case.event
     held: dict[str, Event] = {one.event_id: one for one in case.state.values()}
     blank = Cited(event, held, (), case.v)
-    ids = [one.event_id for one in held.values() if blank.may_be(one)]
+    ids: list[str] = [one.event_id for one in held.values() if blank.may_be(one)]
     others = [one.event_id for one in held.values() if one.event_id not in ids]
     for one in random.sample(list(held.values()), min(2, len(held))):  # others under the same key, and of other rooms
         again = make_event(
