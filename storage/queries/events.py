@@ -5,11 +5,11 @@ where a redaction took effect or where only the redacted form was ever valid.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, make_dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import redact
 from storage.event.hashes import canonical
 from storage.event.reading import read_trusted
@@ -42,35 +42,69 @@ class StoredRow(NamedTuple):
     json: bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event of the store. ``raw`` are the received bytes; ``json`` is to be served (api.md, "Reading one thing")."""
+    """An event of the store. ``raw`` are the received bytes; ``json`` is to be served (api.md, "Reading one thing").
+
+    The bytes are read when somebody first asks for something in them: `json`, `content`, `type`, `sender`, `state_key` or `depth`. A state
+    of thousands of members is listed, compared and passed on without that. `StorageCorrupt` if they are no event any more.
+    """
 
     event_id: EventId
     room_id: RoomId
-    type: str
-    sender: UserId
-    state_key: str | None
+    room_version: str
     stream_ordering: int | None
     topological_ordering: int | None
-    depth: int
     raw: bytes
     redacted_by: EventId | None
     rejected: str | None
     soft_failed: bool
     outlier: bool
-    json: dict[str, Any]
-    room_version: str
+    pruned: bool = False
+    """``json`` is the redacted form: a redaction took effect, or no other form was ever valid, or it is ``withheld``."""
     withheld: bool = False
     """Whoever asked may have its redacted form only, and neither ``json`` nor ``raw`` has more."""
     relations: "Aggregations | None" = None
     """What is told together with it, where a read was asked for aggregations. None: nothing, or not asked for."""
+    _json: dict[str, Any] | None = field(default=None, compare=False)
+    """``json``, once it was asked for."""
 
     def __repr__(self) -> str:
-        key = "" if self.state_key is None else f" state_key={self.state_key!r}"
-        return f"<StoredEvent {self.event_id} {self.type}{key} sender={self.sender} at {self.topological_ordering}/{self.stream_ordering}>"
+        try:
+            key = "" if self.state_key is None else f" state_key={self.state_key!r}"
+            what = f"{self.type}{key} sender={self.sender}"
+        except StorageCorrupt:
+            what = "unreadable"
+        return f"<StoredEvent {self.event_id} {what} at {self.topological_ordering}/{self.stream_ordering}>"
 
-    @cached_property
+    @property
+    def json(self) -> dict[str, Any]:
+        """To be served: as received, or in the redacted form. Shared, not copied: treat it as immutable."""
+        if self._json is None:
+            object.__setattr__(self, "_json", _read(self.event_id, self.raw, self.room_version, redacted=self.pruned and not self.withheld))
+        return self._json  # type: ignore[return-value]  # set in the line before
+
+    @property
+    def type(self) -> str:
+        """The type."""
+        return self.json["type"]  # type: ignore[no-any-return]  # `_read` has looked
+
+    @property
+    def sender(self) -> UserId:
+        """Who sent it."""
+        return self.json["sender"]  # type: ignore[no-any-return]
+
+    @property
+    def state_key(self) -> str | None:
+        """The state key. None: not a state event."""
+        return self.json.get("state_key")
+
+    @property
+    def depth(self) -> int:
+        """As claimed by the sender."""
+        return self.json["depth"]  # type: ignore[no-any-return]
+
+    @property
     def content(self) -> dict[str, Any]:
         """The content to be served."""
         content = self.json.get("content")
@@ -109,44 +143,42 @@ class Aggregations:
 
 
 # As `storage.event.model` makes its events: a frozen dataclass sets its fields one by one, an unfrozen twin in a quarter of the time.
-_Draft: Final[Any] = make_dataclass("_Draft", [field.name for field in fields(StoredEvent)], eq=False)
+_Draft: Final[Any] = make_dataclass("_Draft", [field.name for field in fields(StoredEvent)], slots=True, eq=False)
 
 
 def stored(row: StoredRow, *, redacted: bool = True, withheld: bool = False) -> StoredEvent:
-    """The event of a row. ``redacted`` False shows the content also where a redaction took effect; ``withheld`` shows it nowhere.
+    """The event of a row. ``redacted`` False shows the content also where a redaction took effect; ``withheld`` shows it nowhere."""
+    return stored_of(row, redacted=redacted, withheld=withheld)
 
-    Reads of thousands of events spend most of their time here: nothing is looked at that is not answered.
+
+def stored_of(columns: Sequence[Any], *, redacted: bool = True, withheld: bool = False) -> StoredEvent:
+    """The event of columns in the order of `StoredRow`, for queries that select others besides.
+
+    Reads of thousands of events spend much of their time here: nothing is looked at that is not asked for.
     """
-    json = read_trusted(row.json, strict=version_of(row.room_version).strict_canonical_json)
-    if withheld or row.redacted_form or (redacted and row.redacted_by is not None):
-        json = redact(json, row.room_version)
+    _, event_id, room_id, version, stream, topological, _, redacted_by, rejected, soft_failed, outlier, redacted_form, _, raw = columns
+    pruned = withheld or redacted_form or (redacted and redacted_by is not None)
+    json = None
+    if withheld:
+        json = _read(event_id, raw, version, redacted=True)
+        raw = canonical(json)
     event = _Draft(
-        row.event_id,
-        row.room_id,
-        json["type"],
-        json["sender"],
-        json.get("state_key"),
-        row.stream_ordering,
-        row.topological_ordering,
-        json["depth"],
-        canonical(json) if withheld else row.json,
-        row.redacted_by,
-        row.rejected,
-        row.soft_failed,
-        row.outlier,
-        json,
-        row.room_version,
-        withheld,
-        None,
+        event_id, room_id, version, stream, topological, raw, redacted_by, rejected, soft_failed, outlier, pruned, withheld, None, json
     )
     event.__class__ = StoredEvent
     made: StoredEvent = event
     return made
 
 
-def stored_of(columns: Sequence[Any], *, withheld: bool = False) -> StoredEvent:
-    """The event of columns in the order of `StoredRow`, for queries that select others besides."""
-    return stored(StoredRow._make(columns), withheld=withheld)
+def _read(event_id: EventId, raw: bytes, room_version: str, *, redacted: bool) -> dict[str, Any]:
+    """The event in the bytes, whole or redacted. `StorageCorrupt`: they are not what was stored."""
+    try:
+        json = read_trusted(raw, strict=version_of(room_version).strict_canonical_json)
+        if type(json["type"]) is str and type(json["sender"]) is str and "depth" in json:
+            return redact(json, room_version) if redacted else json
+    except (InvalidEvent, KeyError, TypeError) as error:
+        raise StorageCorrupt(f"the bytes of an event cannot be read: {error}", event_id=event_id) from error
+    raise StorageCorrupt("the bytes of an event are not those of an event", event_id=event_id)
 
 
 async def events(conn: Connection, event_ids: Iterable[EventId], *, redacted: bool = True) -> dict[EventId, StoredEvent]:

@@ -1,0 +1,88 @@
+"""An event that was read: its bytes are looked into when somebody asks, and it is a plain value otherwise."""
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from storage import StorageCorrupt, Store, StoredEvent
+from storage.event import redact
+from storage.queries.events import StoredRow, stored
+from tests.queries.rooms import ADMIN, LOCAL, append, new_room
+
+RAW = b'{"content":{"body":"Hi"},"depth":7,"sender":"@user:s1.test","state_key":"","type":"m.test"}'
+ROW = StoredRow(
+    5, "$event", "!room:s1.test", "11", 3, 2, 7, None, None, soft_failed=False, outlier=False, redacted_form=False, encoding=0, json=RAW
+)
+
+
+def test_it_tells_what_the_bytes_say() -> None:
+    event = stored(ROW)
+    assert (event.type, event.sender, event.state_key, event.depth, event.content) == ("m.test", "@user:s1.test", "", 7, {"body": "Hi"})
+    assert event.json is event.json
+    assert repr(event) == "<StoredEvent $event m.test state_key='' sender=@user:s1.test at 2/3>"
+
+
+def test_it_is_equal_to_one_that_was_not_asked_yet_also_after_pickling() -> None:
+    event, other = stored(ROW), stored(ROW)
+    assert event.type == "m.test"
+    assert event == other
+    assert hash(event) == hash(other)
+    for copied in (pickle.loads(pickle.dumps(event)), pickle.loads(pickle.dumps(other)), copy.deepcopy(other), replace(event)):
+        assert type(copied) is StoredEvent
+        assert copied == event
+        assert copied.json == event.json
+    assert stored(ROW._replace(redacted_by="$redaction")) != event
+    assert replace(event, withheld=True) != event
+
+
+def test_nothing_of_it_can_be_changed() -> None:
+    event = stored(ROW)
+    with pytest.raises(FrozenInstanceError):
+        event.raw = b""  # type: ignore[misc]
+    with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
+        event.type = "m.other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "row, redacted, withheld, body",
+    [
+        (ROW, True, False, "Hi"),
+        (ROW._replace(redacted_by="$redaction"), True, False, None),
+        (ROW._replace(redacted_by="$redaction"), False, False, "Hi"),
+        (ROW._replace(redacted_form=True), False, False, None),
+        (ROW, False, True, None),
+        (ROW._replace(redacted_by="$redaction"), True, True, None),
+    ],
+)
+def test_the_form_that_is_shown(row: StoredRow, body: str | None, *, redacted: bool, withheld: bool) -> None:
+    event = stored(row, redacted=redacted, withheld=withheld)
+    assert event.content.get("body") == body
+    assert (event.json == redact(event.json, "11")) == (body is None)
+    assert (b"Hi" in event.raw) == (not withheld)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\xff", b"{", b"[]", b"{}", b'{"type":1,"sender":"@a:b","depth":1}', b'{"type":"m.test","sender":"@a:b"}']
+)
+def test_bytes_that_are_no_event_any_more_are_named(raw: bytes) -> None:
+    event = stored(ROW._replace(json=raw))
+    with pytest.raises(StorageCorrupt, match=r"\$event") as caught:
+        assert event.type
+    assert caught.value.ids == {"event_id": "$event"}
+    assert repr(event) == "<StoredEvent $event unreadable at 2/3>"
+    with pytest.raises(StorageCorrupt):
+        stored(ROW._replace(json=raw), withheld=True)
+
+
+async def test_one_bad_event_does_not_keep_the_others_from_being_read(store: Store) -> None:
+    room = new_room(members=[LOCAL])
+    good, bad = room.message(ADMIN), room.message(ADMIN)
+    await append(store, *room.events)
+    async with store.database.connection() as conn:
+        await conn.execute("UPDATE events SET json = 'x' WHERE event_id = $1::text", bad.event_id)
+    chunk = (await store.messages(room.room_id, LOCAL, limit=2)).chunk
+    assert chunk[1].raw == good.pdu
+    with pytest.raises(StorageCorrupt):
+        assert chunk[0].json
