@@ -500,6 +500,17 @@ COMMENT ON COLUMN stream_positions.epoch IS
 COMMENT ON COLUMN stream_positions.entered_at IS 'Where the sequence was when the writer entered first: all its facts are above.';
 COMMENT ON CONSTRAINT stream_positions_pkey ON stream_positions IS 'Serves: positions at start-up and in each sync.';
 
+CREATE TABLE purged_streams (
+    stream_name text COLLATE "C" NOT NULL,
+    purged_upto bigint NOT NULL,
+    CONSTRAINT purged_streams_pkey PRIMARY KEY (stream_name)
+);
+COMMENT ON TABLE purged_streams IS
+    'Streams of which facts were thrown away that a reader may need who goes on from a token. For "events": what happened (state_deltas '
+    'among it) up to there may be gone, so a sync from before begins anew (ResyncNeeded). No row: nothing was.';
+COMMENT ON COLUMN purged_streams.purged_upto IS 'The largest such position. Whoever throws away sets it, in the same transaction.';
+COMMENT ON CONSTRAINT purged_streams_pkey ON purged_streams IS 'Serves: each sync.';
+
 CREATE SEQUENCE writer_nids AS smallint START 1;
 CREATE TABLE writers (
     writer_nid smallint NOT NULL DEFAULT nextval('writer_nids'),

@@ -94,6 +94,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "erased_users_pkey": "who is erased again stays so: ON CONFLICT DO NOTHING",
     "event_types_pkey": "type_nids is a sequence",
     "state_keys_pkey": "state_key_nids is a sequence",
+    "purged_streams_pkey": "whoever purges sets it, one at a time: ON CONFLICT DO UPDATE",
     "rooms_pkey": "room_nids is a sequence",
     "events_pkey": "event_nids is a sequence; an event takes over the number of a missing one, which leaves its table",
     "events_stream_ordering_key": "events_stream is a sequence",

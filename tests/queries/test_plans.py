@@ -191,7 +191,7 @@ async def test_sync(filled: Filled) -> None:
 
 async def test_states_of_sync(filled: Filled) -> None:
     end = filled.last_stream
-    more = (False, [], [], False, *ANY_EVENT.arguments, LOCAL)
+    more: tuple[Any, ...] = (False, [], [], False, *ANY_EVENT.arguments, LOCAL)
     plan = await plan_of(
         filled.store, state.SQL_STATE, [1, 11], [True, False], [None, None], [0, 1], [end, end], [end, end], [True, True], *more
     )

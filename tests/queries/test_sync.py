@@ -4,7 +4,7 @@ import pytest
 
 import storage
 from storage import Store, Sync
-from storage.errors import InputError, InvalidIdentifier, InvalidToken
+from storage.errors import InputError, InvalidIdentifier, InvalidToken, ResyncNeeded
 from storage.ids import UserId
 from storage.queries.sync import rooms as looking
 from storage.streams import SyncToken, VectorPosition
@@ -406,6 +406,24 @@ async def test_bad_questions_are_refused(store: Store) -> None:
         await store.sync(LOCAL, timeline_limit=-1)
     assert (await store.sync(LOCAL, timeline_limit=0)).join[room.room_id].timeline.events == []
     assert len((await store.sync(LOCAL, timeline_limit=10**9)).join[room.room_id].timeline.events) == len(room.events)
+
+
+async def test_who_is_from_before_a_purge_begins_anew(store: Store) -> None:
+    rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(2)]
+    for room in rooms:
+        await deliver(store, room)
+    old, part = (await store.sync(LOCAL)).next_batch, (await store.sync(LOCAL, rooms_limit=1)).next_rooms
+    await append(store, *(room.message(ADMIN) for room in rooms))
+    new = (await store.sync(LOCAL)).next_batch
+    await append(store, rooms[0].message(ADMIN))
+    purged = SyncToken.parse(new, store.deployment_id).positions()["events"].min
+    async with store.database.connection() as conn:
+        await conn.execute("INSERT INTO purged_streams (stream_name, purged_upto) VALUES ('events', $1::bigint)", purged)
+    for since, limit in ((old, None), (part, 1)):
+        with pytest.raises(ResyncNeeded):
+            await store.sync(LOCAL, since=since, rooms_limit=limit)
+    assert list((await store.sync(LOCAL, since=new)).join) == [rooms[0].room_id]
+    assert len((await store.sync(LOCAL)).join) == 2
 
 
 async def test_results_print_well(store: Store) -> None:

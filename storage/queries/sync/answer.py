@@ -7,12 +7,12 @@ from typing import Final
 from storage.config import Config
 from storage.database.connection import Connection
 from storage.database.names import INVITE, JOIN, MEMBERSHIPS
-from storage.errors import InvalidToken
+from storage.errors import InvalidToken, ResyncNeeded
 from storage.ids import RoomId, UserId
 from storage.queries import checks
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync.candidates import Memory, News
-from storage.queries.sync.positions import events_of, positions
+from storage.queries.sync.positions import events_of, where
 from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
 from storage.queries.sync.rooms import Stretch, Told, rooms
 from storage.queries.sync.state import RoomState, Wanted, states
@@ -72,7 +72,8 @@ async def sync(conn: Connection, asked: Asked, *, memory: Memory | None = None) 
     ``memory`` tells where to look for what is new; without it all rooms of the user are looked at.
     """
     news = None if memory is None or asked.since is None or asked.full_state else await memory.news(conn, asked.user_id)
-    current = await positions(conn) if news is None else news.positions
+    current, purged_upto = await where(conn) if news is None else (news.positions, news.purged_upto)
+    _refuse_purged(asked, purged_upto)
     upto = SyncToken.of(current) if asked.part is None else asked.part.upto.bound(current)
     since = None if asked.since is None else asked.since.bound(current)
     known = None if since is None else events_of(since)
@@ -101,9 +102,18 @@ async def quiet(conn: Connection, asked: Asked, memory: Memory) -> tuple[Sync, N
     """The answer that nothing is new, in one statement, which needs no transaction; with what is known there. None: something may be."""
     news = await memory.news(conn, asked.user_id)
     upto, since = SyncToken.of(news.positions), (asked.since or SyncToken()).bound(news.positions)
+    if events_of(since).min < news.purged_upto:
+        return None
     if since == upto or news.candidates(events_of(since)) == []:
         return Sync(upto.print(asked.deployment)), news
     return None
+
+
+def _refuse_purged(asked: Asked, purged_upto: int) -> None:
+    """`ResyncNeeded` for a token from before what was thrown away."""
+    token = asked.since if asked.part is None else asked.part.upto
+    if token is not None and events_of(token).min < purged_upto:
+        raise ResyncNeeded(token.print(asked.deployment), "what happened since then is not kept any more")
 
 
 def _next_rooms(upto: SyncToken, last: Told) -> RoomsToken:

@@ -21,7 +21,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.ids import RoomId, UserId
-from storage.queries.sync.positions import STREAMS, vector
+from storage.queries.sync.positions import PURGED, STREAMS, vector
 from storage.streams import VectorPosition
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 
@@ -70,6 +70,10 @@ UNION ALL
 SELECT 'unseen', NULL, upto, above, CASE WHEN NOT is_far THEN ARRAY(SELECT DISTINCT room_nid FROM unseen) END, NULL
 FROM stretch
 UNION ALL
+SELECT 'purged', stream_name, purged_upto, 0, NULL, NULL
+FROM purged_streams
+WHERE stream_name = 'events'
+UNION ALL
 SELECT 'rooms of', NULL, max(m.stream_ordering), 0, array_agg(m.room_nid ORDER BY m.room_nid) FILTER (WHERE m.membership = 5),
     array_agg(r.room_id ORDER BY m.room_nid) FILTER (WHERE m.membership = 5)
 FROM principals p
@@ -80,7 +84,7 @@ WHERE p.name = $4::text
 
 
 class NewsRow(NamedTuple):
-    """A writer in a stream: how far it is, and how far this process has heard; or what is unseen; or the rooms of the user."""
+    """A writer in a stream: how far it is, and how far this process has heard; or what is unseen, or purged; or the rooms of the user."""
 
     what: str
     instance_name: str | None
@@ -101,6 +105,7 @@ class News:
     unseen: frozenset[int] | None
     """The rooms in which something was committed that this process has not heard of. None: it is not known."""
     changes: LastChange
+    purged_upto: int = 0
 
     def candidates(self, since: VectorPosition) -> list[int] | None:
         """The rooms that can have news for the user since then, by room nid. None: any can."""
@@ -140,8 +145,9 @@ class Memory:
             self._rooms_of.fill(entry, rooms_of)
         else:
             rooms_of = entry if is_current else None
+        purged_upto = max((row.position or 0 for row in rows if row.what == PURGED), default=0)
         found = {name: {row.instance_name or "": row.position or 0 for row in rows if row.what == name} for name in STREAMS}
-        return News({name: vector(writers) for name, writers in found.items()}, rooms_of, _unseen(rows), self._changes)
+        return News({name: vector(writers) for name, writers in found.items()}, rooms_of, _unseen(rows), self._changes, purged_upto)
 
 
 async def read(conn: Connection, heard: Sequence[tuple[str, str, int]], user_id: UserId | None) -> list[NewsRow]:

@@ -14,23 +14,43 @@ SQL_POSITIONS: Final[LiteralString] = """
 SELECT stream_name, instance_name, stream_id
 FROM stream_positions
 WHERE stream_name = ANY($1::text[])
+UNION ALL
+SELECT 'purged', stream_name, purged_upto
+FROM purged_streams
+WHERE stream_name = 'events'
 """
 
 STREAMS: Final = ("events",)  # those that a sync tells of
 
 
+PURGED: Final = "purged"
+
+
 class WriterRow(NamedTuple):
-    """How far a writer is in a stream."""
+    """How far a writer is in a stream; or ("purged") up to where facts may be gone."""
 
     stream_name: str
     instance_name: str
     stream_id: int
 
 
+class Reached(NamedTuple):
+    """The position of each stream that a sync tells of, and up to where the events stream may have been purged."""
+
+    positions: dict[str, VectorPosition]
+    purged_upto: int
+
+
+async def where(conn: Connection) -> Reached:
+    """How far the streams are."""
+    rows = await conn.fetch(SQL_POSITIONS, list(STREAMS), row=WriterRow)
+    found = {name: vector({row.instance_name: row.stream_id for row in rows if row.stream_name == name}) for name in STREAMS}
+    return Reached(found, max((row.stream_id for row in rows if row.stream_name == PURGED), default=0))
+
+
 async def positions(conn: Connection) -> dict[str, VectorPosition]:
     """The position of each stream that a sync tells of."""
-    rows = await conn.fetch(SQL_POSITIONS, list(STREAMS), row=WriterRow)
-    return {name: vector({row.instance_name: row.stream_id for row in rows if row.stream_name == name}) for name in STREAMS}
+    return (await where(conn)).positions
 
 
 def vector(writers: Mapping[str, int]) -> VectorPosition:
