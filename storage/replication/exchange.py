@@ -8,12 +8,14 @@ themselves, so that whatever was lost before is found.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Literal, Protocol, Self
 
 from storage.config import Config
 from storage.database.connection import Database
+from storage.errors import StorageError
 from storage.replication.announcing import advance_commands, positions
 from storage.replication.commands import (
     ClearUserSync,
@@ -21,6 +23,7 @@ from storage.replication.commands import (
     FederationAck,
     Position,
     Rdata,
+    RemoteServerUp,
     Replicate,
     UserSync,
 )
@@ -32,6 +35,8 @@ from storage.replication.syncing import Session, Syncing
 from storage.replication.transport import Link, Transport
 from storage.streams.feed import Advance
 from storage.streams.registry import Streams
+
+logger = logging.getLogger(__name__)
 
 Announces = Literal["own", "all", "none"]
 
@@ -54,6 +59,9 @@ class ReplicatedStore(Protocol):
     @property
     def instance_name(self) -> str:
         """This writer's name."""
+
+    async def server_up(self, server_name: str) -> None:
+        """Another homeserver can be reached again."""
 
 
 class Exchange:
@@ -78,11 +86,11 @@ class Exchange:
         self.acknowledged = Acknowledgements()
         if isinstance(store, Handlers):
             self.handlers, self.instance_name, self._config = store, instance_name, config or Config()
-            self._streams, self._announces = None, "none"
+            self._streams, self._announces, self._server_up = None, "none", None
             target: Target = HandlersTarget(store)
         else:
             self.handlers, self.instance_name, self._config = handlers or Handlers(), store.instance_name, config or store.database.config
-            self._streams, self._announces = store.streams, announces
+            self._streams, self._announces, self._server_up = store.streams, announces, store.server_up
             target = StreamsTarget(store.streams)
         self._follower = Follower(target, self._config) if follows else None
         self._own_syncs: dict[Session, int] = {}
@@ -90,6 +98,7 @@ class Exchange:
         self._heard: dict[str, float] = {}
         self._ends: list[Callable[[], None]] = []
         self._beating: asyncio.Task[None] | None = None
+        self._noting: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -102,6 +111,8 @@ class Exchange:
         """Take part from now on; needs a running event loop."""
         if self._streams is not None and self._announces != "none":
             self._ends.append(self._streams.feed.subscribe(self._advanced))
+        if self._server_up is not None:
+            self._ends.append(self.handlers.on(RemoteServerUp, self._note_up))
         self._ends.append(self.transport.subscribe(self))
         self.transport.start()
         if self.transport.is_shared:
@@ -118,6 +129,8 @@ class Exchange:
             end()
         self._ends.clear()
         await self.transport.close()
+        if self._noting:
+            await asyncio.wait(self._noting)
         if self._follower is not None:
             await self._follower.close()
 
@@ -208,3 +221,17 @@ class Exchange:
             case _:
                 pass  # of interest to handlers only
         self.handlers.tell(command)
+
+    def _note_up(self, command: RemoteServerUp) -> None:
+        """The store asks that server for missing events again."""
+        if self._server_up is not None:
+            task = asyncio.create_task(_note_up(self._server_up, command.server_name), name="replication-server-up")
+            self._noting.add(task)
+            task.add_done_callback(self._noting.discard)
+
+
+async def _note_up(server_up: Callable[[str], Awaitable[None]], server_name: str) -> None:
+    try:
+        await server_up(server_name)
+    except StorageError as error:  # no harm: it is asked again all the same, later
+        logger.warning("that %s is up again was not noted: %s", server_name, error)

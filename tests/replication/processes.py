@@ -72,6 +72,10 @@ class Process:
         self.seen = Seen(streams)
         self._writer_nid = writer_nid
         self._turn = asyncio.Lock()
+        self.up: list[str] = []
+
+    async def server_up(self, server_name: str) -> None:
+        self.up.append(server_name)
 
     @classmethod
     async def start(cls, database: Database, instance_name: str, server_name: str = SERVER_NAME) -> "Process":

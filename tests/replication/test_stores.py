@@ -9,7 +9,8 @@ import pytest
 
 import storage
 from storage import Store
-from storage.replication import Client, Exchange, Hub, Server
+from storage.replication import Client, Exchange, Handlers, Hub, Server
+from storage.replication.commands import RemoteServerUp
 from storage.replication.redis_transport import RedisTransport
 from storage.testing import RoomBuilder
 from tests.replication.processes import QUICK, Seen
@@ -81,3 +82,27 @@ async def test_a_sync_on_one_store_is_woken_by_an_append_on_another(dsn: str, ki
             tasks.create_task(main.append([said.pdu]))
         [event] = asking.result().join[room.room_id].timeline.events
         assert event.event_id == said.event_id
+
+
+async def test_a_server_that_is_up_again_ends_the_pauses_of_gaps(dsn: str) -> None:
+    room = RoomBuilder("11", sign=False)
+    alice = "@alice:s1.test"
+    room.start(alice)
+    missing, last = room.message(alice), room.message(alice)
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUICK) as store,
+        await Server(store).serve() as server,
+        Client(Handlers(), "127.0.0.1", server.port) as client,
+    ):
+        await store.append([event.pdu for event in room.events if event not in (missing, last)])
+        await store.append([last.pdu], state_before={last.event_id: list(last.state_before.values())})
+        await store.gap_failed(room.room_id, [missing.event_id], "timeout", server_names=["s2.test"])
+        assert [gap.failures for gap in await store.gaps(room.room_id)] == [1]
+        heard = asyncio.Event()
+        server.handlers.on(RemoteServerUp, lambda _: heard.set())
+        await client.connected()
+        client.publish(RemoteServerUp("s2.test"))
+        await heard.wait()
+    async with storage.open(dsn, server_name="s1.test", config=QUICK) as store:  # what was begun is ended when the server closes
+        [gap] = await store.gaps(room.room_id)
+        assert (gap.failures, gap.retry_after_ms, gap.reason) == (0, 0, "timeout")
