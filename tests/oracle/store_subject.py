@@ -1,6 +1,7 @@
 """A real store in the place of the subject: each example has rooms of its own in a database of the test's own."""
 
 import asyncio
+import itertools
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, TypeVar
@@ -8,9 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 import storage
 from storage import Aggregations, StoredEvent
 from storage.errors import UnknownEvent
-from storage.ids import EventId, RoomId, UserId
+from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.maintenance.verify import Finding, verify
 from storage.persist import Origin, Outcome
+from storage.queries.messages import Direction
 from tests.oracle.facts import Audience, Facts
 from tests.oracle.oracle import Position
 from tests.oracle.syncing import Answer, RoomAnswer
@@ -40,11 +42,18 @@ class HeldRow(NamedTuple):
 class StoreSubject:
     """`tests.oracle.facts.Subject` over a `storage.Store`, running its coroutines to their end."""
 
-    def __init__(self, dsn: str, *, server_name: str = "s2.test", **limits: Any) -> None:
+    def __init__(self, dsn: str, *, server_name: str = "s2.test", writers: int = 1, **limits: Any) -> None:
+        """``writers``: so many stores on one database, which write and answer in turn."""
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
         config = storage.Config(pool_size_max=2, **limits)
-        self.store = self.run(self.stack.enter_async_context(storage.open(dsn, server_name=server_name, config=config)))
+        names = ["main", *(f"other{number}" for number in range(1, writers))]
+        self.stores = [
+            self.run(self.stack.enter_async_context(storage.open(dsn, server_name=server_name, instance_name=name, config=config)))
+            for name in names
+        ]
+        self.store = self.stores[0]
+        self.in_turn = itertools.cycle(self.stores)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(asyncio.wait_for(work, 60))
@@ -69,7 +78,7 @@ class StoreSubject:
         origin: Origin,
         state_before: Mapping[EventId, Sequence[EventId]] | None,
     ) -> list[tuple[EventId | None, Outcome]]:
-        results = self.run(self.store.append(pdus, room_version=room_version, origin=origin, state_before=state_before))
+        results = self.run(next(self.in_turn).append(pdus, room_version=room_version, origin=origin, state_before=state_before))
         return [(result.event_id, result.outcome) for result in results]
 
     def positions(self, room_id: RoomId) -> dict[EventId, Position]:
@@ -88,7 +97,9 @@ class StoreSubject:
             return await conn.fetch(SQL_HELD, room_id, row=HeldRow)
 
     def sync(self, user_id: str, since: Any | None, limit: int) -> Answer:
-        told = self.run(self.store.sync(UserId(user_id), since=since, timeline_limit=limit))
+        told = self.run(next(self.in_turn).sync(UserId(user_id), since=since, timeline_limit=limit))
+        for room_id, room in told.join.items():
+            self.run(self._joined_up(room_id, user_id, room.timeline))
         return Answer(
             next_batch=told.next_batch,
             join={room_id: _room(room) for room_id, room in told.join.items()},
@@ -96,6 +107,21 @@ class StoreSubject:
             invite=set(told.invite),
             knock=set(told.knock),
         )
+
+    async def _joined_up(self, room_id: RoomId, user_id: str, timeline: storage.Timeline) -> None:
+        """Followed to the beginning, prev_batch leads to all that is visible and not in the timeline, once, children before parents."""
+        found: list[StoredEvent] = []
+        at: str | None = timeline.prev_batch
+        while at is not None:
+            page = await self.store.messages(room_id, UserId(user_id), from_=at, limit=3)
+            found += page.chunk
+            at = page.end
+        orders = [event.topological_ordering or 0 for event in found]
+        assert orders == sorted(orders, reverse=True), "not in order"
+        ids = _ids([*found, *timeline.events])
+        assert len(ids) == len(set(ids)), "told twice"
+        held = [EventId(row.event_id) for row in await self._held(room_id)]
+        assert set(ids) == await self.store.visible_to_user(user_id, held), "holes, or more than is visible"
 
     async def _facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId]) -> Facts:
         store = self.store
@@ -105,6 +131,8 @@ class StoreSubject:
         events = await store.events(held)
         latest = sorted(await store.forward_extremities(room_id))
         earliest = [event_id for event_id in timeline if not _parents(events[event_id])]
+        new = [event_id for event_id in timeline if event_id not in known]
+        times = {events[event_id].json["origin_server_ts"] for event_id in new}
         return {
             "flags": {EventId(row.event_id): (row.outlier, row.rejected, row.soft_failed, row.redacted_by) for row in rows},
             "state before": {event_id: await store.state_before(event_id) for event_id in timeline if event_id not in known},
@@ -114,27 +142,48 @@ class StoreSubject:
             "backward extremities": await store.backward_extremities(room_id),
             "seen by user": {user: await store.visible_to_user(user, held) for user in audience.users},
             "seen by server": {server: await store.visible_to_server(server, held) for server in audience.servers},
-            "messages": {user: await self._messages(room_id, user) for user in audience.users},
+            "messages": {user: await self._messages(room_id, user, "b", 3) for user in audience.users},
+            "messages forwards": {user: await self._messages(room_id, user, "f", 4) for user in audience.users},
+            "context": {user: {one: await self._context(one, user) for one in new} for user in audience.users},
+            "near": {user: {time: await self._near(room_id, user, time) for time in times} for user in audience.users},
             "relations": {user: {one: await self._relations(one, user) for one in held} for user in audience.users},
             "indirect": {user: {one: await self._indirect(one, user) for one in held} for user in audience.users},
             "aggregations": {user: await self._aggregations(held, user) for user in audience.users},
             "backfill": await self._backfill(room_id, latest, store.database.config.page_limit_max),
             "backfill 3": await self._backfill(room_id, latest, 3),
             "missing events": _ids(await store.missing_events(room_id, earliest, latest, limit=store.database.config.page_limit_max)),
-            "state ids": {event_id: await self._state_ids(event_id) for event_id in latest},
+            "backfill of each": {event_id: await self._backfill(room_id, [event_id], 4) for event_id in new},
+            "missing events of each": {
+                event_id: _ids(await store.missing_events(room_id, earliest, [event_id], limit=3, min_depth=2)) for event_id in new
+            },
+            "state ids": {event_id: await self._state_ids(event_id) for event_id in {*latest, *new}},
+            "event auth": {event_id: set(_ids(await store.event_auth(event_id))) for event_id in held if event_id not in known},
+            "chain difference": await store.auth_chain_difference([(await store.state_after(event_id)).values() for event_id in new]),
             "auth chains": {event_id: await store.auth_chain_ids([event_id]) for event_id in held if event_id not in known},
         }
 
-    async def _messages(self, room_id: RoomId, user_id: str) -> list[EventId]:
-        """The whole history, newest first, by pages of three."""
+    async def _messages(self, room_id: RoomId, user_id: str, direction: Direction, limit: int) -> list[EventId]:
+        """The whole history, by pages."""
         found: list[EventId] = []
         at = None
         while True:
-            page = await self.store.messages(room_id, UserId(user_id), from_=at, limit=3)
+            page = await self.store.messages(room_id, UserId(user_id), from_=at, direction=direction, limit=limit)
             found += _ids(page.chunk)
             at = page.end
             if at is None:
                 return found
+
+    async def _context(self, event_id: EventId, user_id: str) -> tuple[list[EventId], list[EventId], dict[StateKey, EventId]] | None:
+        try:
+            found = await self.store.context(event_id, user_id, limit=5)
+        except UnknownEvent:
+            return None
+        return _ids(found.events_before), _ids(found.events_after), _state(found.state)
+
+    async def _near(self, room_id: RoomId, user_id: str, timestamp_ms: int) -> tuple[EventId | None, EventId | None]:
+        found = [await self.store.event_near(room_id, user_id, timestamp_ms, direction) for direction in ("b", "f")]
+        before, after = (None if event is None else event.event_id for event in found)
+        return before, after
 
     async def _relations(self, event_id: EventId, user_id: str) -> list[EventId] | None:
         """All that relates to an event, oldest first, by pages of two."""

@@ -7,7 +7,7 @@ and the specification leave no choice in is modelled; where a room has nothing n
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage.ids import EventId, RoomId
+from storage.ids import EventId, RoomId, server_name_of
 from tests.oracle.oracle import Oracle
 from tests.oracle.receiver import Held, State
 
@@ -51,7 +51,7 @@ def sync(oracle: Oracle, user_id: str, since: int | None, *, limit: int = 10) ->
         elif membership == "knock":
             answer.knock.add(room_id)
         elif since is not None:
-            upto = now.arrival if now is not None and now.arrival > since else answer.next_batch
+            upto = now.arrival if now is not None and not now.outlier and now.arrival > since else answer.next_batch
             told = _room(oracle, room_id, user_id, since, upto, limit)
             answer.leave[room_id] = told if _was_in(oracle, room_id, user_id, since) else _only(told, ("m.room.member", user_id))
     return answer
@@ -70,18 +70,28 @@ def _only(told: RoomAnswer, key: tuple[str, str]) -> RoomAnswer:
 
 
 def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str, at: int) -> Held | None:
-    """In the current state then; of a room that the server is not in, the last outlier that tells of an invite or knock, or its end."""
-    state = oracle.current_state_at(room_id, at)
-    if state:
-        event_id = state.get(("m.room.member", user_id))
-        return None if event_id is None else oracle.get(event_id)
+    """In the current state then; or what came later as an outlier while the server was not in the room: an invite or knock, or its end."""
+    key = ("m.room.member", user_id)
     own = [
         held
         for held in oracle.held.values()
-        if held.event.room_id == room_id and held.event.is_state and held.event.key == ("m.room.member", user_id) and not held.rejected
+        if held.event.room_id == room_id and held.event.is_state and held.event.key == key and not held.rejected
         if held.outlier and held.event.content.get("membership") != "join"  # nobody is in a room of which there is history only
+        if held.arrival <= at and not _server_is_in(oracle, room_id, server_name_of(user_id), held.arrival)
     ]
-    return next((held for held in reversed(own) if held.arrival <= at), None)
+    changed, value = 0, None
+    for arrival, room, state in oracle.current_states:
+        if room == room_id and arrival <= at and state.get(key) != value:
+            changed, value = arrival, state.get(key)
+    if own and own[-1].arrival > changed:
+        return own[-1]
+    return None if value is None else oracle.get(value)
+
+
+def _server_is_in(oracle: Oracle, room_id: RoomId, server_name: str, at: int) -> bool:
+    state = oracle.current_state_at(room_id, at)
+    members = [user for type_, user in state if type_ == "m.room.member" and server_name_of(user) == server_name]
+    return any(oracle.membership_in(state, user) == "join" for user in members)
 
 
 def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, user_id: str, since: int | None, limit: int) -> None:

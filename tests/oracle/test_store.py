@@ -83,6 +83,28 @@ def test_with_one_extremity(server_dsn: str, template_name: str, worker_id: str)
     run_machine(Machine, examples=EXAMPLES, steps=20)
 
 
+@pytest.mark.timeout(0)
+def test_with_two_writers(server_dsn: str, template_name: str, worker_id: str) -> None:
+    """Two stores on one database write and answer in turn; a client goes on with the tokens of one at the other."""
+
+    class Machine(RoomMachine):
+        audience = Audience(LOCAL, SERVERS)
+        syncing = LOCAL
+
+        def open_subject(self) -> StoreSubject:
+            self.runner = asyncio.Runner()
+            self.stack = AsyncExitStack()
+            dsn = self.runner.run(self.stack.enter_async_context(_fresh_database(server_dsn, template_name, worker_id)))
+            return StoreSubject(dsn, server_name=SERVER, writers=2)
+
+        def close_subject(self, subject: Any) -> None:
+            subject.close()
+            self.runner.run(self.stack.aclose())
+            self.runner.close()
+
+    run_machine(Machine, examples=EXAMPLES, steps=20)
+
+
 async def _execute(dsn: str, sql: str) -> None:
     conn = await asyncpg.connect(dsn)
     try:
