@@ -7,13 +7,16 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEBIAN := /usr/lib/postgresql/15/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench lock format
+.PHONY: help demo demo-spark test lint bench lock format
 
 help: ## this text
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/.runtime ## rooms in an embedded Postgres: generated, stored, synced, paged, served
 	$(BIN)/room-storage demo
+
+demo-spark: .venv/.dev ## on Spark, in an embedded Postgres: import, export, verify, a streaming read
+	$(BIN)/room-storage spark demo
 
 test: .venv/.dev ## every test, on the embedded Postgres; a small set also on Debian's 15 where it is installed
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

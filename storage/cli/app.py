@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from storage.cli import demo, explain, explain_visibility, gc, import_files, migrate, rebuild_visibility, serve, stats, verify
+from storage.cli import demo, explain, explain_visibility, gc, import_files, migrate, rebuild_visibility, serve, spark, stats, verify
 from storage.cli.common import ExitCode, print_json
 from storage.errors import DatabaseError, StorageCorrupt, StorageError
 
@@ -37,6 +37,7 @@ app.command("rebuild-visibility")(rebuild_visibility.command)
 app.command("explain")(explain.command)
 app.command("explain-visibility")(explain_visibility.command)
 app.command("gc")(gc.command)
+app.add_typer(spark.app, name="spark")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ streaming, sink                                its streaming reads and its write
 importing                                      `import_archive`: archives, examining, ordering and loading are its stages
 exporting                                      `export_parquet`
 checking                                       `verify` and `rebuild`
+failures                                       what failed in an executor, as one of our errors
 session                                        a Spark session that suits this machine
 """
 

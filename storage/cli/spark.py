@@ -1,0 +1,221 @@
+"""`room-storage spark …`: what outgrows one process. Needs the extra `spark` and Java 17; both are looked for first."""
+
+import asyncio
+import importlib
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Final
+
+import typer
+
+from storage.cli import spark_demo
+from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, database_dsn, print_json, print_rows, print_values
+from storage.config import Config
+from storage.database.connection import Database
+from storage.database.migrate import check_schema, migrate
+from storage.errors import InputError
+
+app = typer.Typer(help="Bulk work on Spark: import, export, rebuild, verify, stream.", no_args_is_help=True)
+
+MasterOption = Annotated[str, typer.Option("--master", help="Where Spark runs: local[N], spark://…, yarn, k8s://….")]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may be given several times.", show_default=False),
+]
+RoomsOption = Annotated[
+    list[str] | None, typer.Option("--room", metavar="ROOM_ID", help="Only this room; may be given several times.", show_default=False)
+]
+TasksOption = Annotated[
+    int | None, typer.Option("--tasks", min=1, help="At most so many at once; each has two connections at most.", show_default=False)
+]
+LOCAL: Final = "local[*]"
+SHOWN_MAX: Final = 1_000
+
+
+@app.command("import")
+def import_(
+    files: Annotated[list[str], typer.Argument(help="NDJSON or Parquet: files, or folders of Parquet files.")],
+    dsn: DsnOption = None,
+    server_name: ServerNameOption = None,
+    *,
+    rejects: Annotated[str | None, typer.Option("--rejects", help="A folder for what was not stored, as Parquet.")] = None,
+    work: Annotated[str | None, typer.Option("--work", help="A folder that all executors reach; default: a temporary one.")] = None,
+    instance_name: Annotated[str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")] = "spark",
+    tasks: TasksOption = None,
+    master: MasterOption = LOCAL,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Store archives, rooms side by side. Exit code 1 if something was not stored; run it again after an interruption."""
+    started = time.monotonic()
+    with _spark(dsn, master, conf) as (spark, target):
+        summary = _pipeline().import_archive(
+            spark,
+            files,
+            target,
+            server_name=server_name,
+            rejects=rejects,
+            work=work,
+            instance_name=instance_name,
+            writers=tasks,
+            stage=_say,
+        )
+    seconds = time.monotonic() - started
+    told = {"lines": summary.lines, **dict(sorted(summary.outcomes.items())), "rejects": summary.rejects, "seconds": round(seconds, 3)}
+    print_values(told, as_json=as_json)
+    if summary.rejects:
+        raise typer.Exit(ExitCode.FINDINGS)
+
+
+@app.command("export")
+def export(
+    path: Annotated[str, typer.Argument(help="The folder to write to.")],
+    dsn: DsnOption = None,
+    *,
+    since: Annotated[str | None, typer.Option("--since", help='The token of an earlier export, or "last": go on from it.')] = None,
+    tasks: TasksOption = None,
+    master: MasterOption = LOCAL,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write events, state deltas and visibility as Parquet, and read them back."""
+    with _spark(dsn, master, conf) as (spark, target):
+        last = importlib.import_module("storage.pipeline.exporting").last_export(path) if since == "last" else None
+        token = (None if last is None else last.upto) if since == "last" else since
+        made = _pipeline().export_parquet(spark, target, path, since=token, partitions=tasks or 8)
+    print_values(asdict(made), as_json=as_json)
+
+
+@app.command("verify")
+def verify(
+    dsn: DsnOption = None,
+    server_name: ServerNameOption = None,
+    *,
+    room: RoomsOption = None,
+    output: Annotated[str | None, typer.Option("--output", help="A folder for the findings, as Parquet.")] = None,
+    tasks: TasksOption = None,
+    master: MasterOption = LOCAL,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Recompute everything derived, rooms side by side; exit code 1 with findings."""
+    with _spark(dsn, master, conf) as (spark, target):
+        findings = _pipeline().verify(spark, target, room_ids=room, server_name=server_name, tasks=tasks).cache()
+        count, columns = findings.count(), findings.columns
+        if output is not None:
+            findings.write.mode("overwrite").parquet(output)
+        rows = [row.asDict() for row in findings.limit(SHOWN_MAX).collect()]
+    if as_json:
+        print_json({"findings": rows, "count": count})
+    else:
+        print_rows("Findings", columns, [list(row.values()) for row in rows], as_json=False)
+        typer.echo(f"{count} findings" if count else "nothing found")
+    if count:
+        raise typer.Exit(ExitCode.FINDINGS)
+
+
+@app.command("rebuild")
+def rebuild(
+    dsn: DsnOption = None,
+    server_name: ServerNameOption = None,
+    *,
+    room: RoomsOption = None,
+    tasks: TasksOption = None,
+    master: MasterOption = LOCAL,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Rebuild what follows from the events and the states at them; exit code 1 if a room could not be rebuilt."""
+    with _spark(dsn, master, conf) as (spark, target):
+        failed = _pipeline().rebuild(spark, target, room_ids=room, server_name=server_name, tasks=tasks)
+    print_rows("Not rebuilt", ["room", "reason"], list(failed.items()), as_json=as_json)
+    if failed:
+        raise typer.Exit(ExitCode.FINDINGS)
+
+
+@app.command("stream")
+def stream(
+    path: Annotated[Path, typer.Argument(help="The folder to write Parquet to; its folder _checkpoint says how far it is.")],
+    dsn: DsnOption = None,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="End when what is there now is written.")] = False,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Most events of one batch.")] = 100_000,
+    tasks: TasksOption = None,
+    master: MasterOption = LOCAL,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Follow the streams of events and write them as Parquet; run it again to go on where it was."""
+    with _spark(dsn, master, conf) as (spark, target):
+        options = {"dsn": target, "maxEventsPerBatch": str(batch), "partitions": str(tasks or 2)}
+        frame = spark.readStream.format("room_events").options(**options).load()
+        writing = frame.writeStream.format("parquet").option("path", str(path)).option("checkpointLocation", str(path / "_checkpoint"))
+        query = (writing.trigger(availableNow=True) if once else writing.trigger(processingTime="1 second")).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+        told = [progress for progress in query.recentProgress if progress["numInputRows"]]
+        events = sum(progress["numInputRows"] for progress in told)
+    print_values({"events": events, "batches": len(told)}, as_json=as_json)
+
+
+@app.command("demo")
+def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
+    """An import, an export, a streaming read and a verification of generated rooms, in a Postgres of its own."""
+    pipeline = _pipeline()
+    sessions, failures = (importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures"))
+    sessions.check_java()
+    settings = {"spark.ui.showConsoleProgress": "false"} | dict(_setting(one) for one in conf or ())
+    with failures.told():
+        spark_demo.show(pipeline, lambda: sessions.session(master, settings))
+
+
+def _pipeline() -> ModuleType:
+    """The package `storage.pipeline`, which is only there with the extra. `InputError` says how to get it."""
+    if find_spec("pyspark") is None or find_spec("adbc_driver_postgresql") is None:
+        raise InputError("Spark is not installed: pip install 'room-event-storage[spark]'")
+    return importlib.import_module("storage.pipeline")
+
+
+@contextmanager
+def _spark(dsn: str | None, master: str, conf: list[str] | None) -> Iterator[tuple[Any, str]]:
+    """A session, and the DSN of a database of the schema of today."""
+    _pipeline()
+    sessions, failures = (importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures"))
+    settings = dict(_setting(one) for one in conf or ())
+    sessions.check_java()
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            target = runner.run(_ready(stack, dsn))
+            with failures.told(), sessions.session(master, settings) as spark:
+                yield spark, target
+        finally:
+            runner.run(stack.aclose())
+
+
+async def _ready(stack: AsyncExitStack, dsn: str | None) -> str:
+    config = Config.from_env()
+    target = await stack.enter_async_context(database_dsn(dsn, config))
+    if dsn is None:
+        await migrate(target)
+    async with await Database.open(target, config=config) as database, database.connection() as conn:
+        await check_schema(conn)
+    return target
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise InputError(f"--conf {text}: KEY=VALUE is wanted")
+    return name, value
+
+
+def _say(stage: str) -> None:
+    typer.echo(f"{stage} …", err=True)

@@ -1,0 +1,79 @@
+"""`room-storage spark demo`: an import, an export, a verification and a streaming read, end to end, in a Postgres of its own."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import typer
+
+from storage.config import Config
+from storage.database.embedded import embedded_postgres
+from storage.database.migrate import migrate
+from storage.errors import StorageCorrupt
+from storage.testing import ODD_SOME, SHAPES, generate_room, write_ndjson
+
+ROOMS: Final = 6
+EVENTS: Final = 400
+SERVER: Final = "s1.test"
+
+
+def show(pipeline: ModuleType, session: Callable[[], Any]) -> None:
+    """Tell each step with what it did and how long it took. `StorageCorrupt` if a step finds a difference."""
+    with tempfile.TemporaryDirectory(prefix="room-storage-") as folder, _database(Path(folder) / "postgres") as dsn, session() as spark:
+        base = Path(folder)
+        with (base / "rooms.ndjson").open("wb") as file:
+            for seed, version in enumerate(("1", "6", "9", "10", "11", "12")[:ROOMS]):
+                room = generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), EVENTS, seed=seed, version=version)
+                write_ndjson(room, file)
+        started = time.monotonic()
+
+        def say(what: str) -> None:
+            nonlocal started
+            now = time.monotonic()
+            typer.echo(f"{now - started:6.1f} s  {what}")
+            started = now
+
+        summary = pipeline.import_archive(
+            spark, [str(base / "rooms.ndjson")], dsn, server_name=SERVER, rejects=str(base / "rejects"), work=str(base / "work")
+        )
+        said = ", ".join(f"{count:,} {outcome}" for outcome, count in summary.outcomes.most_common())
+        say(f"import: {summary.lines:,} lines of {ROOMS} rooms, each of another version: {said}")
+        made = pipeline.export_parquet(spark, dsn, str(base / "export"), partitions=2)
+        say(
+            f"export: {made.events:,} events, {made.state_deltas:,} state deltas, {made.visibility:,} intervals of visibility; read back, equal"
+        )
+        streamed = _streamed(spark, dsn, base)
+        say(f"stream: {streamed:,} events in batches of 1,000, each once")
+        found = pipeline.verify(spark, dsn).count()
+        say(f"verify: {found} differences")
+        if found or streamed + summary.rejects + summary.outcomes["duplicate"] != summary.lines:
+            raise StorageCorrupt("the demonstration found a difference", findings=found, streamed=streamed, lines=summary.lines)
+
+
+def _streamed(spark: Any, dsn: str, base: Path) -> int:
+    frame = spark.readStream.format("room_events").options(dsn=dsn, maxEventsPerBatch="1000", partitions="2").load()
+    writing = frame.writeStream.format("parquet").option("path", str(base / "stream"))
+    query = writing.option("checkpointLocation", str(base / "checkpoint")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    read_back = spark.read.parquet(str(base / "stream"))
+    return int(read_back.select("event_id").distinct().count())
+
+
+@contextmanager
+def _database(folder: Path) -> Iterator[str]:
+    """An empty, migrated Postgres."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            config = replace(Config.from_env(), embedded_fsync=False)
+            dsn = runner.run(stack.enter_async_context(embedded_postgres(folder, config=config)))
+            runner.run(migrate(dsn))
+            yield dsn
+        finally:
+            runner.run(stack.aclose())
