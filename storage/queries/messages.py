@@ -14,8 +14,8 @@ from storage.errors import InputError, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
-from storage.queries.sync.positions import reached
-from storage.streams import PaginationToken, SyncToken
+from storage.queries.sync.positions import events_of, reached
+from storage.streams import PaginationToken, SyncToken, VectorPosition
 from storage.streams.positions import LARGEST_POSITION
 from storage.streams.tokens import is_sync_token
 
@@ -180,6 +180,16 @@ ORDER BY page.topological_ordering, page.stream_ordering
 """
 
 
+SQL_COVERED: Final[LiteralString] = """
+SELECT COALESCE(min(e.stream_ordering) - 1, $3::bigint)
+FROM rooms r
+JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $2::bigint AND e.stream_ordering <= $3::bigint
+JOIN writers w USING (writer_nid)
+LEFT JOIN unnest($4::text[], $5::bigint[]) AS p (instance_name, stream_id) USING (instance_name)
+WHERE r.room_id = $1::text AND NOT e.outlier AND NOT e.backfilled AND e.stream_ordering > COALESCE(p.stream_id, $2::bigint)
+"""
+
+
 class PageRow(NamedTuple):
     """One event of a page; the columns of the event are None if it has none. Every row has the page's gaps, three columns in step."""
 
@@ -244,6 +254,8 @@ class Between(NamedTuple):
     stop: PaginationToken
     direction: Direction
     limit: int
+    synced: tuple[VectorPosition | None, VectorPosition | None] = (None, None)
+    """Of tokens of sync, where each writer was."""
 
 
 def between(from_: str | None, to: str | None, direction: Direction, limit: int, deployment: str) -> Between:
@@ -253,7 +265,23 @@ def between(from_: str | None, to: str | None, direction: Direction, limit: int,
     ends = (END, BEGINNING) if direction == "b" else (BEGINNING, END)
     start = ends[0] if from_ is None else place(from_, deployment)
     stop = ends[1] if to is None else place(to, deployment)
-    return Between(start, stop, direction, limit)
+    return Between(start, stop, direction, limit, (_synced(from_, deployment), _synced(to, deployment)))
+
+
+def _synced(token: str | None, deployment: str) -> VectorPosition | None:
+    return events_of(SyncToken.parse(token, deployment)) if token is not None and is_sync_token(token) else None
+
+
+async def _exact(conn: Connection, room_id: RoomId, place: PaginationToken, synced: VectorPosition | None) -> PaginationToken:
+    """The place of a token of sync in this room. Where a writer was behind, its furthest position covers too much.
+
+    Within a room positions are in the order of commits, so the token covers what lies before the first event that it does not cover.
+    """
+    if synced is None or synced.furthest() == synced.min:
+        return place
+    writers = dict(synced.items)
+    live = await conn.fetchval(SQL_COVERED, room_id, synced.min, synced.furthest(), list(writers), list(writers.values()))
+    return replace(place, live=live)
 
 
 def place(token: str, deployment: str) -> PaginationToken:
@@ -277,6 +305,9 @@ async def messages(
 
     What the ``ignored`` have sent is left out, but for state (client-server API, "Ignoring Users"); so is what is not ``wanted``.
     """
+    asked = asked._replace(
+        start=await _exact(conn, room_id, asked.start, asked.synced[0]), stop=await _exact(conn, room_id, asked.stop, asked.synced[1])
+    )
     stretch = (*_numbers(asked.start), *_numbers(asked.stop))
     picked = list(ignored), *wanted.arguments
     if asked.direction == "b":

@@ -364,6 +364,12 @@ async def test_what_a_writer_committed_late_is_told_once(dsn: str, store: Store)
     told = answer.join[first.room_id]
     assert (ids(told.timeline.events), ids(told.state_after)) == (ids(late), [late[1].event_id])
     assert (await store.sync(LOCAL, since=answer.next_batch)).is_empty
+    page = await store.messages(first.room_id, LOCAL, from_=between.print(store.deployment_id), limit=100)
+    assert ids(page.chunk) == ids(first.events[:-2])[::-1]  # what the sync tells is not told by paging back from where it began
+    page = await store.messages(first.room_id, LOCAL, to=between.print(store.deployment_id), limit=100)
+    assert ids(page.chunk) == ids(late)[::-1]
+    page = await store.messages(first.room_id, LOCAL, from_=between.print(store.deployment_id), direction="f", limit=100)
+    assert ids(page.chunk) == ids(late)
     before = await store.sync(LOCAL, since=since.print(store.deployment_id))
     assert set(before.join) == {first.room_id, second.room_id}
 
