@@ -343,7 +343,7 @@ class Store:
         room, user = checks.room(room_id), checks.local_user(user_id, self.server_name)
         at = checks.whole(timestamp_ms, "timestamp_ms")
         async with self.database.connection() as conn:
-            return await near.event_near(conn, room, user, at, direction)
+            return await near.event_near(conn, room, user, at, direction, rows_max=self.database.config.traversal_rows_max)
 
     # ---------------------------------------------------------------------------------------------- federation
 

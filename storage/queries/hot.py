@@ -161,7 +161,8 @@ async def _aggregations(conn: Connection, given: Any) -> object:
 
 def _near(direction: messages.Direction) -> Ask:
     async def nearest(conn: Connection, given: Any) -> object:
-        return await near.event_near(conn, RoomId(given.room), UserId(given.user), given.timestamp, direction)
+        rows_max = given.config.traversal_rows_max
+        return await near.event_near(conn, RoomId(given.room), UserId(given.user), given.timestamp, direction, rows_max=rows_max)
 
     return nearest
 

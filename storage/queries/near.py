@@ -1,4 +1,8 @@
-"""The event nearest to a time, for "jump to date". Client-server API, "Get the closest event ID to the given timestamp"."""
+"""The event nearest to a time, for "jump to date". Client-server API, "Get the closest event ID to the given timestamp".
+
+Events are looked at in the order of time, at most `Config.traversal_rows_max` of them. If all of those are hidden from the user, who was away
+for so long, the next one in topological order that they may see is the answer: what is hidden between is not looked at (storage/visibility/places.py).
+"""
 
 from typing import Final, LiteralString
 
@@ -20,9 +24,14 @@ CROSS JOIN rooms r
 CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
     SELECT e.event_nid, NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
-    FROM events e
-    WHERE e.room_nid = r.room_nid AND NOT e.outlier AND e.origin_server_ts >= $3::bigint
-        AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+    FROM (
+        SELECT *
+        FROM events e
+        WHERE e.room_nid = r.room_nid AND NOT e.outlier AND e.origin_server_ts >= $3::bigint
+        ORDER BY e.origin_server_ts, e.topological_ordering, e.stream_ordering
+        LIMIT $4::bigint
+    ) AS e
+    WHERE user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
     ORDER BY e.origin_server_ts, e.topological_ordering, e.stream_ordering
     LIMIT 1
 ) AS nearest
@@ -40,9 +49,14 @@ CROSS JOIN rooms r
 CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
     SELECT e.event_nid, NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
-    FROM events e
-    WHERE e.room_nid = r.room_nid AND NOT e.outlier AND e.origin_server_ts <= $3::bigint
-        AND user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+    FROM (
+        SELECT *
+        FROM events e
+        WHERE e.room_nid = r.room_nid AND NOT e.outlier AND e.origin_server_ts <= $3::bigint
+        ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC, e.stream_ordering DESC
+        LIMIT $4::bigint
+    ) AS e
+    WHERE user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
     ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT 1
 ) AS nearest
@@ -50,16 +64,113 @@ JOIN stored_events s USING (event_nid)
 WHERE r.room_id = $1::text
 """
 
+SQL_BEYOND_AFTER: Final[LiteralString] = """
+WITH reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
+),
+last AS MATERIALIZED (  -- of those looked at in vain, the latest; none: it was all of them
+    SELECT r.room_nid, reader.principal_nid, e.topological_ordering
+    FROM reader
+    CROSS JOIN rooms r
+    CROSS JOIN LATERAL (
+        SELECT e.topological_ordering
+        FROM events e
+        WHERE e.room_nid = r.room_nid AND NOT e.outlier AND e.origin_server_ts >= $3::bigint
+        ORDER BY e.origin_server_ts, e.topological_ordering, e.stream_ordering
+        OFFSET $4::bigint - 1
+        LIMIT 1
+    ) AS e
+    WHERE r.room_id = $1::text
+)
+SELECT nearest.withheld, s.*
+FROM (
+    SELECT e.*
+    FROM last
+    CROSS JOIN LATERAL stretches_of(last.room_nid, last.principal_nid) AS part
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+            NOT was_there(e, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+        FROM (
+            SELECT *
+            FROM events e
+            WHERE e.room_nid = last.room_nid AND NOT e.outlier
+                AND e.topological_ordering >= GREATEST(part.lowest, last.topological_ordering) AND e.topological_ordering <= part.highest
+            ORDER BY e.topological_ordering, e.stream_ordering
+            LIMIT $4::bigint
+        ) AS e
+        WHERE e.origin_server_ts >= $3::bigint
+            AND user_sees(e, part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before)
+        ORDER BY e.topological_ordering, e.stream_ordering
+        LIMIT 1
+    ) AS e
+    ORDER BY e.topological_ordering, e.stream_ordering
+    LIMIT 1
+) AS nearest
+JOIN stored_events s USING (event_nid)
+"""
 
-async def event_near(conn: Connection, room_id: RoomId, user_id: UserId, timestamp_ms: int, direction: Direction) -> StoredEvent | None:
+SQL_BEYOND_BEFORE: Final[LiteralString] = """
+WITH reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
+),
+last AS MATERIALIZED (  -- of those looked at in vain, the earliest; none: it was all of them
+    SELECT r.room_nid, reader.principal_nid, e.topological_ordering
+    FROM reader
+    CROSS JOIN rooms r
+    CROSS JOIN LATERAL (
+        SELECT e.topological_ordering
+        FROM events e
+        WHERE e.room_nid = r.room_nid AND NOT e.outlier AND e.origin_server_ts <= $3::bigint
+        ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC, e.stream_ordering DESC
+        OFFSET $4::bigint - 1
+        LIMIT 1
+    ) AS e
+    WHERE r.room_id = $1::text
+)
+SELECT nearest.withheld, s.*
+FROM (
+    SELECT e.*
+    FROM last
+    CROSS JOIN LATERAL stretches_of(last.room_nid, last.principal_nid) AS part
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+            NOT was_there(e, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+        FROM (
+            SELECT *
+            FROM events e
+            WHERE e.room_nid = last.room_nid AND NOT e.outlier
+                AND e.topological_ordering >= part.lowest AND e.topological_ordering <= LEAST(part.highest, last.topological_ordering)
+            ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+            LIMIT $4::bigint
+        ) AS e
+        WHERE e.origin_server_ts <= $3::bigint
+            AND user_sees(e, part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before)
+        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+        LIMIT 1
+    ) AS e
+    ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+    LIMIT 1
+) AS nearest
+JOIN stored_events s USING (event_nid)
+"""
+
+
+async def event_near(
+    conn: Connection, room_id: RoomId, user_id: UserId, timestamp_ms: int, direction: Direction, *, rows_max: int
+) -> StoredEvent | None:
     """The visible event at a time (as its sender claims it) or the nearest before it ("b") or after it ("f"); None if there is none.
 
-    `UnknownRoom`.
+    Exact as far as ``rows_max`` events reach. `UnknownRoom`, `InputError`.
     """
+    asked = room_id, user_id, timestamp_ms, rows_max
     if direction == "f":
-        row = await conn.fetchrow(SQL_AT_OR_AFTER, room_id, user_id, timestamp_ms, row=TraversalRow)
+        row = await conn.fetchrow(SQL_AT_OR_AFTER, *asked, row=TraversalRow) or await conn.fetchrow(
+            SQL_BEYOND_AFTER, *asked, row=TraversalRow
+        )
     elif direction == "b":
-        row = await conn.fetchrow(SQL_AT_OR_BEFORE, room_id, user_id, timestamp_ms, row=TraversalRow)
+        row = await conn.fetchrow(SQL_AT_OR_BEFORE, *asked, row=TraversalRow) or await conn.fetchrow(
+            SQL_BEYOND_BEFORE, *asked, row=TraversalRow
+        )
     else:
         raise InputError(f"direction {direction!r}: b or f")
     if row is None:

@@ -50,6 +50,8 @@ def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience, known: Col
     timeline = oracle.timeline(room_id)
     latest = sorted(oracle.forward_extremities(room_id))
     earliest = [event_id for event_id in timeline if not oracle.get(event_id).event.prev_event_ids]
+    new = [event_id for event_id in timeline if event_id not in known]
+    times = {oracle.get(event_id).event.origin_server_ts for event_id in new}
     return {
         "flags": {event_id: (one.outlier, one.rejected, one.soft_failed, oracle.redacted_by(event_id)) for event_id, one in held.items()},
         "state before": {event_id: oracle.state_before(event_id) for event_id in timeline if event_id not in known},
@@ -60,15 +62,29 @@ def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience, known: Col
         "seen by user": {user: oracle.visible_to_user(user, held) for user in audience.users},
         "seen by server": {server: oracle.visible_to_server(server, held) for server in audience.servers},
         "messages": {user: oracle.messages(room_id, user) for user in audience.users},
+        "messages forwards": {user: oracle.messages(room_id, user, direction="f") for user in audience.users},
+        "context": {user: {event_id: oracle.context(event_id, user, 5) for event_id in new} for user in audience.users},
+        "near": {user: {time: near(oracle, room_id, user, time) for time in times} for user in audience.users},
         "relations": {user: {event_id: oracle.relations(event_id, user) for event_id in held} for user in audience.users},
         "indirect": {user: {event_id: oracle.relations(event_id, user, recurse=True) for event_id in held} for user in audience.users},
         "aggregations": {user: {event_id: oracle.aggregations(event_id, user) for event_id in held} for user in audience.users},
         "backfill": oracle.backfill(room_id, latest, EVERYTHING),
         "backfill 3": oracle.backfill(room_id, latest, 3),
         "missing events": oracle.missing_events(room_id, earliest, latest, limit=EVERYTHING),
-        "state ids": {event_id: oracle.state_ids(event_id) for event_id in latest},
+        "backfill of each": {event_id: oracle.backfill(room_id, [event_id], 4) for event_id in new},
+        "missing events of each": {
+            event_id: oracle.missing_events(room_id, earliest, [event_id], limit=3, min_depth=2) for event_id in new
+        },
+        "state ids": {event_id: oracle.state_ids(event_id) for event_id in {*latest, *new}},
+        "event auth": {event_id: oracle.auth_chain([event_id]) - {event_id} for event_id in held if event_id not in known},
+        "chain difference": oracle.auth_chain_difference([oracle.state_after(event_id).values() for event_id in new]),
         "auth chains": {event_id: oracle.auth_chain([event_id]) for event_id in held if event_id not in known},
     }
+
+
+def near(oracle: Oracle, room_id: RoomId, user_id: str, timestamp_ms: int) -> tuple[EventId | None, EventId | None]:
+    """The events nearest to a time: (at or before it, at or after it)."""
+    return oracle.event_near(room_id, user_id, timestamp_ms, "b"), oracle.event_near(room_id, user_id, timestamp_ms, "f")
 
 
 def differences(expected: Facts, found: Facts, path: str = "") -> list[str]:

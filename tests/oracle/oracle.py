@@ -135,6 +135,23 @@ class Oracle(Receiver):
         found = [event_id for event_id in found if (upto is None or self.position(event_id) <= upto)]
         return (found[::-1] if direction == "b" else found)[:limit]
 
+    def context(self, event_id: EventId, user_id: str, limit: int) -> tuple[list[EventId], list[EventId], State] | None:
+        """(before, newest first; after, oldest first; the state after the last of all); None if the user may not see the event."""
+        if not self.visible_to_user(user_id, [event_id]):
+            return None
+        oldest_first = self.messages(self.get(event_id).event.room_id, user_id, direction="f")
+        place = oldest_first.index(event_id)
+        before, after = oldest_first[:place][::-1][: limit // 2], oldest_first[place + 1 :][: limit - limit // 2]
+        return before, after, self.state_after([event_id, *after][-1])
+
+    def event_near(self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: str) -> EventId | None:
+        """Of what the user may see the nearest by what senders claim; at one time the lowest ("f") or highest ("b") in the order."""
+        seen = self.visible_to_user(user_id, self.timeline(room_id))
+        places = sorted((self.get(event_id).event.origin_server_ts, *self.position(event_id), event_id) for event_id in seen)
+        if direction == "f":
+            return next((event_id for at, _, _, event_id in places if at >= timestamp_ms), None)
+        return next((event_id for at, _, _, event_id in reversed(places) if at <= timestamp_ms), None)
+
     # ----------------------------------------------------------------------------------------------------- relations
 
     def relations(self, event_id: EventId, user_id: str, *, rel_type: str | None = None, recurse: bool = False) -> list[EventId] | None:
