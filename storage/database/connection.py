@@ -241,6 +241,8 @@ def _server_settings(config: Config, mark: str) -> dict[str, str]:
 
     Each statement is planned once a session, for any arguments: to plan a sync or a page anew takes longer than to run it, and Postgres would
     do so for ever where it expects a plan for the arguments to be cheaper. tests/queries/test_large_plans.py looks at these plans.
+    They may have been made while tables were small, and stay until a table is analysed: so where an order of joins is good at one size only,
+    the statement says which (LATERAL with OFFSET 0).
     """
     return {
         "application_name": f"room-storage {config.instance_name} {mark}".rstrip()[:63],
