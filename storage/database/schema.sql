@@ -845,6 +845,13 @@ BEGIN
         END IF;
         EXIT WHEN left_over = 0 OR looked_up >= $4;
         SELECT e.prev_events INTO parents FROM events e WHERE e.event_nid = nids[1];
+        IF parents <@ nids[2:] THEN  -- reached already: so are those of events side by side
+            nids := nids[2:];
+            orders := orders[2:];
+            streams := streams[2:];
+            accepted := accepted[2:];
+            CONTINUE;
+        END IF;
         looked_up := looked_up + cardinality(parents);
         IF cardinality(parents) = 1 AND cardinality(nids) = 1 THEN  -- nearly always
             SELECT ARRAY[e.event_nid], ARRAY[e.topological_ordering], ARRAY[e.stream_ordering], ARRAY[e.rejected IS NULL]
