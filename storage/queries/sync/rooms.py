@@ -74,7 +74,7 @@ late AS MATERIALIZED (  -- rooms of which something was committed after the toke
     GROUP BY f.room_nid
 ),
 mine AS (  -- rooms of the user where anything has happened; what they were to the user before it (0: nothing)
-    SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id, r.max_topological_ordering,
+    SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id, r.room_version, r.max_topological_ordering,
         r.last_stream_ordering, m.membership, m.stream_ordering > token.reached AS moved,
         CASE WHEN m.stream_ordering <= token.reached THEN m.membership ELSE COALESCE(old.membership, 0) END AS membership_then,
         delta.prev_event_nid AS member_nid_then,
@@ -131,7 +131,10 @@ room AS (  -- what is to be told of each: whether it is told whole, and the stre
     WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then AND $6::bigint IS NULL
 )
 SELECT r.room_nid, r.room_id AS told_room_id, r.membership, r.member_nid, r.state_key_nid AS member_key_nid, r.whole, r.was_joined, r.lower, r.upper,
-    r.activity, r.max_topological_ordering, gap.reached IS NOT NULL AS after_gap, told.is_last, told.withheld, s.*
+    r.activity, r.max_topological_ordering, gap.reached IS NOT NULL AS after_gap, told.is_last, told.withheld,
+    told.event_nid, told.event_id, r.room_id, r.room_version, told.stream_ordering, told.topological_ordering, told.depth,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = told.redacted_by) AS redacted_by,
+    told.rejected, told.soft_failed, told.outlier, told.redacted_form, told.encoding, told.json
 FROM room r
 CROSS JOIN LATERAL (  -- what lies before the last gap is not told: it would hide what is missing
     SELECT (
@@ -144,15 +147,17 @@ CROSS JOIN LATERAL (  -- what lies before the last gap is not told: it would hid
         ORDER BY e.room_nid DESC, e.stream_ordering DESC
         LIMIT 1
     )
+    OFFSET 0  -- once a room: it would be asked for each event otherwise
 ) AS gap (reached)
-LEFT JOIN LATERAL (
-    SELECT CASE WHEN e.is_told THEN e.event_nid END AS event_nid, e.place = $16::bigint AS is_last, e.withheld
+LEFT JOIN LATERAL (  -- with all that `stored_events` has: to look it up there by number would be three more descents an event
+    SELECT e.*, CASE WHEN e.is_told THEN e.nid END AS event_nid, e.place = $16::bigint AS is_last
     FROM sight_of(r.room_nid, r.principal_nid) AS sight
     CROSS JOIN filter
     CROSS JOIN LATERAL (
         SELECT *
         FROM (  -- so many are looked at, at most
-            SELECT e.event_nid, e.room_nid, e.stream_ordering, row_number() OVER () AS place,
+            SELECT e.event_nid AS nid, e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected,
+                e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json, row_number() OVER () AS place,
                 user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
                     AND not_ignored(e, filter.ignored)
                     AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url) AS is_told,
@@ -170,8 +175,7 @@ LEFT JOIN LATERAL (
         LIMIT $8::bigint + 1
     ) AS e
 ) AS told ON r.membership NOT IN (3, 4)
-LEFT JOIN stored_events s ON s.event_nid = told.event_nid
-ORDER BY r.activity DESC, r.room_nid DESC, s.stream_ordering
+ORDER BY r.activity DESC, r.room_nid DESC, told.stream_ordering
 """
 
 

@@ -21,6 +21,9 @@ room AS (
     FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::boolean[])
         AS i (room_nid, whole, only_key_nid, lower, start, upper, is_joined)
 ),
+named AS MATERIALIZED (
+    SELECT i.room_nid, i.room_id, i.room_version FROM room r JOIN rooms i USING (room_nid)
+),
 filter AS MATERIALIZED (
     SELECT * FROM filter_of($12::text[], $13::text[], $14::text[], $15::text[], $16::boolean)
 ),
@@ -132,10 +135,14 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
     ))
 )
 SELECT n.room_nid, n.at_start, n.at_end, gone.type AS removed_type, gone.state_key AS removed_key,
-    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes, s.*
+    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes,
+    e.event_nid, e.event_id, r.room_id, r.room_version, e.stream_ordering, e.topological_ordering, e.depth,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
+    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
 FROM entry n
+JOIN named r USING (room_nid)
 CROSS JOIN filter
-LEFT JOIN events e ON e.event_nid = n.event_nid AND $11::boolean
+LEFT JOIN events e ON e.event_nid = n.event_nid  -- not `stored_events`, which looks its room up for each event
 LEFT JOIN LATERAL (  -- for the few keys that were removed; not all keys of the database, hashed
     SELECT t.type, k.state_key
     FROM state_keys k
@@ -143,8 +150,7 @@ LEFT JOIN LATERAL (  -- for the few keys that were removed; not all keys of the 
     WHERE k.state_key_nid = n.state_key_nid AND n.event_nid IS NULL
     OFFSET 0
 ) AS gone ON true
-LEFT JOIN stored_events s ON s.event_nid = n.event_nid
-WHERE e.event_nid IS NULL OR is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url)
+WHERE e.event_nid IS NULL OR NOT $11::boolean OR is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url)
 UNION ALL
 SELECT d.room_nid, false, false, NULL, NULL,
     d.joined_count + COALESCE((SELECT sum((l.membership = 5)::int - (l.membership_now = 5)::int) FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
