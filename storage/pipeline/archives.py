@@ -3,6 +3,7 @@
 Paths are local or on a file system that pyarrow knows (``s3://``, ``hdfs://``), and must mean the same on every executor.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -85,6 +86,11 @@ def opened(path: str) -> tuple[Any, str]:
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{path}: {error}") from None
     return where, at
+
+
+def literal(path: str) -> str:
+    """A path as Spark reads it by its letters: some would stand for patterns."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
 
 
 def _files(where: Any, folder: str) -> list[Any]:
@@ -210,7 +216,7 @@ def parquet_frame(spark: SparkSession, sources: Sequence[Source]) -> DataFrame |
 
 
 def _of_path(spark: SparkSession, index: int, files: Sequence[str]) -> DataFrame:
-    frame = spark.read.option("mergeSchema", "true").parquet(*files)
+    frame = spark.read.option("mergeSchema", "true").parquet(*map(literal, files))
     line = f.col("_metadata.row_index") + 1
     place = f.coalesce(f.col("stream_ordering"), f.lit(0)) if "stream_ordering" in frame.columns else line
     given: dict[str, Any] = {

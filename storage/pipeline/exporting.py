@@ -21,9 +21,9 @@ from pyspark.sql import functions as f
 
 from storage.database.arrow import ArrowConnection, arrow_snapshot
 from storage.errors import InputError, StorageCorrupt
-from storage.pipeline.archives import opened
+from storage.pipeline.archives import literal, opened
 from storage.pipeline.positions import between, current, deployment_of
-from storage.pipeline.rows import spark_ddl
+from storage.pipeline.rows import ARROW_SCHEMA, spark_ddl
 from storage.pipeline.selecting import room_numbers, split
 from storage.pipeline.source import RoomEvents
 from storage.streams import SyncToken
@@ -72,6 +72,7 @@ VISIBILITY: Final = pa.schema(
         ("last_join_topological", pa.int64()),
     ]
 )
+TABLES: Final = {"events": ARROW_SCHEMA, "state_deltas": STATE_DELTAS, "visibility": VISIBILITY}
 ROOMS_PER_STATEMENT: Final = 200
 PARTITIONS: Final = 8
 
@@ -104,17 +105,17 @@ def export_parquet(
         end = current(conn)
     token = end.print(deployment)
     tokens = (start.print(deployment), token)
+    base = path.rstrip("/")
+    folders = {name: f"{base}/{name}/exported={number}" for name in TABLES}
     events = _events(spark, dsn, since, token, partitions)
-    target = f"{path.rstrip('/')}/events/exported={number}"
     day = f.to_date(f.timestamp_millis("received_ts"))
-    events.withColumn("day", day).write.mode("overwrite").partitionBy("day").parquet(target)
-    deltas = _of_rooms(spark, dsn, tokens, partitions, "state_deltas")
-    deltas.write.mode("overwrite").parquet(f"{path.rstrip('/')}/state_deltas/exported={number}")
-    sight = _of_rooms(spark, dsn, tokens, partitions, "visibility")
-    sight.write.mode("overwrite").parquet(f"{path.rstrip('/')}/visibility/exported={number}")
-    counts = [spark.read.parquet(f"{path.rstrip('/')}/{one}/exported={number}").count() for one in ("events", "state_deltas", "visibility")]
+    events.withColumn("day", day).write.mode("overwrite").partitionBy("day").parquet(folders["events"])
+    for name in ("state_deltas", "visibility"):
+        _of_rooms(spark, dsn, tokens, partitions, name).write.mode("overwrite").parquet(folders[name])
+    written = {name: spark.read.schema(spark_ddl(schema)).parquet(literal(folders[name])) for name, schema in TABLES.items()}
     if verify:
-        _read_back(spark.read.parquet(target), events)
+        _read_back(written["events"], events)
+    counts = [frame.count() for frame in written.values()]
     made = Export(number, since, token, *counts)
     where.create_dir(f"{folder}/manifests", recursive=True)
     with where.open_output_stream(f"{folder}/manifests/{number}.json") as file:
@@ -167,7 +168,7 @@ def _of_rooms(spark: SparkSession, dsn: str, tokens: tuple[str, str], partitions
         first, last = room_numbers(conn)
     stretches = list(split(first, last, partitions))
     frame = spark.createDataFrame(stretches, "begin bigint, end bigint").repartition(len(stretches), "begin")
-    schema = STATE_DELTAS if what == "state_deltas" else VISIBILITY
+    schema = TABLES[what]
 
     def read(batches: Any) -> Any:
         with arrow_snapshot(dsn) as conn:

@@ -29,7 +29,7 @@ from pyspark.sql import functions as f
 from signedjson.types import VerifyKey
 
 from storage.database.arrow import arrow_snapshot
-from storage.pipeline.archives import broken_frame, found, lines_frame, parquet_frame
+from storage.pipeline.archives import broken_frame, found, lines_frame, literal, parquet_frame
 from storage.pipeline.examining import EXAMINED, Examiner, created, key_texts
 from storage.pipeline.loading import LOADED, Target, load_batches
 from storage.pipeline.ordering import Slim, order
@@ -97,7 +97,7 @@ def import_archive(
         if sources.broken:
             broken_frame(spark, sources.broken).write.mode("append" if frames else "overwrite").parquet(folder + "/examined")
         stage("ordering")
-        examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(folder + "/examined")
+        examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(literal(folder) + "/examined")
         ranked = _ranked(examined.where("outcome IS NULL"))
         ranked.write.mode("overwrite").parquet(folder + "/ranked")
         stage("loading")
@@ -186,7 +186,7 @@ def _rank(room: str | None, lines: Sequence[Slim], places: Sequence[tuple[str, i
 
 def _sorted(spark: SparkSession, examined: DataFrame, ranked: str, tasks: int) -> DataFrame:
     """What each task loads: whole rooms, each in its order."""
-    ranks = spark.read.schema(spark_ddl(RANKED)).parquet(ranked)
+    ranks = spark.read.schema(spark_ddl(RANKED)).parquet(literal(ranked))
     whole = examined.join(ranks, ["room_id", "source", "line"], "left")
     order_by: list[Column | str | int] = ["room_id", f.coalesce("rank", f.lit(0)), *SORT]
     return whole.repartitionById(tasks, _task(examined, tasks)).sortWithinPartitions(*order_by)
@@ -231,10 +231,10 @@ def _loading(target: Target) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa
 
 def _told(spark: SparkSession, folder: str, rejects: str | None) -> ImportSummary:
     """Count; and write the dead letters."""
-    examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(folder + "/examined").where("outcome IS NOT NULL")
+    examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(literal(folder) + "/examined").where("outcome IS NOT NULL")
     columns = ["source", "line", "outcome", "event_id", "reason", "missing", "pdu"]
     early = examined.withColumn("missing", f.array().cast("array<string>")).select(*columns)
-    loaded = spark.read.schema(spark_ddl(LOADED)).parquet(folder + "/loaded")
+    loaded = spark.read.schema(spark_ddl(LOADED)).parquet(literal(folder) + "/loaded")
     outcomes = Counter[str]()
     for frame, count in ((early, f.count("*")), (loaded, f.sum("count"))):
         outcomes.update({row["outcome"]: row["n"] for row in frame.groupBy("outcome").agg(count.alias("n")).collect()})
