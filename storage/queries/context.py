@@ -93,10 +93,13 @@ ORDER BY s.topological_ordering, s.stream_ordering
 """
 
 SQL_STATE_AT: Final[LiteralString] = """
-SELECT s.*
+SELECT s.event_nid, s.event_id, r.room_id, r.room_version, s.stream_ordering, s.topological_ordering, s.depth,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = s.redacted_by) AS redacted_by,
+    s.rejected, s.soft_failed, s.outlier, s.redacted_form, s.encoding, s.json
 FROM events e
+JOIN rooms r USING (room_nid)
 CROSS JOIN LATERAL state_entries(COALESCE(e.state_group_after, e.state_group_before)) AS entry
-JOIN stored_events s ON s.event_nid = entry.event_nid
+JOIN events s ON s.event_nid = entry.event_nid
 WHERE e.event_id = $1::text
 """
 

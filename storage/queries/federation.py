@@ -18,22 +18,29 @@ WITH
 server AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $4::text), 0) AS principal_nid
 ),
+room AS MATERIALIZED (
+    SELECT r.room_nid, r.room_id, r.room_version, sight.*
+    FROM server
+    CROSS JOIN rooms r
+    CROSS JOIN LATERAL sight_of(r.room_nid, server.principal_nid) AS sight
+    WHERE r.room_id = $1::text
+),
 found AS MATERIALIZED (
-    SELECT r.room_nid, walk.event_nid
-    FROM rooms r
+    SELECT walk.event_nid
+    FROM room r
     CROSS JOIN LATERAL ancestors_of(r.room_nid, ARRAY(SELECT event_nid FROM events WHERE event_id = ANY($2::text[])), $3::int, $5::int)
         AS walk (event_nid)
-    WHERE r.room_id = $1::text
 )
 SELECT $4::text IS NOT NULL AND (
-        NOT server_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences)
-        OR (NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
-    ) AS withheld, s.*
-FROM server
+        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences)
+        OR (NOT was_there(e, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+    ) AS withheld,
+    e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering, e.topological_ordering, e.depth,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
+    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
+FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
-CROSS JOIN LATERAL sight_of(found.room_nid, server.principal_nid) AS sight
-JOIN stored_events s USING (event_nid)
 ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
 """
 
@@ -42,26 +49,33 @@ WITH
 server AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $6::text), 0) AS principal_nid
 ),
+room AS MATERIALIZED (
+    SELECT r.room_nid, r.room_id, r.room_version, sight.*
+    FROM server
+    CROSS JOIN rooms r
+    CROSS JOIN LATERAL sight_of(r.room_nid, server.principal_nid) AS sight
+    WHERE r.room_id = $1::text
+),
 found AS MATERIALIZED (
-    SELECT r.room_nid, walk.event_nid
-    FROM rooms r
+    SELECT walk.event_nid
+    FROM room r
     CROSS JOIN LATERAL events_between(
         r.room_nid,
         ARRAY(SELECT event_nid FROM events WHERE event_id = ANY($2::text[])),
         ARRAY(SELECT e.event_nid FROM unnest($3::text[]) WITH ORDINALITY AS i (event_id, place) JOIN events e USING (event_id) ORDER BY i.place),
         $4::int, $5::bigint, $7::int
     ) AS walk (event_nid)
-    WHERE r.room_id = $1::text
 )
 SELECT $6::text IS NOT NULL AND (
-        NOT server_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences)
-        OR (NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
-    ) AS withheld, s.*
-FROM server
+        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences)
+        OR (NOT was_there(e, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+    ) AS withheld,
+    e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering, e.topological_ordering, e.depth,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
+    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
+FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
-CROSS JOIN LATERAL sight_of(found.room_nid, server.principal_nid) AS sight
-JOIN stored_events s USING (event_nid)
 ORDER BY e.topological_ordering, e.stream_ordering
 """
 

@@ -27,7 +27,7 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
+    SELECT r.room_nid, r.room_id, r.room_version, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
@@ -50,10 +50,11 @@ lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`,
     ) END AS topological_ordering
 ),
 page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, to know whether there are more
-    SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.withheld
+    SELECT e.*
     FROM (SELECT * FROM stretch ORDER BY highest DESC) AS r
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+        SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
+            e.outlier, e.redacted_form, e.encoding, e.json,
             NOT was_there(e, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
@@ -92,11 +93,13 @@ gap AS (  -- missing events whose children stand in what the page covers
         )
         AND c.topological_ordering >= COALESCE(covered.topological_ordering, 0)
 )
-SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, page.withheld, s.*
+SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, page.withheld,
+    page.event_nid, page.event_id, room.room_id, room.room_version, page.stream_ordering, page.topological_ordering, page.depth,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
+    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
 FROM room
 CROSS JOIN gap
 LEFT JOIN page ON true
-LEFT JOIN stored_events s ON s.event_nid = page.event_nid
 ORDER BY page.topological_ordering DESC, page.stream_ordering DESC
 """
 
@@ -106,7 +109,7 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
+    SELECT r.room_nid, r.room_id, r.room_version, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
@@ -129,10 +132,11 @@ lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a
     ) END AS topological_ordering
 ),
 page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, to know whether there are more
-    SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.withheld
+    SELECT e.*
     FROM (SELECT * FROM stretch ORDER BY lowest) AS r
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+        SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
+            e.outlier, e.redacted_form, e.encoding, e.json,
             NOT was_there(e, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
@@ -171,11 +175,13 @@ gap AS (  -- missing events whose children stand in what the page covers
         AND (c.backfilled OR c.stream_ordering <= $8::bigint)
         AND c.topological_ordering <= COALESCE(covered.topological_ordering, 9223372036854775807)
 )
-SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, page.withheld, s.*
+SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, page.withheld,
+    page.event_nid, page.event_id, room.room_id, room.room_version, page.stream_ordering, page.topological_ordering, page.depth,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
+    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
 FROM room
 CROSS JOIN gap
 LEFT JOIN page ON true
-LEFT JOIN stored_events s ON s.event_nid = page.event_nid
 ORDER BY page.topological_ordering, page.stream_ordering
 """
 
