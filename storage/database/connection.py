@@ -40,6 +40,9 @@ BEGIN: Final[dict[tuple[Isolation, bool], LiteralString]] = {
 }
 
 
+AT_HAND: Final = 2
+"""Connections that are kept out of the pool between uses, at most: that of the writer, and one for who reads."""
+
 R = TypeVar("R", bound=NamedTuple)
 """The row type of a statement: its fields are the columns, in order."""
 
@@ -60,11 +63,13 @@ class Observer(Protocol):
 class Connection:
     """One connection, inside or outside a transaction. Parameters are numbered (`$1`), with casts in the statement."""
 
-    __slots__ = ("_driver", "_observer")
+    __slots__ = ("_driver", "_observer", "is_at_rest")
 
     def __init__(self, driver: Any, observer: Observer | None = None) -> None:
         self._driver = driver
         self._observer = observer
+        self.is_at_rest = True
+        """Whether the last statement came to its end: it neither failed nor was cancelled, so nothing of it can be on its way still."""
 
     async def fetch(self, sql: str, *args: object, row: type[R]) -> list[R]:
         """All rows, each as a `row`."""
@@ -108,17 +113,20 @@ class Connection:
     async def _call(self, statement: str, call: Callable[..., Awaitable[Any]], *args: object) -> Any:
         """Send one statement between the observer's two calls, and translate what the driver raises."""
         observer = self._observer
+        self.is_at_rest = False
+        start = 0.0
         try:
-            if observer is None:
-                return await call(*args)
-            observer.before(statement)
-            start = perf_counter()
+            if observer is not None:
+                observer.before(statement)
+                start = perf_counter()
             result = await call(*args)
         except DRIVER_ERRORS as error:
             if isinstance(error, asyncpg.InternalClientError):
                 self._driver.terminate()  # Postgres has ended the session while it was idle, and the driver is halfway to know it
             raise translate(error, closed=_is_closed(self._driver)) from error
-        observer.after(statement, perf_counter() - start)
+        self.is_at_rest = True
+        if observer is not None:
+            observer.after(statement, perf_counter() - start)
         return result
 
 
@@ -130,6 +138,8 @@ class Database:
         self._config = config
         self._observer = observer
         self._closed = False
+        self._at_hand: list[Any] = []
+        self._waiting = 0
 
     @classmethod
     async def open(cls, dsn: str, *, config: Config | None = None, observer: Observer | None = None, mark: str = "") -> Self:
@@ -148,6 +158,7 @@ class Database:
                 command_timeout=config.statement_timeout_ms / 1000,
                 statement_cache_size=config.statement_cache_size,
                 max_cached_statement_lifetime=0,
+                max_cacheable_statement_size=0,  # no limit: the longest is the one that writes
                 reset=_keep,
                 server_settings=_server_settings(config, mark),
             )
@@ -158,6 +169,8 @@ class Database:
     async def close(self) -> None:
         """Wait for the connections in use, then close all. Doing so twice is harmless."""
         self._closed = True
+        while self._at_hand:
+            await self._give_back(self._at_hand.pop())
         await self._pool.close()
 
     async def __aenter__(self) -> Self:
@@ -171,14 +184,9 @@ class Database:
         """The limits this database was opened with."""
         return self._config
 
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """A connection in autocommit: each statement is a transaction of its own."""
-        driver = await self._acquire()
-        try:
-            yield Connection(driver, self._observer)
-        finally:
-            await self._release(driver)
+    def connection(self) -> "Use":
+        """A connection in autocommit: each statement is a transaction of its own. To be entered with `async with`."""
+        return Use(self)
 
     @asynccontextmanager
     async def transaction(self, *, isolation: Isolation = "read_committed", readonly: bool = False) -> AsyncIterator[Connection]:
@@ -221,19 +229,55 @@ class Database:
         ceiling_ms = min(self._config.retry_delay_ms_first * 2 ** (attempt - 1), self._config.retry_delay_ms_max)
         return random.uniform(0, ceiling_ms) / 1000  # noqa: S311  # no secret
 
-    async def _acquire(self) -> Any:
+    async def acquire(self) -> Connection:
+        """A connection for `Use`. Those at hand come first: the pool takes as long as a small statement to give one out and take it back."""
         if self._closed:
             raise StorageClosed("database")
+        while self._at_hand:
+            driver = self._at_hand.pop()
+            if not _is_closed(driver):
+                return Connection(driver, self._observer)
+        self._waiting += 1
         try:
-            return await self._pool.acquire(timeout=self._config.pool_acquire_timeout_ms / 1000)
+            return Connection(await self._pool.acquire(timeout=self._config.pool_acquire_timeout_ms / 1000), self._observer)
         except DRIVER_ERRORS as error:
             raise translate(error, connecting=True) from error
+        finally:
+            self._waiting -= 1
 
-    async def _release(self, driver: Any) -> None:
+    async def release(self, conn: Connection) -> None:
+        """Take it back: to be at hand, or into the pool if somebody waits there, or something of it may still be under way."""
+        driver = conn._driver  # noqa: SLF001  # the classes of this module are one thing in parts
+        if (
+            conn.is_at_rest
+            and not (self._waiting or self._closed or _is_closed(driver) or conn.in_transaction)
+            and len(self._at_hand) < AT_HAND
+        ):
+            self._at_hand.append(driver)
+        else:
+            await self._give_back(driver)
+
+    async def _give_back(self, driver: Any) -> None:
         try:
             await self._pool.release(driver)
         except DRIVER_ERRORS as error:
             raise translate(error, closed=True) from error
+
+
+class Use:
+    """A connection for the time of one block."""
+
+    __slots__ = ("_conn", "_database")
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def __aenter__(self) -> Connection:
+        self._conn = await self._database.acquire()
+        return self._conn
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._database.release(self._conn)
 
 
 def _server_settings(config: Config, mark: str) -> dict[str, str]:

@@ -83,7 +83,12 @@ class Attempts:
             plan.answers.setdefault(job, [])
         assumed = await prefetch(load_needs, plan.draft, named, assume_new=assume_new)
         for job, part in parts:
-            answers = [await _decide(load_needs, plan.draft, one) for one in part]
+            answers = []
+            for one in part:
+                try:
+                    answers.append(plan_event(plan.draft, one))
+                except Needs as needs:
+                    answers.append(await _decide(load_needs, plan.draft, one, needs))
             if assumed and any(answer.outcome == "missing_parents" for answer in answers):
                 raise Unsure
             plan.answers[job] += answers
@@ -169,12 +174,12 @@ class Attempts:
         return bool(rows)
 
 
-async def _decide(load_needs: Load, draft: Draft, incoming: Incoming) -> AppendResult:
+async def _decide(load_needs: Load, draft: Draft, incoming: Incoming, lacking: Needs) -> AppendResult:
     """Plan one event, loading what it lacks."""
     for _ in range(ROUNDS_MAX):
+        await load_needs(draft, lacking)
         try:
             return plan_event(draft, incoming)
         except Needs as needs:
             lacking = needs
-        await load_needs(draft, lacking)
     raise StorageCorrupt("planning does not come to an end", event_id=incoming.event.event_id)

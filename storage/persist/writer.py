@@ -107,7 +107,8 @@ class Writer:
         except Exception as error:  # noqa: BLE001  # whatever it is, the slow way finds out whose answer it is
             self._next.error = error
             await self._landed()
-        await asyncio.sleep(0)  # others have their turn, among them the answer to the write
+        if self._queue or self._sent is not None:
+            await asyncio.sleep(0)  # others have their turn, among them the answer to the write
 
     def _gather(self, most: int) -> list[Part]:
         """The next events of the queue: of whole jobs, or the beginning of one that is larger."""

@@ -127,13 +127,22 @@ class IdGenerator:
     @contextmanager
     def holding(self) -> Iterator[None]:
         """While ids are taken and completed elsewhere (inside one statement): none that is larger than all known now has completed."""
-        reservation = Reservation(self, 0)
-        reservation.bound = self._largest_known
-        self._open.add(reservation)
+        reservation = self.hold()
         try:
             yield
         finally:
-            self._leave(reservation)
+            self.let_go(reservation)
+
+    def hold(self) -> "Reservation":
+        """The same for who has no block; to be ended by `let_go`."""
+        reservation = Reservation(self, 0)
+        reservation.bound = self._largest_known
+        self._open.add(reservation)
+        return reservation
+
+    def let_go(self, reservation: "Reservation") -> None:
+        """What `hold` began is over."""
+        self._leave(reservation)
 
     async def _enter(self, reservation: "Reservation", n: int) -> None:
         reservation.bound = self._largest_known

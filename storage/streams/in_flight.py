@@ -10,13 +10,14 @@ besides, if it can be found, so that nobody waits for it long.
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import CommitUnknown, DatabaseConflict, DatabaseUnavailable, InstanceNameTaken, StorageError
 from storage.streams.feed import Fact
 from storage.streams.following import missed_facts
+from storage.streams.id_generator import IdGenerator, Reservation
 from storage.streams.registry import Streams
 from storage.streams.startup import new_epoch
 
@@ -61,7 +62,8 @@ class InFlight:
         self._streams = streams
         self._names = names
         self._writer_nid = writer_nid
-        self._hold = ExitStack()
+        self._generators = [streams[name].generator for name in names]
+        self._held: list[tuple[IdGenerator, Reservation]] = []
         self._backend_pid: int | None = None
         self._one_at_a_time = asyncio.Lock()
         self._found: Mapping[str, Sequence[Fact]] = {}
@@ -77,8 +79,8 @@ class InFlight:
     def writing(self) -> Iterator[None]:
         """While ids may be taken. Only when nothing is unsettled."""
         self._found = {}
-        for name in self._names:
-            self._hold.enter_context(self._streams.writing(name))
+        for generator in self._generators:
+            self._held.append((generator, generator.hold()))
         try:
             yield
         except LOST:
@@ -88,9 +90,14 @@ class InFlight:
             raise
         finally:
             if self._backend_pid is None:
-                self._hold.close()
+                self._let_go()
             else:
                 self._streams.unsettled[self.settle] = None
+
+    def _let_go(self) -> None:
+        while self._held:
+            generator, reservation = self._held.pop()
+            generator.let_go(reservation)
 
     def sent(self, conn: Connection) -> None:
         """From here on it is not known what is done."""
@@ -116,6 +123,8 @@ class InFlight:
 
     async def ready(self) -> None:
         """To be awaited before writing: what was unsettled is settled. `DatabaseUnavailable` if that cannot be; nothing was written then."""
+        if not (self.settle in self._streams.unsettled or self._one_at_a_time.locked()):
+            return
         try:
             await self.settle()
         except CommitUnknown as error:
@@ -128,7 +137,7 @@ class InFlight:
             missed = await missed_facts(conn, self._streams, self._names)
         del self._streams.unsettled[self.settle]
         self._backend_pid = None
-        self._hold.close()
+        self._let_go()
         for name, (position, facts) in missed.items():
             self._streams.advance(name, self._streams.instance_name, position, facts)
         return {name: facts for name, (_, facts) in missed.items() if facts}

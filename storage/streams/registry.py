@@ -327,7 +327,8 @@ class Streams(Mapping[str, Stream]):
         news = [fact for fact in facts if fact.stream_id > previous]  # what was fetched may have been told meanwhile
         if news:
             generator.advance(instance_name, news[-1].stream_id)
-        generator.advance(instance_name, current, completed=False)
+        if not news or news[-1].stream_id != current:
+            generator.advance(instance_name, current, completed=False)
         self.feed.publish(Advance(stream_name, instance_name, previous, current, news, local))
 
 

@@ -298,6 +298,28 @@ async def test_a_pool_without_a_free_connection_answers_in_time(dsn: str) -> Non
                 pytest.fail("there is one connection only")
 
 
+async def test_a_connection_at_hand_goes_to_who_waits(dsn: str) -> None:
+    async with await Database.open(dsn, config=Config(pool_size_max=1)) as database:
+
+        async def ask() -> int:
+            async with database.connection() as conn:
+                return await backend_of(conn)
+
+        alone = await ask()
+        assert set(await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(20))), 10)) == {alone}
+
+
+async def test_a_connection_with_a_cancelled_statement_is_not_at_hand(dsn: str) -> None:
+    async with await Database.open(dsn, config=Config(pool_size_max=1)) as database:
+        async with database.connection() as conn:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(conn.fetchval("SELECT pg_sleep(60)"), 0.1)
+            assert not conn.is_at_rest
+        async with database.connection() as conn:
+            assert await conn.fetchval("SELECT 1") == 1
+            assert conn.is_at_rest
+
+
 async def test_a_closed_database_says_so(dsn: str) -> None:
     database = await Database.open(dsn)
     await database.close()
