@@ -64,6 +64,9 @@ class Listener:
         async with database.connection() as conn:
             return cls(database, Streams(database, name, await startup.positions(conn)))
 
+    async def server_up(self, server_name: str) -> None:
+        """It fetches nothing from other homeservers."""
+
     def told(self) -> list[tuple[int, str]]:
         """All facts, by their ids, each with its writer."""
         return sorted(
