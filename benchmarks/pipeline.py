@@ -73,7 +73,7 @@ def _on_spark(bench: Bench, folder: Path, rooms: Sequence[GeneratedRoom], dsn: s
 
     with session(master, {"spark.driver.memory": "1500m", "spark.ui.showConsoleProgress": "false"}) as spark:
         import_archive(spark, [str(small)], dsn, server_name=SERVER)
-        with spent(bench.server) as cost, _descendants() as spark_seconds:
+        with _measured(bench) as (cost, spark_seconds):
             summary = import_archive(spark, [str(archive)], dsn, server_name=SERVER, verify_keys=keys, stage=stage)
             stages.append(("end", time.perf_counter()))
         if summary.rejects or summary.lines != events:
@@ -83,22 +83,28 @@ def _on_spark(bench: Bench, folder: Path, rooms: Sequence[GeneratedRoom], dsn: s
             {"what": f"{master}   {name}", "seconds": round(end - begin, 2), "events_per_second": round(events / (end - begin))}
             for (name, begin), (_, end) in pairwise(stages)
         ]
-        with spent(bench.server) as cost, _descendants() as spark_seconds:
+        with _measured(bench) as (cost, spark_seconds):
             export_parquet(spark, dsn, str(folder / master), verify=False)
         rows.append(_row(f"{master} export", events, cost, spark_seconds[0]))
-        with spent(bench.server) as cost, _descendants() as spark_seconds:
+        with _measured(bench) as (cost, spark_seconds):
             findings = verify(spark, dsn).count()
         rows.append(_row(f"{master} verify", events, cost, spark_seconds[0]) | {"findings": findings})
     return rows
 
 
 @contextmanager
-def _descendants() -> Iterator[list[float]]:
-    """Processor time of the JVM and its workers during the block."""
-    before = _used()
-    seconds = [0.0]
-    yield seconds
+def _measured(bench: Bench) -> Iterator[tuple[Spent, list[float]]]:
+    """As `spent`, with the processor time of the JVM and its workers, and of the backends that have ended by then."""
+    before, ended, seconds = _used(), _ended(bench), [0.0]
+    with spent(bench.server) as cost:
+        yield cost, seconds
     seconds[0] = _used() - before
+    cost.backends += _ended(bench) - ended
+
+
+def _ended(bench: Bench) -> float:
+    times = psutil.Process(bench.server.pid).cpu_times()
+    return float(times.children_user + times.children_system)
 
 
 def _used() -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from signedjson.key import decode_verify_key_bytes
 from signedjson.types import VerifyKey
 from unpaddedbase64 import decode_base64, encode_base64
@@ -154,9 +155,8 @@ def needs(event: Event, given: Input) -> list[str]:
 def created(batch: pa.RecordBatch) -> dict[str, str]:
     """The rooms whose create events are in a batch of `LINES`, with their versions."""
     found: dict[str, str] = {}
-    for row in batch.to_pylist():
-        if b"m.room.create" not in (row["raw"] or row["pdu"] or b""):
-            continue
+    candidates = batch.filter(pc.match_substring(pc.coalesce(batch.column("raw"), batch.column("pdu")), b"m.room.create"))
+    for row in candidates.to_pylist():
         try:
             given = input_of(row)
         except InvalidEvent:
