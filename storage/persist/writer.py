@@ -23,7 +23,7 @@ from storage.persist.results import AppendResult
 from storage.streams.in_flight import LOST
 from storage.streams.registry import Streams
 
-STRETCH: Final = 128  # events planned before others have their turn, and written though more are waiting; a write costs as much as 20 events
+STRETCH: Final = 128  # events planned before others have their turn, and written though more wait; a write costs as much as 20 events
 
 
 class _Baseless(Exception):  # noqa: N818  # a turn of the plan, not an error
