@@ -41,6 +41,7 @@ from storage.queries.relations import RelationsPage
 from storage.queries.state_texts import StateMap
 from storage.queries.sync import Asked, Look, Memory, Sync, is_quiet, quiet, sync, until_news
 from storage.queries.sync.candidates import rooms_of
+from storage.streams import SyncToken, VectorPosition
 from storage.streams.account_data import AccountData
 from storage.streams.caches import Caches, RoomsOf
 from storage.streams.notifier import Notifier
@@ -240,7 +241,17 @@ class Store:
             config=self.database.config,
         )
 
-        return await until_news(lambda: self._look(asked, waits=timeout_ms > 0), self.notifier, self.deployment_id, timeout_ms=timeout_ms)
+        waits = timeout_ms > 0
+        return await until_news(
+            lambda: self._look(asked, waits=waits), self.notifier, self.deployment_id, asked.since, timeout_ms=timeout_ms
+        )
+
+    def positions_of(self, token: str) -> dict[str, VectorPosition]:
+        """Where a token of sync (`Sync.next_batch`) is in each stream: events, account_data, receipts, to_device. `InvalidToken`.
+
+        What is new beside the rooms is above `VectorPosition.min` there. A stream that is lacking came with an upgrade: it is read from 0.
+        """
+        return SyncToken.parse(token, self.deployment_id).positions()
 
     async def _look(self, asked: Asked, *, waits: bool) -> Look:
         if is_quiet(asked, self.memory):

@@ -7,7 +7,6 @@ late goes on at once; and one who comes while other rooms are busy does wait. Wh
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from storage.errors import StorageClosed
@@ -74,7 +73,7 @@ class Notifier:
         for key in keys:
             self._waiting.setdefault(key, {})[waiter] = None
         try:
-            if not (self._closed or self._was_told(keys, waiter.seen)):
+            if not (self._closed or self.was_told(keys, waiter.seen)):
                 async with asyncio.timeout(timeout_ms / 1000):
                     await waiter.woken.wait()
         except TimeoutError:
@@ -92,8 +91,9 @@ class Notifier:
             for waiter in waiters:
                 waiter.woken.set()
 
-    def _was_told(self, keys: AbstractSet[str], seen: Mapping[str, VectorPosition]) -> bool:
-        """Whether there has been, or may have been, news that was not seen."""
+    def was_told(self, keys: Iterable[str], seen: Mapping[str, VectorPosition]) -> bool:
+        """Whether there has been, or may have been, news for one of the keys after these positions, in the streams that they name."""
+        keys = set(keys)
         for (stream_name, writer), concerned in self._concerned.items():
             position = seen.get(stream_name)
             if position is None or self._streams[stream_name].generator.current(writer) <= position.position(writer):

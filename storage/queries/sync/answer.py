@@ -78,7 +78,7 @@ async def sync(conn: Connection, asked: Asked, *, memory: Memory | None = None) 
     since = None if asked.since is None else asked.since.bound(current)
     known = None if since is None else events_of(since)
     among = None if news is None or known is None else news.candidates(known)
-    if (since == upto and not asked.full_state) or among == []:
+    if (known == events_of(upto) and not asked.full_state) or among == []:
         return Sync(upto.print(asked.deployment))
     below = None if asked.part is None else (asked.part.activity, asked.part.room)
     limit = asked.rooms_limit if since is None else None
@@ -104,7 +104,7 @@ async def quiet(conn: Connection, asked: Asked, memory: Memory) -> tuple[Sync, N
     upto, since = SyncToken.of(news.positions), (asked.since or SyncToken()).bound(news.positions)
     if events_of(since).min < news.purged_upto:
         return None
-    if since == upto or news.candidates(events_of(since)) == []:
+    if events_of(since) == events_of(upto) or news.candidates(events_of(since)) == []:
         return Sync(upto.print(asked.deployment)), news
     return None
 

@@ -35,7 +35,7 @@ writer AS MATERIALIZED (
     SELECT p.stream_name, p.instance_name, p.stream_id, COALESCE(s.stream_id, p.entered_at) AS seen
     FROM stream_positions p
     LEFT JOIN unnest($1::text[], $2::text[], $3::bigint[]) AS s (stream_name, instance_name, stream_id) USING (stream_name, instance_name)
-    WHERE p.stream_name IN ('events', 'caches')
+    WHERE p.stream_name IN ('events', 'caches', 'account_data', 'receipts', 'to_device')
 ),
 behind AS MATERIALIZED (  -- writers of which there is more than was seen
     SELECT w.writer_nid, p.seen, p.stream_id

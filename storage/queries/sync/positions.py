@@ -20,8 +20,8 @@ FROM purged_streams
 WHERE stream_name = 'events'
 """
 
-STREAMS: Final = ("events",)  # those that a sync tells of
-
+BESIDE: Final = ("account_data", "receipts", "to_device")  # a sync says how far these are; what is in them, the store of each tells
+STREAMS: Final = ("events", *BESIDE)  # those of a sync token
 
 PURGED: Final = "purged"
 
@@ -35,7 +35,7 @@ class WriterRow(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The position of each stream that a sync tells of, and up to where the events stream may have been purged."""
+    """The position of each stream of a sync token, and up to where the events stream may have been purged."""
 
     positions: dict[str, VectorPosition]
     purged_upto: int
@@ -49,7 +49,7 @@ async def where(conn: Connection) -> Reached:
 
 
 async def positions(conn: Connection) -> dict[str, VectorPosition]:
-    """The position of each stream that a sync tells of."""
+    """The position of each stream of a sync token."""
     return (await where(conn)).positions
 
 

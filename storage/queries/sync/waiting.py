@@ -2,14 +2,18 @@
 
 What a sync tells of follows from events in the user's rooms, and from facts that name the user: so these are what it waits for. One
 thing an event does not say: that resolution made somebody a member again, or took that away. The stream "caches" does.
+
+News of the user in a stream beside the events (account data, receipts, to-device) ends the wait, too: the answer is empty then, and its
+`next_batch` covers them.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
+from storage.queries.sync.positions import BESIDE
 from storage.queries.sync.results import Sync
-from storage.streams import SyncToken
+from storage.streams import SyncToken, VectorPosition
 from storage.streams.notifier import Notifier
 
 RESOLVED: Final = "caches"
@@ -22,16 +26,25 @@ class Look(NamedTuple):
     keys: Iterable[str]
 
 
-async def until_news(look: Callable[[], Awaitable[Look]], notifier: Notifier, deployment: str, *, timeout_ms: int) -> Sync:
-    """The first answer that is not empty, or the last one when the time is over."""
+async def until_news(
+    look: Callable[[], Awaitable[Look]], notifier: Notifier, deployment: str, since: SyncToken | None, *, timeout_ms: int
+) -> Sync:
+    """The first answer that is not empty, or before which something came in a stream beside; or the last one when the time is over."""
+    beside = _beside(since)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
     while True:
         resolved = notifier.position(RESOLVED)
         answer, keys = await look()
         left_ms = int((deadline - loop.time()) * 1000)
-        if not answer.is_empty or left_ms <= 0:
+        if not answer.is_empty or left_ms <= 0 or notifier.was_told(keys, beside):
             return answer
-        after = SyncToken.parse(answer.next_batch, deployment).advance(RESOLVED, resolved)
+        reached = SyncToken.parse(answer.next_batch, deployment)
+        beside, after = _beside(reached), reached.advance(RESOLVED, resolved)
         if not await notifier.wait(keys, after=after, timeout_ms=left_ms):
             return answer
+
+
+def _beside(token: SyncToken | None) -> dict[str, VectorPosition]:
+    """Where a token is in the streams beside the events, as far as it names them."""
+    return {} if token is None else {name: position for name, position in token.streams if name in BESIDE}
