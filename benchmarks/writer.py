@@ -6,6 +6,7 @@ by `unnest`. The machine may be busy with other things: the shares of a round co
 """
 
 import asyncio
+import gc
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -152,12 +153,15 @@ async def _measure(bench: Bench, scenario: Scenario, base: list[list[bytes]], ba
         await pool.execute(RAW_TABLE)
         for pdus in base:
             await store.append(pdus)
+        gc.collect()
+        gc.freeze()  # the input and the program: the collector has to do with what the store makes
         size = len(batches) // rounds
         await _clients(store, scenario.clients, iter(batches[: size // 10]), [])  # warms statements up on both sides
         measured = []
         for number in range(rounds):
             part = batches[number * size : (number + 1) * size]
             measured.append(await _round(store, sent, scenario.clients, part[size // 10 :] if number == 0 else part, pool))
+        gc.unfreeze()
         return measured
 
 
