@@ -87,7 +87,10 @@ class Config:
     """States that the writer remembers; they share what they have in common."""
 
     cache_state_entries_max: int = 2_000_000
-    """Entries of those states (about 200 bytes each), counted once where states share them: some forty rooms of 50,000 members."""
+    """Entries of those states (about 200 bytes each), counted once where states share them: some forty rooms of 50,000 members.
+
+    It is kept between batches. Within one, a state costs 1.5 to 1.9 kB on top of the one it is derived from (2 MB for 1,000 joins of a room of
+    50,000), and up to 200 bytes an entry for each room whose state has to be read first."""
 
     cache_rooms_max: int = 10_000
     """Rooms that the writer remembers."""

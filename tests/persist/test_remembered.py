@@ -79,3 +79,13 @@ def test_names_are_bounded_whatever_they_name() -> None:
         names.learn()
         names.state_key_names[2_000 + number] = (2_000, "key")  # by its number alone, as a reader asks
     assert len(names.state_key_names) < 150
+
+
+def test_a_batch_of_a_thousand_joins_adds_little_to_a_large_room() -> None:
+    """States are trimmed between batches only: within one, each change adds a handful of entries, however many members there are."""
+    groups = [room(1, 50_000)]
+    for join in range(1, 1_001):
+        groups.append(derive(groups[-1], {50_000 + join: 100_000 + join}, groups[0].state_group + join, 0))
+    states = States(limit=2_000, entries_max=2_000_000)
+    states.keep({group.state_group: group for group in groups})
+    assert 51_000 <= states.entries <= 50_000 + 5 * 1_000
