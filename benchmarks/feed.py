@@ -92,7 +92,7 @@ SELECT count(*) FROM gone
 SQL_FEED: Final = """
 SELECT stream_name AS what, instance_name, stream_id AS position, NULL::int[] AS room_nids
 FROM stream_positions
-WHERE stream_name = 'events'
+WHERE stream_name IN ('events', 'account_data', 'receipts', 'to_device')
 UNION ALL
 SELECT 'feed', NULL, (SELECT floor FROM sync_feed_floors WHERE principal_nid = p.principal_nid), ARRAY(
     SELECT room_nid FROM sync_feed f WHERE f.principal_nid = p.principal_nid AND f.stream_ordering > $2::bigint

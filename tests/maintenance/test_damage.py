@@ -168,6 +168,7 @@ DAMAGES = {
         f"UPDATE visibility SET last_join_topological = 1000000 WHERE principal_nid = {ONE_LOCAL}", {"visibility_counts"}, mended=True
     ),
     "position": Damage("UPDATE stream_positions SET stream_id = 2", {"stream_positions"}, mended=False),
+    "position lost": Damage("DELETE FROM stream_positions WHERE stream_name = 'events'", {"stream_positions"}, mended=False),
     "sequence": Damage("SELECT setval('event_nids', 1, false)", {"sequences"}, mended=True),
 }
 
