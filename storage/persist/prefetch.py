@@ -69,6 +69,9 @@ def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:
     event, caches = one.event, draft.caches
     if event.room_id not in draft.rooms:
         _look_at_room(caches, event.room_id, lacking)
+    held = caches.rows.get(event.event_id)
+    if held is not None and held.outlier and one.origin != "outlier":  # as below: it may be a duplicate by now, or have missing parents
+        _want(draft, event.event_id, own, lacking, lacking.events)
     for event_id in event.prev_event_ids:
         row = caches.rows.get(event_id) or draft.rows.get(event_id)
         if row is None or row.outlier:  # another writer may have made it more than an outlier, and nothing is written then that would tell
