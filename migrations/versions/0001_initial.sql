@@ -746,33 +746,38 @@ RETURNS TABLE (
 )
 LANGUAGE plpgsql STABLE ROWS 4 AS $$
 #variable_conflict use_column
-DECLARE
-    sight record;
-    first bigint;
+DECLARE  -- no record: taking one apart costs more than the probes
+    strays int8multirange;
+    runs int8multirange;
 BEGIN
-    SELECT s.*, r.strays,
-        COALESCE(s.own_audiences, '{}') + COALESCE(s.world_audiences, '{}') + CASE
-            WHEN s.shared_before = 9223372036854775807 THEN COALESCE(s.shared_audiences, '{}') ELSE '{}'
-        END AS runs
-    INTO sight
+    SELECT s.own_audiences, s.shared_audiences, s.world_audiences, s.shared_before, s.joined_audiences, r.strays, seen.runs, (
+        SELECT a.opened_topological - order_slack()
+        FROM audiences a
+        WHERE a.room_nid = $1 AND a.audience <= (lower(seen.runs) >> 40) << 40 AND a.opened_topological IS NOT NULL
+        ORDER BY a.audience DESC
+        LIMIT 1
+    )
+    INTO own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences, strays, runs, lowest
     FROM rooms r
     CROSS JOIN LATERAL sight_of($1, $2) AS s
+    CROSS JOIN LATERAL (
+        SELECT COALESCE(s.own_audiences, '{}') + COALESCE(s.world_audiences, '{}') + CASE
+            WHEN s.shared_before = 9223372036854775807 THEN COALESCE(s.shared_audiences, '{}') ELSE '{}'
+        END AS runs
+        OFFSET 0
+    ) AS seen
     WHERE r.room_nid = $1;
-    IF sight.strays = '{}' AND (sight.shared_before IS NULL OR sight.shared_before = 9223372036854775807)
-        AND upper_inf(sight.runs) AND range_merge(sight.runs)::int8multirange = sight.runs
-    THEN  -- who came once and is there: one probe
-        SELECT a.opened_topological - order_slack() INTO first
-        FROM audiences a
-        WHERE a.room_nid = $1 AND a.audience <= (lower(sight.runs) >> 40) << 40 AND a.opened_topological IS NOT NULL
-        ORDER BY a.audience DESC
-        LIMIT 1;
-        RETURN QUERY SELECT COALESCE(first, 0), 9223372036854775807,
-            sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before, sight.joined_audiences;
+    IF strays = '{}' AND (shared_before IS NULL OR shared_before = 9223372036854775807)
+        AND upper_inf(runs) AND range_merge(runs)::int8multirange = runs
+    THEN  -- who came once and is there: one probe; and no further statement, as each costs some microseconds
+        lowest := COALESCE(lowest, 0);
+        highest := 9223372036854775807;
+        RETURN NEXT;
         RETURN;
     END IF;
     RETURN QUERY
     SELECT COALESCE(lower(stretch), 0), COALESCE(upper(stretch) - 1, 9223372036854775807),
-        sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before, sight.joined_audiences
+        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences
     FROM unnest((
         SELECT range_agg(part.orders)
         FROM (
@@ -790,12 +795,12 @@ BEGIN
                 LIMIT 1
             )) * int8range(NULL, seen.below) AS orders
             FROM (
-                SELECT unnest(sight.runs) AS run, NULL::bigint AS below
+                SELECT unnest(runs) AS run, NULL::bigint AS below
                 UNION ALL
-                SELECT unnest(sight.shared_audiences), sight.shared_before WHERE sight.shared_before < 9223372036854775807
+                SELECT unnest(shared_audiences), shared_before WHERE shared_before < 9223372036854775807
             ) AS seen
             UNION ALL
-            SELECT unnest(sight.strays) WHERE sight.runs <> '{}' OR sight.shared_before IS NOT NULL
+            SELECT unnest(strays) WHERE runs <> '{}' OR shared_before IS NOT NULL
         ) AS part
     )) AS stretch;
 END
