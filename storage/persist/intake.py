@@ -3,12 +3,12 @@
 The room version comes from the store where the room is known, else from a create event in the batch, else from the caller.
 """
 
-import heapq
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from storage.errors import InvalidEvent, InvalidSignature, UnknownRoomVersion
 from storage.event import Event, glance, parse, required_signers, verify
+from storage.graph.turns import in_turn
 from storage.ids import EventId
 from storage.persist.results import AppendResult
 
@@ -105,7 +105,7 @@ def in_order(events: Sequence[Event]) -> list[int]:
     places: dict[EventId, list[int]] = {}
     for index, event in enumerate(events):
         places.setdefault(event.event_id, []).append(index)
-    return _kahn([_within(event, places) for event in events])
+    return in_turn([_within(event, places) for event in events])
 
 
 def _is_in_order(events: Sequence[Event]) -> bool:
@@ -118,28 +118,6 @@ def _is_in_order(events: Sequence[Event]) -> bool:
         if event.room_version.create_room_id and event.type != "m.room.create" and "$" + event.room_id[1:] in later:
             return False
     return True
-
-
-def _kahn(waits: Sequence[set[int]]) -> list[int]:
-    followers: dict[int, list[int]] = {}
-    for index, befores in enumerate(waits):
-        for before in befores:
-            followers.setdefault(before, []).append(index)
-    left = [len(befores) for befores in waits]
-    free = [index for index, count in enumerate(left) if count == 0]
-    waiting = dict.fromkeys(range(len(waits)))
-    ordered: list[int] = []
-    while waiting:
-        index = heapq.heappop(free) if free else next(iter(waiting))
-        if index not in waiting:
-            continue  # was let go ahead in a circle
-        del waiting[index]
-        ordered.append(index)
-        for follower in followers.get(index, ()):
-            left[follower] -= 1
-            if left[follower] == 0:
-                heapq.heappush(free, follower)
-    return ordered
 
 
 def _within(event: Event, places: Mapping[EventId, Sequence[int]]) -> set[int]:

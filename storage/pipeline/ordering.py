@@ -5,9 +5,10 @@ So a room whose lines come in causal order is stored line by line as they stand,
 Only the slim graph is held: ids and places, never PDUs.
 """
 
-import heapq
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+from storage.graph.turns import in_turn
 
 PARENT: Final = "^"
 """Before the id of a needed event: an outlier is not enough (`storage.pipeline.examining.needs`)."""
@@ -43,26 +44,4 @@ def order(lines: Sequence[Slim]) -> list[int] | None:
         waits.append({one for one in named if one is not None and one != index})
     if all(max(befores, default=-1) < index for index, befores in enumerate(waits)):
         return None
-    return _kahn(waits)
-
-
-def _kahn(waits: Sequence[set[int]]) -> list[int]:
-    followers: dict[int, list[int]] = {}
-    for index, befores in enumerate(waits):
-        for before in befores:
-            followers.setdefault(before, []).append(index)
-    left = [len(befores) for befores in waits]
-    free = [index for index, count in enumerate(left) if count == 0]
-    waiting = dict.fromkeys(range(len(waits)))
-    ordered: list[int] = []
-    while waiting:
-        index = heapq.heappop(free) if free else next(iter(waiting))
-        if index not in waiting:
-            continue  # was let go ahead in a circle
-        del waiting[index]
-        ordered.append(index)
-        for follower in followers.get(index, ()):
-            left[follower] -= 1
-            if left[follower] == 0:
-                heapq.heappush(free, follower)
-    return ordered
+    return in_turn(waits)
