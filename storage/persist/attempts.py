@@ -1,10 +1,13 @@
 """Planning and writing: one attempt, and what follows when it fails.
 
 Planning is optimistic: nothing is locked while it runs, and a write that was planned on rows that have changed since is refused, whole.
-Then it is planned again, this time holding the rooms' locks, so that it cannot lose twice. Where the answer to a write is lost with
-the connection, it is looked up whether it was done: a write is one statement, so one of its events tells for all.
+Then it is planned again, this time holding the rooms' locks, so that it cannot lose twice. Planning itself may go wrong on rows that do
+not fit each other, some remembered and others read just now: so what it raises is believed only of a plan made under the locks, with
+nothing remembered. Where the answer to a write is lost with the connection, it is looked up whether it was done: a write is one
+statement, so one of its events tells for all.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -24,6 +27,8 @@ from storage.persist.write import Written, write
 from storage.streams.following import learn_writers
 from storage.streams.in_flight import LOST, InFlight
 from storage.streams.registry import Streams
+
+logger = logging.getLogger(__name__)
 
 SQL_LOCK_ROOMS: Final[LiteralString] = """
 SELECT pg_advisory_xact_lock(1919905645, room_nid)
@@ -62,7 +67,7 @@ class Attempts:
         self._server_name = server_name
         self._blocks = Blocks()
         self._in_flight = InFlight(database, streams, ("events", "backfill", "caches"), writer_nid)
-        self._most = max(database.config.transaction_attempts, 2)
+        self._most = max(database.config.transaction_attempts, 3)  # in hope; under the locks; and with nothing remembered
         self._extremities_max = max(database.config.forward_extremities_max, 1)
 
     def plan(self, *, after: Plan | None = None) -> Plan:
@@ -111,27 +116,40 @@ class Attempts:
         """
         if failed is None:
             await self._in_flight.ready()
-        lost = False
+        lost = forgotten = False
         for attempt in range(self._most):
             plan = failed if failed is not None and attempt == 0 else self.plan()
             try:
-                if plan.error is not None:
-                    raise plan.error
                 return await self._attempt(plan, jobs, optimistic=attempt == 0)
             except Unsure:
                 continue
             except DatabaseError as error:
                 self.caches.forget()
+                forgotten = True
                 if attempt + 1 == self._most or (lost and isinstance(error, LOST)) or not isinstance(error, (DatabaseConflict, *LOST)):
                     raise
                 if isinstance(error, LOST):
                     lost = True
                     if await self._look_up(plan):
                         return None
+            except Exception as error:
+                if plan.sent or (forgotten and attempt > 0):
+                    raise
+                plan.error = error
+                self.forget(plan)
+                forgotten = True
         raise StorageCorrupt("a write was neither done nor refused")
 
+    def forget(self, failed: Plan) -> None:
+        """Forget everything that a plan was made on which was not done. One that could not even be made is told in the log."""
+        if not failed.sent and not isinstance(failed.error, DatabaseError):
+            logger.warning("not believed, as it may come of remembered rows that are old; planned again", exc_info=failed.error)
+        self.caches.forget()
+
     async def _attempt(self, plan: Plan, jobs: Sequence[Job], *, optimistic: bool) -> None:
-        """Plan and write once, with nothing else under way."""
+        """Plan and write once, with nothing else under way; a plan that was not done says why."""
+        if plan.error is not None:
+            raise plan.error
         with self._in_flight.writing():
             async with self._database.connection() if optimistic else self._database.transaction() as conn:
                 parts = [(job, job.rest) for job in jobs]

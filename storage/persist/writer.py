@@ -174,7 +174,7 @@ class Writer:
         waiting = dict.fromkeys((*later, *self._queue))
         self._queue = deque(job for job in waiting if job not in failed.answers)
         if not isinstance(failed.error, Unsure):
-            self.caches.forget()
+            self._attempts.forget(failed)
         await self._serve(again, failed if failed.sent or isinstance(failed.error, Unsure) else None)
         self._queue.extendleft(job for job in reversed(again) if not job.is_over)
 

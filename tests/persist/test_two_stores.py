@@ -1,9 +1,31 @@
 """What a writer remembers may be old, as others write too: where it writes it is refused, and where it does not, it must not matter."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
 import storage
+from storage import Store
 from storage.testing import RoomBuilder
 
 ALONE = storage.Config(follow_ms=3_600_000)
+SQL_OLD_ENDS = """
+UPDATE rooms
+SET forward_extremities = ARRAY[(SELECT event_nid FROM events WHERE event_id = $1::text)]
+WHERE room_id = $2::text
+"""
+
+
+@asynccontextmanager
+async def two_stores(dsn: str) -> AsyncIterator[tuple[Store, Store]]:
+    """On one database; neither hears of the other."""
+    async with (
+        storage.open(dsn, server_name="s1.test", config=ALONE) as one,
+        storage.open(dsn, server_name="s1.test", instance_name="two", config=ALONE) as two,
+    ):
+        yield one, two
 
 
 async def test_an_outlier_that_another_store_has_made_live_is_a_parent(dsn: str) -> None:
@@ -13,10 +35,7 @@ async def test_an_outlier_that_another_store_has_made_live_is_a_parent(dsn: str)
     room.start(admin)
     beginning = list(room.pdus)
     parent, child = room.message(admin, "first"), room.message(admin, "second")
-    async with (
-        storage.open(dsn, server_name="s1.test", config=ALONE) as one,
-        storage.open(dsn, server_name="s1.test", instance_name="two", config=ALONE) as two,
-    ):
+    async with two_stores(dsn) as (one, two):
         await one.append(beginning)
         [held] = await one.append([parent.pdu], origin="outlier")
         [live] = await two.append([parent.pdu])
@@ -34,12 +53,69 @@ async def test_an_outlier_that_another_store_has_made_live_is_a_duplicate(dsn: s
     state = list(room.state.values())
     room.message(admin, "lost")
     held = room.message(admin, "held")
-    async with (
-        storage.open(dsn, server_name="s1.test", config=ALONE) as one,
-        storage.open(dsn, server_name="s1.test", instance_name="two", config=ALONE) as two,
-    ):
+    async with two_stores(dsn) as (one, two):
         await one.append(beginning)
         [first] = await one.append([held.pdu], origin="outlier")
         [live] = await two.append([held.pdu], state_before={held.event_id: state})
         [again] = await one.append([held.pdu])
         assert [first.outcome, live.outcome, again.outcome] == ["stored", "stored", "duplicate"]
+
+
+class OldEnds:
+    """An event arrives on which another store has put the room's only end: by what this one remembers the room would have no end left.
+
+    What makes this one ask the database about the event, which tells of the gap but not of the room, is another event: one whose parent is
+    of another room, which the first plan answers and the second looks up, under the locks; or unknown, which the first plan looks up.
+    """
+
+    def __init__(self) -> None:
+        self.room, self.other = RoomBuilder("11", seed=1), RoomBuilder("11", seed=2)
+        self.admin = self.room.user(1)
+        for room in (self.room, self.other):
+            room.start(self.admin)
+        self.beginnings = [list(room.pdus) for room in (self.room, self.other)]
+        self.state = list(self.room.state.values())
+        self.before = self.room.heads
+        self.lost = self.room.message(self.admin, "lost")
+        self.end = self.room.message(self.admin, "end", prev=[*self.before, self.lost])
+
+    def strange(self, parent: str) -> bytes:
+        return self.room.at(*self.before).message(self.admin, "strange", extra={"prev_events": [parent]}).pdu
+
+    async def begin(self, one: Store, two: Store) -> None:
+        for beginning in self.beginnings:
+            await one.append(beginning)
+        [held] = await two.append([self.end.pdu], state_before={self.end.event_id: self.state})
+        assert held.outcome == "stored"
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_plan_that_goes_wrong_on_what_is_remembered_is_not_believed(
+    dsn: str, caplog: pytest.LogCaptureFixture, known: bool
+) -> None:
+    old = OldEnds()
+    strange = old.strange(old.other.heads[0] if known else "$unknown")
+    async with two_stores(dsn) as (one, two):
+        await old.begin(one, two)
+        results = await one.append([old.lost.pdu, strange])
+        assert [result.outcome for result in results] == ["stored", "missing_parents"]
+        assert await one.forward_extremities(old.room.room_id) == {old.end.event_id}
+    [record] = [record for record in caplog.records if record.name == "storage.persist.attempts"]
+    assert record.exc_info is not None
+    assert record.exc_info[0] is IndexError
+
+
+async def test_a_plan_that_goes_wrong_on_what_the_database_says_is_believed(dsn: str) -> None:
+    """Here the table itself has the old ends. Only who appends to that room is told; what was to be written with it is."""
+    old = OldEnds()
+    async with two_stores(dsn) as (one, two):
+        await old.begin(one, two)
+        async with one.database.connection() as conn:
+            await conn.execute(SQL_OLD_ENDS, old.before[0], old.room.room_id)
+        said = old.other.message(old.admin, "said")
+        broken, fine = await asyncio.gather(
+            one.append([old.lost.pdu, old.strange("$unknown")]), one.append([said.pdu]), return_exceptions=True
+        )
+        assert isinstance(broken, IndexError)
+        assert not isinstance(fine, BaseException)
+        assert [result.outcome for result in fine] == ["stored"]
