@@ -123,8 +123,9 @@ class FeedMemory(Memory):
         super().__init__(lambda name: store.streams[name].positions(), store.caches.rooms_of, store.caches.room_changes)
         self._since = since
 
-    async def news(self, conn: Connection, user_id: UserId) -> News:
+    async def news(self, conn: Connection, user_id: UserId, *, anew: bool = False) -> News:
         """`ResyncNeeded` where the list does not reach back as far."""
+        del anew
         rows = await conn.fetch(SQL_FEED, user_id, self._since.min, row=FeedRow)
         found = {name: {row.instance_name or "": row.position or 0 for row in rows if row.what == name} for name in STREAMS}
         nids: list[int] = []

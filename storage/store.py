@@ -39,7 +39,7 @@ from storage.queries.gaps import OpenGap
 from storage.queries.messages import Direction, Page
 from storage.queries.relations import RelationsPage
 from storage.queries.state_texts import StateMap
-from storage.queries.sync import Asked, Look, Memory, Sync, is_quiet, quiet, sync, until_news
+from storage.queries.sync import Asked, Look, Memory, Sync, is_quiet, look, quiet, until_news
 from storage.queries.sync.candidates import rooms_of
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.account_data import AccountData
@@ -254,18 +254,18 @@ class Store:
         return SyncToken.parse(token, self.deployment_id).positions()
 
     async def _look(self, asked: Asked, *, waits: bool) -> Look:
-        if is_quiet(asked, self.memory):
+        was_quiet = is_quiet(asked, self.memory)
+        if was_quiet:
             async with self.database.connection() as conn:
                 if found := await quiet(conn, asked, self.memory):
-                    answer, news = found
-                    if not waits:
-                        return Look(answer, ())
-                    rooms = await state.rooms_of(conn, asked.user_id) if news.room_ids is None else news.room_ids
-                    return Look(answer, (asked.user_id, *rooms))
+                    return await self._waited(conn, asked, found[0], found[1].room_ids) if waits else Look(found[0], ())
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            answer = await sync(conn, asked, memory=self.memory)
-            waits = waits and answer.is_empty
-            return Look(answer, [asked.user_id, *await state.rooms_of(conn, asked.user_id)] if waits else ())
+            answer, rooms = await look(conn, asked, self.memory, anew=waits and was_quiet)
+            return await self._waited(conn, asked, answer, rooms) if waits and answer.is_empty else Look(answer, ())
+
+    async def _waited(self, conn: Connection, asked: Asked, answer: Sync, rooms: list[RoomId] | None) -> Look:
+        """The answer with what to wait for. ``rooms``: the user's; None: they are not known yet."""
+        return Look(answer, (asked.user_id, *(await state.rooms_of(conn, asked.user_id) if rooms is None else rooms)))
 
     async def messages(
         self,

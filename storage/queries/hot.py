@@ -27,6 +27,7 @@ from storage.queries import (
     state_at,
     visible,
 )
+from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync import Asked, Memory, sync
 from storage.queries.sync.positions import positions
 from storage.streams import SyncToken, VectorPosition, startup
@@ -102,13 +103,14 @@ async def token_behind(conn: Connection, behind: int, deployment: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- the questions
 
 
-def _asked(given: Any) -> Asked:
+def _asked(given: Any, wanted: SyncFilter = ANY_ROOM) -> Asked:
     return Asked.of(
         given.user,
         given.since,
         timeline_limit=given.limit,
         rooms_limit=None,
         full_state=False,
+        filter=wanted,
         server_name=server_name_of(given.user),
         deployment=given.deployment,
         config=given.config,
@@ -117,6 +119,10 @@ def _asked(given: Any) -> Asked:
 
 async def _sync(conn: Connection, given: Any) -> object:
     return await sync(conn, _asked(given))
+
+
+async def _lazy_sync(conn: Connection, given: Any) -> object:
+    return await sync(conn, _asked(given, SyncFilter(lazy_load_members=True)))
 
 
 async def _sync_some(conn: Connection, given: Any) -> object:
@@ -230,6 +236,8 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "sync": Question("what is new to a user since a token", ("user", "since"), _sync),
     "sync-remembered": Question("the same, where it is remembered which rooms can have changed", ("user", "since"), _sync_some),
     "initial-sync": Question("everything of a user", ("user",), _sync),
+    "lazy-sync": Question("what is new to a user since a token, with the members that matter only", ("user", "since"), _lazy_sync),
+    "initial-lazy-sync": Question("everything of a user, with the members that matter only", ("user",), _lazy_sync),
     "messages": Question("the last page of a room", PAGED, _pages("b")),
     "messages-forwards": Question("the first page of a room", PAGED, _pages("f")),
     "messages-since": Question("the last page of a room, down to where a client was", (*PAGED, "since"), _since),

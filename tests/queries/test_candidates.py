@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 import storage
-from storage import Store
+from storage import EventFilter, Store, SyncFilter
 from storage.ids import UserId
-from storage.queries.sync import candidates
+from storage.queries.sync import Asked, candidates
 from storage.streams import SyncToken, VectorPosition
 from tests.queries.conftest import Statements
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, deliver, new_room
@@ -113,6 +113,57 @@ async def test_what_another_store_commits_is_a_candidate_before_it_is_heard_of(d
         assert set(answer.join) == {room.room_id}
         await append(other, invited.invite(ADMIN, LOCAL))
         assert set((await store.sync(LOCAL, since=answer.next_batch)).invite) == {invited.room_id}
+
+
+async def test_news_that_comes_in_that_very_moment_takes_a_statement_more_and_no_fifth(
+    dsn: str, store: Store, statements: Statements
+) -> None:
+    """The store has heard of nothing, and another one has written: a timeline, an invite, a knock, a leave."""
+    rooms = [new_room(seed=seed, members=[LOCAL] if seed < 2 else []) for seed in range(3)]
+    knocked = new_room(seed=3, join_rule="knock")
+    for room in (*rooms, knocked):
+        await deliver(store, room)
+    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=ALONE) as other:
+        since = (await store.sync(LOCAL)).next_batch
+        await store.sync(LOCAL, since=since)
+        said = rooms[0].message(ADMIN), rooms[1].leave(LOCAL), rooms[2].invite(ADMIN, LOCAL), knocked.knock(LOCAL)
+        for event in said:
+            await append(other, event)
+        round_trips(statements)
+        answer = await store.sync(LOCAL, since=since)
+        assert round_trips(statements) == ["WITH", "BEGIN", "WITH", "WITH", "WITH", "COMMIT"]
+        told = (answer.join, answer.leave, answer.invite, answer.knock)
+        assert [list(one) for one in told] == [[event.room_id] for event in said]
+
+
+async def test_whoever_waits_in_that_moment_asks_no_fifth_either(dsn: str, store: Store, statements: Statements) -> None:
+    """What came is nothing to tell, so the wait goes on, for rooms that this process has not heard of, too."""
+    room, joined = new_room(members=[LOCAL]), new_room(seed=1)
+    await deliver(store, room)
+    await deliver(store, joined)
+    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=ALONE) as other:
+        since = (await store.sync(LOCAL)).next_batch
+        await store.sync(LOCAL, since=since)
+        await append(other, joined.join(LOCAL))
+        since = (await other.sync(LOCAL, since=since)).next_batch
+        await append(other, room.message(ADMIN))
+        round_trips(statements)
+        wanted = SyncFilter(timeline=EventFilter(types=[]))
+        asked = Asked.of(
+            LOCAL,
+            since,
+            timeline_limit=10,
+            rooms_limit=None,
+            full_state=False,
+            filter=wanted,
+            server_name="s1.test",
+            deployment=store.deployment_id,
+            config=ALONE,
+        )
+        look = await store._look(asked, waits=True)  # what is waited for does not show otherwise
+        assert look.answer.is_empty
+        assert set(look.keys) == {LOCAL, room.room_id, joined.room_id}
+        assert round_trips(statements) == ["WITH", "BEGIN", "WITH", "WITH", "WITH", "COMMIT"]
 
 
 async def test_who_is_far_behind_looks_at_all_rooms(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

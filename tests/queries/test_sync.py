@@ -339,7 +339,7 @@ async def test_the_number_of_statements_does_not_grow(store: Store, statements: 
     await deliver(store, invited)
     statements.take()
     answer = await store.sync(LOCAL)
-    assert len(statements.take()) == 4
+    assert len(statements.take()) == 3
     await store.sync(LOCAL, since=answer.next_batch)
     assert len(statements.take()) == 1
 

@@ -1,14 +1,16 @@
-"""/sync: what is new to a user, in at most four statements within one snapshot, whatever the number of rooms.
+"""/sync: what is new to a user, in at most three statements within one snapshot, whatever the number of rooms.
 
 1. positions.py   how far the streams are: the answer's next_batch; candidates.py: with which rooms can have changed, as remembered
 2. rooms.py       which rooms have something to tell, and their timelines
-3. state.py       their state at the start and at the end of the timeline, whole or as what changed
-4. stripped.py    what invited and knocking users are shown of a room
+3. state.py       their state at the start and at the end of the timeline, whole or as what changed; and what stripped.py makes the
+                  stripped state of: what invited and knocking users are shown of a room
 
-answer.py puts them together, results.py is what comes out, waiting.py is the long poll.
+answer.py puts them together, results.py is what comes out, waiting.py is the long poll. Where nothing is new as far as a process has heard,
+it asks for the positions without a snapshot first, and if something is new after all, in the snapshot once more: so a look takes four
+statements at most.
 """
 
-from storage.queries.sync.answer import Asked, is_quiet, quiet, sync
+from storage.queries.sync.answer import Asked, is_quiet, look, quiet, sync
 from storage.queries.sync.candidates import Memory
 from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, RoomSummary, Sync, Timeline
 from storage.queries.sync.waiting import Look, until_news
@@ -25,6 +27,7 @@ __all__ = [
     "Sync",
     "Timeline",
     "is_quiet",
+    "look",
     "quiet",
     "sync",
     "until_news",

@@ -16,7 +16,7 @@ from storage.queries.sync.positions import events_of, where
 from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
 from storage.queries.sync.rooms import Stretch, Told, rooms
 from storage.queries.sync.state import RoomState, Wanted, states
-from storage.queries.sync.stripped import stripped_states
+from storage.queries.sync.stripped import stripped
 from storage.streams import PaginationToken, RoomsToken, SyncToken
 from storage.streams.tokens import is_rooms_token
 
@@ -67,11 +67,27 @@ class Asked:
 
 
 async def sync(conn: Connection, asked: Asked, *, memory: Memory | None = None) -> Sync:
-    """The answer, in at most four statements. ``conn`` is in a REPEATABLE READ transaction: one snapshot.
+    """The answer, in at most three statements. ``conn`` is in a REPEATABLE READ transaction: one snapshot.
 
     ``memory`` tells where to look for what is new; without it all rooms of the user are looked at.
     """
-    news = None if memory is None or asked.since is None or asked.full_state else await memory.news(conn, asked.user_id)
+    return await _answer(conn, asked, await _news(conn, asked, memory))
+
+
+async def look(conn: Connection, asked: Asked, memory: Memory, *, anew: bool) -> tuple[Sync, list[RoomId] | None]:
+    """As `sync`, with the rooms that the user is in, if they are known; ``anew``: they are read along, rather than remembered."""
+    news = await _news(conn, asked, memory, anew=anew)
+    return await _answer(conn, asked, news), None if news is None else news.room_ids
+
+
+async def _news(conn: Connection, asked: Asked, memory: Memory | None, *, anew: bool = False) -> News | None:
+    """What is known of where something can have happened. None: it makes no difference."""
+    if memory is None or asked.since is None or asked.full_state:
+        return None
+    return await memory.news(conn, asked.user_id, anew=anew)
+
+
+async def _answer(conn: Connection, asked: Asked, news: News | None) -> Sync:
     current, purged_upto = await where(conn) if news is None else (news.positions, news.purged_upto)
     _refuse_purged(asked, purged_upto)
     upto = SyncToken.of(current) if asked.part is None else asked.part.upto.bound(current)
@@ -125,7 +141,9 @@ async def _fill(conn: Connection, asked: Asked, found: list[Told], answer: Sync)
     shown = [room for room in found if room.row.membership in (INVITE, KNOCK)]
     told = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
     members = _members(told, asked) if asked.filter.lazy_load_members else None
-    held = await states(conn, asked.user_id, [_wanted(room, asked.timeline_limit) for room in told], members, asked.filter.state)
+    wanted = [_wanted(room, asked.timeline_limit) for room in told]
+    strange = [(room.row.room_nid, room.row.member_nid) for room in shown]
+    held = await states(conn, asked.user_id, wanted, members=members, picked=asked.filter.state, shown=strange)
     for room in told:
         room_id = RoomId(room.row.told_room_id)
         one = _room(room, held[room.row.room_nid], asked)
@@ -141,13 +159,13 @@ async def _fill(conn: Connection, asked: Asked, found: list[Told], answer: Sync)
             or one.summary
         ):
             answer.join[room_id] = one
-    stripped = await stripped_states(conn, [(room.row.room_nid, room.row.member_nid) for room in shown])
     for room in shown:
-        room_id = RoomId(room.row.told_room_id)
+        state = held[room.row.room_nid]
+        seen = stripped(state.shown, next(iter(state.own), None))
         if room.row.membership == INVITE:
-            answer.invite[room_id] = InvitedRoom(stripped[room.row.room_nid])
+            answer.invite[RoomId(room.row.told_room_id)] = InvitedRoom(seen)
         else:
-            answer.knock[room_id] = KnockedRoom(stripped[room.row.room_nid])
+            answer.knock[RoomId(room.row.told_room_id)] = KnockedRoom(seen)
     return answer
 
 

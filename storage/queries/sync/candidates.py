@@ -106,6 +106,8 @@ class News:
     """The rooms in which something was committed that this process has not heard of. None: it is not known."""
     changes: LastChange
     purged_upto: int = 0
+    is_read: bool = False
+    """The rooms of the user were read in the snapshot, not remembered."""
 
     def candidates(self, since: VectorPosition) -> list[int] | None:
         """The rooms that can have news for the user since then, by room nid. None: any can."""
@@ -117,7 +119,8 @@ class News:
     @property
     def room_ids(self) -> list[RoomId] | None:
         """The rooms that the user is in, if they are known for certain."""
-        return None if self.rooms_of is None or self.unseen is None or self.unseen else list(map(RoomId, self.rooms_of.joined))
+        is_certain = self.is_read or self.unseen == frozenset()
+        return list(map(RoomId, self.rooms_of.joined)) if self.rooms_of is not None and is_certain else None
 
 
 class Memory:
@@ -133,21 +136,23 @@ class Memory:
         entry = self._rooms_of.peek(user_id)
         return entry is not None and _changed(entry, self._changes, since) == []
 
-    async def news(self, conn: Connection, user_id: UserId) -> News:
-        """In one statement. The rooms of the user are read with it where they are not remembered."""
+    async def news(self, conn: Connection, user_id: UserId, *, anew: bool = False) -> News:
+        """In one statement. The rooms of the user are read with it where they are not remembered, or wanted ``anew``."""
         entry = self._rooms_of.get(user_id)
         heard = [(name, writer, at) for name in ("events", "caches") for writer, at in self._heard(name).items()]
-        rows = await read(conn, heard, user_id if isinstance(entry, Ticket) else None)
+        rows = await read(conn, heard, user_id if anew or isinstance(entry, Ticket) else None)
         is_current = all(row.position is not None and row.position <= row.seen for row in rows if row.what == "caches")
-        rooms_of: RoomsOf | None
-        if isinstance(entry, Ticket):
+        rooms_of = entry if is_current and not isinstance(entry, Ticket) else None
+        is_read = anew or isinstance(entry, Ticket)
+        if is_read:
             rooms_of = _rooms_of(rows)
+        if isinstance(entry, Ticket) and rooms_of is not None:
             self._rooms_of.fill(entry, rooms_of)
-        else:
-            rooms_of = entry if is_current else None
         purged_upto = max((row.position or 0 for row in rows if row.what == PURGED), default=0)
         found = {name: {row.instance_name or "": row.position or 0 for row in rows if row.what == name} for name in STREAMS}
-        return News({name: vector(writers) for name, writers in found.items()}, rooms_of, _unseen(rows), self._changes, purged_upto)
+        return News(
+            {name: vector(writers) for name, writers in found.items()}, rooms_of, _unseen(rows), self._changes, purged_upto, is_read
+        )
 
 
 async def read(conn: Connection, heard: Sequence[tuple[str, str, int]], user_id: UserId | None) -> list[NewsRow]:

@@ -3,10 +3,12 @@
 `state_deltas` tells what each position changed, with removals. A room that the client knows is told what changed between two
 positions: for each key the value before the first delta and after the last one. A room that is told whole is the current
 state with the deltas since then taken back, which costs what has happened since and not the history of the room.
+
+The same statement reads what invited and knocking users are shown of a room (stripped.py), so that a sync has a statement to spare.
 """
 
 from collections.abc import Sequence
-from typing import Final, LiteralString, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.ids import StateKey, UserId
@@ -46,28 +48,34 @@ changed AS (  -- rooms that the client knows: each key that changed since, befor
     GROUP BY r.room_nid, r.whole, d.state_key_nid
 ),
 undone AS (  -- rooms that are told whole, and members that the client may not know: each key that changed after the start of the timeline
-    SELECT r.room_nid, d.state_key_nid,
+    SELECT r.room_nid, d.state_key_nid, bool_or(k.is_member) AS is_member,
         (array_agg(d.prev_event_nid ORDER BY d.stream_ordering))[1] AS start_nid,
         (array_agg(d.prev_event_nid ORDER BY d.stream_ordering) FILTER (WHERE d.stream_ordering > r.upper))[1] AS end_nid,
         bool_or(d.stream_ordering > r.upper) AS end_differs
     FROM room r
     JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.start
+    LEFT JOIN LATERAL (  -- for these few keys; not all members of the database, hashed
+        SELECT k.type_nid = 2 AS is_member
+        FROM state_keys k
+        WHERE k.state_key_nid = d.state_key_nid AND $8::boolean
+        OFFSET 0
+    ) AS k ON true
     WHERE r.whole OR $8::boolean
     GROUP BY r.room_nid, d.state_key_nid
 ),
 held AS (  -- the current state of these rooms
-    SELECT c.room_nid, c.state_key_nid, c.event_nid
+    SELECT c.room_nid, c.state_key_nid, c.event_nid, NULL::boolean AS is_member
     FROM room r
     JOIN current_state c USING (room_nid)
     WHERE r.whole AND NOT $8::boolean
     UNION ALL
-    SELECT r.room_nid, s.state_key_nid, s.event_nid
+    SELECT r.room_nid, s.state_key_nid, s.event_nid, false
     FROM room r
     JOIN rooms USING (room_nid)
     CROSS JOIN LATERAL state_but_members(rooms.current_state_group) AS s
     WHERE r.whole AND $8::boolean
     UNION ALL
-    SELECT c.room_nid, c.state_key_nid, c.event_nid
+    SELECT c.room_nid, c.state_key_nid, c.event_nid, true
     FROM wanted
     JOIN current_state c USING (room_nid, state_key_nid)
 ),
@@ -84,8 +92,7 @@ value AS (  -- each key to tell: what the client knows, the value at the start, 
     WHERE NOT $8::boolean
         OR ((room_nid, state_key_nid) IN (SELECT room_nid, state_key_nid FROM wanted)
             AND (room_nid, state_key_nid) NOT IN (SELECT room_nid, state_key_nid FROM changed WHERE NOT whole))
-        OR (room_nid IN (SELECT room_nid FROM room WHERE whole)
-            AND NOT EXISTS (SELECT FROM state_keys k WHERE k.state_key_nid = COALESCE(c.state_key_nid, u.state_key_nid) AND k.type_nid = 2))
+        OR (room_nid IN (SELECT room_nid FROM room WHERE whole) AND NOT COALESCE(c.is_member, u.is_member))
 ),
 entry AS (
     SELECT room_nid, state_key_nid, start_nid AS event_nid, true AS at_start, COALESCE(start_nid = end_nid, false) AS at_end
@@ -133,9 +140,17 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
         WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower AND d.stream_ordering <= r.upper
             AND (k.type_nid = 2 OR k.state_key_nid IN (9, 11))
     ))
+),
+shown AS (  -- to those who are invited or knock: create, join rules, name, topic, canonical alias, avatar, encryption, and the own membership
+    SELECT s.room_nid, s.member_nid AS event_nid, true AS is_own
+    FROM unnest($18::int[], $19::bigint[]) AS s (room_nid, member_nid)
+    UNION ALL
+    SELECT s.room_nid, c.event_nid, false
+    FROM unnest($18::int[]) AS s (room_nid)
+    JOIN current_state c ON c.room_nid = s.room_nid AND c.state_key_nid IN (1, 4, 9, 10, 11, 12, 13)
 )
 SELECT n.room_nid, n.at_start, n.at_end, gone.type AS removed_type, gone.state_key AS removed_key,
-    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes,
+    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes, NULL::boolean AS is_own,
     e.event_nid, e.event_id, r.room_id, r.room_version, e.stream_ordering, e.topological_ordering, e.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
     e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
@@ -158,14 +173,21 @@ SELECT d.room_nid, false, false, NULL, NULL,
     CASE WHEN NOT d.is_named THEN
         COALESCE(NULLIF(heroes_of(d.room_nid, d.upper, '{4,5}', $17::text), '{}'), heroes_of(d.room_nid, d.upper, '{1,2}', $17::text))
     END,
-    s.*
+    NULL, s.*
 FROM due d
 LEFT JOIN stored_events s ON false
+UNION ALL
+SELECT n.room_nid, false, false, NULL, NULL, NULL, NULL, NULL, n.is_own, s.*
+FROM shown n
+CROSS JOIN LATERAL (SELECT * FROM stored_events s WHERE s.event_nid = n.event_nid OFFSET 0) AS s
 """
 
 
 class StateRow(NamedTuple):
-    """One state event of a room, or (``event_nid`` None) a key that was removed, or (with counts) its summary."""
+    """One state event of a room, or (``event_nid`` None) a key that was removed, or (with counts) its summary.
+
+    With ``is_own`` it is an event to be shown to somebody who is not in the room: their own membership event, or another one.
+    """
 
     room_nid: int
     at_start: bool
@@ -175,6 +197,7 @@ class StateRow(NamedTuple):
     joined_count: int | None
     invited_count: int | None
     heroes: list[str] | None
+    is_own: bool | None
     event_nid: int | None
     event_id: str | None
     room_id: str | None
@@ -208,44 +231,65 @@ class Wanted(NamedTuple):
 
 
 class RoomState(NamedTuple):
-    """The answer for one room."""
+    """The answer for one room. ``shown`` and ``own`` are for stripped state, the rest is of rooms that are told."""
 
     at_start: list[StoredEvent]
     at_end: list[StoredEvent]
     removed: list[StateKey]
     summary: list[RoomSummary]  # one, or none where it has not changed
+    shown: list[StoredEvent]
+    own: list[StoredEvent]  # the membership event of whoever asks
 
 
 async def states(
-    conn: Connection, user_id: UserId, wanted: Sequence[Wanted], members: Sequence[tuple[int, str]] | None, picked: EventFilter
+    conn: Connection,
+    user_id: UserId,
+    wanted: Sequence[Wanted],
+    *,
+    members: Sequence[tuple[int, str]] | None,
+    picked: EventFilter,
+    shown: Sequence[tuple[int, int]],
 ) -> dict[int, RoomState]:
-    """The state of each of these rooms, by room nid. ``members``: in which room whose membership matters; None: everybody's."""
-    found = {one.room_nid: RoomState([], [], [], []) for one in wanted}
-    if not wanted:
+    """The state of each of these rooms, by room nid. ``members``: in which room whose membership matters; None: everybody's.
+
+    ``shown``: rooms that the user is not in, but shown something of, each with the nid of their membership event.
+    """
+    found = {room_nid: RoomState([], [], [], [], [], []) for room_nid in (*(one.room_nid for one in wanted), *(room for room, _ in shown))}
+    if not found:
         return found
-    lazy = [room_nid for room_nid, _ in members or ()], [name for _, name in members or ()]
     rows = await conn.fetch(
         SQL_STATE,
-        *map(list, zip(*wanted, strict=True)),
+        *_columns(wanted, Wanted._fields),
         members is not None,
-        *lazy,
+        *_columns(members or (), ("room_nid", "user_id")),
         picked != ANY_EVENT,
         *picked.arguments,
         user_id,
+        *_columns(shown, ("room_nid", "member_nid")),
         row=StateRow,
     )
     for row in rows:
-        room = found[row.room_nid]
-        if row.joined_count is not None:
-            heroes = None if row.heroes is None else tuple(map(UserId, row.heroes))
-            room.summary.append(RoomSummary(row.joined_count, row.invited_count or 0, heroes))
-            continue
-        if row.event_nid is None:
-            room.removed.append((row.removed_type or "", row.removed_key or ""))
-            continue
-        event = stored_of(row[EVENT:])
-        if row.at_start:
-            room.at_start.append(event)
-        if row.at_end:
-            room.at_end.append(event)
+        _take(found[row.room_nid], row)
     return found
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[list[Any]]:
+    """One list a column."""
+    return [[row[place] for row in rows] for place in range(len(names))]
+
+
+def _take(room: RoomState, row: StateRow) -> None:
+    if row.joined_count is not None:
+        heroes = None if row.heroes is None else tuple(map(UserId, row.heroes))
+        room.summary.append(RoomSummary(row.joined_count, row.invited_count or 0, heroes))
+        return
+    if row.event_nid is None:
+        room.removed.append((row.removed_type or "", row.removed_key or ""))
+        return
+    event = stored_of(row[EVENT:])
+    if row.is_own is not None:
+        (room.own if row.is_own else room.shown).append(event)
+    if row.at_start:
+        room.at_start.append(event)
+    if row.at_end:
+        room.at_end.append(event)

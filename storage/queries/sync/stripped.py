@@ -5,80 +5,20 @@ events of the current state. The own membership event is always among them.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final
 
-from storage.database.connection import Connection
-from storage.queries.events import StoredEvent, stored_of
-
-SQL_STRIPPED: Final[LiteralString] = """
-WITH
-room AS (
-    SELECT *
-    FROM unnest($1::int[], $2::bigint[]) AS i (room_nid, member_nid)
-),
-shown AS (  -- create, join rules, name, topic, canonical alias, avatar, encryption
-    SELECT r.room_nid, false AS is_own, c.event_nid
-    FROM room r
-    JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid IN (1, 4, 9, 10, 11, 12, 13)
-    UNION ALL
-    SELECT room_nid, true, member_nid
-    FROM room
-)
-SELECT n.room_nid, n.is_own, s.*
-FROM shown n
-JOIN stored_events s USING (event_nid)
-"""
+from storage.queries.events import StoredEvent
 
 BROUGHT: Final = ("invite_room_state", "knock_room_state")
 
 
-class StrippedRow(NamedTuple):
-    """One event to show of a room; `is_own`: the membership event of whoever is asking."""
-
-    room_nid: int
-    is_own: bool
-    event_nid: int
-    event_id: str
-    room_id: str
-    room_version: str
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool
-    outlier: bool
-    redacted_form: bool
-    encoding: int
-    json: bytes
-
-
-EVENT: Final = StrippedRow._fields.index("event_nid")
-"""Where the columns of the event begin."""
-
-
-async def stripped_states(conn: Connection, rooms: Sequence[tuple[int, int]]) -> dict[int, list[dict[str, Any]]]:
-    """The stripped state of each of these (room nid, nid of the own membership event)."""
-    held: dict[int, list[StoredEvent]] = {room_nid: [] for room_nid, _ in rooms}
-    own: dict[int, StoredEvent] = {}
-    if not rooms:
-        return {}
-    for row in await conn.fetch(SQL_STRIPPED, *map(list, zip(*rooms, strict=True)), row=StrippedRow):
-        event = stored_of(row[EVENT:])
-        if row.is_own:
-            own[row.room_nid] = event
-        else:
-            held[row.room_nid].append(event)
-    return {room_nid: _stripped(held[room_nid], own.get(room_nid)) for room_nid in held}
-
-
-def _stripped(state: Sequence[StoredEvent], own: StoredEvent | None) -> list[dict[str, Any]]:
-    brought = [] if own is None else _brought(own)
-    shown = brought or [strip(event.json) for event in state]
+def stripped(shown: Sequence[StoredEvent], own: StoredEvent | None) -> list[dict[str, Any]]:
+    """What is shown of a room: ``shown`` of its state (state.py), and the ``own`` membership event, which may have brought something better."""
     if own is None:
-        return shown
+        return [strip(event.json) for event in shown]
+    state = _brought(own) or [strip(event.json) for event in shown]
     key = (own.type, own.state_key)
-    return [*(event for event in shown if (event["type"], event["state_key"]) != key), strip(own.json)]
+    return [*(event for event in state if (event["type"], event["state_key"]) != key), strip(own.json)]
 
 
 def _brought(own: StoredEvent) -> list[dict[str, Any]]:
