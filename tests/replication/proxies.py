@@ -5,6 +5,7 @@ async with Proxy(target_port) as proxy:
     proxy.cut()               # every connection breaks now
     proxy.cut_after = 100     # each new one breaks when the target has sent so many bytes, in the middle of a line maybe
     proxy.open = False        # nobody gets through any more
+    proxy.flows.clear()       # nothing arrives any more, until `proxy.flows.set()`; nobody is told
 """
 
 import asyncio
@@ -22,6 +23,8 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.open = True
+        self.flows = asyncio.Event()
+        self.flows.set()
         self.cut_after: Callable[[], int] | None = None
         self.connections = 0
 
@@ -33,6 +36,7 @@ class Proxy:
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
         self.cut()
+        self.flows.set()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -61,7 +65,10 @@ class Proxy:
         try:
             bytes_left = self.cut_after() if self.cut_after else None
             await asyncio.wait(
-                [asyncio.create_task(_pass_on(reader, target, None)), asyncio.create_task(_pass_on(target_reader, client, bytes_left))],
+                [
+                    asyncio.create_task(self._pass_on(reader, target, None)),
+                    asyncio.create_task(self._pass_on(target_reader, client, bytes_left)),
+                ],
                 return_when=asyncio.ALL_COMPLETED,
             )
         finally:
@@ -69,22 +76,22 @@ class Proxy:
             for writer in ends:
                 writer.transport.abort()
 
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_left: int | None) -> None:
-    try:
-        while data := await reader.read(65536):
-            if bytes_left is not None:
-                data, bytes_left = data[:bytes_left], bytes_left - len(data)
-            writer.write(data)
-            await writer.drain()
-            if bytes_left is not None and bytes_left <= 0:
-                break
-    except OSError:
-        pass  # one side has gone; the other follows below
-    if bytes_left is not None and bytes_left <= 0:
-        writer.transport.abort()
-    else:
-        writer.close()
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_left: int | None) -> None:
+        try:
+            while data := await reader.read(65536):
+                if bytes_left is not None:
+                    data, bytes_left = data[:bytes_left], bytes_left - len(data)
+                await self.flows.wait()
+                writer.write(data)
+                await writer.drain()
+                if bytes_left is not None and bytes_left <= 0:
+                    break
+        except OSError:
+            pass  # one side has gone; the other follows below
+        if bytes_left is not None and bytes_left <= 0:
+            writer.transport.abort()
+        else:
+            writer.close()
 
 
 def unix_socket_of(dsn: str) -> Path:

@@ -82,6 +82,33 @@ async def test_a_database_that_goes_away_under_appends_syncs_and_replicas(dsn: s
                 assert {event.event_id for event in answer.join[room.room_id].timeline.events} == set(sent)
 
 
+async def test_a_database_that_falls_silent(dsn: str) -> None:
+    """As when its machine vanishes: no connection breaks, and nothing comes back. What had been sent arrives at last, long given up."""
+    room = RoomBuilder("11")
+    room.start(ALICE)
+    config = replace(QUICK, pool_acquire_timeout_ms=200, connect_timeout_ms=200, statement_timeout_ms=200, follow_ms=3_600_000)
+    async with (
+        asyncio.timeout(60),
+        Proxy(unix_socket_of(dsn)) as postgres,
+        storage.open(through(dsn, postgres.port), server_name="s1.test", config=config) as store,
+    ):
+        await store.append(room.pdus)
+        since = (await store.sync(ALICE)).next_batch
+        seen = Seen(store.streams)
+        said = [room.message(ALICE, f"into the void {number}") for number in range(3)]
+        postgres.flows.clear()
+        async with asyncio.timeout(20):
+            assert [await outcome(store, event) for event in said] == ["away"] * 3
+            with pytest.raises(DatabaseUnavailable):
+                await store.sync(ALICE, since=since, timeout_ms=60_000)
+        postgres.flows.set()
+        again = [(await store.append([event.pdu]))[0] for event in said]
+        assert {result.outcome for result in again} <= {"stored", "duplicate"}
+        assert [fact.row[0] for fact in seen.facts["events", "main"]] == [event.event_id for event in said]
+        answer = await store.sync(ALICE, since=since)
+        assert [event.event_id for event in answer.join[room.room_id].timeline.events] == [event.event_id for event in said]
+
+
 async def test_a_sync_that_waits_through_an_outage_is_woken_after_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting asks nothing of the database, so it does not notice."""
     room = RoomBuilder("11")
