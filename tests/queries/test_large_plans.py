@@ -190,6 +190,14 @@ async def test_among_a_million_events(large: Place, name: str, generic: bool) ->
     assert sum(plan.rows for plan in plans) <= expected.rows + expected.rows_each * answered
 
 
+@pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
+@pytest.mark.parametrize("name", ["lazy-sync", "initial-lazy-sync"])
+async def test_lazy_members_have_no_plan_that_reads_all_state_keys(large: Place, name: str, generic: bool) -> None:
+    """Nor one that happened not to run, as no room was told whole this time."""
+    planned = [node for plan in await plans_of(large, name, told_of(name, large.given), generic=generic) for node in plan.nodes()]
+    assert not {node["Relation Name"] for node in planned if node["Node Type"] == "Seq Scan"} & large.big_tables
+
+
 GROWING = {
     "sync",
     "sync-remembered",
