@@ -225,7 +225,8 @@ class Store:
         ``rooms_limit`` is for an initial sync: the rooms with the latest activity; `Sync.next_rooms` as ``since`` brings the next ones.
         ``full_state`` tells the whole state of every joined room. ``timeout_ms`` waits for something to happen.
         What the ``ignored`` have sent is left out, but for state; so it is in `messages` and `context`. ``filter``: only some rooms, events
-        or members (`storage.SyncFilter`). A timeline that is `limited` lacks something, also where history is missing.
+        or members (`storage.SyncFilter`). A timeline that is `limited` lacks something: also where history is missing, or where of the last
+        `Config.traversal_rows_max` events too few pass the filter or are visible. Its `prev_batch` leads to all of that.
         `InvalidIdentifier`, `InvalidToken`, `ResyncNeeded`, `InputError`.
         """
         asked = Asked.of(

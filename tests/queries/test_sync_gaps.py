@@ -88,3 +88,23 @@ async def test_too_much_that_is_hidden_limits_a_timeline(dsn: str) -> None:
         sparse = SyncFilter(timeline=EventFilter(types=["org.test.none"]))
         timeline = (await store.sync(LOCAL, filter=sparse)).join[room.room_id].timeline
         assert (timeline.events, timeline.limited) == ([], True)
+
+
+async def test_what_a_sparse_filter_passes_over_is_behind_prev_batch(dsn: str) -> None:
+    """More is passed over than is looked at: the timeline is limited though it might be full, and pages go on from it."""
+    async with storage.open(dsn, server_name="s1.test", config=Config(traversal_rows_max=20)) as store:
+        room = new_room(members=[LOCAL])
+        rare = [room.send(ADMIN, "org.test.rare", {"n": n}) for n in range(2)]
+        for number in range(30):
+            room.message(ADMIN, str(number))
+        await deliver(store, room)
+        wanted = EventFilter(types=["org.test.*"])
+        for found in ([], [room.send]):
+            latest = [send(ADMIN, "org.test.rare", {"n": 2}) for send in found]
+            await deliver(store, room)
+            timeline = (await store.sync(LOCAL, filter=SyncFilter(timeline=wanted))).join[room.room_id].timeline
+            assert (ids(timeline.events), timeline.limited) == (ids(latest), True)
+            page = await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, filter=wanted)
+            assert ids(page.chunk) == ids(rare[::-1])
+            everything = [*timeline.events, *await paged(store, room.room_id, timeline.prev_batch)]
+            assert sorted(ids(everything)) == sorted(ids(room.events))

@@ -11,7 +11,8 @@ from storage.queries.events import StoredEvent
 class Timeline:
     """Events in the order of their arrival, the latest last.
 
-    ``limited``: there are more between the last token and the first of them; ``prev_batch`` pages back from there
+    ``limited``: there are more between the last token and the first of them, or may be: a gap lies there, or so many events were passed
+    over (`Config.traversal_rows_max`), hidden or not wanted, that no further ones were looked at. ``prev_batch`` pages back from there
     (`store.messages`). It meets every event that is not in the timeline, and none that is.
     """
 
