@@ -624,12 +624,16 @@ COMMENT ON VIEW stored_events IS 'An event as every read answers with it (Stored
 CREATE FUNCTION sight_of(room_nid int, principal_nid int)
 RETURNS TABLE (
     own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint,
-    joined_audiences int8multirange
+    joined_audiences int8multirange, joined_since bigint
 )
 LANGUAGE sql STABLE ROWS 1 AS $$
     SELECT own.audiences, shared.audiences, world.audiences,
         CASE WHEN own.joined_count > 0 THEN 9223372036854775807 ELSE own.last_join_topological END,
-        CASE WHEN own.invited_audiences IS NULL THEN own.audiences ELSE own.audiences - own.invited_audiences END
+        CASE WHEN own.invited_audiences IS NULL THEN own.audiences ELSE own.audiences - own.invited_audiences END,
+        CASE
+            WHEN own.invited_audiences IS NULL AND upper_inf(own.audiences) AND range_merge(own.audiences)::int8multirange = own.audiences
+                THEN lower(own.audiences)
+        END
     FROM (VALUES ($1)) AS room (room_nid)
     LEFT JOIN visibility own ON own.room_nid = room.room_nid AND own.principal_nid = $2
     LEFT JOIN visibility shared ON shared.room_nid = room.room_nid AND shared.principal_nid = 2
@@ -638,14 +642,16 @@ $$;
 COMMENT ON FUNCTION sight_of IS
     'What a principal may see in a room, always one row: the audiences of its own, those under "shared", those readable by the world, '
     'and below which topological ordering the shared ones are a user''s own. For user_sees and server_sees. Also those of its own in '
-    'which it is joined, for was_there.';
+    'which it is joined, for was_there; and the first of them, if it is in all that follow, so that a comparison of two numbers does for '
+    'nearly every event what looking into the ranges does.';
 
 CREATE FUNCTION user_sees(
-    event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint
+    event events, joined_since bigint, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange,
+    shared_before bigint
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT NOT $1.outlier AND $1.rejected IS NULL AND NOT $1.soft_failed AND NOT $1.ineffective AND CASE
-        WHEN $2 @> $1.audience OR ($3 @> $1.audience AND $1.topological_ordering < $5) OR $4 @> $1.audience THEN true
+        WHEN $1.audience >= $2 OR $3 @> $1.audience OR ($4 @> $1.audience AND $1.topological_ordering < $6) OR $5 @> $1.audience THEN true
         ELSE false
     END
 $$;
@@ -654,9 +660,9 @@ COMMENT ON FUNCTION user_sees IS
     'CASE, as the planner takes half of the events for visible then; it would expect one in a hundred otherwise, and sort instead of '
     'following an index.';
 
-CREATE FUNCTION was_there(event events, joined_audiences int8multirange) RETURNS boolean
+CREATE FUNCTION was_there(event events, joined_since bigint, joined_audiences int8multirange) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT COALESCE($2 @> $1.audience, false)
+    SELECT COALESCE($1.audience >= $2 OR $3 @> $1.audience, false)
 $$;
 COMMENT ON FUNCTION was_there IS
     'Whether the reader (a user, or any user of a server) was joined at an event, or at its own membership event before or after it. Of '
@@ -724,10 +730,11 @@ COMMENT ON FUNCTION relation_key IS
     'one can do no more with it than by naming both.';
 
 CREATE FUNCTION user_sees_relation(
-    event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint, ignored int[]
+    event events, joined_since bigint, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange,
+    shared_before bigint, ignored int[]
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT $1.redacted_by IS NULL AND user_sees($1, $2, $3, $4, $5) AND not_ignored($1, $6)
+    SELECT $1.redacted_by IS NULL AND user_sees($1, $2, $3, $4, $5, $6) AND not_ignored($1, $7)
 $$;
 COMMENT ON FUNCTION user_sees_relation IS
     'Whether an event relates to anything in the eyes of a user: a redaction takes that away. So does the erasure of its sender for whoever '
@@ -739,76 +746,76 @@ COMMENT ON FUNCTION order_slack IS
     'How far an event may stand outside of its audience''s place in the order before it counts as a stray (storage/visibility/places.py): '
     'what servers send at the same time crosses by a little.';
 
-CREATE FUNCTION stretches_of(room_nid int, principal_nid int)
-RETURNS TABLE (
-    lowest bigint, highest bigint, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint,
-    joined_audiences int8multirange
-)
-LANGUAGE plpgsql STABLE ROWS 4 AS $$
-#variable_conflict use_column
-DECLARE  -- no record: taking one apart costs more than the probes
-    strays int8multirange;
-    runs int8multirange;
+CREATE FUNCTION stretches_apart(
+    room_nid int, seen int8multirange, shared_audiences int8multirange, shared_before bigint, strays int8multirange
+) RETURNS int8multirange
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    SELECT s.own_audiences, s.shared_audiences, s.world_audiences, s.shared_before, s.joined_audiences, r.strays, seen.runs, (
-        SELECT a.opened_topological - order_slack()
-        FROM audiences a
-        WHERE a.room_nid = $1 AND a.audience <= (lower(seen.runs) >> 40) << 40 AND a.opened_topological IS NOT NULL
-        ORDER BY a.audience DESC
-        LIMIT 1
-    )
-    INTO own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences, strays, runs, lowest
-    FROM rooms r
-    CROSS JOIN LATERAL sight_of($1, $2) AS s
-    CROSS JOIN LATERAL (
-        SELECT COALESCE(s.own_audiences, '{}') + COALESCE(s.world_audiences, '{}') + CASE
-            WHEN s.shared_before = 9223372036854775807 THEN COALESCE(s.shared_audiences, '{}') ELSE '{}'
-        END AS runs
-        OFFSET 0
-    ) AS seen
-    WHERE r.room_nid = $1;
-    IF strays = '{}' AND (shared_before IS NULL OR shared_before = 9223372036854775807)
-        AND upper_inf(runs) AND range_merge(runs)::int8multirange = runs
-    THEN  -- who came once and is there: one probe; and no further statement, as each costs some microseconds
-        lowest := COALESCE(lowest, 0);
-        highest := 9223372036854775807;
-        RETURN NEXT;
-        RETURN;
-    END IF;
-    RETURN QUERY
-    SELECT COALESCE(lower(stretch), 0), COALESCE(upper(stretch) - 1, 9223372036854775807),
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences
-    FROM unnest((
+    RETURN (
         SELECT range_agg(part.orders)
         FROM (
             SELECT int8range((
                 SELECT a.opened_topological - order_slack()
                 FROM audiences a
-                WHERE a.room_nid = $1 AND a.audience <= (lower(seen.run) >> 40) << 40 AND a.opened_topological IS NOT NULL
+                WHERE a.room_nid = $1 AND a.audience <= (lower(runs.run) >> 40) << 40 AND a.opened_topological IS NOT NULL
                 ORDER BY a.audience DESC
                 LIMIT 1
             ), (
                 SELECT a.opened_topological + order_slack() + 1
                 FROM audiences a
-                WHERE a.room_nid = $1 AND a.audience >= ((upper(seen.run) + 1099511627775) >> 40) << 40 AND a.opened_topological IS NOT NULL
+                WHERE a.room_nid = $1 AND a.audience >= ((upper(runs.run) + 1099511627775) >> 40) << 40 AND a.opened_topological IS NOT NULL
                 ORDER BY a.audience
                 LIMIT 1
-            )) * int8range(NULL, seen.below) AS orders
+            )) * int8range(NULL, runs.below) AS orders
             FROM (
-                SELECT unnest(runs) AS run, NULL::bigint AS below
+                SELECT unnest($2) AS run, NULL::bigint AS below
                 UNION ALL
-                SELECT unnest(shared_audiences), shared_before WHERE shared_before < 9223372036854775807
-            ) AS seen
+                SELECT unnest($3), $4 WHERE $4 < 9223372036854775807
+            ) AS runs
             UNION ALL
-            SELECT unnest(strays) WHERE runs <> '{}' OR shared_before IS NOT NULL
+            SELECT unnest($5) WHERE $2 <> '{}' OR $4 IS NOT NULL
         ) AS part
-    )) AS stretch;
+    );
 END
+$$;
+COMMENT ON FUNCTION stretches_apart IS
+    'For stretches_of, of a reader who came and went, or where events stray: two probes of audiences for each range. plpgsql, so that what '
+    'few readers need is planned and set up only when it is.';
+
+CREATE FUNCTION stretches_of(room_nid int, principal_nid int, strays int8multirange)
+RETURNS TABLE (
+    lowest bigint, highest bigint, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint,
+    joined_audiences int8multirange, joined_since bigint
+)
+LANGUAGE sql STABLE ROWS 4 AS $$
+    SELECT COALESCE(lower(part.stretch), 0), COALESCE(upper(part.stretch) - 1, 9223372036854775807),
+        part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before, part.joined_audiences, part.joined_since
+    FROM (
+        SELECT s.*, unnest(CASE
+            WHEN $3 = '{}' AND (s.shared_before IS NULL OR s.shared_before = 9223372036854775807)
+                AND upper_inf(s.seen) AND range_merge(s.seen)::int8multirange = s.seen  -- who came once and is there
+                THEN int8multirange(int8range((
+                    SELECT a.opened_topological - order_slack()
+                    FROM audiences a
+                    WHERE a.room_nid = $1 AND a.audience <= (lower(s.seen) >> 40) << 40 AND a.opened_topological IS NOT NULL
+                    ORDER BY a.audience DESC
+                    LIMIT 1
+                ), NULL))
+            ELSE stretches_apart($1, s.seen, s.shared_audiences, s.shared_before, $3)
+        END) AS stretch
+        FROM (
+            SELECT sight.*, COALESCE(sight.own_audiences, '{}') + COALESCE(sight.world_audiences, '{}') + CASE
+                WHEN sight.shared_before = 9223372036854775807 THEN COALESCE(sight.shared_audiences, '{}') ELSE '{}'
+            END AS seen
+            FROM sight_of($1, $2) AS sight
+            OFFSET 0
+        ) AS s
+    ) AS part
 $$;
 COMMENT ON FUNCTION stretches_of IS
     'The stretches of a room''s topological order outside of which there is nothing that user_sees, apart from each other, with what '
-    'sight_of tells. Two probes of audiences for each range of the reader''s. What is hidden within them (little) is for user_sees to leave '
-    'out. plpgsql, as its plan is kept then: put into the queries, it took longer to plan than a page takes to read.';
+    'sight_of tells. The strays are those of the room. What is hidden within the stretches (little) is for user_sees to leave out. It is put '
+    'into the queries, whose plans are kept: for who came once and is there it costs them one probe, and calls nothing.';
 
 CREATE FUNCTION server_sees(
     event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange

@@ -49,9 +49,9 @@ parent AS MATERIALIZED (
     JOIN events e USING (event_nid)
     CROSS JOIN LATERAL (
         SELECT e.redacted_by IS NULL
-            AND (was_there(e, room.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)) AS whole
+            AND (was_there(e, room.joined_since, room.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)) AS whole
     ) AS form
-    WHERE user_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before)
+    WHERE user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before)
 ),
 latest AS MATERIALIZED (  -- of each thread: no event that relates to another itself can begin one
     SELECT p.event_id AS root_id, p.key AS root_key, p.sender_nid AS root_sender_nid, last.event_nid, last.event_id, last.sender_nid,
@@ -62,8 +62,8 @@ latest AS MATERIALIZED (  -- of each thread: no event that relates to another it
         SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
         FROM events e
         WHERE e.relates_to = p.key AND e.rel_type_nid = 22 AND e.room_nid = p.room_nid AND NOT e.outlier
-            AND user_sees_relation(e, p.own_audiences, p.shared_audiences, p.world_audiences, p.shared_before, p.ignored)
-            AND (was_there(e, p.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+            AND user_sees_relation(e, p.joined_since, p.own_audiences, p.shared_audiences, p.world_audiences, p.shared_before, p.ignored)
+            AND (was_there(e, p.joined_since, p.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS last
@@ -86,8 +86,8 @@ told AS (
         FROM events e
         WHERE e.relates_to = h.key AND e.rel_type_nid = 19 AND e.replaces AND e.room_nid = h.room_nid AND NOT e.outlier
             AND e.sender_nid = h.sender_nid AND e.type_nid = h.type_nid
-            AND user_sees_relation(e, h.own_audiences, h.shared_audiences, h.world_audiences, h.shared_before, h.ignored)
-            AND (was_there(e, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+            AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences, h.world_audiences, h.shared_before, h.ignored)
+            AND (was_there(e, h.joined_since, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
         ORDER BY e.origin_server_ts DESC, e.event_id DESC
         LIMIT 1
     ) AS edit
@@ -99,8 +99,8 @@ told AS (
         SELECT count(*) AS events, bool_or(e.sender_nid = l.principal_nid) AS participated
         FROM events e
         WHERE e.relates_to = l.root_key AND e.rel_type_nid = 22 AND e.room_nid = l.room_nid AND NOT e.outlier
-            AND user_sees_relation(e, l.own_audiences, l.shared_audiences, l.world_audiences, l.shared_before, l.ignored)
-            AND (was_there(e, l.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+            AND user_sees_relation(e, l.joined_since, l.own_audiences, l.shared_audiences, l.world_audiences, l.shared_before, l.ignored)
+            AND (was_there(e, l.joined_since, l.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
     ) AS thread
     UNION ALL
     SELECT h.event_id, 'references', NULL, NULL, NULL, referring.ids
@@ -111,8 +111,8 @@ told AS (
             SELECT e.event_id, e.topological_ordering, e.stream_ordering
             FROM events e
             WHERE e.relates_to = h.key AND e.rel_type_nid = 21 AND e.room_nid = h.room_nid AND NOT e.outlier
-                AND user_sees_relation(e, h.own_audiences, h.shared_audiences, h.world_audiences, h.shared_before, h.ignored)
-                AND (was_there(e, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+                AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences, h.world_audiences, h.shared_before, h.ignored)
+                AND (was_there(e, h.joined_since, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
             ORDER BY e.topological_ordering, e.stream_ordering
             LIMIT $4::bigint
         ) AS r

@@ -33,7 +33,7 @@ found AS MATERIALIZED (
 )
 SELECT $4::text IS NOT NULL AND (
         NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences)
-        OR (NOT was_there(e, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+        OR (NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
     ) AS withheld,
     e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering, e.topological_ordering, e.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
@@ -68,7 +68,7 @@ found AS MATERIALIZED (
 )
 SELECT $6::text IS NOT NULL AND (
         NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences)
-        OR (NOT was_there(e, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+        OR (NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
     ) AS withheld,
     e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering, e.topological_ordering, e.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,

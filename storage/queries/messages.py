@@ -27,7 +27,7 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, r.room_id, r.room_version, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
+    SELECT r.room_nid, r.room_id, r.room_version, r.strays, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
@@ -42,7 +42,7 @@ stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: wha
     SELECT r.room_nid, r.ignored, f.*, stretch.*
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
-    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid) AS stretch
+    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays) AS stretch
 ),
 lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
     SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint ELSE (
@@ -55,7 +55,7 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json,
-            NOT was_there(e, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+            NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering)
@@ -66,7 +66,7 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
                 (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
                 OR (NOT e.backfilled AND e.stream_ordering > $8::bigint)
             )
-            AND user_sees(e, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
+            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
             AND not_ignored(e, r.ignored)
             AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
@@ -109,7 +109,7 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, r.room_id, r.room_version, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
+    SELECT r.room_nid, r.room_id, r.room_version, r.strays, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
@@ -124,7 +124,7 @@ stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: wha
     SELECT r.room_nid, r.ignored, f.*, stretch.*
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
-    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid) AS stretch
+    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays) AS stretch
 ),
 lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a timeline, the oldest event
     SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint ELSE (
@@ -137,7 +137,7 @@ page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json,
-            NOT was_there(e, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+            NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
@@ -148,7 +148,7 @@ page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, t
             AND (e.topological_ordering, e.stream_ordering)
                 <= (LEAST($6::bigint, r.highest), CASE WHEN r.highest < $6::bigint THEN 9223372036854775807 ELSE $7::bigint END)
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
-            AND user_sees(e, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
+            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
             AND not_ignored(e, r.ignored)
             AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
         ORDER BY e.topological_ordering, e.stream_ordering

@@ -23,7 +23,7 @@ FROM reader
 CROSS JOIN rooms r
 CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
-    SELECT e.event_nid, NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+    SELECT e.event_nid, NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
     FROM (
         SELECT *
         FROM events e
@@ -31,7 +31,7 @@ CROSS JOIN LATERAL (
         ORDER BY e.origin_server_ts, e.topological_ordering, e.stream_ordering
         LIMIT $4::bigint
     ) AS e
-    WHERE user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+    WHERE user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
     ORDER BY e.origin_server_ts, e.topological_ordering, e.stream_ordering
     LIMIT 1
 ) AS nearest
@@ -48,7 +48,7 @@ FROM reader
 CROSS JOIN rooms r
 CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
-    SELECT e.event_nid, NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+    SELECT e.event_nid, NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
     FROM (
         SELECT *
         FROM events e
@@ -56,7 +56,7 @@ CROSS JOIN LATERAL (
         ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $4::bigint
     ) AS e
-    WHERE user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+    WHERE user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
     ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT 1
 ) AS nearest
@@ -69,7 +69,7 @@ WITH reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 last AS MATERIALIZED (  -- of those looked at in vain, the latest; none: it was all of them
-    SELECT r.room_nid, reader.principal_nid, e.topological_ordering
+    SELECT r.room_nid, r.strays, reader.principal_nid, e.topological_ordering
     FROM reader
     CROSS JOIN rooms r
     CROSS JOIN LATERAL (
@@ -86,10 +86,10 @@ SELECT nearest.withheld, s.*
 FROM (
     SELECT e.*
     FROM last
-    CROSS JOIN LATERAL stretches_of(last.room_nid, last.principal_nid) AS part
+    CROSS JOIN LATERAL stretches_of(last.room_nid, last.principal_nid, last.strays) AS part
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+            NOT was_there(e, part.joined_since, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM (
             SELECT *
             FROM events e
@@ -99,7 +99,7 @@ FROM (
             LIMIT $4::bigint
         ) AS e
         WHERE e.origin_server_ts >= $3::bigint
-            AND user_sees(e, part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before)
+            AND user_sees(e, part.joined_since, part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before)
         ORDER BY e.topological_ordering, e.stream_ordering
         LIMIT 1
     ) AS e
@@ -114,7 +114,7 @@ WITH reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 last AS MATERIALIZED (  -- of those looked at in vain, the earliest; none: it was all of them
-    SELECT r.room_nid, reader.principal_nid, e.topological_ordering
+    SELECT r.room_nid, r.strays, reader.principal_nid, e.topological_ordering
     FROM reader
     CROSS JOIN rooms r
     CROSS JOIN LATERAL (
@@ -131,10 +131,10 @@ SELECT nearest.withheld, s.*
 FROM (
     SELECT e.*
     FROM last
-    CROSS JOIN LATERAL stretches_of(last.room_nid, last.principal_nid) AS part
+    CROSS JOIN LATERAL stretches_of(last.room_nid, last.principal_nid, last.strays) AS part
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+            NOT was_there(e, part.joined_since, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM (
             SELECT *
             FROM events e
@@ -144,7 +144,7 @@ FROM (
             LIMIT $4::bigint
         ) AS e
         WHERE e.origin_server_ts <= $3::bigint
-            AND user_sees(e, part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before)
+            AND user_sees(e, part.joined_since, part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS e

@@ -15,7 +15,7 @@ FROM reader
 CROSS JOIN events e
 CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS s
 WHERE e.event_id = ANY($2::text[])
-    AND user_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.shared_before)
+    AND user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences, s.shared_before)
 """
 
 SQL_VISIBLE_TO_SERVER: Final[LiteralString] = """

@@ -34,7 +34,7 @@ SELECT i.name, ARRAY(
         FROM events e
         CROSS JOIN LATERAL sight_of(e.room_nid, COALESCE(p.principal_nid, 0)) AS s
         WHERE e.room_nid = r.room_nid AND CASE
-            WHEN i.name LIKE '@%' THEN user_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.shared_before)
+            WHEN i.name LIKE '@%' THEN user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences, s.shared_before)
             ELSE server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences)
         END
     )

@@ -158,10 +158,10 @@ LEFT JOIN LATERAL (  -- with all that `stored_events` has: to look it up there b
         FROM (  -- so many are looked at, at most
             SELECT e.event_nid AS nid, e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected,
                 e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json, row_number() OVER () AS place,
-                user_sees(e, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+                user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
                     AND not_ignored(e, filter.ignored)
                     AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url) AS is_told,
-                NOT was_there(e, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+                NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
             FROM events e
             WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(gap.reached, r.lower))
                 AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
