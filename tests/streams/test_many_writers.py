@@ -1,4 +1,4 @@
-"""Sixteen writers, with delays between taking an id and committing, rollbacks, cut connections and killed processes.
+"""Sixteen writers, with delays between taking an id and committing, rollbacks, killed processes, and connections that break while they commit.
 
 Every committed fact is seen exactly once, in order per writer and by the linear view: by readers that poll, one behind a TCP connection
 that breaks anywhere, and one on a Redis that is killed and started again. A reader that asks for `id > last` misses facts under the
@@ -9,8 +9,8 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import asyncpg
@@ -23,7 +23,7 @@ from storage.replication import Client, Exchange, Server
 from storage.replication.redis_transport import RedisTransport
 from storage.streams.following import follow_once
 from tests.replication.processes import Seen
-from tests.replication.proxies import Proxy
+from tests.replication.proxies import Proxy, through, unix_socket_of
 from tests.replication.redis_server import RedisServer
 from tests.streams.readers import STREAM, LinearReader, Listener, NaiveReader
 from tests.streams.writer_process import CONFIG
@@ -95,23 +95,32 @@ async def _write(store: Store, sent: Sent, rng: random.Random) -> None:
             await asyncio.sleep(rng.random() * 0.05)
 
 
-async def _run(dsn: str, name: str, redis: str, first: int, count: int) -> asyncio.subprocess.Process:
+@asynccontextmanager
+async def _run(dsn: str, name: str, redis: str, first: int, count: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A writer process; killed at the end, if it has not ended by itself."""
     arguments = ["-m", "tests.streams.writer_process", dsn, name, redis, str(first), str(count)]
-    return await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
 
 
 async def _kill_and_restart(dsn: str, name: str, redis: str, sent: Sent, rng: random.Random) -> None:
     """A writer process that is killed in the middle of its work, again and again, and comes back under its name; at last it stays."""
     done = sent.done.setdefault(name, [])
     for incarnation in range(KILLS_EACH):
-        process = await _run(dsn, name, redis, incarnation * INCARNATION, -1)
-        assert process.stdout is not None
-        for _ in range(rng.randint(3, 10)):
-            done.append(int(await process.stdout.readline()))
-        process.kill()
-        rest, _ = await process.communicate()
+        async with _run(dsn, name, redis, incarnation * INCARNATION, -1) as process:
+            assert process.stdout is not None
+            for _ in range(rng.randint(3, 10)):
+                done.append(int(await process.stdout.readline()))
+            process.kill()
+            rest, _ = await process.communicate()
         done += [int(line) for line in rest.splitlines(keepends=True) if line.endswith(b"\n")]
-    last, _ = await (await _run(dsn, name, redis, KILLS_EACH * INCARNATION, 3)).communicate()
+    async with _run(dsn, name, redis, KILLS_EACH * INCARNATION, 3) as process:
+        last, _ = await process.communicate()
     done += map(int, last.splitlines())
 
 
@@ -138,12 +147,16 @@ async def _listen(stack: AsyncExitStack, dsn: str, hub: Store, redis: RedisServe
     return tcp, over_redis, proxy
 
 
-async def _read_and_cut(linear: LinearReader, admin: asyncpg.Connection, work: "asyncio.Future[list[None]]", rng: random.Random) -> None:
-    """A reader that stalls now and then, and connections that are cut, until the work is done."""
+async def _read_and_cut(
+    linear: LinearReader, admin: asyncpg.Connection, postgres: Proxy, work: "asyncio.Future[list[None]]", rng: random.Random
+) -> None:
+    """A reader that stalls now and then, and connections that are cut, from either end, until the work is done."""
     while not work.done():
         await linear.read()
         if rng.random() < 0.1:
             await admin.execute(CUT)
+        if rng.random() < 0.1:
+            postgres.cut()
         await asyncio.sleep(0.3 if rng.random() < 0.1 else rng.random() * 0.03)
 
 
@@ -169,14 +182,15 @@ async def test_every_fact_is_seen_exactly_once(dsn: str) -> None:
         stack.push_async_callback(admin.close)
         await admin.execute(SLOW_AND_FAILING)
         redis = await stack.enter_async_context(RedisServer())
+        postgres = await stack.enter_async_context(Proxy(unix_socket_of(dsn)))
 
-        async def opened(name: str) -> Store:
+        async def opened(name: str, dsn: str = dsn) -> Store:
             return await stack.enter_async_context(storage.open(dsn, server_name="s1.test", instance_name=name, config=CONFIG))
 
         reader = await opened("reader")
         polled, linear, naive = Seen(reader.streams), LinearReader(reader), NaiveReader()
         tcp, over_redis, proxy = await _listen(stack, dsn, await opened("hub"), redis, rng)
-        stores = [await opened(f"w{number}") for number in range(WRITERS)]
+        stores = [await opened(f"w{number}", through(dsn, postgres.port)) for number in range(WRITERS)]
         for store in stores:
             await stack.enter_async_context(Exchange(store, RedisTransport(redis.url, "s1.test", CONFIG), follows=False))
         work = asyncio.gather(
@@ -184,7 +198,7 @@ async def test_every_fact_is_seen_exactly_once(dsn: str) -> None:
             *(_kill_and_restart(dsn, f"p{number}", redis.url, sent, random.Random(number)) for number in range(PROCESSES)),
             _restart(redis),
         )
-        await asyncio.gather(work, naive.read(dsn, work), _read_and_cut(linear, admin, work, rng))
+        await asyncio.gather(work, naive.read(dsn, work), _read_and_cut(linear, admin, postgres, work, rng))
         proxy.cut_after = None
         committed = [(row[0], row[1]) for row in await admin.fetch(COMMITTED)]
         while linear.at < committed[-1][0]:
