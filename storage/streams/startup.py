@@ -1,7 +1,8 @@
 """Start-up: what the database says of streams and writers, and what has to be mended before anything is written.
 
 A writer that starts has nothing in flight, so its position may stand wherever the sequence does. A sequence that is behind its
-table (a restore that lost it) would give ids twice: it is set forward, with a line in the log.
+table (a restore that lost it) would give ids twice: it is set forward, with a line in the log. So is one behind the positions of its
+stream, though the facts be gone (a device has received its messages): readers are past them, and would never see a smaller id.
 """
 
 import asyncio
@@ -35,11 +36,15 @@ WHERE instance_name = $1::text
 """
 
 SQL_BEHIND: Final[LiteralString] = """
-SELECT s.name, s.last, s.used
+SELECT s.name, max(s.last) AS last, max(s.used) AS used
 FROM (
-    SELECT 'events_stream' AS name, COALESCE(pg_sequence_last_value('events_stream'), 0) AS last,
-        GREATEST((SELECT max(stream_ordering) FROM events), (SELECT max(stream_id) FROM stream_positions
-            WHERE stream_name IN ('events', 'backfill') AND stream_id > 1)) AS used
+    -- a position is at or past each fact of its writer, also where the facts are gone by now; at 1 nobody has written yet
+    SELECT d.sequence_name AS name, COALESCE(pg_sequence_last_value(d.sequence_name::regclass), 0) AS last, p.stream_id AS used
+    FROM unnest($1::text[], $2::text[]) AS d (stream_name, sequence_name)
+    JOIN stream_positions p USING (stream_name)
+    WHERE p.stream_id > 1
+    UNION ALL
+    SELECT 'events_stream', COALESCE(pg_sequence_last_value('events_stream'), 0), (SELECT max(stream_ordering) FROM events)
     UNION ALL
     SELECT 'account_data_stream', COALESCE(pg_sequence_last_value('account_data_stream'), 0), (SELECT max(stream_id) FROM account_data)
     UNION ALL
@@ -64,7 +69,9 @@ FROM (
     UNION ALL
     SELECT 'room_nids', COALESCE(pg_sequence_last_value('room_nids') + 9, 0), (SELECT max(room_nid) FROM rooms)
 ) AS s
-WHERE s.used > s.last
+GROUP BY s.name
+HAVING max(s.used) > max(s.last)
+ORDER BY s.name
 """
 
 SQL_SET_FORWARD: Final[LiteralString] = """
@@ -158,14 +165,15 @@ async def enter(conn: Connection, instance_name: str) -> int:
     smaller id than its own.
     """
     await conn.execute(SQL_LOCK)
-    for behind in await conn.fetch(SQL_BEHIND, row=BehindRow):
+    names = list(STREAMS)
+    sequences = [STREAMS[name].sequence for name in names]
+    for behind in await conn.fetch(SQL_BEHIND, names, sequences, row=BehindRow):
         logger.warning("the sequence %s was at %d, its table uses %d: set forward", *behind)
         await conn.fetchval(SQL_SET_FORWARD, behind.name, behind.used)
     writer_nid: int | None = await conn.fetchval(SQL_FIND_WRITER, instance_name)
     if writer_nid is None:
         writer_nid = await conn.fetchval(SQL_WRITER, instance_name)
-    names = list(STREAMS)
-    await conn.execute(SQL_ENTER, instance_name, names, [STREAMS[name].sequence for name in names], new_epoch())
+    await conn.execute(SQL_ENTER, instance_name, names, sequences, new_epoch())
     return int(writer_nid or 0)
 
 

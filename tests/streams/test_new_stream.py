@@ -168,6 +168,16 @@ async def test_its_positions_survive_a_restart(new_stream: str) -> None:
         assert await (await marks_of(after)).add("@a:s1.test", "two") > last
 
 
+async def test_its_sequence_is_set_forward_after_a_restore(new_stream: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with storage.open(new_stream, server_name="s1.test", config=QUIET) as before:
+        last = await (await marks_of(before)).add("@a:s1.test", "one")
+        async with before.database.connection() as conn:
+            await conn.execute("ALTER SEQUENCE marks_stream RESTART")
+    async with storage.open(new_stream, server_name="s1.test", config=QUIET) as after:
+        assert await (await marks_of(after)).add("@a:s1.test", "two") > last
+    assert "the sequence marks_stream" in caplog.text
+
+
 @pytest.mark.parametrize("page", [2, 3, 4, 5, 100])
 async def test_rows_that_share_an_id_are_never_torn(store: Store, second: Store, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
     """A fact of three rows, read in pages that end in the middle of it."""

@@ -145,6 +145,21 @@ async def test_a_sequence_behind_its_table_is_set_forward(dsn: str, caplog: pyte
     assert caplog.text.count("set forward") == 4
 
 
+async def test_a_sequence_whose_facts_are_gone_is_set_forward_too(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The device has received its message, so the table is empty; readers are past it all the same, and would never see a smaller id."""
+    reader = storage.UserId("@user1:s1.test")
+    async with storage.open(dsn, server_name="s1.test", config=QUIET) as before:
+        last = await before.to_device.send({reader: {"device": {"n": 1}}})
+        await before.to_device.delete(reader, "device", last)
+        since = (await before.sync(reader)).next_batch
+        async with before.database.connection() as conn:
+            await conn.execute("SELECT setval('to_device_stream', 1, false)")
+    async with storage.open(dsn, server_name="s1.test", config=QUIET) as after:
+        assert await after.to_device.send({reader: {"device": {"n": 2}}}) > last
+        assert after.positions_of(since)["to_device"].min == last
+    assert caplog.text.count("set forward") == 1
+
+
 async def test_account_data(store: Store) -> None:
     room = room_of()
     await store.append(room.pdus)
