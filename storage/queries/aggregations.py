@@ -56,7 +56,7 @@ parent AS MATERIALIZED (
 latest AS MATERIALIZED (  -- of each thread: no event that relates to another itself can begin one
     SELECT p.event_id AS root_id, p.key AS root_key, p.sender_nid AS root_sender_nid, last.event_nid, last.event_id, last.sender_nid,
         last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored, p.own_audiences, p.shared_audiences, p.world_audiences,
-        p.shared_before, p.joined_audiences
+        p.shared_before, p.joined_audiences, p.joined_since
     FROM parent p
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
@@ -71,11 +71,11 @@ latest AS MATERIALIZED (  -- of each thread: no event that relates to another it
 ),
 holder AS MATERIALIZED (  -- what may have been edited or referred to: what was asked for, and the latest events of threads
     SELECT event_id, key, room_nid, sender_nid, type_nid, whole AND rel_type_nid IS DISTINCT FROM 19 AS editable, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences
+        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences, joined_since
     FROM parent
     UNION
     SELECT event_id, relation_key(event_id), room_nid, sender_nid, type_nid, whole, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences
+        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences, joined_since
     FROM latest
 ),
 told AS (
