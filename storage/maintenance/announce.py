@@ -1,6 +1,6 @@
-"""Telling every process that reads from caches that what they remember of current states may be wrong: after a repair.
+"""Telling every process to empty a cache of reads: of current states after a repair, of events after a purge.
 
-A fact of the stream "caches" under a writer of its own, "maintenance". Nobody runs under that name, so other processes move its
+One row without a key, however much has changed. It is a fact of the stream "caches" under a writer of its own, "maintenance". Nobody runs under that name, so other processes move its
 positions along as those of a writer that is gone; the lock on its row keeps them from passing an id that is not committed yet.
 """
 
@@ -43,7 +43,10 @@ async def introduce(database: Database) -> None:
             await enter(conn, INSTANCE_NAME)
 
 
-async def announce(conn: Connection) -> None:
-    """Have current states forgotten everywhere, from the commit of this transaction on. The last thing in it."""
+async def announce(conn: Connection, cache_name: str = CURRENT_STATE) -> None:
+    """Have a cache emptied everywhere, from the commit of this transaction on. The last thing in it, after `introduce` in another one.
+
+    `storage.streams.caches`: "events", "current_state", "rooms_of"; `CURRENT_STATE` stands for the latter two.
+    """
     await conn.fetchval(SQL_LOCK_POSITION, INSTANCE_NAME)
-    await conn.execute(SQL_ANNOUNCE, INSTANCE_NAME, CURRENT_STATE)
+    await conn.execute(SQL_ANNOUNCE, INSTANCE_NAME, cache_name)

@@ -7,6 +7,7 @@ import pytest
 
 import storage
 from storage import Store
+from storage.maintenance.announce import announce, introduce
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 from storage.streams.feed import Advance, Fact
 from storage.streams.following import follow_once
@@ -187,3 +188,26 @@ async def test_a_state_that_resolution_changed_is_told(store: Store, dsn: str) -
         assert await _rows(store) == [["cs_cache_fake", [room.room_id]]]
         await follow_once(second.database, second.streams)
         assert ("m.room.topic", "") not in await second.current_state(room.room_id)
+
+
+async def test_a_purge_is_one_row(store: Store, dsn: str) -> None:
+    """Whoever throws away events says so once; every process forgets them all, and none of its states."""
+    room = RoomBuilder("11", seed=3)
+    admin = room.user(1)
+    room.start(admin)
+    said = [room.message(admin, str(number)).event_id for number in range(50)]
+    await store.append(room.pdus)
+    async with storage.open(dsn, server_name="s1.test", instance_name="second", config=CACHED) as second:
+        for one in (store, second):
+            assert len(await one.events(said)) == 50
+            await one.current_state(room.room_id)
+        await introduce(store.database)
+        async with store.database.transaction() as conn:
+            await conn.execute("DELETE FROM events WHERE event_id = ANY($1::text[])", said[:40])
+            await announce(conn, "events")
+        assert await _rows(store) == [["events", None]]
+        for one in (store, second):
+            assert len(await one.events(said)) == 50, "nobody has heard yet"
+            await follow_once(one.database, one.streams)
+            assert list(await one.events(said)) == said[40:]
+            assert one.caches.current_state.peek(room.room_id) is not None

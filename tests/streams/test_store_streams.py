@@ -1,6 +1,8 @@
 """Streams of a real store: facts, positions, writers that come, idle, and vanish; small stores; wake-ups."""
 
 import asyncio
+import statistics
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -102,6 +104,31 @@ async def test_nine_idle_writers_hold_a_busy_one_back_for_one_look_at_the_table(
             await follow_once(busy.database, busy.streams)
             assert busy.streams["events"].linear() == last
             assert busy.streams["events"].current() == VectorPosition(last)
+
+
+async def test_the_linear_position_follows_a_busy_writer_within_a_second(dsn: str) -> None:
+    """Ten processes as they are by default, which nobody tells anything: by the clock, as the busy one and an idle one know it."""
+    async with AsyncExitStack() as stack:
+        stores = [
+            await stack.enter_async_context(storage.open(dsn, server_name="s1.test", instance_name=f"w{number}")) for number in range(10)
+        ]
+        busy, room = stores[0], room_of()
+        await busy.append(room.pdus)
+        seconds = [await _seconds_to_follow(busy, stores[-1], room.message(room.user(1), str(number)).pdu) for number in range(5)]
+    assert statistics.median(seconds) < 1, seconds
+
+
+async def _seconds_to_follow(busy: Store, idle: Store, pdu: bytes) -> float:
+    """Until both know that nothing below this event can come any more."""
+    [result] = await busy.append([pdu])
+    began = time.monotonic()
+    while min(store.streams["events"].linear() for store in (busy, idle)) < (result.stream_ordering or 0):
+        moved = asyncio.Event()
+        ends = [store.streams.feed.subscribe(lambda _, moved=moved: moved.set()) for store in (busy, idle)]  # type: ignore[misc]  # a default
+        await moved.wait()
+        for end in ends:
+            end()
+    return time.monotonic() - began
 
 
 async def test_a_writer_in_the_middle_of_a_write_is_not_moved(store: Store, second: Store) -> None:
