@@ -1,7 +1,8 @@
 """Telling every process to empty a cache of reads: of current states after a repair, of events after a purge.
 
-One row without a key, however much has changed. It is a fact of the stream "caches" under a writer of its own, "maintenance". Nobody runs under that name, so other processes move its
-positions along as those of a writer that is gone; the lock on its row keeps them from passing an id that is not committed yet.
+One row without a key, however much has changed. It is a fact of the stream "caches" under a writer of its own, "maintenance". Nobody
+runs under that name, so other processes move its positions along as those of a writer that is gone; the lock on its row keeps them from
+passing an id that is not committed yet.
 """
 
 from typing import Final, LiteralString
