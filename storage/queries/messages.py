@@ -187,13 +187,36 @@ ORDER BY page.topological_ordering, page.stream_ordering
 
 
 SQL_COVERED: Final[LiteralString] = """
-SELECT COALESCE(min(e.stream_ordering) - 1, $3::bigint)
-FROM rooms r
-JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $2::bigint AND e.stream_ordering <= $3::bigint
-JOIN writers w USING (writer_nid)
-LEFT JOIN unnest($4::text[], $5::bigint[]) AS p (instance_name, stream_id) USING (instance_name)
-WHERE r.room_id = $1::text AND NOT e.outlier AND NOT e.backfilled AND e.stream_ordering > COALESCE(p.stream_id, $2::bigint)
+WITH
+room AS MATERIALIZED (
+    SELECT room_nid FROM rooms WHERE room_id = $1::text
+    UNION ALL
+    SELECT room_nid FROM events WHERE event_id = $2::text
+),
+writer AS MATERIALIZED (  -- those that are further than the others in each token
+    SELECT * FROM unnest($6::int[], $7::text[], $8::bigint[]) AS p (token, instance_name, stream_id)
+)
+SELECT t.token, COALESCE(late.before, late.last, t.least) AS live
+FROM unnest($3::int[], $4::bigint[], $5::bigint[]) AS t (token, least, furthest)
+CROSS JOIN room r
+CROSS JOIN LATERAL (  -- the last of what it covers, not of what it could: what is committed from now on comes after that
+    SELECT min(e.stream_ordering) FILTER (WHERE e.stream_ordering > COALESCE(p.stream_id, t.least)) - 1 AS before, max(e.stream_ordering) AS last
+    FROM events e
+    JOIN writers w USING (writer_nid)
+    LEFT JOIN writer p ON p.token = t.token AND p.instance_name = w.instance_name
+    WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, t.least)  -- so that only an index by room fits (sync/rooms.py)
+        AND (e.room_nid, e.stream_ordering) <= (r.room_nid, t.furthest)
+        AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+        AND NOT e.outlier AND NOT e.backfilled
+) AS late
 """
+
+
+class CoveredRow(NamedTuple):
+    """Up to where in the room's stream a token reaches, by its number."""
+
+    token: int
+    live: int
 
 
 class PageRow(NamedTuple):
@@ -278,16 +301,21 @@ def _synced(token: str | None, deployment: str) -> VectorPosition | None:
     return events_of(SyncToken.parse(token, deployment)) if token is not None and is_sync_token(token) else None
 
 
-async def _exact(conn: Connection, room_id: RoomId, place: PaginationToken, synced: VectorPosition | None) -> PaginationToken:
-    """The place of a token of sync in this room. Where a writer was behind, its furthest position covers too much.
+async def exact(conn: Connection, asked: Between, *, room_id: RoomId | None = None, event_id: EventId | None = None) -> Between:
+    """The stretch, with the places of tokens of sync as they are in this room, or in that of the event. One statement, or none.
 
-    Within a room positions are in the order of commits, so the token covers what lies before the first event that it does not cover.
+    Where a writer was behind, the furthest position of a token covers too much. Within a room positions are in the order of commits, so the
+    token covers what lies before the first event that it does not cover.
     """
-    if synced is None or synced.furthest() == synced.min:
-        return place
-    writers = dict(synced.items)
-    live = await conn.fetchval(SQL_COVERED, room_id, synced.min, synced.furthest(), list(writers), list(writers.values()))
-    return replace(place, live=live)
+    behind = [(token, position) for token, position in enumerate(asked.synced) if position is not None and position.items]
+    if not behind:
+        return asked
+    ends = [(token, position.min, position.furthest()) for token, position in behind]
+    writers = [(token, writer, at) for token, position in behind for writer, at in position.items]
+    columns = *map(list, zip(*ends, strict=True)), *map(list, zip(*writers, strict=True))
+    live = {row.token: row.live for row in await conn.fetch(SQL_COVERED, room_id, event_id, *columns, row=CoveredRow)}
+    start, stop = (replace(end, live=live.get(token, end.live)) for token, end in enumerate((asked.start, asked.stop)))
+    return asked._replace(start=start, stop=stop)
 
 
 def place(token: str, deployment: str) -> PaginationToken:
@@ -311,9 +339,7 @@ async def messages(
 
     What the ``ignored`` have sent is left out, but for state (client-server API, "Ignoring Users"); so is what is not ``wanted``.
     """
-    asked = asked._replace(
-        start=await _exact(conn, room_id, asked.start, asked.synced[0]), stop=await _exact(conn, room_id, asked.stop, asked.synced[1])
-    )
+    asked = await exact(conn, asked, room_id=room_id)
     stretch = (*_numbers(asked.start), *_numbers(asked.stop))
     picked = list(ignored), *wanted.arguments
     if asked.direction == "b":

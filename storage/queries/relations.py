@@ -13,7 +13,7 @@ from storage.database.connection import Connection
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, UserId
 from storage.queries.events import StoredEvent, stored_of
-from storage.queries.messages import Between, Page, page_of
+from storage.queries.messages import Between, Page, exact, page_of
 
 LEVELS: Final = 3
 """How many steps from the event a recursive answer goes; the specification recommends at least three."""
@@ -248,10 +248,12 @@ async def relations(
 ) -> RelationsPage:
     """Exactly ``limit`` events that relate to one, unless there are no more. `UnknownEvent` also where the user may not see the event.
 
+    One statement; one more for tokens of sync of a time when a writer was behind (`messages.exact`).
     A recursive walk reads ``rows_max`` events at most, nearest to the event first; what it has found by then is all there is.
     """
     if any("\0" in (text or "") for text in (wanted.rel_type, wanted.event_type)):
         raise InputError("a type holds no NUL")
+    asked = await exact(conn, asked, event_id=event_id)
     upper, lower = (asked.start, asked.stop) if asked.direction == "b" else (asked.stop, asked.start)
     stretch = (upper.topological, upper.stream, upper.live, lower.topological, lower.stream, lower.live)
     arguments = (event_id, user_id, list(wanted.ignored), wanted.rel_type, wanted.event_type, *stretch, asked.limit)

@@ -161,6 +161,15 @@ async def test_pages_beside_a_timeline(filled: Filled) -> None:
     assert plan.event_rows <= 3 * 500 + 10
 
 
+async def test_what_tokens_of_sync_cover(filled: Filled) -> None:
+    last = filled.last_stream
+    tokens = ([0, 1], [last - 100, last - 50], [last, last], [0, 1], ["main", "main"], [last, last])
+    for room_id, event_id in ((filled.room_id, None), (None, filled.last_event_id)):
+        plan = await plan_of(filled.store, messages.SQL_COVERED, room_id, event_id, *tokens)
+        assert "events_room_stream_idx" in plan.indexes
+        assert 150 <= plan.event_rows <= 151
+
+
 async def test_sync(filled: Filled) -> None:
     for since in (None, filled.last_stream - 1000):
         plan = await plan_of(
