@@ -281,6 +281,28 @@ async def test_a_reader_that_does_not_fill_holes_loses_facts(main: Process, work
         await check_complete(worker, main)
 
 
+async def test_a_client_that_could_not_read_for_long_gets_everything_in_the_end(dsn: str) -> None:
+    """The server has hung up on it; what did not fit into the bound comes from the table."""
+    config = replace(QUICK, replication_buffer_max_bytes=1_000_000, replication_page_max=10_000, replication_close_ms=100)
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(await Database.open(dsn, config=config))
+        main, worker = [await Process.start(database, name) for name in ("main", "worker")]
+        server = await stack.enter_async_context(await Server(main).serve())
+        proxy = await stack.enter_async_context(Proxy(server.port))
+        await stack.enter_async_context(connected(worker, proxy.port))
+        await main.write()
+        await worker.seen.reached("main", main.position)
+        [connection] = server.connections
+        proxy.flows.clear()
+        while connection.refused is None:
+            await main.write(10_000)
+        assert connection.refused.startswith("too slow: ")
+        await connection.gone.wait()
+        proxy.flows.set()
+        await check_complete(worker, main)
+        assert proxy.connections > 1
+
+
 async def test_a_connection_lost_in_the_middle_of_a_batch(main: Process, worker: Process) -> None:
     ids = await main.write(3)
     async with FakeServer() as fake, fake.client(worker):

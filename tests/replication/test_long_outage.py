@@ -234,7 +234,10 @@ async def outage(mortal: Mortal, processes: Processes, appender: Appender) -> No
     await asyncio.sleep(OUTAGE_S / 2)
     await processes.find_each_other()
     assert processes.server.syncing.is_syncing(ALICE), "told again, though there is no database"
+    connections = processes.proxy.connections
     await asyncio.sleep(OUTAGE_S / 2)
+    assert processes.proxy.connections == connections, "nobody has anything to say for longer than anybody may be silent, but for PING"
+    assert processes.server.syncing.is_syncing(ALICE)
     behind = [store.streams["events"].positions()["main"] for store in (processes.tcp, processes.over_redis)]
     assert max(behind) < processes.main.streams["events"].positions()["main"]
     await asyncio.to_thread(mortal.start)

@@ -132,6 +132,7 @@ async def test_a_line_may_come_in_pieces_and_end_as_telnet_ends_it(main: Process
 
 
 async def test_pings_come_at_once_and_then_at_intervals(dsn: str) -> None:
+    assert (Config().replication_ping_ms, Config().replication_timeout_ms) == (5_000, 15_000)
     database, main = await limited(dsn, replace(QUICK, replication_ping_ms=20))
     async with database, await Server(main).serve() as server, netcat(server.port) as by_hand:
         times = [int((await by_hand.hear("PING")).removeprefix("PING ")) for _ in range(4)]

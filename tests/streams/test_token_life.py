@@ -1,10 +1,13 @@
 """Tokens that clients keep: they say the same after a restart, after states were stored anew, and after old events were taken away."""
 
+import asyncio
+
 import storage
 from storage.ids import UserId
 from storage.maintenance.garbage import collect
 from storage.maintenance.hold import hold
 from storage.maintenance.reroot import make_roots
+from storage.streams import SyncToken, VectorPosition
 from storage.testing import RoomBuilder
 
 READER = UserId("@user1:s1.test")
@@ -43,3 +46,21 @@ async def test_tokens_outlive_restart_compression_and_purge(dsn: str) -> None:
         assert (await store.sync(READER, since=expected.next_batch)).is_empty
         rest = await store.messages(room.room_id, READER, from_=page.end, limit=100)
         assert 0 < len(rest.chunk) < len(room.events) - 5 - 20
+
+
+async def test_a_token_from_before_an_upgrade_brings_what_the_new_stream_has(dsn: str) -> None:
+    """It names fewer streams than there are now: the others count as unread, and nothing of those it names comes again."""
+    room = RoomBuilder("11", seed=6)
+    room.start(READER)
+    async with storage.open(dsn, server_name="s1.test", config=QUIET) as store:
+        await store.append(room.pdus)
+        await store.to_device.send({READER: {"device": {"n": 1}}})
+        now = SyncToken.parse((await store.sync(READER)).next_batch, store.deployment_id)
+        before = SyncToken.of({name: position for name, position in now.streams if name != "to_device"}).print(store.deployment_id)
+        assert store.positions_of(before).get("to_device", VectorPosition()).min == 0
+        answer = await store.sync(READER, since=before)
+        assert not answer.join
+        assert SyncToken.parse(answer.next_batch, store.deployment_id) == now
+        async with asyncio.timeout(30):
+            waited = await store.sync(READER, since=before, timeout_ms=60_000)
+        assert waited.next_batch == answer.next_batch, "what is unread ends the wait at once"

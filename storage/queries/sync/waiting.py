@@ -46,5 +46,8 @@ async def until_news(
 
 
 def _beside(token: SyncToken | None) -> dict[str, VectorPosition]:
-    """Where a token is in the streams beside the events, as far as it names them."""
-    return {} if token is None else {name: position for name, position in token.streams if name in BESIDE}
+    """Where a token is in the streams beside the events. One from before an upgrade does not name a stream that came with it: at 0."""
+    if token is None:
+        return {}
+    named = token.positions()
+    return {name: named.get(name, VectorPosition()) for name in BESIDE}
