@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,10 @@ ALICE = UserId("@alice:s1.test")
 AWAY = (DatabaseUnavailable, CommitUnknown)
 
 PATIENCE_MS = 1_000
-CONFIG = Config(pool_acquire_timeout_ms=PATIENCE_MS, connect_timeout_ms=PATIENCE_MS, follow_ms=3_600_000)
-LOOKING = Config(pool_acquire_timeout_ms=PATIENCE_MS, connect_timeout_ms=PATIENCE_MS, follow_ms=100)
+CONFIG = Config(
+    pool_acquire_timeout_ms=PATIENCE_MS, connect_timeout_ms=PATIENCE_MS, follow_ms=3_600_000, replication_retry_ms_max=PATIENCE_MS
+)
+LOOKING = replace(CONFIG, follow_ms=100)
 SERVER_CONFIG = Config(embedded_shared_buffers_mb=16, embedded_connections_max=60)
 
 
