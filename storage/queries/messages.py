@@ -267,7 +267,8 @@ class Gap:
 class Page:
     """A stretch of history in the direction it was asked for. ``end`` is where the next page begins; None: there is no more.
 
-    What `gaps` name is missing: append it with origin "backfill" and ask for the page again.
+    What `gaps` name is missing: append it with origin "backfill" and ask for the page again. Where depths below a gap were forged, events may
+    move up by that, beyond where the page began: then only the whole walk, begun anew, meets them all (README, "Pages and gaps").
     """
 
     chunk: list[StoredEvent]

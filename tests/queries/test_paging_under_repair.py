@@ -135,3 +135,24 @@ async def test_with_forged_depths_only_what_moved_is_passed_over_or_repeated(sto
         assert lost | repeated <= went.moved, seed
         assert not (repeated if direction == "b" else lost), seed
     assert any_moved
+
+
+async def test_what_moves_up_after_a_sync_is_met_from_its_prev_batch(store: Store) -> None:
+    """Above everything that there was when the token was made: its first page begins above everything that there is."""
+    room = new_room(members=[LOCAL])
+    held = len(room.events)
+    missing = [room.message(ADMIN, f"missing {number}") for number in range(20)]
+    forged = room.message(ADMIN, "forged", depth=1)
+    last = room.message(ADMIN, "last")
+    assert set(await append(store, *room.events[:held])) == {"stored"}
+    state = list(forged.state_before.values())
+    assert await append(store, forged, last, state_before={forged.event_id: state}) == ["stored", "stored"]
+    timeline = (await store.sync(LOCAL, timeline_limit=1)).join[room.room_id].timeline
+    assert ids(timeline.events) == [last.event_id]
+    before = await order_of(store, room)
+    assert set(await append(store, *missing, origin="backfill")) == {"stored"}
+    after = await order_of(store, room)
+    assert after[forged.event_id][0] > max(place for place, _ in before.values())
+    page = await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, limit=100)
+    assert ids(page.chunk) == ids([*room.events[:held], *missing, forged])[::-1]
+    assert page.end is None

@@ -1,7 +1,7 @@
 """One answer of /sync out of its parts, within one snapshot."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from storage.config import Config
@@ -18,9 +18,12 @@ from storage.queries.sync.rooms import Stretch, Told, rooms
 from storage.queries.sync.state import RoomState, Wanted, states
 from storage.queries.sync.stripped import stripped
 from storage.streams import PaginationToken, RoomsToken, SyncToken
+from storage.streams.positions import LARGEST_POSITION
 from storage.streams.tokens import is_rooms_token
 
 KNOCK: Final = MEMBERSHIPS["knock"]
+BESIDE_TIMELINE: Final = PaginationToken(LARGEST_POSITION - 1, 0)
+"""Above every event, also one that moves up later (storage/graph/order.py); `live` says which of them are in the timeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,8 @@ def _members(told: Iterable[Told], asked: Asked) -> list[tuple[int, str]]:
     found: dict[tuple[int, str], None] = {}
     for room in told:
         found[room.row.room_nid, asked.user_id] = None
+        if not room.row.was_joined:
+            continue
         for event in room.events[-asked.timeline_limit :] if asked.timeline_limit else ():
             found[room.row.room_nid, event.sender] = None
             if event.type == "m.room.member" and event.state_key is not None:
@@ -195,7 +200,7 @@ def _start(room: Told, timeline_limit: int) -> int:
 
 
 def _room(room: Told, state: RoomState, asked: Asked) -> JoinedRoom:
-    row, limit = room.row, asked.timeline_limit
-    place = PaginationToken(row.max_topological_ordering + 1, 0, _start(room, limit))
-    timeline = Timeline(room.events[-limit:] if limit else [], room.cut or len(room.events) > limit, place.print(asked.deployment))
+    limit = asked.timeline_limit
+    before = replace(BESIDE_TIMELINE, live=_start(room, limit)).print(asked.deployment)
+    timeline = Timeline(room.events[-limit:] if limit else [], room.cut or len(room.events) > limit, before)
     return JoinedRoom(timeline, state.at_start, state.at_end, state.removed, next(iter(state.summary), None))

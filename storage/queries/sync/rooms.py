@@ -74,7 +74,7 @@ late AS MATERIALIZED (  -- rooms of which something was committed after the toke
     GROUP BY f.room_nid
 ),
 mine AS (  -- rooms of the user where anything has happened; what they were to the user before it (0: nothing)
-    SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id, r.room_version, r.max_topological_ordering,
+    SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id, r.room_version,
         r.last_stream_ordering, m.membership, m.stream_ordering > token.reached AS moved,
         CASE WHEN m.stream_ordering <= token.reached THEN m.membership ELSE COALESCE(old.membership, 0) END AS membership_then,
         delta.prev_event_nid AS member_nid_then,
@@ -131,7 +131,7 @@ room AS (  -- what is to be told of each: whether it is told whole, and the stre
     WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then AND $6::bigint IS NULL
 )
 SELECT r.room_nid, r.room_id AS told_room_id, r.membership, r.member_nid, r.state_key_nid AS member_key_nid, r.whole, r.was_joined, r.lower, r.upper,
-    r.activity, r.max_topological_ordering, gap.reached IS NOT NULL AS after_gap, told.is_last, told.withheld,
+    r.activity, gap.reached IS NOT NULL AS after_gap, told.is_last, told.withheld,
     told.event_nid, told.event_id, r.room_id, r.room_version, told.stream_ordering, told.topological_ordering, told.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = told.redacted_by) AS redacted_by,
     told.rejected, told.soft_failed, told.outlier, told.redacted_form, told.encoding, told.json
@@ -192,7 +192,6 @@ class RoomRow(NamedTuple):
     lower: int
     upper: int
     activity: int | None
-    max_topological_ordering: int
     after_gap: bool
     """The timeline begins after a gap."""
     is_last: bool | None
