@@ -1,5 +1,7 @@
 """Summaries of rooms, members loaded lazily, and filters of the state."""
 
+import json
+
 import storage
 from storage import EventFilter, RoomSummary, Store, SyncFilter, UserId
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, new_room
@@ -37,6 +39,29 @@ async def test_a_room_without_a_name_is_called_by_its_members(store: Store) -> N
         answer = await store.sync(LOCAL, since=since)
         assert answer.join[room.room_id].summary == expected
         assert await store.sync(LOCAL, since=since) == answer
+
+
+async def test_a_name_is_one_that_the_content_has_however_the_event_is_written(store: Store) -> None:
+    """Blanks, escapes that Postgres refuses as text, and names that stand elsewhere in the event."""
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    answer = await store.sync(LOCAL)
+    nobody = called(2, 0, (ADMIN,))
+    for content, unsigned, expected in (
+        ({"name": "called"}, {}, called(2, 0, None)),
+        ({"name": ""}, {"prev_content": {"name": "called"}}, nobody),
+        ({"name": "called"}, {"prev_content": {"name": ""}}, called(2, 0, None)),
+        ({"name": 5, "more": {"name": "called"}}, {}, nobody),
+        ({"name": "a NUL: \0"}, {}, called(2, 0, None)),
+        ({"name": "", "more": "\0"}, {}, nobody),
+        ({"name": "\U0001f600 \u00e9"}, {}, called(2, 0, None)),
+        ({}, {}, nobody),
+    ):
+        event = room.state_event(ADMIN, "m.room.name", content)
+        pdu = json.dumps(json.loads(event.pdu) | {"unsigned": unsigned}, indent=1).encode()
+        assert [result.outcome for result in await store.append([pdu], room_version=room.version)] == ["stored"]
+        answer = await store.sync(LOCAL, since=answer.next_batch)
+        assert answer.join[room.room_id].summary == expected, content
 
 
 async def test_heroes_are_five_and_those_who_left_if_nobody_else_is_there(store: Store) -> None:
@@ -85,6 +110,32 @@ async def test_members_are_loaded_lazily(store: Store) -> None:
     assert gone.event_id in ids(told.state)
     told = (await store.sync(LOCAL, since=answer.next_batch, timeline_limit=1)).join[room.room_id]
     assert members(told.state) == {"@member5:s2.test"}
+
+
+async def test_whoever_speaks_and_then_changes_is_known_as_they_were(store: Store) -> None:
+    """The client is in the room and may not know a member who changes within the timeline: the state at its start has them."""
+    room = new_room(members=[LOCAL, REMOTE])
+    await deliver(store, room)
+    since = (await store.sync(LOCAL, filter=LAZY, timeline_limit=1)).next_batch
+    before = room.state["m.room.member", REMOTE]
+    said = room.message(REMOTE, "hello")
+    renamed = room.join(REMOTE, displayname="somebody else")
+    await append(store, said, renamed)
+    told = (await store.sync(LOCAL, since=since, filter=LAZY)).join[room.room_id]
+    assert ids(told.timeline.events) == [said.event_id, renamed.event_id]
+    assert {event.event_id for event in told.state if event.state_key == REMOTE} == {before}
+    assert {event.event_id for event in told.state_after if event.state_key == REMOTE} == {renamed.event_id}
+
+
+async def test_who_was_never_in_the_room_is_told_of_no_other_member(store: Store) -> None:
+    room = new_room(visibility="invited")
+    room.invite(ADMIN, LOCAL)
+    await deliver(store, room)
+    since = (await store.sync(LOCAL, filter=LAZY)).next_batch
+    await append(store, room.message(ADMIN), room.leave(LOCAL))
+    told = (await store.sync(LOCAL, since=since, filter=LAZY)).leave[room.room_id]
+    assert {event.sender for event in told.timeline.events} == {ADMIN, LOCAL}
+    assert members(told.state) | members(told.state_after) == {LOCAL}
 
 
 async def test_filters_of_the_state(store: Store) -> None:

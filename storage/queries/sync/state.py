@@ -16,7 +16,7 @@ from storage.queries.events import StoredEvent, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.sync.results import RoomSummary
 
-SQL_STATE: Final[LiteralString] = """
+SQL_STATE: Final[LiteralString] = r"""
 WITH
 room AS (
     SELECT *
@@ -29,7 +29,7 @@ named AS MATERIALIZED (
 filter AS MATERIALIZED (
     SELECT * FROM filter_of($12::text[], $13::text[], $14::text[], $15::text[], $16::boolean)
 ),
-wanted AS MATERIALIZED (  -- where members are loaded lazily: those who matter
+wanted AS MATERIALIZED (  -- where members are loaded lazily: those who matter; the client is taken to know none of them
     SELECT i.room_nid, k.state_key_nid
     FROM unnest($9::int[], $10::text[]) AS i (room_nid, user_id)
     JOIN state_keys k ON k.type_nid = 2 AND k.state_key = i.user_id
@@ -82,7 +82,7 @@ held AS (  -- the current state of these rooms
 value AS (  -- each key to tell: what the client knows, the value at the start, the value at the end
     SELECT room_nid, state_key_nid, before_nid, start_nid, end_nid
     FROM changed
-    WHERE NOT whole
+    WHERE NOT whole AND (room_nid, state_key_nid) NOT IN (SELECT room_nid, state_key_nid FROM wanted)
     UNION ALL
     SELECT room_nid, state_key_nid, NULL,
         CASE WHEN u.end_differs IS NULL THEN c.event_nid ELSE u.start_nid END,
@@ -90,8 +90,7 @@ value AS (  -- each key to tell: what the client knows, the value at the start, 
     FROM held c
     FULL JOIN undone u USING (room_nid, state_key_nid)
     WHERE NOT $8::boolean
-        OR ((room_nid, state_key_nid) IN (SELECT room_nid, state_key_nid FROM wanted)
-            AND (room_nid, state_key_nid) NOT IN (SELECT room_nid, state_key_nid FROM changed WHERE NOT whole))
+        OR (room_nid, state_key_nid) IN (SELECT room_nid, state_key_nid FROM wanted)
         OR (room_nid IN (SELECT room_nid FROM room WHERE whole) AND NOT COALESCE(c.is_member, u.is_member))
 ),
 entry AS (
@@ -120,7 +119,7 @@ later AS (  -- members that have changed since, where an older position is asked
 due AS (  -- joined rooms with a summary that may have changed: members, name, canonical alias
     SELECT r.room_nid, r.upper, i.joined_count, i.invited_count, EXISTS (
             SELECT
-            FROM (VALUES (9, '"name":"'::bytea), (11, '"alias":"'::bytea)) AS k (state_key_nid, beginning)
+            FROM (VALUES (9, 'name'), (11, 'alias')) AS k (state_key_nid, said)
             JOIN events e ON e.event_nid = COALESCE((
                 SELECT COALESCE(d.prev_event_nid, 0)
                 FROM state_deltas d
@@ -128,8 +127,13 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
                 ORDER BY d.stream_ordering
                 LIMIT 1
             ), (SELECT c.event_nid FROM current_state c WHERE c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid))
-            WHERE e.redacted_by IS NULL AND NOT e.redacted_form
-                AND (e.encoding <> 0 OR (position(k.beginning IN e.json) > 0 AND position(k.beginning || '"'::bytea IN e.json) = 0))
+            CROSS JOIN LATERAL (SELECT convert_from(e.json, 'UTF8') AS text OFFSET 0) AS pdu
+            WHERE e.redacted_by IS NULL AND NOT e.redacted_form AND CASE
+                WHEN e.encoding <> 0 THEN true
+                WHEN pdu.text ~ '\\u(0000|[dD][89abAB])' THEN pdu.text ~ ('"' || k.said || '"\s*:\s*"[^"]')  -- what text of Postgres may not hold
+                ELSE COALESCE(json_typeof(pdu.text::json #> ARRAY['content', k.said]) = 'string'
+                    AND pdu.text::json #>> ARRAY['content', k.said] <> '', false)
+            END
         ) AS is_named
     FROM room r
     JOIN rooms i USING (room_nid)
