@@ -2,14 +2,16 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from storage import EventFilter, SyncFilter
 from storage.ids import EventId, RoomId
 from tests.oracle.oracle import Oracle, Position
 from tests.oracle.receiver import Origin, Outcome
 from tests.oracle.syncing import Answer
 
 Facts = dict[str, Any]
+Stretch = tuple[Any | None, Any | None, Literal["b", "f"]]  # since, upto, direction
 EVERYTHING = 1_000_000
 
 
@@ -40,8 +42,11 @@ class Subject(Protocol):
     def facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
         """As `oracle_facts`: the same keys, the same plain values."""
 
-    def sync(self, user_id: str, since: Any | None, limit: int) -> Answer:
+    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter) -> Answer:
         """As `tests.oracle.syncing.sync`; `next_batch` is what the next call gets as `since`, of any type."""
+
+    def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
+        """As `Oracle.between`, by pages; since and upto are as `next_batch`."""
 
 
 def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:

@@ -10,18 +10,19 @@ bugs that one kind of operation would wash away need runs without it.
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from storage import EventFilter, SyncFilter
 from storage.ids import EventId, RoomId
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.oracle.facts import Audience, Facts, Subject, differences, oracle_facts, order_violations
 from tests.oracle.oracle import Oracle
 from tests.oracle.receiver import Origin
-from tests.oracle.syncing import Answer, Client, sync
+from tests.oracle.syncing import ANY_ROOM, Answer, Client, sync
 
 T = TypeVar("T")
 
@@ -42,6 +43,11 @@ WRITES: Final[Mapping[str, Write]] = {
     "unban": lambda room, one, other, how: room.unban(one, other, **how),
     "promote": lambda room, one, other, how: room.power_levels(one, users={other: 50}, **how),
     "lock": lambda room, one, _, how: room.power_levels(one, {"events_default": 50}, **how),
+    "picture": lambda room, one, _, how: room.send(one, "m.room.message", {"body": "*", "url": "mxc://s1.test/x"}, **how),
+    "name": lambda room, one, _, how: room.name(one, f"name {len(room.events)}" if len(room.events) % 3 else "", **how),
+    "alias": lambda room, one, other, how: room.state_event(
+        one, "m.room.canonical_alias", {"alias": f"#room:{other}"} if len(room.events) % 2 else {}, **how
+    ),
     "close": lambda room, one, _, how: room.join_rules(one, "invite", **how),
     "open": lambda room, one, _, how: room.join_rules(one, "public", **how),
     "history open to all": lambda room, one, _, how: room.history_visibility(one, "world_readable", **how),
@@ -52,7 +58,18 @@ WRITES: Final[Mapping[str, Write]] = {
 DELIVERIES: Final = ("shuffled", "again", "fetched", "after a gap", "backfill", "junk")
 ODDITIES: Final = ("fork", "redact", "refused", "depth", "damage", "clock", "relate")
 RELATIONS: Final = ("m.replace", "m.thread", "m.reference", "m.annotation")
+PATTERNS: Final = ("m.room.message", "m.room.member", "m.*", "*", "m.room.*e*", "*.topic", "m.room", "m.room.nam", "org.*", "*a*s*", "")
 JUNK: Final = (b"", b"null", b'{"type":"m.room.message"}', b"\xff\xfe", b'{"type":"m.room.create","state_key":"","content":[]}')
+
+
+EVENT_FILTERS: Final = st.builds(
+    EventFilter,
+    types=st.none() | st.lists(st.sampled_from(PATTERNS), max_size=3),
+    not_types=st.none() | st.lists(st.sampled_from(PATTERNS), max_size=2),
+    senders=st.none() | st.lists(st.sampled_from([*USERS, "@nobody:s9.test"]), max_size=3),
+    not_senders=st.none() | st.lists(st.sampled_from(USERS), max_size=2),
+    contains_url=st.none() | st.booleans(),
+)
 
 
 def deepest(version: str) -> int:
@@ -288,7 +305,7 @@ class RoomMachine(RuleBasedStateMachine):
     def sync(self, data: st.DataObject, limit: int) -> None:
         user = pick(data, self.syncing)
         expected = sync(self.oracle, user, self.clients[user].since, limit=limit)
-        found = self.subject.sync(user, self.replays[user].since, limit)
+        found = self.subject.sync(user, self.replays[user].since, limit, ANY_ROOM)
         for answer, client in ((expected, self.clients[user]), (found, self.replays[user])):
             client.hear(answer)
         lines = differences(_plain(expected), _plain(found))
@@ -296,6 +313,32 @@ class RoomMachine(RuleBasedStateMachine):
         for room_id, state in self.replays[user].states.items():
             lines = differences({"replayed": self.oracle.current_state(room_id)}, {"replayed": state})
             assert not lines, "\n".join(lines)
+
+    @precondition(lambda self: self.syncing)
+    @rule(data=st.data(), limit=st.sampled_from([1, 3, 100]), timeline=EVENT_FILTERS, state=EVENT_FILTERS, lazy=st.booleans())
+    def sync_some(self, data: st.DataObject, limit: int, timeline: EventFilter, state: EventFilter, *, lazy: bool) -> None:
+        """With a filter; nobody goes on from there."""
+        user = pick(data, self.syncing)
+        rooms = st.none() | st.lists(st.sampled_from([*sorted(self.oracle.versions), RoomId("!unknown:s9.test")]), max_size=2)
+        chosen, left_out = data.draw(rooms), data.draw(rooms)
+        wanted = SyncFilter(rooms=chosen, not_rooms=left_out or (), timeline=timeline, state=state, lazy_load_members=lazy)
+        is_new = data.draw(st.booleans())
+        since, token = (None, None) if is_new else (self.clients[user].since, self.replays[user].since)
+        expected = sync(self.oracle, user, since, limit=limit, wanted=wanted)
+        lines = differences(_plain(expected), _plain(self.subject.sync(user, token, limit, wanted)))
+        assert not lines, "\n".join(lines)
+
+    @precondition(lambda self: self.syncing and self.compared)
+    @rule(data=st.data(), wanted=EVENT_FILTERS, direction=st.sampled_from(["b", "f"]))
+    def page_some(self, data: st.DataObject, wanted: EventFilter, direction: Literal["b", "f"]) -> None:
+        """A room with a filter, between where two clients are, or from end to end."""
+        user, room_id = pick(data, self.syncing), pick(data, sorted(self.compared))
+        ends = [data.draw(st.none() | st.sampled_from(self.syncing)) for _ in range(2)]
+        since, upto = (None if end is None else self.clients[end].since for end in ends)
+        tokens = [None if end is None else self.replays[end].since for end in ends]
+        expected = self.oracle.between(room_id, user, since=since, upto=upto, direction=direction, wanted=wanted)
+        found = self.subject.between(room_id, user, (tokens[0], tokens[1], direction), wanted)
+        assert found == expected
 
     def teardown(self) -> None:
         """In the end all is delivered, and every event has the state before it that its builder knows."""

@@ -14,8 +14,10 @@ Where the rules leave a choice:
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from storage import EventFilter
 from storage.errors import StateUnknown
 from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
+from tests.oracle.picking import passes
 from tests.oracle.receiver import Held, Receiver, State
 from tests.oracle.sight import Sight, server_sees, user_sees
 
@@ -23,6 +25,7 @@ Position = tuple[int, int]
 VISIBILITY = ("m.room.history_visibility", "")
 HIGHEST_FIRST = ("join", "invite", "knock", "leave", "ban")
 LEVELS = 3  # of indirect relations
+ANY_EVENT = EventFilter()
 
 
 class Oracle(Receiver):
@@ -128,12 +131,28 @@ class Oracle(Receiver):
         upto: Position | None = None,
         direction: str = "b",
         limit: int | None = None,
+        wanted: EventFilter = ANY_EVENT,
     ) -> list[EventId]:
-        """All that the user may see in after < position <= upto; "b": newest first."""
+        """All that the user may see, and wants, in after < position <= upto; "b": newest first."""
         found = self._by_position(self.visible_to_user(user_id, self.timeline(room_id)))
+        found = [event_id for event_id in found if self.passes(event_id, wanted)]
         found = [event_id for event_id in found if (after is None or after < self.position(event_id))]
         found = [event_id for event_id in found if (upto is None or self.position(event_id) <= upto)]
         return (found[::-1] if direction == "b" else found)[:limit]
+
+    def between(
+        self, room_id: RoomId, user_id: str, *, since: int | None, upto: int | None, direction: str, wanted: EventFilter
+    ) -> list[EventId]:
+        """The same between two syncs: what came live in since < arrival <= upto; and all history, if there was none before."""
+        found = self.messages(room_id, user_id, direction=direction, wanted=wanted)
+        live = [event_id for event_id in found if self.get(event_id).origin == "live"]
+        told = {event_id for event_id in live if (since or 0) < self.get(event_id).arrival}
+        told -= {event_id for event_id in live if upto is not None and self.get(event_id).arrival > upto}
+        return [event_id for event_id in found if event_id in told or (since is None and event_id not in live)]
+
+    def passes(self, event_id: EventId, wanted: EventFilter) -> bool:
+        event, redacted = self.get(event_id).event, self.redacted_by(event_id) is not None
+        return passes(wanted, event.type, event.sender, {} if redacted else event.content)
 
     def context(self, event_id: EventId, user_id: str, limit: int) -> tuple[list[EventId], list[EventId], State] | None:
         """(before, newest first; after, oldest first; the state after the last of all); None if the user may not see the event."""

@@ -4,17 +4,19 @@ import asyncio
 import itertools
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import astuple
 from typing import Any, NamedTuple, TypeVar
 
 import storage
-from storage import Aggregations, StoredEvent
+from storage import Aggregations, EventFilter, StoredEvent, SyncFilter
 from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.maintenance.verify import Finding, verify
 from storage.persist import Origin, Outcome
 from storage.queries.messages import Direction
-from tests.oracle.facts import Audience, Facts
+from tests.oracle.facts import Audience, Facts, Stretch
 from tests.oracle.oracle import Position
+from tests.oracle.picking import passes
 from tests.oracle.syncing import Answer, RoomAnswer
 
 T = TypeVar("T")
@@ -96,10 +98,10 @@ class StoreSubject:
         async with self.store.database.connection() as conn:
             return await conn.fetch(SQL_HELD, room_id, row=HeldRow)
 
-    def sync(self, user_id: str, since: Any | None, limit: int) -> Answer:
-        told = self.run(next(self.in_turn).sync(UserId(user_id), since=since, timeline_limit=limit))
+    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter) -> Answer:
+        told = self.run(next(self.in_turn).sync(UserId(user_id), since=since, timeline_limit=limit, filter=wanted))
         for room_id, room in told.join.items():
-            self.run(self._joined_up(room_id, user_id, room.timeline))
+            self.run(self._joined_up(room_id, user_id, room.timeline, wanted.timeline))
         return Answer(
             next_batch=told.next_batch,
             join={room_id: _room(room) for room_id, room in told.join.items()},
@@ -108,20 +110,27 @@ class StoreSubject:
             knock=set(told.knock),
         )
 
-    async def _joined_up(self, room_id: RoomId, user_id: str, timeline: storage.Timeline) -> None:
+    def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
+        since, upto, direction = stretch
+        from_, to = (upto, since) if direction == "b" else (since, upto)
+        return self.run(self._messages(room_id, user_id, direction, 3, from_=from_, to=to, filter=wanted))
+
+    async def _joined_up(self, room_id: RoomId, user_id: str, timeline: storage.Timeline, wanted: EventFilter) -> None:
         """Followed to the beginning, prev_batch leads to all that is visible and not in the timeline, once, children before parents."""
         found: list[StoredEvent] = []
         at: str | None = timeline.prev_batch
         while at is not None:
-            page = await self.store.messages(room_id, UserId(user_id), from_=at, limit=3)
+            page = await self.store.messages(room_id, UserId(user_id), from_=at, limit=3, filter=wanted)
             found += page.chunk
             at = page.end
         orders = [event.topological_ordering or 0 for event in found]
         assert orders == sorted(orders, reverse=True), "not in order"
         ids = _ids([*found, *timeline.events])
         assert len(ids) == len(set(ids)), "told twice"
-        held = [EventId(row.event_id) for row in await self._held(room_id)]
-        assert set(ids) == await self.store.visible_to_user(user_id, held), "holes, or more than is visible"
+        visible = await self.store.visible_to_user(user_id, [EventId(row.event_id) for row in await self._held(room_id)])
+        events = (await self.store.events(visible)).values()
+        due = {event.event_id for event in events if passes(wanted, event.type, event.sender, event.content)}
+        assert set(ids) == due, "holes, or more than is visible"
 
     async def _facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId]) -> Facts:
         store = self.store
@@ -162,12 +171,14 @@ class StoreSubject:
             "auth chains": {event_id: await store.auth_chain_ids([event_id]) for event_id in held if event_id not in known},
         }
 
-    async def _messages(self, room_id: RoomId, user_id: str, direction: Direction, limit: int) -> list[EventId]:
-        """The whole history, by pages."""
+    async def _messages(
+        self, room_id: RoomId, user_id: str, direction: Direction, limit: int, *, from_: str | None = None, **how: Any
+    ) -> list[EventId]:
+        """The whole history, or some of it, by pages."""
         found: list[EventId] = []
-        at = None
+        at = from_
         while True:
-            page = await self.store.messages(room_id, UserId(user_id), from_=at, direction=direction, limit=limit)
+            page = await self.store.messages(room_id, UserId(user_id), from_=at, direction=direction, limit=limit, **how)
             found += _ids(page.chunk)
             at = page.end
             if at is None:
@@ -238,6 +249,7 @@ def _room(room: Any) -> RoomAnswer:
         state=_state(room.state),
         state_after=_state(room.state_after),
         removed=set(room.state_removed),
+        summary=None if room.summary is None else astuple(room.summary),
     )
 
 

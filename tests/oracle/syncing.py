@@ -2,14 +2,25 @@
 
 Positions are arrivals (the oracle's stream ordering); `since=0` with `initial=True` is a first sync. Only what rules.md section 8
 and the specification leave no choice in is modelled; where a room has nothing new, it is left out.
+
+Filters: what a timeline or state leaves out is as if it were not there, so limits count what is left; keys that were taken away are told
+whatever is filtered. Members loaded lazily: of those who matter to a timeline the client is taken to know nothing; of the others a client who
+knows nothing is told nothing.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
+from storage import SyncFilter
 from storage.ids import EventId, RoomId, server_name_of
 from tests.oracle.oracle import Oracle
 from tests.oracle.receiver import Held, State
+
+Summary = tuple[int, int, tuple[str, ...] | None]  # joined, invited, heroes; None: the room has a name
+NAMES = {("m.room.name", ""): "name", ("m.room.canonical_alias", ""): "alias"}
+HEROES = 5
+ANY_ROOM = SyncFilter()
 
 
 @dataclass(frozen=True)
@@ -21,6 +32,7 @@ class RoomAnswer:
     state: State
     state_after: State
     removed: set[tuple[str, str]]
+    summary: Summary | None = None
 
 
 @dataclass(frozen=True)
@@ -32,18 +44,29 @@ class Answer:
     knock: set[RoomId] = field(default_factory=set)
 
 
-def sync(oracle: Oracle, user_id: str, since: int | None, *, limit: int = 10) -> Answer:
+@dataclass(frozen=True)
+class Asked:
+    user_id: str
+    since: int | None
+    limit: int
+    wanted: SyncFilter
+
+
+def sync(oracle: Oracle, user_id: str, since: int | None, *, limit: int = 10, wanted: SyncFilter = ANY_ROOM) -> Answer:
     """What this user is told who has heard everything up to `since` (None: nothing).
 
     News of the own membership is that another event (or none) says it than at `since`: an old one may, by resolution.
     """
+    asked = Asked(user_id, since, limit, wanted)
     answer = Answer(max((held.arrival for held in oracle.held.values()), default=0))
     for room_id in oracle.versions:
+        if room_id in wanted.not_rooms or (wanted.rooms is not None and room_id not in wanted.rooms):
+            continue
         then = None if since is None else own_member_event(oracle, room_id, user_id, since)
         now = own_member_event(oracle, room_id, user_id, answer.next_batch)
         membership = None if now is None else now.event.content.get("membership")
         if membership == "join":
-            _joined(oracle, answer, room_id, user_id, since, limit)
+            _joined(oracle, answer, room_id, asked)
         elif now is then:
             continue
         elif membership == "invite":
@@ -52,7 +75,7 @@ def sync(oracle: Oracle, user_id: str, since: int | None, *, limit: int = 10) ->
             answer.knock.add(room_id)
         elif since is not None:
             upto = now.arrival if now is not None and not now.outlier and now.arrival > since else answer.next_batch
-            told = _room(oracle, room_id, user_id, since, upto, limit)
+            told = _room(oracle, room_id, asked, since, upto, is_new=False)
             answer.leave[room_id] = told if _was_in(oracle, room_id, user_id, since) else _only(told, ("m.room.member", user_id))
     return answer
 
@@ -94,30 +117,102 @@ def _server_is_in(oracle: Oracle, room_id: RoomId, server_name: str, at: int) ->
     return any(oracle.membership_in(state, user) == "join" for user in members)
 
 
-def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, user_id: str, since: int | None, limit: int) -> None:
-    """A room that was not joined at `since` is told from its beginning."""
-    then = {} if since is None else oracle.current_state_at(room_id, since)
-    start = since if since is not None and oracle.membership_in(then, user_id) == "join" else 0
-    told = _room(oracle, room_id, user_id, start, answer.next_batch, limit)
-    if since is None or told.timeline or told.state_after or told.removed:
+def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, asked: Asked) -> None:
+    """A room that was not joined at `since` is told from its beginning, and in any case."""
+    then = {} if asked.since is None else oracle.current_state_at(room_id, asked.since)
+    is_new = asked.since is None or oracle.membership_in(then, asked.user_id) != "join"
+    start = 0 if is_new else asked.since or 0
+    told = _room(oracle, room_id, asked, start, answer.next_batch, is_new=is_new)
+    if is_new or _summary_changed(oracle, room_id, start):
+        told = replace(told, summary=_summary(oracle, room_id, asked.user_id))
+    if is_new or told.timeline or told.limited or told.state or told.state_after or told.removed or told.summary:
         answer.join[room_id] = told
 
 
-def _room(oracle: Oracle, room_id: RoomId, user_id: str, since: int, upto: int, limit: int) -> RoomAnswer:
+def _room(oracle: Oracle, room_id: RoomId, asked: Asked, since: int, upto: int, *, is_new: bool) -> RoomAnswer:
     live = [event_id for event_id, held in oracle.timeline(room_id).items() if held.origin == "live" and since < held.arrival <= upto]
-    visible = oracle.visible_to_user(user_id, live)
+    visible = oracle.visible_to_user(asked.user_id, live)
     gaps = [place for place, event_id in enumerate(live) if _after_gap(oracle, event_id)]
     timeline = [event_id for event_id in live[gaps[-1] if gaps else 0 :] if event_id in visible]
-    told = timeline[len(timeline) - limit :] if len(timeline) > limit else timeline
+    timeline = [event_id for event_id in timeline if oracle.passes(event_id, asked.wanted.timeline)]
+    told = timeline[len(timeline) - asked.limit :] if len(timeline) > asked.limit else timeline
     then, now = oracle.current_state_at(room_id, since), oracle.current_state_at(room_id, upto)
     at_start = oracle.current_state_at(room_id, oracle.get(told[0]).arrival - 1) if told else now
+    client = _Knowing(oracle, then, asked.wanted, _who_matters(oracle, told, asked.user_id), is_new=is_new)
     return RoomAnswer(
         timeline=told,
-        limited=bool(gaps) or len(timeline) > limit,
-        state={key: event_id for key, event_id in at_start.items() if then.get(key) != event_id},
-        state_after={key: event_id for key, event_id in now.items() if then.get(key) != event_id},
+        limited=bool(gaps) or len(timeline) > asked.limit,
+        state=client.new_in(at_start),
+        state_after=client.new_in(now),
         removed=set(then) - set(now),
     )
+
+
+@dataclass(frozen=True)
+class _Knowing:
+    """A client that knew the state `then` (or, of a room that is new to it, nothing), and who matters to the timeline it gets."""
+
+    oracle: Oracle
+    then: State
+    wanted: SyncFilter
+    mattering: set[str]
+    is_new: bool
+
+    def new_in(self, state: State) -> State:
+        return {key: event_id for key, event_id in state.items() if self._is_told(key, event_id)}
+
+    def _is_told(self, key: tuple[str, str], event_id: EventId) -> bool:
+        if not self.oracle.passes(event_id, self.wanted.state):
+            return False
+        if self.wanted.lazy_load_members and key[0] == "m.room.member":
+            if key[1] in self.mattering:
+                return True
+            if self.is_new:
+                return False
+        return self.then.get(key) != event_id
+
+
+def _who_matters(oracle: Oracle, timeline: list[EventId], user_id: str) -> set[str]:
+    """Who speaks in a timeline, who is spoken of in its memberships, and the user."""
+    events = [oracle.get(event_id).event for event_id in timeline]
+    members = {event.state_key for event in events if event.type == "m.room.member" and event.state_key is not None}
+    return {user_id, *(event.sender for event in events), *members}
+
+
+def _summary_changed(oracle: Oracle, room_id: RoomId, since: int) -> bool:
+    """Whether a member, the name or the alias ever changed since then, back again or not."""
+    states = [oracle.current_state_at(room_id, since)]
+    states += [state for arrival, room, state in oracle.current_states if room == room_id and arrival > since]
+    told = [{key: event_id for key, event_id in state.items() if key[0] == "m.room.member" or key in NAMES} for state in states]
+    return any(one != other for one, other in pairwise(told))
+
+
+def _summary(oracle: Oracle, room_id: RoomId, user_id: str) -> Summary:
+    """As of now. Client-server API, "Room summary": the first members besides the user, in the order in which their events came."""
+    state = oracle.current_state(room_id)
+    members = {user: oracle.membership_in(state, user) for kind, user in state if kind == "m.room.member"}
+    counts = [sum(membership == wanted for membership in members.values()) for wanted in ("join", "invite")]
+    if any(_says(oracle, state.get(key), word) for key, word in NAMES.items()):
+        return counts[0], counts[1], None
+    for wanted in (("join", "invite"), ("leave", "ban")):
+        users = [user for user, membership in members.items() if membership in wanted and user != user_id]
+        if users:
+            return counts[0], counts[1], tuple(sorted(users, key=lambda user: _came(oracle, state["m.room.member", user]))[:HEROES])
+    return counts[0], counts[1], ()
+
+
+def _came(oracle: Oracle, event_id: EventId) -> tuple[int, str]:
+    """When it came in the timeline; what never did comes first, by user."""
+    held = oracle.get(event_id)
+    return (0, held.event.state_key or "") if held.outlier else (held.arrival, "")
+
+
+def _says(oracle: Oracle, event_id: EventId | None, word: str) -> bool:
+    """Whether the event, as it is served, says something under this word."""
+    if event_id is None or oracle.redacted_by(event_id) is not None:
+        return False
+    said = oracle.get(event_id).event.content.get(word)
+    return isinstance(said, str) and said != ""
 
 
 def _after_gap(oracle: Oracle, event_id: EventId) -> bool:

@@ -5,15 +5,17 @@ A machine that does not notice a mistake is a defect of the machine.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import Phase
 
+from storage import EventFilter, SyncFilter
 from storage.errors import InvalidEvent
 from storage.event import Event, parse
 from storage.ids import EventId, RoomId
-from tests.oracle.facts import Audience, Facts, oracle_facts
+from tests.oracle.facts import Audience, Facts, Stretch, oracle_facts
 from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.oracle import Oracle, Position
 from tests.oracle.receiver import Held, Origin, Outcome, State, in_causal_order
@@ -43,8 +45,12 @@ class OracleSubject:
     def facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
         return oracle_facts(self.oracle, room_id, audience, known)
 
-    def sync(self, user_id: str, since: Any | None, limit: int) -> Answer:
-        return sync(self.oracle, user_id, since, limit=limit)
+    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter) -> Answer:
+        return sync(self.oracle, user_id, since, limit=limit, wanted=wanted)
+
+    def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
+        since, upto, direction = stretch
+        return self.oracle.between(room_id, user_id, since=since, upto=upto, direction=direction, wanted=wanted)
 
 
 def machine_with(oracle: type[Oracle]) -> type[RoomMachine]:
@@ -118,6 +124,19 @@ class StateAfterForStateBefore(Oracle):
         return state, self.auth_chain(state)
 
 
+class ForgetsWhatIsLeftOut(Oracle):
+    def passes(self, event_id: EventId, wanted: EventFilter) -> bool:
+        return super().passes(event_id, replace(wanted, not_types=None))
+
+
+class CountsTheInvited(Oracle):
+    """As joined."""
+
+    def membership_in(self, state: State, user_id: str) -> str | None:
+        membership = super().membership_in(state, user_id)
+        return "join" if membership == "invite" else membership
+
+
 def test_batches_do_not_matter() -> None:
     run_machine(machine_with(OneByOne), examples=30)
 
@@ -132,6 +151,8 @@ def test_batches_do_not_matter() -> None:
         ForgetsSharedHistory,
         BackfillIsNews,
         StateAfterForStateBefore,
+        ForgetsWhatIsLeftOut,
+        CountsTheInvited,
     ],
 )
 def test_the_machine_notices(mistaken: type[Oracle]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import storage
-from storage import Store, Sync
+from storage import Store, Sync, SyncFilter
 from storage.ids import EventId, UserId
 from storage.persist import Origin, Outcome
 from storage.queries.sync import Asked, is_quiet, quiet, sync
@@ -63,12 +63,12 @@ class TwoStores(StoreSubject):
         results = self.run(by.append(pdus, room_version=room_version, origin=origin, state_before=state_before))
         return [(result.event_id, result.outcome) for result in results]
 
-    def sync(self, user_id: str, since: Any | None, limit: int) -> Answer:
+    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter) -> Answer:
         self.turn += 1
         self.run(self._hear())
         for store in (self.second, self.store):
             self.run(self._compare(store, user_id, since, limit))
-        return super().sync(user_id, since, limit)
+        return super().sync(user_id, since, limit, wanted)
 
     async def _hear(self) -> None:
         """Of everything, of one stream, or of nothing; or forget everything."""
