@@ -586,6 +586,23 @@ COMMENT ON TABLE cache_invalidations IS 'What other processes have to forget: th
 COMMENT ON COLUMN cache_invalidations.keys IS 'The key of the entry. NULL: the whole cache.';
 COMMENT ON CONSTRAINT cache_invalidations_pkey ON cache_invalidations IS 'Serves: rows of the stream in order.';
 
+-- ------------------------------------------------------------------------------------------------ imports
+
+CREATE SEQUENCE import_numbers AS int START 1;
+CREATE UNLOGGED TABLE import_events (
+    place bigint NOT NULL,
+    import_number int NOT NULL,
+    json bytea NOT NULL,
+    CONSTRAINT import_events_pkey PRIMARY KEY (import_number, place)
+);
+ALTER TABLE import_events ALTER COLUMN json SET STORAGE EXTERNAL;
+COMMENT ON TABLE import_events IS
+    'The received bytes of an import on Spark (storage/pipeline), from when a line was read until its room is stored. Empty at other times. '
+    'Unlogged: a crash empties it, and the import is run again.';
+COMMENT ON COLUMN import_events.place IS 'The file and the line, as the import counts them.';
+COMMENT ON COLUMN import_events.import_number IS 'So that a task left over from an import that ended does not meddle with the next.';
+COMMENT ON CONSTRAINT import_events_pkey ON import_events IS 'Serves: the bytes of planned events; what a repeated task wrote before.';
+
 -- ------------------------------------------------------------------------------------------------ functions
 
 CREATE FUNCTION refuse_stale_plan(detail text) RETURNS bigint

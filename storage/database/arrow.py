@@ -17,7 +17,7 @@ from storage.errors import DatabaseError, DatabaseUnavailable
 
 
 class ArrowConnection:
-    """A read-only snapshot of the database. Opened by `arrow_snapshot`."""
+    """A connection: a read-only snapshot of `arrow_snapshot`, or the session of `arrow_session`."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -27,6 +27,11 @@ class ArrowConnection:
         with closing(self._driver.cursor()) as cursor, translated():
             cursor.execute(sql, args or None)
             return cursor.fetch_arrow_table()
+
+    def execute(self, sql: LiteralString) -> None:
+        """A statement that answers nothing."""
+        with closing(self._driver.cursor()) as cursor, translated():
+            cursor.execute(sql)
 
     def rows(self, sql: LiteralString, *args: Any) -> list[dict[str, Any]]:
         """The rows of a statement, for few of them."""
@@ -42,6 +47,15 @@ def arrow_snapshot(dsn: str) -> Iterator[ArrowConnection]:
     with closing(driver):
         with closing(driver.cursor()) as cursor, translated():
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        yield ArrowConnection(driver)
+
+
+@contextmanager
+def arrow_session(dsn: str) -> Iterator[ArrowConnection]:
+    """A connection in autocommit, for the few statements of a driver. `DatabaseUnavailable`."""
+    with translated(connecting=True):
+        driver = dbapi.connect(dsn, autocommit=True)
+    with closing(driver):
         yield ArrowConnection(driver)
 
 

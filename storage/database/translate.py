@@ -77,6 +77,7 @@ CONFLICTS: Final[Mapping[str, str]] = {
     "event_types_type_key": "two writers intern the same event type",
     "state_keys_type_nid_state_key_key": "two writers intern the same state key",
     "rooms_room_id_key": "two writers meet the same new room",
+    "import_events_pkey": "a task of an import is repeated while its first attempt still writes",
     "events_event_id_key": "two writers store the same event",
     "missing_events_event_id_key": "two writers name the same missing parent",
     "deployment_pkey": "two processes open a new database",

@@ -314,6 +314,19 @@ async def write(conn: Connection, draft: Draft, author: Author, received_ts: int
     if write_plain.is_plain(draft):
         plain = await conn.fetch(write_plain.SQL_WRITE_PLAIN, *write_plain.arguments(draft, author, received_ts), row=PositionRow)
         return Written({row.event_nid: row.stream_ordering for row in plain}, plain[0].writers)
+    return await _write_whole(conn, draft, author, received_ts)
+
+
+async def write_around(conn: Connection, draft: Draft, author: Author, received_ts: int) -> Written:
+    """Apply the draft but for the rows of its new events: the caller inserts them in the same transaction, at the positions given here."""
+    new_events, draft.new_events = draft.new_events, {}
+    try:
+        return await _write_whole(conn, draft, author, received_ts)
+    finally:
+        draft.new_events = new_events
+
+
+async def _write_whole(conn: Connection, draft: Draft, author: Author, received_ts: int) -> Written:
     invalidated = invalidations(draft)
     rows = await conn.fetch(SQL_WRITE, *arguments(draft, author, received_ts, invalidated), row=PositionRow)
     positions = {row.event_nid: row.stream_ordering for row in rows if row.event_nid > 0}

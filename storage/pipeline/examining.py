@@ -1,172 +1,252 @@
-"""The first stage of an import: each line by itself, in executors. Read, parsed, hashed, and its signatures checked where keys are given.
+"""The first stage of an import: each line by itself, in executors. Read once, parsed, hashed, its signatures checked where keys are given.
 
-Embarrassingly parallel, and the same pure functions as `Store.append`. What is wrong with a line becomes a reason; what is well becomes a
-row that needs no check of its bytes any more (`Examined`).
+Embarrassingly parallel, and the same pure functions as `Store.append`. The bytes of what is well are put aside in the database by COPY,
+one transaction a stretch; on goes only what planning needs (`storage.pipeline.slim`), a room's in bundles. What is wrong with a line becomes
+a reason. What the store holds already is a duplicate, and costs no more than its id.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Final, LiteralString, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import uvloop
 from signedjson.key import decode_verify_key_bytes
 from signedjson.types import VerifyKey
 from unpaddedbase64 import decode_base64, encode_base64
 
+from storage.config import Config
+from storage.database.connection import Connection, Database
 from storage.errors import InvalidEvent
 from storage.event import Event
-from storage.event.ndjson import ORIGINS, read_line
 from storage.persist import intake
 from storage.persist.results import AppendResult
+from storage.pipeline import staging
+from storage.pipeline.appending import BULK_TIMEOUT_MS, spare_collector
+from storage.pipeline.reading import Given, Row, Stretch, given_of, lines_of, place_of, read
+from storage.pipeline.slim import packed, slim
 
-IDS: Final = pa.list_(pa.string())
-LINES: Final = pa.schema(
-    [
-        ("path_index", pa.int32()),
-        ("place", pa.int64()),
-        ("source", pa.string()),
-        ("line", pa.int64()),
-        ("raw", pa.binary()),
-        ("pdu", pa.binary()),
-        ("room_version", pa.string()),
-        ("origin", pa.string()),
-        ("state_before", IDS),
-    ]
-)
-"""What archives are read as: ``raw`` is a line of NDJSON, else the others are columns of Parquet. Order: path, place, source, line."""
+SQL_HELD: Final[LiteralString] = """
+SELECT event_id, outlier
+FROM events
+WHERE event_id = ANY($1::text[])
+"""
 
 EXAMINED: Final = pa.schema(
     [
-        ("path_index", pa.int32()),
-        ("place", pa.int64()),
-        ("source", pa.string()),
-        ("line", pa.int64()),
         ("room_id", pa.string()),
         ("room_version", pa.string()),
-        ("event_id", pa.string()),
-        ("redacted_form", pa.bool_()),
-        ("origin", pa.string()),
-        ("state_before", IDS),
-        ("needs", IDS),
-        ("pdu", pa.binary()),
+        ("path_index", pa.int32()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("events", pa.int64()),
+        ("slim", pa.binary()),
+        ("place", pa.int64()),
         ("outcome", pa.string()),
+        ("event_id", pa.string()),
         ("reason", pa.string()),
+        ("pdu", pa.binary()),
     ]
 )
-"""``needs``: the events that have to come before. ``outcome`` and ``reason``: of a reject, whose bytes are in ``pdu``; else null."""
+"""Bundles of a room's events, by rank from ``first`` to ``last``; or (with an ``outcome``) a reject, or how many duplicates there were."""
+
+CHUNK: Final = 1_000
+BUNDLE: Final = 2_000
+"""Events of one bundle: half a megabyte."""
 
 
-class Input(NamedTuple):
-    """What a line or row holds."""
+class HeldRow(NamedTuple):
+    """An event that the store holds."""
 
-    pdu: bytes
-    room_version: str | None
-    origin: str
-    state_before: tuple[str, ...] | None
+    event_id: str
+    outlier: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Examiner:
     """What lines are examined by. ``versions``: of known rooms; ``room_version``: for rooms that nobody knows.
 
-    ``keys``: (server, key id) to the unpadded base64 of a verify key; empty: signatures are not checked.
+    ``keys``: (server, key id) to the unpadded base64 of a verify key; empty: signatures are not checked. ``held``: rooms that the store has.
     """
 
     versions: Mapping[str, str]
     room_version: str | None = None
     keys: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
 
-    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """`LINES` in, `EXAMINED` out, row by row."""
-        keys = {(server, key_id): verify_key(key_id, text) for (server, key_id), text in self.keys.items()}
-        rows = batch.to_pylist()
-        return pa.RecordBatch.from_pylist(asyncio.run(self._rows(rows, keys)), schema=EXAMINED)
+    def verify_keys(self) -> dict[tuple[str, str], VerifyKey]:
+        """The keys, ready for use."""
+        return {(server, key_id): verify_key(key_id, text) for (server, key_id), text in self.keys.items()}
 
-    async def _rows(self, rows: Iterable[dict[str, Any]], keys: Mapping[tuple[str, str], VerifyKey]) -> list[dict[str, Any]]:
-        return [await self._row(row, keys) for row in rows]
-
-    async def _row(self, row: dict[str, Any], keys: Mapping[tuple[str, str], VerifyKey]) -> dict[str, Any]:
-        where = {name: row[name] for name in ("path_index", "place", "source", "line")}
-        try:
-            given = input_of(row)
-        except InvalidEvent as error:
-            return where | {"pdu": row["raw"] or row["pdu"], "outcome": "bad_line", "reason": error.reason}
-        read = self.parsed(given)
-        if keys and isinstance(read, Event):
-            read = await intake.check_signatures(read, keys) or read
-        if not isinstance(read, Event):
-            return where | {"pdu": given.pdu, "event_id": read.event_id, "outcome": read.outcome, "reason": read.reason}
-        return where | examined(read, given)
-
-    def parsed(self, given: Input) -> Event | AppendResult:
+    def parsed(self, given: Given) -> Event | AppendResult:
         """The event; or what is wrong with it."""
-        glanced = intake.glances([given.pdu])
-        rooms = intake.room_ids(glanced)
-        [version] = intake.versions(glanced, rooms, self.versions, given.room_version or self.room_version)
-        return intake.read(given.pdu, glanced[0], version)
+        room = given.glanced.get("room_id")
+        version = self.versions.get(room) if isinstance(room, str) else None
+        if version is None:
+            rooms = intake.room_ids([given.glanced])
+            [version] = intake.versions([given.glanced], rooms, self.versions, given.room_version or self.room_version)
+        return intake.read(given.pdu, given.glanced, version)
 
 
-def input_of(row: dict[str, Any]) -> Input:
-    """What a row of `LINES` holds. `InvalidEvent` for a bad line."""
-    if row["raw"] is None:
-        if row["pdu"] is None:
-            raise InvalidEvent("there is no PDU in this row")
-        origin, state = row["origin"] or "live", row["state_before"]
-        if origin not in ORIGINS:
-            raise InvalidEvent(f"origin {origin!r} is none of {', '.join(ORIGINS)}")
-        return Input(row["pdu"], row["room_version"], origin, None if state is None else tuple(state))
-    line = read_line(row["raw"])
-    return Input(line.pdu, line.room_version, line.origin or "live", line.state_before)
+@dataclass(slots=True)
+class Bundle:
+    """Events of one room, in the order of a stretch."""
+
+    path_index: int
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def emitted(self, room_id: str, version: str) -> dict[str, Any]:
+        """A row of `EXAMINED`."""
+        rows, self.rows = self.rows, []
+        ranks = [row[0] for row in rows]
+        return {
+            "room_id": room_id,
+            "room_version": version,
+            "path_index": self.path_index,
+            "first": min(ranks),
+            "last": max(ranks),
+            "events": len(rows),
+            "slim": packed(rows),
+        }
 
 
-def examined(event: Event, given: Input) -> dict[str, Any]:
-    """The columns of an event that is well."""
-    return {
-        "room_id": event.room_id,
-        "room_version": event.room_version.identifier,
-        "event_id": event.event_id,
-        "redacted_form": not event.content_hash_valid,
-        "origin": given.origin,
-        "state_before": given.state_before,
-        "needs": needs(event, given),
-        "pdu": event.raw,
-        "outcome": None,
-        "reason": None,
-    }
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """The stage: lines of stretches into bundles, and their bytes into the database of ``dsn`` under the import's ``number``."""
+
+    examiner: Examiner
+    dsn: str
+    number: int
+
+    def run(self, stretches: Iterable[Stretch]) -> Iterator[pa.RecordBatch]:
+        """`EXAMINED`, a batch or more a stretch."""
+        spare_collector()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            stack = AsyncExitStack()
+            try:
+                database = runner.run(self._opened(stack))
+                for stretch in stretches:
+                    yield from runner.run(self._stretch(database, stretch))
+            finally:
+                runner.run(stack.aclose())
+
+    async def _opened(self, stack: AsyncExitStack) -> Database:
+        config = replace(Config.from_env(), pool_size_max=1, statement_timeout_ms=BULK_TIMEOUT_MS)
+        return await stack.enter_async_context(await Database.open(self.dsn, config=config))
+
+    async def _stretch(self, database: Database, stretch: Stretch) -> list[pa.RecordBatch]:
+        work = _Stretch(self, stretch.at)
+        async with database.transaction() as conn:
+            await staging.forget(conn, self.number, place_of(stretch.file, stretch.number), place_of(stretch.file + 1, 0))
+            try:
+                rows = read(stretch)
+                while chunk := list(islice(rows, CHUNK)):
+                    await work.take(conn, chunk)
+            except (pa.ArrowException, OSError) as error:
+                work.reject(place_of(stretch.file, 0), "bad_file", None, f"{type(error).__name__}: {error}", None)
+        return [pa.RecordBatch.from_pylist(rows, schema=EXAMINED) for rows in work.batches()]
 
 
-def needs(event: Event, given: Input) -> list[str]:
-    """What has to be held before this event can be stored: its auth events, and parents or the state that stands for them.
+class _Stretch:
+    """One stretch while it is examined."""
 
-    Parents are marked by a leading ``^``: to them an outlier is not enough.
-    """
-    needed = list(event.auth_event_ids)
-    if event.room_version.create_room_id and event.type != "m.room.create":
-        needed.append("$" + event.room_id[1:])  # type: ignore[arg-type]  # an event id
-    if given.origin == "outlier":
-        return [*needed]
-    if given.state_before is not None:
-        return [*needed, *given.state_before]
-    return [*needed, *("^" + parent for parent in event.prev_event_ids)]
+    def __init__(self, stage: Examination, path_index: int) -> None:
+        self._examiner = stage.examiner
+        self._number = stage.number
+        self._keys = stage.examiner.verify_keys()
+        self._path_index = path_index
+        self._bundles: dict[tuple[str, str], Bundle] = {}
+        self._done: list[dict[str, Any]] = []
+        self._duplicates = Counter[str]()
+
+    async def take(self, conn: Connection, chunk: Sequence[Row]) -> None:
+        """Examine some lines, and put their bytes aside."""
+        events: list[tuple[Row, Given, Event]] = []
+        for row in chunk:
+            event = self._parsed(row)
+            if event is not None and isinstance(row.given, Given):
+                events.append((row, row.given, event))
+        held = await self._held(conn, events)
+        aside: list[tuple[int, bytes]] = []
+        for row, given, event in events:
+            if event.event_id in held and not (held[event.event_id] and given.origin != "outlier"):
+                self._duplicates["duplicate"] += 1
+            elif await self._is_signed(row, event):
+                self._add(row, given, event)
+                aside.append((row.place, event.raw))
+        await staging.put(conn, self._number, aside)
+
+    def _parsed(self, row: Row) -> Event | None:
+        if isinstance(row.given, InvalidEvent):
+            self.reject(row.place, "bad_line", None, row.given.reason, row.raw)
+            return None
+        read_ = self._examiner.parsed(row.given)
+        if isinstance(read_, Event):
+            return read_
+        self.reject(row.place, read_.outcome, read_.event_id, read_.reason, row.given.pdu)
+        return None
+
+    async def _held(self, conn: Connection, events: Iterable[tuple[Row, Given, Event]]) -> dict[str, bool]:
+        """Of events of rooms that the store has: which it holds, and whether as outliers only."""
+        ids = [event.event_id for _, _, event in events if event.room_id in self._examiner.held]
+        return {row.event_id: row.outlier for row in await conn.fetch(SQL_HELD, ids, row=HeldRow)} if ids else {}
+
+    async def _is_signed(self, row: Row, event: Event) -> bool:
+        if not self._keys or (wrong := await intake.check_signatures(event, self._keys)) is None:
+            return True
+        self.reject(row.place, wrong.outcome, wrong.event_id, wrong.reason, event.raw)
+        return False
+
+    def _add(self, row: Row, given: Given, event: Event) -> None:
+        key = event.room_id, event.room_version.identifier
+        bundle = self._bundles.get(key)
+        if bundle is None:
+            bundle = self._bundles[key] = Bundle(self._path_index)
+        bundle.rows.append(slim(event, row.rank, row.place, given.origin, given.state_before))
+        if len(bundle.rows) >= BUNDLE:
+            self._done.append(bundle.emitted(*key))
+
+    def reject(self, place: int, outcome: str, event_id: str | None, reason: str | None, raw: bytes | None) -> None:
+        """A line that is not imported."""
+        self._done.append({"place": place, "outcome": outcome, "event_id": event_id, "reason": reason, "events": 1, "pdu": raw})
+
+    def batches(self) -> Iterator[list[dict[str, Any]]]:
+        """All rows of the stretch."""
+        self._done += [{"outcome": name, "events": count} for name, count in self._duplicates.items()]
+        self._done += [bundle.emitted(*key) for key, bundle in self._bundles.items() if bundle.rows]
+        for start in range(0, len(self._done), CHUNK):
+            yield self._done[start : start + CHUNK]
 
 
-def created(batch: pa.RecordBatch) -> dict[str, str]:
-    """The rooms whose create events are in a batch of `LINES`, with their versions."""
-    found: dict[str, str] = {}
-    candidates = batch.filter(pc.match_substring(pc.coalesce(batch.column("raw"), batch.column("pdu")), b"m.room.create"))
-    for row in candidates.to_pylist():
-        try:
-            given = input_of(row)
-        except InvalidEvent:
-            continue  # told of when it is examined
-        glanced = intake.glances([given.pdu])
-        [room] = intake.room_ids(glanced)
-        [version] = intake.versions(glanced, [room], {}, None)
-        if room is not None and version is not None:
-            found.setdefault(room, given.room_version or version)
-    return found
+def looked_over(stretch: Stretch) -> tuple[int, dict[str, str]]:
+    """How many lines a stretch of NDJSON has, and the versions of the rooms whose create events are among them."""
+    lines, found = 0, dict[str, str]()
+    for raw in lines_of(stretch):
+        lines += 1
+        if b"m.room.create" in raw:
+            found |= {room: version for room, version in created(raw).items() if room not in found}
+    return lines, found
+
+
+def created(raw: bytes) -> dict[str, str]:
+    """The version of the room whose create event is in this line; nothing for other lines."""
+    try:
+        given = given_of(raw)
+    except InvalidEvent:
+        return {}  # told of when it is examined
+    return created_by(given)
+
+
+def created_by(given: Given) -> dict[str, str]:
+    """The version of the room that this creates, if it is a create event."""
+    if given.glanced.get("type") != "m.room.create" or given.glanced.get("state_key") != "":
+        return {}
+    event = Examiner({}, given.room_version).parsed(given)
+    return {event.room_id: event.room_version.identifier} if isinstance(event, Event) else {}
 
 
 def key_texts(keys: Mapping[tuple[str, str], VerifyKey]) -> dict[tuple[str, str], str]:

@@ -11,21 +11,24 @@ no stream tells that they are new, are written again each time: the latest copy 
 """
 
 import json
+import secrets
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Final, LiteralString
+from datetime import date, timedelta
+from typing import Any, Final, LiteralString, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyarrow import fs
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import SparkSession
 
 from storage.database.arrow import ArrowConnection, arrow_snapshot
 from storage.errors import InputError, StorageCorrupt
-from storage.pipeline.archives import literal, opened
-from storage.pipeline.positions import between, current, deployment_of
-from storage.pipeline.rows import ARROW_SCHEMA, spark_ddl
-from storage.pipeline.selecting import room_numbers, split
-from storage.pipeline.source import RoomEvents
+from storage.pipeline.positions import Bounds, between, current, deployment_of
+from storage.pipeline.reading import opened
+from storage.pipeline.rows import ARROW_SCHEMA, COLUMNS, read_rows, spark_ddl
+from storage.pipeline.selecting import Chosen, by_position, outliers_of, room_numbers, split
 from storage.streams import SyncToken
 
 SQL_STATE_DELTAS: Final[LiteralString] = """
@@ -73,8 +76,15 @@ VISIBILITY: Final = pa.schema(
     ]
 )
 TABLES: Final = {"events": ARROW_SCHEMA, "state_deltas": STATE_DELTAS, "visibility": VISIBILITY}
+WRITTEN: Final = pa.schema([("name", pa.string()), ("rows", pa.int64())])
+REPEATED: Final = frozenset(["room_id", "room_version", "type", "state_key", "sender", "origin", "rejected", "principal", "auth_events"])
+"""Columns worth a dictionary."""
+
 ROOMS_PER_STATEMENT: Final = 200
 PARTITIONS: Final = 8
+FILE_ROWS: Final = 40_000
+DAY_MS: Final = 86_400_000
+EPOCH: Final = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +113,13 @@ def export_parquet(
         deployment = deployment_of(conn)
         start = SyncToken() if since is None else SyncToken.parse(since, deployment)
         end = current(conn)
-    token = end.print(deployment)
-    tokens = (start.print(deployment), token)
-    base = path.rstrip("/")
-    folders = {name: f"{base}/{name}/exported={number}" for name in TABLES}
-    events = _events(spark, dsn, since, token, partitions)
-    day = f.to_date(f.timestamp_millis("received_ts"))
-    events.withColumn("day", day).write.mode("overwrite").partitionBy("day").parquet(folders["events"])
-    for name in ("state_deltas", "visibility"):
-        _of_rooms(spark, dsn, tokens, partitions, name).write.mode("overwrite").parquet(folders[name])
-    written = {name: spark.read.schema(spark_ddl(schema)).parquet(literal(folders[name])) for name, schema in TABLES.items()}
-    if verify:
-        _read_back(written["events"], events)
-    counts = [frame.count() for frame in written.values()]
-    made = Export(number, since, token, *counts)
+    tokens = (start.print(deployment), end.print(deployment))
+    stretches = _stretches(dsn, tokens, partitions)
+    task = Task(dsn, tokens, path.rstrip("/"), number, verify=verify)
+    for name in TABLES:
+        _empty(task.folder(name))
+    written = _run(spark, stretches, task)
+    made = Export(number, since, tokens[1], *(sum(row["rows"] for row in written if row["name"] == name) for name in TABLES))
     where.create_dir(f"{folder}/manifests", recursive=True)
     with where.open_output_stream(f"{folder}/manifests/{number}.json") as file:
         file.write(json.dumps(asdict(made)).encode())
@@ -145,47 +148,116 @@ def _number(name: str) -> int:
     return int(number)
 
 
-def _events(spark: SparkSession, dsn: str, since: str | None, upto: str, partitions: int) -> DataFrame:
-    spark.dataSource.register(RoomEvents)
-    options = {"dsn": dsn, "partitions": str(partitions), "upto": upto, "outliers": "true"}
-    return spark.read.format("room_events").options(**options, **({} if since is None else {"since": since})).load()
+# --------------------------------------------------------------------------------------------------------------- stretches
 
 
-def _read_back(written: DataFrame, stored: DataFrame) -> None:
-    """Compare ids, bytes and verdicts: how many rows, and the sums of their hashes."""
-    columns = ["event_id", "pdu", "stream_ordering", "topological_ordering", "rejected"]
-    found, expected = (
-        frame.agg(f.count("*").alias("n"), f.sum(f.xxhash64(*columns).cast("decimal(38,0)")).alias("digest")).collect()[0]
-        for frame in (written.where("origin <> 'outlier'"), stored.where("origin <> 'outlier'"))
-    )
-    if tuple(found) != tuple(expected):
-        raise StorageCorrupt("the export differs from the store", found=tuple(found), expected=tuple(expected))
+class Stretch(NamedTuple):
+    """What a task writes: stream orderings of ``events``, or numbers of rooms (for outliers and the other tables), ``begin`` to before ``end``."""
+
+    number: int
+    name: str
+    begin: int
+    end: int
+    outliers: bool = False
 
 
-def _of_rooms(spark: SparkSession, dsn: str, tokens: tuple[str, str], partitions: int, what: str) -> DataFrame:
-    """A table of all rooms, each task some stretches of room numbers."""
+def _stretches(dsn: str, tokens: tuple[str, str], partitions: int) -> list[Stretch]:
     with arrow_snapshot(dsn) as conn:
-        first, last = room_numbers(conn)
-    stretches = list(split(first, last, partitions))
-    frame = spark.createDataFrame(stretches, "begin bigint, end bigint").repartition(len(stretches), "begin")
-    schema = TABLES[what]
-
-    def read(batches: Any) -> Any:
-        with arrow_snapshot(dsn) as conn:
-            for batch in batches:
-                for given in batch.to_pylist():
-                    for table in _tables(conn, given["begin"], given["end"], tokens, what):
-                        yield from table.cast(schema).combine_chunks().to_batches()
-
-    return frame.mapInArrow(read, spark_ddl(schema))
+        bounds = _bounds(conn, tokens)
+        rooms = room_numbers(conn)
+    found = [("events", *pair, False) for pair in split(bounds.after + 1, bounds.upto, partitions)]
+    found += [("events", *pair, True) for pair in split(*rooms, partitions)]
+    found += [(name, *pair, False) for name in ("state_deltas", "visibility") for pair in split(*rooms, partitions)]
+    return [Stretch(number, *one) for number, one in enumerate(found)]
 
 
-def _tables(conn: ArrowConnection, begin: int, end: int, tokens: tuple[str, str], what: str) -> Any:
+def _bounds(conn: ArrowConnection, tokens: tuple[str, str]) -> Bounds:
     deployment = deployment_of(conn)
     since, upto = (SyncToken.parse(token, deployment) for token in tokens)
-    bounds = between(conn, since, upto)
-    for first, after in split(begin, end - 1, max((end - begin) // ROOMS_PER_STATEMENT, 1)):
-        if what == "state_deltas":
-            yield conn.table(SQL_STATE_DELTAS, first, after, *bounds.columns())
-        else:
-            yield conn.table(SQL_VISIBILITY, first, after)
+    return between(conn, since, upto)
+
+
+def _empty(folder: str) -> None:
+    """What an export that did not come to its end left there is no part of this one."""
+    where, inner = opened(folder)
+    where.create_dir(inner, recursive=True)
+    where.delete_dir_contents(inner)
+
+
+def _run(spark: SparkSession, stretches: list[Stretch], task: "Task") -> list[Any]:
+    def write(batches: Any) -> Any:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                yield pa.RecordBatch.from_pylist(list(task.files(stretches[index])), schema=WRITTEN)
+
+    frame = spark.range(0, len(stretches), 1, max(len(stretches), 1))
+    return frame.mapInArrow(write, spark_ddl(WRITTEN)).collect()
+
+
+# -------------------------------------------------------------------------------------------------------------------- files
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Writes stretches as files."""
+
+    dsn: str
+    tokens: tuple[str, str]
+    path: str
+    number: int
+    verify: bool
+
+    def folder(self, name: str) -> str:
+        """Where the files of a table are."""
+        return f"{self.path}/{name}/exported={self.number}"
+
+    def files(self, stretch: Stretch) -> Iterator[dict[str, Any]]:
+        """The files of a stretch, each as a row of `WRITTEN`; whole at their names, or not there."""
+        with arrow_snapshot(self.dsn) as conn:
+            for at, (day, table) in enumerate(_gathered(self._tables(conn, stretch))):
+                folder = self.folder(stretch.name) + (f"/day={day}" if day else "")
+                yield {"name": stretch.name, "rows": self._file(folder, f"part-{stretch.number:05}-{at:04}.parquet", table)}
+
+    def _tables(self, conn: ArrowConnection, stretch: Stretch) -> Iterator[tuple[str, pa.Table]]:
+        """What is to be written, by day where there are days."""
+        bounds = _bounds(conn, self.tokens)
+        if stretch.name != "events":
+            for first, after in split(stretch.begin, stretch.end - 1, max((stretch.end - stretch.begin) // ROOMS_PER_STATEMENT, 1)):
+                arguments = bounds.columns() if stretch.name == "state_deltas" else ()
+                statement = SQL_STATE_DELTAS if stretch.name == "state_deltas" else SQL_VISIBILITY
+                yield "", conn.table(statement, first, after, *arguments).cast(TABLES[stretch.name])
+            return
+        select = outliers_of if stretch.outliers else by_position
+        for nids in select(conn, stretch.begin, stretch.end, bounds, Chosen()):
+            yield from _by_day(pa.Table.from_batches(read_rows(conn, nids, COLUMNS), ARROW_SCHEMA))
+
+    def _file(self, folder: str, name: str, table: pa.Table) -> int:
+        """Write a file, read it back, and give it its name. `StorageCorrupt` if what is there is not what was written."""
+        where, inner = opened(folder)
+        where.create_dir(inner, recursive=True)
+        begun = f"{inner}/_{secrets.token_hex(4)}-{name}"
+        pq.write_table(table, begun, filesystem=where, use_dictionary=[one for one in table.schema.names if one in REPEATED])
+        if self.verify and not pq.read_table(begun, filesystem=where, partitioning=None).equals(table):
+            raise StorageCorrupt("a file of the export differs from what was written", file=name)
+        where.move(begun, f"{inner}/{name}")
+        return int(table.num_rows)
+
+
+def _by_day(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """The rows by day of receipt, days in order."""
+    days = pc.divide(table.column("received_ts"), DAY_MS)
+    for day in sorted(pc.unique(days).to_pylist()):
+        yield str(EPOCH + timedelta(days=day)), table.filter(pc.equal(days, day))
+
+
+def _gathered(tables: Iterable[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
+    """Tables of one day put together, until they are enough for a file."""
+    held: dict[str, list[pa.Table]] = {}
+    for day, table in tables:
+        held.setdefault(day, []).append(table)
+        if sum(one.num_rows for one in held[day]) >= FILE_ROWS:
+            yield day, pa.concat_tables(held.pop(day)).combine_chunks()
+    for day, left in held.items():
+        whole = pa.concat_tables(left).combine_chunks()
+        if whole.num_rows:
+            yield day, whole

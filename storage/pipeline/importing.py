@@ -1,14 +1,16 @@
 """`import_archive`: archives into a store, on Spark.
 
-    lines ── examine (each by itself) ──> examined, on disk ──> order of each room, by its slim graph ──> load, rooms side by side
+    lines ── examine (each by itself) ──> bytes: put aside in the database, by COPY
+                                     └──> bundles of slim events, on disk ── by room ──> plan, and write whole rooms
 
-1. Lines are read, parsed, hashed, and checked for signatures in executors; what is wrong with one goes to the dead letters.
-2. A room's lines get an order in which each comes after what it needs, from their ids alone.
-3. Each loading task is a writer of the store, the same as the live path's, and takes whole rooms: the large ones are dealt out by size, the
-   others by hash. Rows are sorted by Spark, on disk where need be, so no worker holds a room.
+1. Lines are read, parsed, hashed, and checked for signatures in executors; what is wrong with one goes to the dead letters. The bytes leave
+   Spark there (`storage.pipeline.staging`); what goes on has what planning needs, some 300 bytes a message (`storage.pipeline.slim`).
+2. Each loading task takes whole rooms, the large ones dealt out by size, the others by hash. A room that the store does not hold is planned in
+   memory, by the planner of the live path, in the order of a patient reader, and written in one transaction: events take their bytes from
+   where they were put aside. No worker holds the bytes of a room, nor the rows of a large one.
 
-So an import stores what appending the lines one by one in that order would store. It writes beside others, and is run again after an
-interruption: what is stored answers "duplicate". A room's events become visible as they are appended, as those of any append.
+So an import stores what appending the lines one by one would store. It writes beside others, and is run again after an interruption: a
+room is there whole or not at all, and what is there is a duplicate. One import at a time for each database.
 """
 
 import heapq
@@ -18,22 +20,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
-from typing import Final, LiteralString
+from typing import Any, Final, LiteralString
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from signedjson.types import VerifyKey
 
 from storage.database.arrow import arrow_snapshot
-from storage.pipeline.archives import broken_frame, found, lines_frame, literal, parquet_frame
-from storage.pipeline.examining import EXAMINED, Examiner, created, key_texts
-from storage.pipeline.loading import LOADED, Target, load_batches
-from storage.pipeline.ordering import Slim, order
+from storage.pipeline.appending import PART, Target
+from storage.pipeline.archives import Sources, found, literal, numbered
+from storage.pipeline.examining import EXAMINED, Examination, Examiner, key_texts, looked_over
+from storage.pipeline.loading import LOADED, load_rooms
+from storage.pipeline.reading import Stretch, placed
 from storage.pipeline.rows import spark_ddl
+from storage.pipeline.staging import staging
 
 SQL_KNOWN_ROOMS: Final[LiteralString] = """
 SELECT room_id, room_version
@@ -41,10 +44,11 @@ FROM rooms
 """
 
 REJECTED: Final = ("bad_file", "bad_line", "invalid", "missing_parents")
-SORT: Final = ("path_index", "place", "source", "line")
-RANKED: Final = pa.schema([("room_id", pa.string()), ("source", pa.string()), ("line", pa.int64()), ("rank", pa.int64())])
+SORT: Final = ("room_id", "path_index", "first")
 LARGE_SHARE: Final = 8
 """A room is dealt out by its size if it has more than one part in so many of what a writer has to load."""
+
+LARGE_MAX: Final = 1_000
 
 Stage = Callable[[str], None]
 
@@ -78,34 +82,32 @@ def import_archive(
     writers: int | None = None,
     instance_name: str = "spark",
     work: str | None = None,
+    part: int = PART,
     stage: Stage = lambda _: None,
 ) -> ImportSummary:
     """Store the events of NDJSON and Parquet files (also those of `export_parquet`); what is not stored goes to ``rejects``, as Parquet.
 
     ``writers`` tasks load at once (default: as many as Spark runs), each with two connections at most. ``work`` is a folder that all
     executors reach (default: a temporary one, for local masters); what is in it is overwritten. ``verify_keys``: signatures are checked.
-    ``stage`` is told what begins. `InputError`, `DatabaseError`; Spark's own errors where an executor fails for good.
+    ``part``: events
+    planned before they are written; a larger room is written in parts, in one transaction. ``stage`` is told what begins. `InputError`, `DatabaseError` (`DatabaseConflict` while another import is at work); Spark's own errors
+    where an executor fails for good.
     """
     sources = found(paths)
-    with _folder(work) as folder:
+    tasks = writers or spark.sparkContext.defaultParallelism
+    with _folder(work) as folder, staging(dsn) as number:
         stage("examining")
-        examiner = Examiner(_known(dsn), room_version, key_texts(verify_keys or {}))
-        frames = [one for one in (lines_frame(spark, sources.lines), parquet_frame(spark, sources.parquet)) if one is not None]
-        if frames:
-            lines = reduce(DataFrame.unionByName, frames)
-            _examine(lines, examiner, folder + "/examined")
-        if sources.broken:
-            broken_frame(spark, sources.broken).write.mode("append" if frames else "overwrite").parquet(folder + "/examined")
-        stage("ordering")
+        stretches, versions = _looked_over(spark, sources.stretches(spark.sparkContext.defaultParallelism))
+        known = _known(dsn)
+        examiner = Examiner(versions | known, room_version, key_texts(verify_keys or {}), frozenset(known))
+        _examine(spark, stretches, Examination(examiner, dsn, number), folder + "/examined")
         examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(literal(folder) + "/examined")
-        ranked = _ranked(examined.where("outcome IS NULL"))
-        ranked.write.mode("overwrite").parquet(folder + "/ranked")
         stage("loading")
-        tasks = writers or spark.sparkContext.defaultParallelism
-        target = Target(dsn, server_name, instance_name)
-        loaded = _sorted(spark, examined.where("outcome IS NULL"), folder + "/ranked", tasks)
-        loaded.mapInArrow(_loading(target), spark_ddl(LOADED)).write.mode("overwrite").parquet(folder + "/loaded")
-        return _told(spark, folder, rejects)
+        bundles = examined.where("outcome IS NULL").select("room_id", "room_version", "path_index", "first", "last", "events", "slim")
+        dealt = bundles.repartitionById(tasks, _task(bundles, tasks)).sortWithinPartitions(*SORT)
+        loading = _loading(Target(dsn, server_name, instance_name, part), number)
+        dealt.mapInArrow(loading, spark_ddl(LOADED)).write.mode("overwrite").parquet(folder + "/loaded")
+        return _told(spark, folder, sources, rejects)
 
 
 @contextmanager
@@ -128,77 +130,63 @@ def _known(dsn: str) -> dict[str, str]:
 # --------------------------------------------------------------------------------------------------------------- examine
 
 
-def _examine(lines: DataFrame, examiner: Examiner, path: str) -> None:
-    """Rooms that nobody names the version of are looked for in the create events first."""
-    versions = dict(examiner.versions)
-    if examiner.room_version is None:
-        for row in lines.mapInArrow(_created, "room_id string, room_version string").collect():
-            versions.setdefault(row["room_id"], row["room_version"])
-    ready = Examiner(versions, examiner.room_version, examiner.keys)
+def _each(spark: SparkSession, stretches: Sequence[Stretch]) -> tuple[DataFrame, Any]:
+    """A partition each, and what tells each task its stretch."""
+    return spark.range(0, len(stretches), 1, max(len(stretches), 1)), spark.sparkContext.broadcast(list(stretches))
+
+
+def _looked_over(spark: SparkSession, stretches: Sequence[Stretch]) -> tuple[list[Stretch], dict[str, str]]:
+    """The stretches with their line numbers, and the versions of rooms that come with their create events. No JSON is read but of these."""
+    lines = [one for one in stretches if one.kind == "lines"]
+    if not lines:
+        return list(stretches), {}
+    frame, sent = _each(spark, lines)
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                stretch = sent.value[index]
+                count, created = looked_over(stretch)
+                rows = [{"file": stretch.file, "begin": stretch.begin, "lines": count, "rooms": list(created.items())}]
+                yield pa.RecordBatch.from_pylist(rows, schema=LOOKED_OVER)
+
+    counts: dict[tuple[int, int], int] = {}
+    versions: dict[str, str] = {}
+    for row in frame.mapInArrow(look, LOOKED_OVER_DDL).collect():
+        counts[row["file"], row["begin"]] = row["lines"]
+        for room_id, version in row["rooms"].items():
+            versions.setdefault(room_id, version)
+    return list(numbered(stretches, counts)), versions
+
+
+LOOKED_OVER: Final = pa.schema(
+    [("file", pa.int64()), ("begin", pa.int64()), ("lines", pa.int64()), ("rooms", pa.map_(pa.string(), pa.string()))]
+)
+LOOKED_OVER_DDL: Final = "file bigint, begin bigint, lines bigint, rooms map<string, string>"
+
+
+def _examine(spark: SparkSession, stretches: Sequence[Stretch], examination: Examination, path: str) -> None:
+    frame, sent = _each(spark, stretches)
 
     def examine(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return map(ready.batch, batches)
+        return examination.run(sent.value[index] for batch in batches for index in batch.column(0).to_pylist())
 
-    lines.mapInArrow(examine, spark_ddl(EXAMINED)).write.mode("overwrite").parquet(path)
-
-
-def _created(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        rooms = created(batch)
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(list(rooms), pa.string()), pa.array(list(rooms.values()), pa.string())], ["room_id", "room_version"]
-        )
-
-
-# ----------------------------------------------------------------------------------------------------------------- order
-
-
-def _ranked(examined: DataFrame) -> DataFrame:
-    """The places of the lines of rooms that cannot be stored as they stand."""
-    slim = examined.select("room_id", *SORT, "event_id", "origin", "needs")
-    return slim.repartition("room_id").sortWithinPartitions("room_id", *SORT).mapInArrow(_rank_all, spark_ddl(RANKED))
-
-
-def _rank_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rooms one after the other; only one is held."""
-    room: str | None = None
-    lines: list[Slim] = []
-    places: list[tuple[str, int]] = []
-    for batch in batches:
-        for row in batch.to_pylist():
-            if row["room_id"] != room:
-                yield from _rank(room, lines, places)
-                room, lines, places = row["room_id"], [], []
-            lines.append(Slim(row["event_id"], row["origin"] == "outlier", row["needs"]))
-            places.append((row["source"], row["line"]))
-    yield from _rank(room, lines, places)
-
-
-def _rank(room: str | None, lines: Sequence[Slim], places: Sequence[tuple[str, int]]) -> Iterator[pa.RecordBatch]:
-    ordered = order(lines)
-    if ordered is not None:
-        rows = [{"room_id": room, "source": places[at][0], "line": places[at][1], "rank": rank} for rank, at in enumerate(ordered)]
-        yield pa.RecordBatch.from_pylist(rows, schema=RANKED)
+    frame.mapInArrow(examine, spark_ddl(EXAMINED)).write.mode("overwrite").parquet(path)
 
 
 # ------------------------------------------------------------------------------------------------------------------ load
 
 
-def _sorted(spark: SparkSession, examined: DataFrame, ranked: str, tasks: int) -> DataFrame:
-    """What each task loads: whole rooms, each in its order."""
-    ranks = spark.read.schema(spark_ddl(RANKED)).parquet(literal(ranked))
-    whole = examined.join(ranks, ["room_id", "source", "line"], "left")
-    order_by: list[Column | str | int] = ["room_id", f.coalesce("rank", f.lit(0)), *SORT]
-    return whole.repartitionById(tasks, _task(examined, tasks)).sortWithinPartitions(*order_by)
-
-
-def _task(examined: DataFrame, tasks: int) -> Column:
-    """The number of the task that loads a row's room."""
-    sizes = examined.groupBy("room_id").count()
-    total = examined.count()
-    large = sizes.where(f.col("count") > total / tasks / LARGE_SHARE).collect()
-    dealt = deal({row["room_id"]: row["count"] for row in large}, tasks, total)
+def _task(bundles: DataFrame, tasks: int) -> Column:
+    """The number of the task that loads a bundle's room."""
     by_hash = f.pmod(f.xxhash64("room_id"), f.lit(tasks)).cast("int")
+    if tasks == 1:
+        return f.lit(0)
+    sizes = bundles.groupBy("room_id").agg(f.sum("events").alias("size"))
+    total = f.sum("size").over(Window.partitionBy(f.lit(1)))
+    rows = sizes.withColumn("total", total).orderBy(f.desc("size")).limit(LARGE_MAX).collect()
+    large = {row["room_id"]: row["size"] for row in rows if row["size"] > row["total"] / tasks / LARGE_SHARE}
+    dealt = deal(large, tasks, rows[0]["total"] if rows else 0)
     if not dealt:
         return by_hash
     known = f.create_map(*(f.lit(one) for pair in dealt.items() for one in pair))
@@ -218,10 +206,10 @@ def deal(large: Mapping[str, int], tasks: int, total: int) -> dict[str, int]:
     return dealt
 
 
-def _loading(target: Target) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _loading(target: Target, number: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        return load_batches(target, 0 if context is None else context.partitionId(), batches)
+        return load_rooms(target, number, 0 if context is None else context.partitionId(), batches)
 
     return load
 
@@ -229,16 +217,47 @@ def _loading(target: Target) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa
 # ------------------------------------------------------------------------------------------------------------------ tell
 
 
-def _told(spark: SparkSession, folder: str, rejects: str | None) -> ImportSummary:
+def _told(spark: SparkSession, folder: str, sources: Sources, rejects: str | None) -> ImportSummary:
     """Count; and write the dead letters."""
+    columns = ["place", "outcome", "events", "event_id", "reason", "missing", "pdu"]
     examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(literal(folder) + "/examined").where("outcome IS NOT NULL")
-    columns = ["source", "line", "outcome", "event_id", "reason", "missing", "pdu"]
     early = examined.withColumn("missing", f.array().cast("array<string>")).select(*columns)
-    loaded = spark.read.schema(spark_ddl(LOADED)).parquet(literal(folder) + "/loaded")
-    outcomes = Counter[str]()
-    for frame, count in ((early, f.count("*")), (loaded, f.sum("count"))):
-        outcomes.update({row["outcome"]: row["n"] for row in frame.groupBy("outcome").agg(count.alias("n")).collect()})
+    loaded = spark.read.schema(spark_ddl(LOADED)).parquet(literal(folder) + "/loaded").select(*columns)
+    both = early.unionByName(loaded)
+    outcomes = Counter[str]({row["outcome"]: row["n"] for row in both.groupBy("outcome").agg(f.sum("events").alias("n")).collect()})
+    outcomes["bad_file"] += len(sources.broken)
     if rejects is not None:
-        late = loaded.where(f.col("outcome").isin(*REJECTED)).select(*columns)
-        early.unionByName(late).write.mode("overwrite").parquet(rejects)
-    return ImportSummary(outcomes)
+        _dead_letters(spark, both.where(f.col("outcome").isin(*REJECTED)), sources, rejects)
+    return ImportSummary(+outcomes)
+
+
+DEAD_LETTERS: Final = pa.schema(
+    [
+        ("source", pa.string()),
+        ("line", pa.int64()),
+        ("outcome", pa.string()),
+        ("event_id", pa.string()),
+        ("reason", pa.string()),
+        ("missing", pa.list_(pa.string())),
+        ("pdu", pa.binary()),
+    ]
+)
+"""What was not stored. ``line``: from 1; of Parquet the number of the row; null for a file that cannot be read."""
+
+
+def _dead_letters(spark: SparkSession, rejected: DataFrame, sources: Sources, path: str) -> None:
+    paths = [one.path for one in sources.files]
+
+    def letters(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = []
+            for row in batch.to_pylist():
+                file, line = placed(row["place"])
+                rows.append({**row, "source": paths[file], "line": line or None})
+            yield pa.RecordBatch.from_pylist(rows, schema=DEAD_LETTERS)
+
+    written = rejected.mapInArrow(letters, spark_ddl(DEAD_LETTERS))
+    if sources.broken:
+        broken: list[Any] = [(source, None, "bad_file", None, reason, [], None) for source, reason in sources.broken.items()]
+        written = written.unionByName(spark.createDataFrame(broken, spark_ddl(DEAD_LETTERS)))
+    written.write.mode("overwrite").parquet(path)

@@ -1,39 +1,36 @@
-"""The second stage of an import: examined events into the store, in executors, by the planner and writer of the live path.
+"""The second stage of an import: rooms into the store, in executors.
 
-Each task opens a store of its own under a name of its own, with two connections at most. Its events come sorted: room by room, each in the
-order in which it is to be stored. They are appended in large batches. An append is idempotent, so a task that is repeated, or an
-import that is run again after its end at any moment, goes on where it was.
+A task takes whole rooms, small ones together. Those that the store does not hold are planned in memory and written in bulk, each whole
+or not at all (`planning`, `bulk`). Of those that it holds, as after an import that ended at any moment or where events come after the
+first import, the new lines are put in order and appended in batches, as the live path does.
 """
 
-import asyncio
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Self, cast
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
 
 import pyarrow as pa
-import uvloop
 
-from storage.config import Config
-from storage.errors import CommitUnknown, DatabaseConflict
+from storage.errors import CommitUnknown, DatabaseConflict, DatabaseUnavailable
 from storage.event import load
-from storage.ids import EventId
-from storage.opening import open_store
 from storage.persist.plan import Incoming
-from storage.persist.results import AppendResult, Origin
-from storage.store import Store
+from storage.persist.results import AppendResult
+from storage.pipeline.appending import BATCH_MAX, Arrival, Loader, Target, spare_collector
+from storage.pipeline.bulk import Bulk, Loaded
+from storage.pipeline.ordering import Slim as Line
+from storage.pipeline.ordering import order
+from storage.pipeline.planning import Unfit
+from storage.pipeline.rooms import SpooledRoom, rooms_of
+from storage.pipeline.slim import Slim, needs
+from storage.pipeline.staging import staged
 
-CONNECTIONS: Final = 2
 ATTEMPTS: Final = 3
-BATCH_MAX: Final = 1_000
 
 LOADED: Final = pa.schema(
     [
-        ("source", pa.string()),
-        ("line", pa.int64()),
+        ("place", pa.int64()),
         ("outcome", pa.string()),
-        ("count", pa.int64()),
+        ("events", pa.int64()),
         ("event_id", pa.string()),
         ("reason", pa.string()),
         ("missing", pa.list_(pa.string())),
@@ -43,119 +40,110 @@ LOADED: Final = pa.schema(
 """What became of the events: of those that were not stored a row each, of the others how many there were of each outcome."""
 
 
-class Arrival(NamedTuple):
-    """An event to store, and what to say of it if it is not."""
-
-    incoming: Incoming
-    source: str
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The store to write to. ``instance_name``: tasks write under this and their number."""
-
-    dsn: str
-    server_name: str | None
-    instance_name: str = "spark"
-
-    def name(self, number: int) -> str:
-        """The name that a task writes under."""
-        return f"{self.instance_name}-{number}"
+def load_rooms(target: Target, number: int, task: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Store the rooms of sorted bundles; gives `LOADED`. ``number``: of the import; ``task``: of this writer."""
+    spare_collector()
+    with Loader(target, task) as loader:
+        work = RoomLoader(loader, number, target.part)
+        for rooms in grouped(rooms_of(batches), target.part):
+            yield from work.load(rooms)
+        yield work.counts()
 
 
-class Loader:
-    """A store in this process, to be used without an event loop of one's own."""
+def grouped(rooms: Iterable[SpooledRoom], part: int) -> Iterator[list[SpooledRoom]]:
+    """As many rooms as make up a write; a large one alone."""
+    group: list[SpooledRoom] = []
+    for room in rooms:
+        if group and sum(one.events for one in group) + room.events > part:
+            yield group
+            group = []
+        group.append(room)
+    if group:
+        yield group
 
-    def __init__(self, target: Target, number: int) -> None:
-        self._target = target
+
+class RoomLoader:
+    """Stores rooms, in bulk where that can be."""
+
+    def __init__(self, loader: Loader, number: int, part: int) -> None:
+        self._loader = loader
         self._number = number
-        self.outcomes: Counter[str] = Counter()
+        self._bulk = loader.runner.run(Bulk.of(loader.store, number, part))
+        self._loaded = Loaded()
 
-    def __enter__(self) -> Self:
-        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self._stack = AsyncExitStack()
+    def load(self, rooms: Sequence[SpooledRoom]) -> Iterator[pa.RecordBatch]:
+        """Store these rooms; gives what was not stored."""
         try:
-            self._store: Store = self._runner.run(self._open())
-        except BaseException:
-            self._runner.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._runner.run(self._stack.aclose())
+            self._loader.runner.run(self._load(rooms))
         finally:
-            self._runner.close()
+            for room in rooms:
+                room.close()
+        failed, self._loaded.failed = self._loaded.failed, []
+        if failed:
+            yield self._loader.runner.run(self._rejects(failed))
 
-    async def _open(self) -> Store:
-        config = replace(Config.from_env(), pool_size_max=CONNECTIONS)
-        name = self._target.name(self._number)
-        opened = open_store(self._target.dsn, server_name=self._target.server_name, instance_name=name, config=config)
-        return await self._stack.enter_async_context(opened)
+    def counts(self) -> pa.RecordBatch:
+        """A row for each outcome."""
+        outcomes = self._loaded.outcomes + self._loader.outcomes
+        return pa.RecordBatch.from_pylist([{"outcome": name, "events": count} for name, count in sorted(outcomes.items())], schema=LOADED)
 
-    def append(self, arrivals: list[Arrival]) -> list[tuple[Arrival, AppendResult]]:
-        """Store these in order; those that were not stored, with their answers."""
-        results = self._runner.run(self._append_all([one.incoming for one in arrivals]))
-        self.outcomes.update(result.outcome for result in results if result.is_stored)
-        return [(one, result) for one, result in zip(arrivals, results, strict=True) if not result.is_stored]
+    async def _load(self, rooms: Sequence[SpooledRoom]) -> None:
+        if await self._in_bulk(rooms):
+            return
+        for room in rooms:
+            if len(rooms) == 1 or not await self._in_bulk([room]):
+                await self._append(room)
 
-    async def _append_all(self, incoming: list[Incoming]) -> list[AppendResult]:
-        """Batch after batch: the writer takes them in this order, and plans the next while one is being written.
-
-        If one fails, those behind it may have lacked its events: all are appended once more, which is idempotent.
-        """
-        batches = [incoming[start : start + BATCH_MAX] for start in range(0, len(incoming), BATCH_MAX)]
-        answers = await asyncio.gather(*map(self._store.writer.append, batches), return_exceptions=True)
-        if any(isinstance(answer, BaseException) for answer in answers):
-            return [result for batch in batches for result in await self._append(batch)]
-        return [result for answer in answers if not isinstance(answer, BaseException) for result in answer]
-
-    async def _append(self, incoming: list[Incoming]) -> list[AppendResult]:
-        for _ in range(1, ATTEMPTS):
+    async def _in_bulk(self, rooms: Sequence[SpooledRoom]) -> bool:
+        """Whether they are stored now. `DatabaseUnavailable` if there is no getting through to the database."""
+        for attempt in range(1, ATTEMPTS + 1):
             try:
-                return await self._store.writer.append(incoming)
-            except (CommitUnknown, DatabaseConflict):
-                continue
-        return await self._store.writer.append(incoming)
+                await self._bulk.load(rooms, self._loaded)
+            except Unfit:
+                return False
+            except DatabaseConflict:
+                if attempt == ATTEMPTS:
+                    return False
+            except (CommitUnknown, DatabaseUnavailable):
+                if attempt == ATTEMPTS:
+                    raise
+            else:
+                return True
+        return False
+
+    async def _append(self, room: SpooledRoom) -> None:
+        """The way of the live path: in the order of a patient reader, by ids alone."""
+        lines = [(version, one) for version, some in room.lines(BATCH_MAX) for one in some]
+        ordered = order([Line(one.event_id, one.origin == "outlier", needs(one, room.room_id, version)) for version, one in lines])
+        queue = iter(lines if ordered is None else [lines[index] for index in ordered])
+        while some := list(islice(queue, BATCH_MAX)):
+            pdus = await self._staged([one for _, one in some])
+            arrivals = [_arrival(pdu, version, one) for pdu, (version, one) in zip(pdus, some, strict=True)]
+            slims = {one.place: one for _, one in some}
+            self._loaded.failed += [(slims[one.place], result) for one, result in await self._loader.appended(arrivals)]
+
+    async def _staged(self, lines: Sequence[Slim]) -> list[bytes]:
+        async with self._loader.store.database.connection() as conn:
+            return await staged(conn, self._number, [one.place for one in lines])
+
+    async def _rejects(self, failed: Sequence[tuple[Slim, AppendResult]]) -> pa.RecordBatch:
+        """A row each."""
+        pdus = await self._staged([one for one, _ in failed])
+        rows: list[dict[str, Any]] = [
+            {
+                "place": one.place,
+                "outcome": result.outcome,
+                "events": 1,
+                "event_id": one.event_id,
+                "reason": result.reason,
+                "missing": list(result.missing),
+                "pdu": pdu,
+            }
+            for (one, result), pdu in zip(failed, pdus, strict=True)
+        ]
+        return pa.RecordBatch.from_pylist(rows, schema=LOADED)
 
 
-def arrival(row: dict[str, Any]) -> Arrival:
-    """A row of `storage.pipeline.examining.EXAMINED`."""
-    event = load(row["pdu"], row["room_version"], row["event_id"], redacted=row["redacted_form"])
-    state = row["state_before"]
-    given = None if state is None else tuple(map(EventId, state))
-    return Arrival(Incoming(event, cast("Origin", row["origin"]), given), row["source"], row["line"])
-
-
-def load_batches(target: Target, number: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Store what comes, in order; gives `LOADED`."""
-    with Loader(target, number) as loader:
-        for batch in batches:
-            failed = loader.append([arrival(row) for row in batch.to_pylist()])
-            if failed:
-                yield rejects(failed)
-        yield counts(loader.outcomes)
-
-
-def rejects(failed: Iterable[tuple[Arrival, AppendResult]]) -> pa.RecordBatch:
-    """A row each."""
-    rows = [
-        {
-            "source": one.source,
-            "line": one.line,
-            "outcome": result.outcome,
-            "count": 1,
-            "event_id": one.incoming.event.event_id,
-            "reason": result.reason,
-            "missing": list(result.missing),
-            "pdu": one.incoming.event.raw,
-        }
-        for one, result in failed
-    ]
-    return pa.RecordBatch.from_pylist(rows, schema=LOADED)
-
-
-def counts(outcomes: Counter[str]) -> pa.RecordBatch:
-    """A row for each outcome."""
-    return pa.RecordBatch.from_pylist([{"outcome": name, "count": count} for name, count in sorted(outcomes.items())], schema=LOADED)
+def _arrival(pdu: bytes, version: str, one: Slim) -> Arrival:
+    event = load(pdu, version, one.event_id, redacted=not one.valid)
+    return Arrival(Incoming(event, one.origin, one.state_before), one.place)  # type: ignore[arg-type]  # ids of events

@@ -30,6 +30,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # the JVM hands things on: little of it gets hot
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
 }

@@ -15,12 +15,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from storage.errors import InputError
 from storage.event import Event
-from storage.pipeline.examining import LINES, Examiner, examined, input_of
-from storage.pipeline.loading import BATCH_MAX, Arrival, Loader, Target, arrival
+from storage.persist.plan import Incoming
+from storage.pipeline.appending import BATCH_MAX, Arrival, Loader, Target
+from storage.pipeline.examining import Examiner
 from storage.pipeline.options import Options
-
-TAKEN = ("pdu", "room_version", "origin", "state_before")
-"""Columns that are looked at."""
+from storage.pipeline.reading import given_of_row, rows_of
 
 REASONS_MAX = 5
 """Reasons that are told of one task."""
@@ -54,7 +53,7 @@ class EventWriter(DataSourceArrowWriter):
         with Loader(target, 0 if context is None else context.partitionId()) as loader:
             for batch in iterator:
                 for start in range(0, batch.num_rows, BATCH_MAX):
-                    arrivals = list(_arrivals(_rows(batch.slice(start, BATCH_MAX)), examiner, refused))
+                    arrivals = list(_arrivals(rows_of(batch.slice(start, BATCH_MAX)), examiner, refused))
                     waiting += [one for one, _ in loader.append(arrivals)]
             in_vain = _again(loader, waiting)
         return Written(len(refused) + len(in_vain), tuple([*refused, *in_vain][:REASONS_MAX]))
@@ -68,19 +67,13 @@ class EventWriter(DataSourceArrowWriter):
             raise InputError(f"{count} events were not stored: {'; '.join(reasons[:REASONS_MAX])}")
 
 
-def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    empty: dict[str, Any] = dict.fromkeys(LINES.names)
-    for row in batch.select([name for name in TAKEN if name in batch.schema.names]).to_pylist():
-        yield empty | row
-
-
 def _arrivals(rows: Iterator[dict[str, Any]], examiner: Examiner, refused: list[str]) -> Iterator[Arrival]:
     """Those that are well; what is wrong with the others goes to ``refused``."""
     for row in rows:
-        given = input_of(row)
+        given = given_of_row(row)
         event = examiner.parsed(given)
         if isinstance(event, Event):
-            yield arrival(row | {"source": "", "line": 0} | examined(event, given))
+            yield Arrival(Incoming(event, given.origin, given.state_before), 0)  # type: ignore[arg-type]  # ids of events
         else:
             refused.append(f"{event.event_id}: {event.reason}")
 

@@ -14,7 +14,6 @@ from tests.conftest import _fresh_database
 
 SMALL = {
     "spark.driver.memory": "600m",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
 }

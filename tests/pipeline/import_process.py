@@ -1,4 +1,4 @@
-"""An import in a process of its own, to be killed. Small batches, so that there are many commits."""
+"""An import in a process of its own, to be killed. Small rooms in small parts, so that there are many commits."""
 
 import sys
 
@@ -7,15 +7,13 @@ from storage.pipeline.session import session
 
 SETTINGS = {
     "spark.driver.memory": "600m",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.sql.shuffle.partitions": "2",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "40",
 }
 
 
 def main(archive: str, dsn: str, work: str) -> None:
     with session("local[2]", SETTINGS, name="to be killed") as spark:
-        import_archive(spark, [archive], dsn, server_name="s1.test", work=work, writers=2)
+        import_archive(spark, [archive], dsn, server_name="s1.test", work=work, writers=2, part=20)
 
 
 if __name__ == "__main__":

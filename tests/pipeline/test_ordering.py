@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.pipeline.archives import LINE_BYTES_MAX, Stretch, _lines
 from storage.pipeline.ordering import Slim, order
+from storage.pipeline.reading import LINE_BYTES_MAX, Stretch, lines_of
 
 
 def test_causal_lines_stay_as_they_are() -> None:
@@ -40,7 +40,8 @@ def test_stretches_of_a_file_have_each_line_once(
     file: Path = tmp_path_factory.mktemp("lines") / "file"
     whole = b"\n".join(lines) + (b"\n" if ended and lines else b"")
     file.write_bytes(whole)
-    read = [line for begin in range(0, len(whole), size) for line in _lines(Stretch(0, str(file), begin, min(begin + size, len(whole))))]
+    stretches = [Stretch("lines", 0, 0, 0, str(file), begin, min(begin + size, len(whole))) for begin in range(0, len(whole), size)]
+    read = [line for stretch in stretches for line in lines_of(stretch)]
     expected = whole.split(b"\n")
     assert read == (expected if expected[-1] else expected[:-1])
     assert LINE_BYTES_MAX > 12

@@ -1,0 +1,116 @@
+"""Events into the store by the writer of the live path, in executors: for rooms that the store holds already, and for data frames.
+
+Each task opens a store of its own under a name of its own, with two connections at most. An append is idempotent, so a task that is
+repeated goes on where it was.
+"""
+
+import asyncio
+import gc
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Self
+
+import uvloop
+
+from storage.config import Config
+from storage.errors import CommitUnknown, DatabaseConflict
+from storage.opening import open_store
+from storage.persist.plan import Incoming
+from storage.persist.results import AppendResult
+from storage.store import Store
+
+CONNECTIONS: Final = 2
+ATTEMPTS: Final = 3
+BATCH_MAX: Final = 1_000
+PART: Final = 5_000
+COLLECTED_AFTER: Final = 100_000
+BULK_TIMEOUT_MS: Final = 3_600_000
+"""A statement, and the pause between two of them, of tasks that move much at once."""
+
+
+def spare_collector() -> None:
+    """Tell the collector that this process makes many objects that stay for a while, and few circles."""
+    gc.freeze()
+    gc.set_threshold(COLLECTED_AFTER, 20, 20)
+
+
+class Arrival(NamedTuple):
+    """An event to store, and where it stands in the input."""
+
+    incoming: Incoming
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The store to write to. ``instance_name``: tasks write under this and their number. ``part``: events of one write in bulk, about."""
+
+    dsn: str
+    server_name: str | None
+    instance_name: str = "spark"
+    part: int = PART
+
+    def name(self, number: int) -> str:
+        """The name that a task writes under."""
+        return f"{self.instance_name}-{number}"
+
+
+class Loader:
+    """A store in this process, to be used without an event loop of one's own."""
+
+    def __init__(self, target: Target, number: int) -> None:
+        self._target = target
+        self._number = number
+        self.outcomes: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._stack = AsyncExitStack()
+        try:
+            self.store: Store = self.runner.run(self._open())
+        except BaseException:
+            self.runner.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.runner.run(self._stack.aclose())
+        finally:
+            self.runner.close()
+
+    async def _open(self) -> Store:
+        config = replace(Config.from_env(), pool_size_max=CONNECTIONS, statement_timeout_ms=BULK_TIMEOUT_MS)
+        name = self._target.name(self._number)
+        opened = open_store(self._target.dsn, server_name=self._target.server_name, instance_name=name, config=config)
+        return await self._stack.enter_async_context(opened)
+
+    def append(self, arrivals: list[Arrival]) -> list[tuple[Arrival, AppendResult]]:
+        """Store these in order; those that were not stored, with their answers."""
+        return self.runner.run(self.appended(arrivals))
+
+    async def appended(self, arrivals: list[Arrival]) -> list[tuple[Arrival, AppendResult]]:
+        """The same within the loop."""
+        results = await self._append_all([one.incoming for one in arrivals])
+        self.outcomes.update(result.outcome for result in results if result.is_stored)
+        return [(one, result) for one, result in zip(arrivals, results, strict=True) if not result.is_stored]
+
+    async def _append_all(self, incoming: list[Incoming]) -> list[AppendResult]:
+        """Batch after batch: the writer takes them in this order, and plans the next while one is being written.
+
+        If one fails, those behind it may have lacked its events: all are appended once more, which is idempotent.
+        """
+        batches = [incoming[start : start + BATCH_MAX] for start in range(0, len(incoming), BATCH_MAX)]
+        answers = await asyncio.gather(*map(self.store.writer.append, batches), return_exceptions=True)
+        if any(isinstance(answer, BaseException) for answer in answers):
+            return [result for batch in batches for result in await self._append(batch)]
+        return [result for answer in answers if not isinstance(answer, BaseException) for result in answer]
+
+    async def _append(self, incoming: list[Incoming]) -> list[AppendResult]:
+        for _ in range(1, ATTEMPTS):
+            try:
+                return await self.store.writer.append(incoming)
+            except (CommitUnknown, DatabaseConflict):
+                continue
+        return await self.store.writer.append(incoming)

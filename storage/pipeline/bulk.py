@@ -1,0 +1,177 @@
+"""Writing planned rooms: the rows of events take their bytes from where they were put aside; the rest is the live path's write.
+
+One transaction a group of rooms, or a large room; so each room is there whole or not at all. Positions are taken in a block, after
+everything is planned, and become visible with the commit, as those of any write (`storage.streams.in_flight`).
+"""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, LiteralString, Self
+
+from storage.database.connection import Connection
+from storage.database.names import Names
+from storage.errors import DatabaseConflict
+from storage.persist.columns import arrays, text
+from storage.persist.draft import Blocks, Draft
+from storage.persist.results import AppendResult
+from storage.persist.rows import EventRow
+from storage.persist.write import Written, write_around
+from storage.pipeline.planning import NAMES_REMEMBERED, Planner, Unfit
+from storage.pipeline.rooms import SpooledRoom
+from storage.pipeline.slim import Slim
+from storage.store import Store
+from storage.streams.following import learn_writers
+from storage.streams.in_flight import InFlight
+from storage.streams.startup import SQL_FIND_WRITER
+
+SQL_LOAD_EVENTS: Final[LiteralString] = """
+INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, received_ts,
+    state_group_before, state_group_after, audience, redacted_by, room_nid, sender_nid, type_nid, state_key_nid,
+    encoding, writer_nid, membership, outlier, backfilled, soft_failed, redacted_form, event_id, rejected, prev_events, auth_events,
+    json, ineffective, relates_to, rel_type_nid, replaces, has_url, after_gap)
+SELECT i.event_nid, i.stream_ordering, i.topological_ordering, i.depth, i.origin_server_ts, $1::bigint,
+    i.state_group_before, i.state_group_after, i.audience, i.redacted_by, i.room_nid, i.sender_nid, i.type_nid, i.state_key_nid,
+    0, $2::smallint, i.membership, i.outlier, i.backfilled, i.soft_failed, i.redacted_form, i.event_id, i.rejected,
+    i.prev_events::bigint[], i.auth_events::bigint[], staged.json, i.ineffective, i.relates_to, i.rel_type_nid, i.replaces, i.has_url,
+    i.after_gap
+FROM unnest($4::text::bigint[], $5::text::bigint[], $6::text::bigint[], $7::text::bigint[], $8::text::bigint[], $9::text::bigint[],
+    $10::text::bigint[], $11::text::bigint[], $12::text::bigint[], $13::text::int[], $14::text::int[], $15::text::int[],
+    $16::text::int[], $17::text::smallint[], $18::text::boolean[], $19::text::boolean[], $20::text::boolean[], $21::text::boolean[],
+    $22::text::text[], $23::text::text[], $24::text::text[], $25::text::text[], $26::text::bigint[], $27::text::boolean[],
+    $28::text::bigint[], $29::text::int[], $30::text::boolean[], $31::text::boolean[], $32::text::boolean[])
+    AS i (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, state_group_before, state_group_after, audience,
+        redacted_by, room_nid, sender_nid, type_nid, state_key_nid, membership, outlier, backfilled, soft_failed, redacted_form,
+        event_id, rejected, prev_events, auth_events, place, ineffective, relates_to, rel_type_nid, replaces, has_url, after_gap)
+CROSS JOIN LATERAL (
+    SELECT json FROM import_events WHERE import_number = $3::int AND place = i.place OFFSET 0
+) AS staged
+"""
+
+SQL_KNOWN: Final[LiteralString] = """
+SELECT room_id
+FROM rooms
+WHERE room_id = ANY($1::text[])
+"""
+
+LINES: Final = 1_000
+STREAMS: Final = ("events", "backfill", "caches")
+
+
+class Loaded:
+    """What became of the lines of some rooms."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.failed: list[tuple[Slim, AppendResult]] = []
+
+    def add(self, results: Sequence[AppendResult], failed: Sequence[tuple[Slim, AppendResult]]) -> None:
+        """Once they are committed."""
+        self.outcomes.update(result.outcome for result in results)
+        self.failed += failed
+
+
+class Bulk:
+    """Writes rooms that the store does not hold. ``number``: of the import."""
+
+    def __init__(self, store: Store, number: int, writer_nid: int, part: int) -> None:
+        self._store = store
+        self._number = number
+        self._part = part
+        self._names = Names(sys.maxsize)
+        self._blocks = Blocks()
+        self._in_flight = InFlight(store.database, store.streams, STREAMS, writer_nid)
+
+    @classmethod
+    async def of(cls, store: Store, number: int, part: int) -> Self:
+        """For an open store; ``part`` events are planned before they are written."""
+        async with store.database.connection() as conn:
+            return cls(store, number, await conn.fetchval(SQL_FIND_WRITER, store.instance_name), part)
+
+    async def load(self, rooms: Sequence[SpooledRoom], loaded: Loaded) -> None:
+        """All of them in one transaction. `Unfit` if the store holds something of them; `DatabaseConflict`, `DatabaseUnavailable`."""
+        if len(self._names.principals) > NAMES_REMEMBERED or len(self._names.state_keys) > NAMES_REMEMBERED:
+            self._names.forget()
+        await self._in_flight.ready()
+        written = Written({}, 0)
+        with self._in_flight.writing():
+            async with self._transaction() as conn:
+                planner = Planner(conn, self._store.database, self._names, self._blocks, self._store.server_name)
+                for room in rooms:
+                    written = await self._room(planner, room) or written
+                written = await self._write(planner, is_last=True) or written
+            await learn_writers(self._store.database, self._store.streams, "events", written.writers)
+            self._in_flight.answered()
+        loaded.add(planner.results, planner.failed)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Connection]:
+        async with self._store.database.transaction() as conn:
+            self._in_flight.sent(conn)
+            yield conn
+
+    async def _room(self, planner: Planner, spooled: SpooledRoom) -> Written | None:
+        written = None
+        room = planner.begin(spooled.room_id)
+        async with self._store.database.connection() as aside:
+            if await aside.fetchvals(SQL_KNOWN, [spooled.room_id]):
+                raise Unfit
+        for version, lines in spooled.lines(LINES):
+            await planner.plan(room, version, lines)
+            if len(planner.draft.new_events) >= self._part:
+                written = await self._write(planner)
+        planner.end(room)
+        return written
+
+    async def _write(self, planner: Planner, *, is_last: bool = False) -> Written | None:
+        """What is planned, into the open transaction; the last time nothing of it is remembered."""
+        draft = planner.draft
+        if not draft.has_changes:
+            return None
+        now = time.time_ns() // 1_000_000
+        conn = planner.connection
+        written = await write_around(conn, draft, self._in_flight.author, now)
+        tag = await conn.execute(SQL_LOAD_EVENTS, *self._rows(draft, planner, written, now))
+        if int(tag.rpartition(" ")[2]) != len(draft.new_events):
+            raise DatabaseConflict("the bytes that an import had put aside are gone: the database has crashed; run the import again")
+        if not is_last:
+            planner.wrote(written.positions)
+        return written
+
+    def _rows(self, draft: Draft, planner: Planner, written: Written, received_ts: int) -> list[object]:
+        new = draft.new_events.values()
+        column: Any = EventRow._make(zip(*[one.row for one in new], strict=True)) if new else EventRow._make([()] * len(EventRow._fields))
+        return [
+            received_ts,
+            self._in_flight.author.writer_nid,
+            self._number,
+            text(column.event_nid),
+            text([None if one.row.outlier else written.positions[one.row.event_nid] for one in new]),
+            text(column.topological_ordering),
+            text(column.depth),
+            text(column.origin_server_ts),
+            text(column.state_group_before),
+            text(column.state_group_after),
+            text(column.audience),
+            text(column.redacted_by),
+            text(column.room_nid),
+            text(column.sender_nid),
+            text(column.type_nid),
+            text(column.state_key_nid),
+            text(column.membership),
+            text(column.outlier),
+            text(column.backfilled),
+            text(column.soft_failed),
+            text(column.redacted_form),
+            text(column.event_id),
+            text(column.rejected),
+            arrays(column.prev_events),
+            arrays(column.auth_events),
+            text([planner.places[event_id] for event_id in column.event_id]),
+            text(column.ineffective),
+            *map(text, draft.new_relations),
+            text(draft.new_urls),
+            text([nid in draft.after_gaps or None for nid in draft.new_events]),
+        ]

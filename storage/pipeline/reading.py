@@ -1,0 +1,246 @@
+"""What executors read archives as: stretches of a file, line by line, each opened once.
+
+A line's bytes are cut out of it and read by orjson, once; what orjson has read goes on to `storage.event.parse`. That is so for lines
+that are a PDU, and for envelopes of the usual form, where ``pdu`` stands first and short texts follow: the stretch between is an object by
+itself, which its reading proves. Anything else goes through `storage.event.ndjson`, which is slower and knows all forms.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple, cast
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from storage.errors import InputError, InvalidEvent
+from storage.event import glance
+from storage.event.ndjson import ORIGINS, Origin, read_line
+
+PIECE_BYTES: Final = 1 << 20
+LINE_BYTES_MAX: Final = 16 << 20
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+ROWS_MAX: Final = 2_000
+"""Rows of Parquet read at a time."""
+
+FILE_SHIFT: Final = 40
+"""A place is the number of a file, shifted by so much, and the number of a line in it."""
+
+_BEGIN: Final = re.compile(rb'[ \t\r]*\{[ \t\r]*"pdu"[ \t\r]*:[ \t\r]*(?=\{)')
+_MEMBER: Final = (
+    rb'[ \t\r]*,[ \t\r]*"(?:room_version"[ \t\r]*:[ \t\r]*"([^"\\]*)"|origin"[ \t\r]*:[ \t\r]*"(live|backfill|outlier)"'
+    rb'|state_before"[ \t\r]*:[ \t\r]*(\[[^\]\\]*\]))'
+)
+_MEMBERS: Final = re.compile(_MEMBER)
+_END: Final = re.compile(rb"(?:" + _MEMBER + rb"){0,3}[ \t\r]*")
+
+
+class Given(NamedTuple):
+    """What a line or row holds. ``glanced``: the PDU as orjson reads it, {} where it cannot."""
+
+    pdu: bytes
+    glanced: dict[str, Any]
+    room_version: str | None
+    origin: Origin
+    state_before: tuple[str, ...] | None
+
+
+class Stretch(NamedTuple):
+    """What one task reads of a file: the lines that begin from byte ``begin`` to before ``end``, or the row groups of Parquet by number.
+
+    ``at``: the path's place among those given; ``file``: the file's among all; ``number``: of the first line or row, from 1.
+    ``within``: the file's place in its path.
+    """
+
+    kind: Literal["lines", "rows"]
+    at: int
+    file: int
+    within: int
+    path: str
+    begin: int
+    end: int
+    number: int = 1
+
+
+class Row(NamedTuple):
+    """A line: its place among those of its path, that of its bytes, and what it holds; or what is wrong with it, and its bytes."""
+
+    rank: int
+    place: int
+    given: Given | InvalidEvent
+    raw: bytes
+
+
+def opened(path: str) -> tuple[Any, str]:
+    """The file system of a path, and the path in it. `InputError`."""
+    try:
+        where, at = fs.FileSystem.from_uri(path) if "://" in path else (fs.LocalFileSystem(), path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{path}: {error}") from None
+    return where, at
+
+
+def place_of(file: int, number: int) -> int:
+    """Where the bytes of a line are put aside."""
+    return (file << FILE_SHIFT) + number
+
+
+def placed(place: int) -> tuple[int, int]:
+    """The file, and the number of the line."""
+    return place >> FILE_SHIFT, place & ((1 << FILE_SHIFT) - 1)
+
+
+def read(stretch: Stretch) -> Iterator[Row]:
+    """The rows of a stretch. `pyarrow.ArrowException` and `OSError` where the file cannot be read."""
+    return _read_lines(stretch) if stretch.kind == "lines" else _read_rows(stretch)
+
+
+# ----------------------------------------------------------------------------------------------------------------- lines
+
+
+def _read_lines(stretch: Stretch) -> Iterator[Row]:
+    base, within = place_of(stretch.file, 0), place_of(stretch.within, 0)
+    for number, raw in enumerate(lines_of(stretch), stretch.number):
+        if raw.strip():
+            yield Row(within + number, base + number, _given(raw), raw)
+
+
+def _given(raw: bytes) -> Given | InvalidEvent:
+    try:
+        return given_of(raw)
+    except InvalidEvent as error:
+        return error
+
+
+def given_of(raw: bytes) -> Given:
+    """What a line of NDJSON holds. `InvalidEvent` for a bad one."""
+    begin = _BEGIN.match(raw)
+    found = _alone(raw) if begin is None else _enveloped(raw, begin.end())
+    if found is not None:
+        return found
+    line = read_line(raw)
+    return Given(line.pdu, glance(line.pdu) or {}, line.room_version, line.origin or "live", line.state_before)
+
+
+def _alone(raw: bytes) -> Given | None:
+    """The line of a PDU; None for other lines."""
+    pdu = raw.strip(b" \t\r\n")
+    glanced = glance(pdu)
+    return None if glanced is None or "sender" not in glanced else Given(pdu, glanced, None, "live", None)
+
+
+def _enveloped(raw: bytes, begin: int) -> Given | None:
+    """The line of an envelope of the usual form; None for others."""
+    end = raw.rfind(b"}")
+    cut = raw.rfind(b"}", begin, end) + 1
+    after = raw[cut:end]
+    if not cut or raw[end + 1 :].strip(b" \t\r\n") or _END.fullmatch(after) is None:
+        return None
+    pdu = raw[begin:cut]
+    glanced = glance(pdu)
+    members = _MEMBERS.findall(after)
+    if glanced is None or len({one.index(max(one)) for one in members}) < len(members):
+        return None  # not an object by itself, or a key that stands twice
+    return _opened(pdu, glanced, members)
+
+
+def _opened(pdu: bytes, glanced: dict[str, Any], members: Iterable[tuple[bytes, bytes, bytes]]) -> Given | None:
+    version: str | None = None
+    origin: Origin = "live"
+    state: tuple[str, ...] | None = None
+    try:
+        for version_text, origin_text, state_text in members:
+            if origin_text:
+                origin = cast("Origin", origin_text.decode())
+            elif state_text:
+                state = tuple(orjson.loads(state_text))
+            else:
+                version = version_text.decode()
+    except (orjson.JSONDecodeError, UnicodeDecodeError):
+        return None
+    if state is not None and not all(isinstance(one, str) for one in state):
+        return None
+    return Given(pdu, glanced, version, origin, state)
+
+
+def lines_of(stretch: Stretch) -> Iterator[bytes]:
+    """The lines that begin within the stretch, the last one to its end, without line breaks. Too long ones are cut off."""
+    where, path = opened(stretch.path)
+    with where.open_input_file(path) as file:
+        at = stretch.begin
+        if at:  # pass over what is left of a line that began before: nothing but its break if one begins just here
+            file.seek(at - 1)
+            at += len(_line(file)) - 1
+            file.seek(at)
+        rest = b""
+        while at < stretch.end and (piece := file.read(PIECE_BYTES)):
+            *ended, rest = (rest + piece).split(b"\n")
+            for one in ended:
+                if at < stretch.end:
+                    yield _kept(one, at)
+                at += len(one) + 1
+        if rest and at < stretch.end:
+            yield _kept(rest, at)
+
+
+def _kept(line: bytes, at: int) -> bytes:
+    return (line if at else line.removeprefix(BYTE_ORDER_MARK))[: LINE_BYTES_MAX + 1]
+
+
+def _line(file: Any) -> bytes:
+    """What is left of the line at hand, with its break."""
+    parts: list[bytes] = []
+    while piece := file.read(PIECE_BYTES):
+        head, found_break, _ = piece.partition(b"\n")
+        parts += [head, found_break]
+        if found_break:
+            break
+    return b"".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------------------- Parquet
+
+
+TAKEN: Final = {"pdu": pa.binary(), "room_version": pa.string(), "origin": pa.string(), "state_before": pa.list_(pa.string())}
+POSITION: Final = "stream_ordering"
+"""Where there is such a column, as in exports, it tells the order; what has none (outliers) comes first."""
+
+
+def _read_rows(stretch: Stretch) -> Iterator[Row]:
+    where, path = opened(stretch.path)
+    base, within, number = place_of(stretch.file, 0), place_of(stretch.within, 0), stretch.number
+    with where.open_input_file(path) as file:
+        parquet = pq.ParquetFile(file)
+        names = [name for name in (*TAKEN, POSITION) if name in parquet.schema_arrow.names]
+        groups = range(stretch.begin, stretch.end)
+        for batch in parquet.iter_batches(ROWS_MAX, row_groups=list(groups), columns=names):
+            columns = {name: batch.column(name).cast(TAKEN.get(name, pa.int64())).to_pylist() for name in names}
+            for index in range(batch.num_rows):
+                row = {name: values[index] for name, values in columns.items()}
+                rank = (row[POSITION] or 0) if POSITION in row else within + number
+                yield Row(rank, base + number, _given_row(row), row["pdu"] or b"")
+                number += 1
+
+
+def _given_row(row: dict[str, Any]) -> Given | InvalidEvent:
+    try:
+        return given_of_row(row)
+    except InvalidEvent as error:
+        return error
+
+
+def given_of_row(row: dict[str, Any]) -> Given:
+    """What a row of Parquet, or of a data frame, holds. `InvalidEvent` for a bad one."""
+    if row.get("pdu") is None:
+        raise InvalidEvent("there is no PDU in this row")
+    origin, state = row.get("origin") or "live", row.get("state_before")
+    if origin not in ORIGINS:
+        raise InvalidEvent(f"origin {origin!r} is none of {', '.join(ORIGINS)}")
+    known = cast("Origin", origin)
+    return Given(row["pdu"], glance(row["pdu"]) or {}, row.get("room_version"), known, None if state is None else tuple(state))
+
+
+def rows_of(batch: pa.RecordBatch, names: Sequence[str] = tuple(TAKEN)) -> Iterator[dict[str, Any]]:
+    """The rows of a batch of a data frame, with those of these columns that it has."""
+    yield from batch.select([name for name in names if name in batch.schema.names]).to_pylist()
