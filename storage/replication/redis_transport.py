@@ -74,15 +74,18 @@ class RedisTransport:
 
     def publish(self, *commands: Command) -> None:
         """See `Transport`."""
-        if self._link is None or self._closed:
+        if self._link is None or self._closed or self._too_slow:
             return
         for command in commands:
             channel = f"{self._channel}/{command.NAME}" if isinstance(command, UserIp) else self._channel
             line = encode(command)[:-1]
             self._queue.append((channel, line))
             self._queue_bytes += len(line)
-        self._too_slow = self._too_slow or self._queue_bytes > self._config.replication_buffer_max_bytes
         self._wake.set()
+        if self._queue_bytes > self._config.replication_buffer_max_bytes:
+            logger.warning("Redis is too slow: %d bytes wait to be published; beginning anew", self._queue_bytes)
+            self._too_slow = True
+            self.refuse()
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """See `Transport`."""
@@ -190,8 +193,6 @@ class RedisTransport:
                 self._sent.set()
 
     async def _send_some(self, speaker: AbstractConnection) -> None:
-        if self._too_slow:
-            raise RedisConnectionError(f"too slow: {self._queue_bytes} bytes wait to be published")
         some = [self._queue.popleft() for _ in range(min(len(self._queue), LINES_AT_ONCE))]
         self._queue_bytes -= sum(len(line) for _, line in some)
         self._echoes.extend(line for _, line in some)

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import Self
@@ -56,3 +57,13 @@ class RedisServer:
             self._process.kill()
             await self._process.communicate()
             self._process = None
+
+    def freeze(self) -> None:
+        """It takes and says nothing more, and no connection breaks."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """It goes on where it was."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)

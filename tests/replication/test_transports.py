@@ -1,6 +1,7 @@
 """What every transport must do, and what it takes for nothing to be lost over it: one suite for all three."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -344,6 +345,36 @@ async def test_the_users_of_a_worker_that_fell_silent_are_gone(dsn: str) -> None
         positions = Heard(exchanges[2], Position)
         while exchanges[0].syncing.is_syncing("@a:b.c"):
             await positions.next()
+
+
+@pytest.mark.parametrize(
+    "timeout_ms,reason", [(400, "nothing has come for 0.4 s|Timeout"), (60_000, "too slow: 1[0-9]{6} bytes wait to be published")]
+)
+async def test_a_redis_that_takes_nothing_is_given_up_and_nothing_is_lost(
+    dsn: str, caplog: pytest.LogCaptureFixture, timeout_ms: int, reason: str
+) -> None:
+    """After a while, or before it, when more waits than may."""
+    config = replace(
+        QUICK,
+        replication_ping_ms=50,
+        replication_timeout_ms=timeout_ms,
+        replication_buffer_max_bytes=1_000_000,
+        replication_page_max=10_000,
+    )
+    async with await Database.open(dsn, config=config) as database, RedisServer() as redis, AsyncExitStack() as stack:
+        main, worker = [await Process.start(database, name) for name in ("main", "worker")]
+        transports = [RedisTransport(redis.url, SERVER_NAME, config) for _ in range(2)]
+        for process, transport in zip((main, worker), transports, strict=True):
+            await stack.enter_async_context(Exchange(process, transport))
+            await transport.connected()
+        await main.write()
+        await worker.seen.reached("main", main.position)
+        redis.freeze()
+        while transports[0].links:
+            await main.write(100 if timeout_ms < 1_000 else 10_000)
+        redis.thaw()
+        await check_complete(worker, main)
+    assert re.search(reason, caplog.text)
 
 
 async def test_the_address_of_redis_must_be_one() -> None:
