@@ -38,9 +38,11 @@ ANY_EVENT: Final = EventFilter()
 class SyncFilter:
     """What a client wants of a sync: which rooms, and which events of their timelines and states.
 
-    ``rooms`` None: all; ``not_rooms`` wins. ``lazy_load_members``: of a room that is told whole, only the members who matter to the
-    timeline: its senders, those whose membership it changes, and the user. ``include_redundant_members`` makes no difference: what a
-    client was told before is not remembered, so an answer always has them.
+    ``rooms`` None: all; ``not_rooms`` wins. State keys that were taken away are told whatever ``state`` says.
+
+    ``lazy_load_members``: the members who matter to a timeline (its senders, those whose membership it changes, and the user) are told as if
+    the client knew none of them; of a room that is told whole, the others are left out. ``include_redundant_members`` makes no difference:
+    what a client was told before is not remembered, so an answer always has them.
     """
 
     rooms: Collection[RoomId] | None = None

@@ -55,11 +55,12 @@ kind AS MATERIALIZED (
     SELECT type_nid FROM event_types WHERE type = $4::text
 ),
 page AS MATERIALIZED (  -- of each type as many as asked for, and one more
-    SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+    SELECT e.*
     FROM target t
     CROSS JOIN kind
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+        SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
+            e.outlier, e.redacted_form, e.encoding, e.json
         FROM events e
         WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
@@ -77,10 +78,12 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT $12::bigint + 1
 )
-SELECT s.*
+SELECT page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering, page.topological_ordering, page.depth,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
+    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
 FROM target
+JOIN rooms r USING (room_nid)
 LEFT JOIN page ON true
-LEFT JOIN stored_events s ON s.event_nid = page.event_nid
 ORDER BY page.topological_ordering DESC, page.stream_ordering DESC
 """
 
@@ -121,11 +124,12 @@ kind AS MATERIALIZED (
     SELECT type_nid FROM event_types WHERE type = $4::text
 ),
 page AS MATERIALIZED (  -- of each type as many as asked for, and one more
-    SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+    SELECT e.*
     FROM target t
     CROSS JOIN kind
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+        SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
+            e.outlier, e.redacted_form, e.encoding, e.json
         FROM events e
         WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
@@ -143,10 +147,12 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     ORDER BY e.topological_ordering, e.stream_ordering
     LIMIT $12::bigint + 1
 )
-SELECT s.*
+SELECT page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering, page.topological_ordering, page.depth,
+    (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
+    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
 FROM target
+JOIN rooms r USING (room_nid)
 LEFT JOIN page ON true
-LEFT JOIN stored_events s ON s.event_nid = page.event_nid
 ORDER BY page.topological_ordering, page.stream_ordering
 """
 
