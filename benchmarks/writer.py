@@ -57,6 +57,7 @@ SCENARIOS: Final = (
     Scenario("one at a time", 1, 1, 1, 1_000),
     Scenario("64 at once, 50 rooms", 50, 1, 64, 4_000),
     Scenario("batches of 100, one room", 1, 100, 1, 4_000),
+    Scenario("batches of 100, one room, from 4", 1, 100, 4, 8_000),
     Scenario("joins and leaves, 64 at once", 1, 1, 64, 1_500, storm=True),
     Scenario("64 at once, 1 room", 1, 1, 64, 2_000),
     Scenario("64 at once, 8 rooms", 8, 1, 64, 2_000),

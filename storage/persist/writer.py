@@ -88,6 +88,7 @@ class Writer:
                 await self._mend(failed)
             elif self._may_send():
                 self._send()
+                await asyncio.sleep(0)  # it is on its way before more is planned
             elif self._queue and (self._next is None or self._next.size < self._batch_max):
                 await self._plan()
             elif self._closed and self._sent is None:
