@@ -23,8 +23,13 @@ room AS (
     FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::boolean[])
         AS i (room_nid, whole, only_key_nid, lower, start, upper, is_joined)
 ),
+shown AS (  -- rooms that the user is not in, but invited to or knocking at; with the own membership
+    SELECT * FROM unnest($18::int[], $19::bigint[]) AS s (room_nid, member_nid)
+),
 named AS MATERIALIZED (
-    SELECT i.room_nid, i.room_id, i.room_version FROM room r JOIN rooms i USING (room_nid)
+    SELECT i.room_nid, i.room_id, i.room_version
+    FROM (SELECT room_nid FROM room UNION ALL SELECT room_nid FROM shown) AS r
+    JOIN rooms i USING (room_nid)
 ),
 filter AS MATERIALIZED (
     SELECT * FROM filter_of($12::text[], $13::text[], $14::text[], $15::text[], $16::boolean)
@@ -48,34 +53,28 @@ changed AS (  -- rooms that the client knows: each key that changed since, befor
     GROUP BY r.room_nid, r.whole, d.state_key_nid
 ),
 undone AS (  -- rooms that are told whole, and members that the client may not know: each key that changed after the start of the timeline
-    SELECT r.room_nid, d.state_key_nid, bool_or(k.is_member) AS is_member,
+    SELECT r.room_nid, d.state_key_nid,
         (array_agg(d.prev_event_nid ORDER BY d.stream_ordering))[1] AS start_nid,
         (array_agg(d.prev_event_nid ORDER BY d.stream_ordering) FILTER (WHERE d.stream_ordering > r.upper))[1] AS end_nid,
         bool_or(d.stream_ordering > r.upper) AS end_differs
     FROM room r
     JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.start
-    LEFT JOIN LATERAL (  -- for these few keys; not all members of the database, hashed
-        SELECT k.type_nid = 2 AS is_member
-        FROM state_keys k
-        WHERE k.state_key_nid = d.state_key_nid AND $8::boolean
-        OFFSET 0
-    ) AS k ON true
     WHERE r.whole OR $8::boolean
     GROUP BY r.room_nid, d.state_key_nid
 ),
 held AS (  -- the current state of these rooms
-    SELECT c.room_nid, c.state_key_nid, c.event_nid, NULL::boolean AS is_member
+    SELECT c.room_nid, c.state_key_nid, c.event_nid
     FROM room r
     JOIN current_state c USING (room_nid)
     WHERE r.whole AND NOT $8::boolean
     UNION ALL
-    SELECT r.room_nid, s.state_key_nid, s.event_nid, false
+    SELECT r.room_nid, s.state_key_nid, s.event_nid
     FROM room r
     JOIN rooms USING (room_nid)
     CROSS JOIN LATERAL state_but_members(rooms.current_state_group) AS s
     WHERE r.whole AND $8::boolean
     UNION ALL
-    SELECT c.room_nid, c.state_key_nid, c.event_nid, true
+    SELECT c.room_nid, c.state_key_nid, c.event_nid
     FROM wanted
     JOIN current_state c USING (room_nid, state_key_nid)
 ),
@@ -91,20 +90,28 @@ value AS (  -- each key to tell: what the client knows, the value at the start, 
     FULL JOIN undone u USING (room_nid, state_key_nid)
     WHERE NOT $8::boolean
         OR (room_nid, state_key_nid) IN (SELECT room_nid, state_key_nid FROM wanted)
-        OR (room_nid IN (SELECT room_nid FROM room WHERE whole) AND NOT COALESCE(c.is_member, u.is_member))
+        OR (room_nid IN (SELECT room_nid FROM room WHERE whole)  -- one key at a time: EXISTS could have all members of the database hashed
+            AND (SELECT k.type_nid <> 2 FROM state_keys k WHERE k.state_key_nid = COALESCE(c.state_key_nid, u.state_key_nid)))
 ),
 entry AS (
-    SELECT room_nid, state_key_nid, start_nid AS event_nid, true AS at_start, COALESCE(start_nid = end_nid, false) AS at_end
+    SELECT room_nid, state_key_nid, start_nid AS event_nid, true AS at_start, COALESCE(start_nid = end_nid, false) AS at_end, NULL::boolean AS is_own
     FROM value
     WHERE start_nid IS NOT NULL AND start_nid IS DISTINCT FROM before_nid
     UNION ALL
-    SELECT room_nid, state_key_nid, end_nid, false, true
+    SELECT room_nid, state_key_nid, end_nid, false, true, NULL
     FROM value
     WHERE end_nid IS NOT NULL AND end_nid IS DISTINCT FROM before_nid AND end_nid IS DISTINCT FROM start_nid
     UNION ALL
-    SELECT room_nid, state_key_nid, NULL, false, false
+    SELECT room_nid, state_key_nid, NULL, false, false, NULL
     FROM changed
     WHERE before_nid IS NOT NULL AND end_nid IS NULL
+    UNION ALL
+    SELECT room_nid, NULL, member_nid, false, false, true
+    FROM shown
+    UNION ALL  -- create, join rules, name, topic, canonical alias, avatar, encryption
+    SELECT s.room_nid, c.state_key_nid, c.event_nid, false, false, false
+    FROM shown s
+    JOIN current_state c ON c.room_nid = s.room_nid AND c.state_key_nid IN (1, 4, 9, 10, 11, 12, 13)
 ),
 later AS (  -- members that have changed since, where an older position is asked for
     SELECT DISTINCT ON (d.room_nid, d.state_key_nid) d.room_nid, d.state_key_nid,
@@ -130,9 +137,9 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
             CROSS JOIN LATERAL (SELECT convert_from(e.json, 'UTF8') AS text OFFSET 0) AS pdu
             WHERE e.redacted_by IS NULL AND NOT e.redacted_form AND CASE
                 WHEN e.encoding <> 0 THEN true
-                WHEN pdu.text ~ '\\u(0000|[dD][89abAB])' THEN pdu.text ~ ('"' || k.said || '"\s*:\s*"[^"]')  -- what text of Postgres may not hold
-                ELSE COALESCE(json_typeof(pdu.text::json #> ARRAY['content', k.said]) = 'string'
-                    AND pdu.text::json #>> ARRAY['content', k.said] <> '', false)
+                WHEN position('\u' IN pdu.text) > 0 AND pdu.text ~ '\\u(0000|[dD][89abAB])'  -- what Postgres takes for no text
+                    THEN pdu.text ~ ('"' || k.said || '"\s*:\s*"[^"]')
+                ELSE (pdu.text::json #> ARRAY['content', k.said])::text ~ '^"[^"]'
             END
         ) AS is_named
     FROM room r
@@ -144,17 +151,9 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
         WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower AND d.stream_ordering <= r.upper
             AND (k.type_nid = 2 OR k.state_key_nid IN (9, 11))
     ))
-),
-shown AS (  -- to those who are invited or knock: create, join rules, name, topic, canonical alias, avatar, encryption, and the own membership
-    SELECT s.room_nid, s.member_nid AS event_nid, true AS is_own
-    FROM unnest($18::int[], $19::bigint[]) AS s (room_nid, member_nid)
-    UNION ALL
-    SELECT s.room_nid, c.event_nid, false
-    FROM unnest($18::int[]) AS s (room_nid)
-    JOIN current_state c ON c.room_nid = s.room_nid AND c.state_key_nid IN (1, 4, 9, 10, 11, 12, 13)
 )
 SELECT n.room_nid, n.at_start, n.at_end, gone.type AS removed_type, gone.state_key AS removed_key,
-    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes, NULL::boolean AS is_own,
+    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes, n.is_own,
     e.event_nid, e.event_id, r.room_id, r.room_version, e.stream_ordering, e.topological_ordering, e.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
     e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
@@ -169,7 +168,8 @@ LEFT JOIN LATERAL (  -- for the few keys that were removed; not all keys of the 
     WHERE k.state_key_nid = n.state_key_nid AND n.event_nid IS NULL
     OFFSET 0
 ) AS gone ON true
-WHERE e.event_nid IS NULL OR NOT $11::boolean OR is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url)
+WHERE e.event_nid IS NULL OR NOT $11::boolean OR n.is_own IS NOT NULL
+    OR is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url)
 UNION ALL
 SELECT d.room_nid, false, false, NULL, NULL,
     d.joined_count + COALESCE((SELECT sum((l.membership = 5)::int - (l.membership_now = 5)::int) FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
@@ -180,10 +180,6 @@ SELECT d.room_nid, false, false, NULL, NULL,
     NULL, s.*
 FROM due d
 LEFT JOIN stored_events s ON false
-UNION ALL
-SELECT n.room_nid, false, false, NULL, NULL, NULL, NULL, NULL, n.is_own, s.*
-FROM shown n
-CROSS JOIN LATERAL (SELECT * FROM stored_events s WHERE s.event_nid = n.event_nid OFFSET 0) AS s
 """
 
 
