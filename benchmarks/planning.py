@@ -81,7 +81,7 @@ async def _stages(store: storage.Store, pdus: Sequence[bytes]) -> Stages:
     async with store.database.connection() as conn:
         await fill_blocks(conn, draft.blocks, {"event_nids": 2 * BATCH, "state_group_nids": 2 * BATCH, "room_nids": 1})
         with _spent(took, "prefetch"):
-            await prefetch(partial(load, conn), draft, incoming, assume_new=True)
+            await (await prefetch(partial(load, conn), draft, incoming, assume_new=True)).landed()
         took["plan"] = await _planned(conn, draft, incoming)
     with _spent(took, "parameters"):
         _parameters(draft)

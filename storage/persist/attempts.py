@@ -21,7 +21,7 @@ from storage.persist.draft import Blocks, Draft
 from storage.persist.jobs import Job, Plan
 from storage.persist.load import load
 from storage.persist.plan import Incoming, plan_event
-from storage.persist.prefetch import Load, prefetch
+from storage.persist.prefetch import Ahead, Load, prefetch
 from storage.persist.results import AppendResult
 from storage.persist.write import Written, write
 from storage.streams.following import learn_writers
@@ -86,18 +86,21 @@ class Attempts:
         """
         for job, _ in parts:
             plan.answers.setdefault(job, [])
-        assumed = await prefetch(load_needs, plan.draft, named, assume_new=assume_new)
-        for job, part in parts:
-            answers = []
-            for one in part:
-                try:
-                    answers.append(plan_event(plan.draft, one))
-                except Needs as needs:
-                    answers.append(await _decide(load_needs, plan.draft, one, needs))
-            if assumed and any(answer.outcome == "missing_parents" for answer in answers):
-                raise Unsure
-            plan.answers[job] += answers
-            plan.size += len(answers)
+        ahead = await prefetch(load_needs, plan.draft, named, assume_new=assume_new)
+        try:
+            for job, part in parts:
+                answers = []
+                for one in part:
+                    try:
+                        answers.append(plan_event(plan.draft, one))
+                    except Needs as needs:
+                        answers.append(await _decide(load_needs, plan.draft, one, needs, ahead))
+                if ahead.assumed and any(answer.outcome == "missing_parents" for answer in answers):
+                    raise Unsure
+                plan.answers[job] += answers
+                plan.size += len(answers)
+        finally:
+            await ahead.landed()
 
     async def send(self, plan: Plan) -> None:
         """Write a plan whose rows are in the caches already."""
@@ -192,10 +195,11 @@ class Attempts:
         return bool(rows)
 
 
-async def _decide(load_needs: Load, draft: Draft, incoming: Incoming, lacking: Needs) -> AppendResult:
-    """Plan one event, loading what it lacks."""
+async def _decide(load_needs: Load, draft: Draft, incoming: Incoming, lacking: Needs, ahead: Ahead) -> AppendResult:
+    """Plan one event, loading what it lacks; most likely that is on its way."""
     for _ in range(ROUNDS_MAX):
-        await load_needs(draft, lacking)
+        if not await ahead.landed():
+            await load_needs(draft, lacking)
         try:
             return plan_event(draft, incoming)
         except Needs as needs:

@@ -1,5 +1,6 @@
 """Loading ahead what a batch is going to need, in one statement: what its events name, as far as the caches lack it."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -42,11 +43,29 @@ class Lacking:
         return not any(getattr(self, name) for name in self.__slots__)
 
 
-async def prefetch(load: Load, draft: Draft, incoming: Sequence[Incoming], *, assume_new: bool) -> bool:
-    """Have at hand what the events name: rooms, parents, auth events, the states after the parents, names.
+class Ahead:
+    """The question for all that a batch lacks, on its way while the events that need none of it are planned.
 
-    Whether the events themselves were taken for new, as ``assume_new`` allows where nothing speaks against it: all else that they name
-    is in the caches.
+    ``assumed``: whether the batch's events were taken for new.
+    """
+
+    def __init__(self, load: Load, draft: Draft, lacking: Lacking, *, assumed: bool) -> None:
+        self.assumed = assumed
+        self._load = None if lacking.is_empty else asyncio.ensure_future(load(draft, Needs("ahead", (lacking,))))
+
+    async def landed(self) -> bool:
+        """Wait for the answer; whether there was one to wait for. Raises what asking raised."""
+        load, self._load = self._load, None
+        if load is not None:
+            await load
+        return load is not None
+
+
+async def prefetch(load: Load, draft: Draft, incoming: Sequence[Incoming], *, assume_new: bool) -> Ahead:
+    """Ask for what the events name: rooms, parents, auth events, the states after the parents, names.
+
+    The events themselves are taken for new, as ``assume_new`` allows, where nothing speaks against it: all other events that they name
+    are in the caches. Otherwise the answer is here already.
     """
     lacking = Lacking()
     ids: set[str] = {one.event.event_id for one in incoming}
@@ -60,9 +79,12 @@ async def prefetch(load: Load, draft: Draft, incoming: Sequence[Incoming], *, as
         lacking.events |= own
     wanted = dict.fromkeys(BLOCK_LENGTHS, 1) | {"event_nids": len(incoming), "state_group_nids": len(incoming) + 2}
     lacking.numbers = {name: NUMBERS_AHEAD * number for name, number in wanted.items() if draft.blocks.left(name) < number}
-    if not lacking.is_empty:
-        await load(draft, Needs("ahead", (lacking,)))
-    return assumed
+    ahead = Ahead(load, draft, lacking, assumed=assumed)
+    if not assumed:
+        await ahead.landed()
+    elif not lacking.is_empty:
+        await asyncio.sleep(0)  # it is on its way before anything is planned
+    return ahead
 
 
 def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:

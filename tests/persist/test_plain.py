@@ -74,7 +74,7 @@ async def decide_all(store: storage.Store, pdus: Iterable[bytes], version: str, 
     draft = Draft(store.writer.caches, Blocks(), SERVER)
     count = 0
     async with store.database.connection() as conn:
-        await prefetch(partial(load, conn), draft, incoming, assume_new=assume_new)
+        await (await prefetch(partial(load, conn), draft, incoming, assume_new=assume_new)).landed()
         for one in incoming:
             draft, short = await decide(conn, draft, one)
             count += short
