@@ -60,10 +60,16 @@ async def append(
 
 
 async def _known_versions(database: Database, writer: Writer, room_ids: set[str]) -> dict[str, str]:
-    """The versions of the rooms that the store knows."""
-    cached = {room_id: row.room_version for room_id in room_ids if (row := writer.caches.rooms.get(room_id)) is not None}
-    lacking = room_ids - cached.keys()
-    if lacking:
-        async with database.connection() as conn:
-            cached.update(await conn.fetch(SQL_ROOM_VERSIONS, list(lacking), row=RoomVersionRow))
+    """The versions of the rooms that the store knows. Calls have their answer in the order in which they came: a child's after its parent's."""
+    cached = _cached_versions(writer, room_ids)
+    if len(cached) < len(room_ids) or writer.looking_up.locked():
+        async with writer.looking_up:
+            cached = _cached_versions(writer, room_ids)
+            if lacking := room_ids - cached.keys():
+                async with database.connection() as conn:
+                    cached.update(await conn.fetch(SQL_ROOM_VERSIONS, list(lacking), row=RoomVersionRow))
     return cached
+
+
+def _cached_versions(writer: Writer, room_ids: set[str]) -> dict[str, str]:
+    return {room_id: row.room_version for room_id in room_ids if (row := writer.caches.rooms.get(room_id)) is not None}

@@ -42,6 +42,8 @@ class Writer:
             rooms=config.cache_rooms_max,
             names=config.cache_names_max,
         )
+        self.looking_up = asyncio.Lock()
+        """Held while the versions of rooms are looked up, before appends are queued."""
         self._database = database
         self._attempts = Attempts(database, streams, self.caches, server_name=server_name, writer_nid=writer_nid)
         self._queue: deque[Job] = deque()

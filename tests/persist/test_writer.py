@@ -419,3 +419,16 @@ async def test_a_killed_process(dsn: str) -> None:
     for number, count in enumerate(said):
         events = [event.event_id for event in process_room(number).events]
         assert set(events[:count]) <= found.keys()
+
+
+async def test_calls_are_stored_in_their_order_where_the_room_must_be_looked_up_first(dsn: str) -> None:
+    """Each on a connection of its own, the look-ups would end in any order, and a child would come before its parent."""
+    room = RoomBuilder("11")
+    room.start("@alice:s1.test")
+    async with storage.open(dsn, server_name="s1.test") as store:
+        await store.append(room.pdus)
+    for _ in range(10):
+        messages = [room.message("@alice:s1.test") for _ in range(20)]
+        async with storage.open(dsn, server_name="s1.test") as cold:
+            results = await asyncio.gather(*(cold.append([message.pdu]) for message in messages))
+        assert [result.outcome for [result] in results] == ["stored"] * 20
