@@ -46,7 +46,11 @@ SQL_ROOMS: Final = """
 SELECT r.room_id, r.room_nid, r.current_state_group, g.audience, r.forward_extremities[1] AS tip
 FROM rooms r JOIN state_groups g ON g.state_group = r.current_state_group
 """
-SQL_STATE: Final = "SELECT event_id, event_nid, sender_nid FROM events WHERE event_id = ANY($1::text[])"
+SQL_STATE: Final = """
+SELECT e.event_id, e.event_nid, e.sender_nid
+FROM unnest($1::text[]) AS named (event_id)
+JOIN events e USING (event_id)
+"""  # a join: there is no index on the events when this is asked first
 SQL_ENDS: Final = """
 UPDATE rooms r
 SET write_version = r.write_version + 1, last_stream_ordering = i.stream, max_topological_ordering = i.topological,
