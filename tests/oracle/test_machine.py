@@ -124,9 +124,11 @@ class StateAfterForStateBefore(Oracle):
         return state, self.auth_chain(state)
 
 
-class ForgetsWhatIsLeftOut(Oracle):
+class ForgetsTheSenders(Oracle):
+    """Of a filter, those who are wanted and those who are not."""
+
     def passes(self, event_id: EventId, wanted: EventFilter) -> bool:
-        return super().passes(event_id, replace(wanted, not_types=None))
+        return super().passes(event_id, replace(wanted, senders=None, not_senders=None))
 
 
 class CountsTheInvited(Oracle):
@@ -151,7 +153,7 @@ def test_batches_do_not_matter() -> None:
         ForgetsSharedHistory,
         BackfillIsNews,
         StateAfterForStateBefore,
-        ForgetsWhatIsLeftOut,
+        ForgetsTheSenders,
         CountsTheInvited,
     ],
 )
