@@ -80,8 +80,9 @@ def numbered(stretches: Iterable[Stretch], counts: Mapping[tuple[int, int], int]
             yield one
             continue
         number, file = (number if one.file == file else 1), one.file
-        yield one._replace(number=number)
-        number += counts[one.file, one.begin]
+        count = counts[one.file, one.begin]
+        yield one._replace(number=number, count=count)
+        number += count
 
 
 def _of_file(file: int, one: Source, length: int) -> Iterator[Stretch]:
@@ -91,7 +92,7 @@ def _of_file(file: int, one: Source, length: int) -> Iterator[Stretch]:
         return
     number = 1
     for group, rows in enumerate(one.groups):
-        yield Stretch("rows", one.at, file, one.within, one.path, group, group + 1, number)
+        yield Stretch("rows", one.at, file, one.within, one.path, group, group + 1, number, rows)
         number += rows
 
 

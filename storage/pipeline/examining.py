@@ -141,7 +141,7 @@ class Examination:
     async def _stretch(self, database: Database, stretch: Stretch) -> list[pa.RecordBatch]:
         work = _Stretch(self, stretch.at)
         async with database.transaction() as conn:
-            await staging.forget(conn, self.number, place_of(stretch.file, stretch.number), place_of(stretch.file + 1, 0))
+            await staging.forget(conn, self.number, *stretch.places)
             try:
                 rows = read(stretch)
                 while chunk := list(islice(rows, CHUNK)):

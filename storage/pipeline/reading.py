@@ -49,8 +49,8 @@ class Given(NamedTuple):
 class Stretch(NamedTuple):
     """What one task reads of a file: the lines that begin from byte ``begin`` to before ``end``, or the row groups of Parquet by number.
 
-    ``at``: the path's place among those given; ``file``: the file's among all; ``number``: of the first line or row, from 1.
-    ``within``: the file's place in its path.
+    ``at``: the path's place among those given; ``file``: the file's among all; ``within``: the file's place in its path. ``number``: of the
+    first line or row, from 1; ``count``: how many there are.
     """
 
     kind: Literal["lines", "rows"]
@@ -61,6 +61,12 @@ class Stretch(NamedTuple):
     begin: int
     end: int
     number: int = 1
+    count: int = 0
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Where the bytes of its lines are put aside: from, and before."""
+        return place_of(self.file, self.number), place_of(self.file, self.number + self.count)
 
 
 class Row(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
@@ -84,13 +84,14 @@ class Recipe(NamedTuple):
                 return deliver_shuffled(room, self.seed)
 
 
+WAYS = ["in order", "odd", "late", "gap", "shuffled"]
 RECIPES = st.builds(
     Recipe,
     st.sampled_from(["small_chat", "direct_chat", "join_leave_storm", "fork_heavy"]),
     st.sampled_from(["1", "3", "6", "8", "10", "11", "12"]),
     st.integers(12, 50),
     st.integers(0, 10_000),
-    st.sampled_from(["in order", "odd", "late", "gap", "shuffled"]),
+    st.sampled_from(WAYS),
     st.floats(0, 1),
     st.floats(0, 1),
 )
@@ -102,25 +103,41 @@ def test_the_same_tables_row_for_row(spark: SparkSession, server_dsn: str, templ
         deadline=None,
         database=None,
         derandomize="STORAGE_EXAMPLES" not in os.environ,
-        phases=[Phase.generate],
+        phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.lists(RECIPES, min_size=ROOMS_EACH, max_size=ROOMS_EACH, unique_by=lambda recipe: recipe.seed))
-    def holds(recipes: list[Recipe]) -> None:
+    @given(
+        st.lists(RECIPES, min_size=ROOMS_EACH, max_size=ROOMS_EACH, unique_by=lambda recipe: recipe.seed), st.sampled_from([1, 7, 30, 5000])
+    )
+    @example([Recipe("fork_heavy", "11", 50, seed, way, 0.2, 0.7) for seed, way in enumerate(WAYS)], 1)
+    def holds(recipes: list[Recipe], part: int) -> None:
         events = interleaved(recipe.delivery() for recipe in recipes)
         write_ndjson(events, tmp_path / "rooms.ndjson")
-        asyncio.run(compare(events))
+        asyncio.run(compare(events, part))
 
-    async def compare(events: list[GeneratedEvent]) -> None:
+    async def compare(events: list[GeneratedEvent], part: int) -> None:
         async with (
             _fresh_database(server_dsn, template_name, worker_id) as appended,
             _fresh_database(server_dsn, template_name, worker_id) as imported,
         ):
             await append_patiently(appended, events)
-            import_archive(spark, [str(tmp_path / "rooms.ndjson")], imported, server_name=SERVER, work=str(tmp_path / "work"))
+            import_archive(spark, [str(tmp_path / "rooms.ndjson")], imported, server_name=SERVER, work=str(tmp_path / "work"), part=part)
             assert await tables(imported) == await tables(appended)
 
     holds()
+
+
+async def test_one_large_room_gives_the_same_tables(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path) -> None:
+    """Written in parts. `STORAGE_LARGE_ROOM=200000` says how large; without it a small large room."""
+    size = int(os.environ.get("STORAGE_LARGE_ROOM", "1500"))
+    room = generate_room(SHAPES["small_chat"], size, seed=8, sign=False)
+    write_ndjson(room, tmp_path / "room.ndjson")
+    async with storage.open(another_dsn, server_name=SERVER) as store:
+        for begin in range(0, len(room), 1000):
+            await store.append(room.pdus[begin : begin + 1000], room_version=room.room_version)
+    summary = import_archive(spark, [str(tmp_path / "room.ndjson")], dsn, server_name=SERVER, part=max(size // 20, 100))
+    assert summary.outcomes["stored"] == size
+    assert await tables(dsn) == await tables(another_dsn)
 
 
 async def test_rejects_stand_with_their_lines(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
