@@ -63,6 +63,27 @@ def read_line(raw: bytes) -> Line:
     return _opened(text, start, value)
 
 
+def pdus_of(raw: bytes) -> list[bytes]:
+    """The PDUs of an answer of /backfill, ``{"pdus": [{…}, …], …}``, byte for byte. `InvalidEvent` says what is wrong with it."""
+    try:
+        text = raw.decode()
+        value = _READER.decode(text)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InvalidEvent(f"not JSON: {error}") from None
+    if not isinstance(value, dict) or not isinstance(value.get("pdus"), list):
+        raise InvalidEvent("not an object with a list pdus")
+    listed = cast("str", member(text, _skip(text, 0), "pdus"))
+    found: list[bytes] = []
+    at = _skip(listed, 1)
+    while listed[at] != "]":
+        _, end = _READER.raw_decode(listed, at)
+        found.append(listed[at:end].encode())
+        at = _skip(listed, end)
+        if listed[at] == ",":
+            at = _skip(listed, at + 1)
+    return found
+
+
 def member(text: str, start: int, key: str) -> str | None:
     """The text of a member's value, as it stands, in the JSON object that begins at ``start``; the last one of that name.
 

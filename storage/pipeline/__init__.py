@@ -2,7 +2,9 @@
 
 source, options, positions, selecting, rows    `RoomEvents`: reading the store, as a data source
 streaming, sink                                its streaming reads and its writes
-importing                                      `import_archive`: archives, examining, ordering and loading are its stages
+importing                                      `import_archive`, in two stages:
+  archives, reading, synapse, examining        lines, each by itself; staging keeps the bytes, slim what goes on
+  loading, rooms, planning, bulk, interning    rooms that the store does not hold; appending, ordering: those that it holds
 exporting                                      `export_parquet`
 checking                                       `verify` and `rebuild`
 failures                                       what failed in an executor, as one of our errors
@@ -13,5 +15,6 @@ from storage.pipeline.checking import rebuild, verify
 from storage.pipeline.exporting import Export, export_parquet
 from storage.pipeline.importing import ImportSummary, import_archive
 from storage.pipeline.source import RoomEvents
+from storage.pipeline.synapse import Synapse
 
-__all__ = ["Export", "ImportSummary", "RoomEvents", "export_parquet", "import_archive", "rebuild", "verify"]
+__all__ = ["Export", "ImportSummary", "RoomEvents", "Synapse", "export_parquet", "import_archive", "rebuild", "verify"]

@@ -1,5 +1,6 @@
-"""The files of an import, and the stretches that executors read: NDJSON by bytes, with true line numbers; Parquet by row groups.
+"""The files of an import, and the stretches that executors read.
 
+NDJSON by bytes, with true line numbers; Parquet by row groups; answers of /backfill (``.json``) whole.
 Paths are local or on a file system that pyarrow knows (``s3://``, ``hdfs://``), and must mean the same on every executor.
 """
 
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from storage.errors import InputError
-from storage.pipeline.reading import Stretch, opened
+from storage.pipeline.reading import FILE_SHIFT, Stretch, opened
 
 STRETCH_BYTES_MAX: Final = 16 << 20
 STRETCH_BYTES_MIN: Final = 1 << 20
@@ -22,13 +23,17 @@ STRETCHES_EACH: Final = 3
 
 
 class Source(NamedTuple):
-    """A file to import. ``at``: the place of its path among those given; ``within``: its own in it. ``groups``: rows of its row groups."""
+    """A file to import. ``at``: the place of its path among those given; ``within``: its own in it.
+
+    ``groups``: rows of its row groups, of Parquet. ``is_answer``: an answer of /backfill.
+    """
 
     at: int
     within: int
     path: str
     size: int
     groups: tuple[int, ...] | None = None
+    is_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,11 @@ class Sources:
 
     files: tuple[Source, ...]
     broken: Mapping[str, str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What dead letters call the files."""
+        return tuple(one.path for one in self.files)
 
     def stretches(self, tasks: int) -> list[Stretch]:
         """All stretches, in the order of the files; lines are numbered later (`numbered`)."""
@@ -61,7 +71,8 @@ def found(paths: Sequence[str]) -> Sources:
         for within, one in enumerate(tables or infos):
             full = path.partition("://")[0] + "://" + one.path if "://" in path else one.path
             try:
-                files.append(Source(at, within, full, one.size, _groups(where, one.path) if tables else None))
+                groups = _groups(where, one.path) if tables else None
+                files.append(Source(at, within, full, one.size, groups, is_answer=one.path.endswith(".json")))
             except (pa.ArrowException, OSError, InputError) as error:
                 broken[one.path] = str(error)
     return Sources(tuple(files), broken)
@@ -81,11 +92,14 @@ def numbered(stretches: Iterable[Stretch], counts: Mapping[tuple[int, int], int]
             continue
         number, file = (number if one.file == file else 1), one.file
         count = counts[one.file, one.begin]
-        yield one._replace(number=number, count=count)
+        yield one._replace(number=number, lines=count)
         number += count
 
 
 def _of_file(file: int, one: Source, length: int) -> Iterator[Stretch]:
+    if one.is_answer:
+        yield Stretch("answer", one.at, file, one.within, one.path, 0, one.size, 0, 1 << FILE_SHIFT)
+        return
     if one.groups is None:
         for begin in range(0, one.size, length):
             yield Stretch("lines", one.at, file, one.within, one.path, begin, min(begin + length, one.size))

@@ -29,6 +29,7 @@ from storage.pipeline import staging
 from storage.pipeline.appending import BULK_TIMEOUT_MS, spare_collector
 from storage.pipeline.reading import Given, Row, Stretch, given_of, lines_of, place_of, read
 from storage.pipeline.slim import packed, slim
+from storage.pipeline.synapse import read_synapse
 
 SQL_HELD: Final[LiteralString] = """
 SELECT event_id, outlier
@@ -143,7 +144,7 @@ class Examination:
         async with database.transaction() as conn:
             await staging.forget(conn, self.number, *stretch.places)
             try:
-                rows = read(stretch)
+                rows = read_synapse(stretch) if stretch.kind == "synapse" else read(stretch)
                 while chunk := list(islice(rows, CHUNK)):
                     await work.take(conn, chunk)
             except (pa.ArrowException, OSError) as error:

@@ -37,6 +37,7 @@ from storage.pipeline.loading import LOADED, load_rooms
 from storage.pipeline.reading import Stretch, placed
 from storage.pipeline.rows import spark_ddl
 from storage.pipeline.staging import staging
+from storage.pipeline.synapse import Synapse
 
 SQL_KNOWN_ROOMS: Final[LiteralString] = """
 SELECT room_id, room_version
@@ -72,7 +73,7 @@ class ImportSummary:
 
 def import_archive(
     spark: SparkSession,
-    paths: Sequence[str],
+    paths: Sequence[str] | Synapse,
     dsn: str,
     *,
     server_name: str | None = None,
@@ -85,7 +86,9 @@ def import_archive(
     part: int = PART,
     stage: Stage = lambda _: None,
 ) -> ImportSummary:
-    """Store the events of NDJSON and Parquet files (also those of `export_parquet`); what is not stored goes to ``rejects``, as Parquet.
+    """Store the events of NDJSON and Parquet files (also those of `export_parquet`), of answers of /backfill (``.json``), or of a `Synapse`.
+
+    What is not stored goes to ``rejects``, as Parquet.
 
     ``writers`` tasks load at once (default: as many as Spark runs), each with two connections at most. ``work`` is a folder that all
     executors reach (default: a temporary one, for local masters); what is in it is overwritten. ``verify_keys``: signatures are checked.
@@ -93,7 +96,7 @@ def import_archive(
     planned before they are written; a larger room is written in parts, in one transaction. ``stage`` is told what begins. `InputError`, `DatabaseError` (`DatabaseConflict` while another import is at work); Spark's own errors
     where an executor fails for good.
     """
-    sources = found(paths)
+    sources = paths if isinstance(paths, Synapse) else found(paths)
     tasks = writers or spark.sparkContext.defaultParallelism
     with _folder(work) as folder, staging(dsn) as number:
         stage("examining")
@@ -217,7 +220,7 @@ def _loading(target: Target, number: int) -> Callable[[Iterator[pa.RecordBatch]]
 # ------------------------------------------------------------------------------------------------------------------ tell
 
 
-def _told(spark: SparkSession, folder: str, sources: Sources, rejects: str | None) -> ImportSummary:
+def _told(spark: SparkSession, folder: str, sources: Sources | Synapse, rejects: str | None) -> ImportSummary:
     """Count; and write the dead letters."""
     columns = ["place", "outcome", "events", "event_id", "reason", "missing", "pdu"]
     examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(literal(folder) + "/examined").where("outcome IS NOT NULL")
@@ -245,15 +248,15 @@ DEAD_LETTERS: Final = pa.schema(
 """What was not stored. ``line``: from 1; of Parquet the number of the row; null for a file that cannot be read."""
 
 
-def _dead_letters(spark: SparkSession, rejected: DataFrame, sources: Sources, path: str) -> None:
-    paths = [one.path for one in sources.files]
+def _dead_letters(spark: SparkSession, rejected: DataFrame, sources: Sources | Synapse, path: str) -> None:
+    names = sources.names
 
     def letters(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = []
             for row in batch.to_pylist():
                 file, line = placed(row["place"])
-                rows.append({**row, "source": paths[file], "line": line or None})
+                rows.append({**row, "source": names[file], "line": line or None})
             yield pa.RecordBatch.from_pylist(rows, schema=DEAD_LETTERS)
 
     written = rejected.mapInArrow(letters, spark_ddl(DEAD_LETTERS))

@@ -6,7 +6,7 @@ itself, which its reading proves. Anything else goes through `storage.event.ndjs
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, cast
 
 import orjson
@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from storage.errors import InputError, InvalidEvent
 from storage.event import glance
-from storage.event.ndjson import ORIGINS, Origin, read_line
+from storage.event.ndjson import ORIGINS, Origin, pdus_of, read_line
 
 PIECE_BYTES: Final = 1 << 20
 LINE_BYTES_MAX: Final = 16 << 20
@@ -47,13 +47,14 @@ class Given(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What one task reads of a file: the lines that begin from byte ``begin`` to before ``end``, or the row groups of Parquet by number.
+    """What one task reads: the lines of a file that begin from byte ``begin`` to before ``end``, or its row groups by number.
 
+    Or a whole answer of /backfill; or stream orderings of a Synapse, whose DSN is then ``path``.
     ``at``: the path's place among those given; ``file``: the file's among all; ``within``: the file's place in its path. ``number``: of the
-    first line or row, from 1; ``count``: how many there are.
+    first line or row, from 1; ``lines``: how many there are, at most.
     """
 
-    kind: Literal["lines", "rows"]
+    kind: Literal["lines", "rows", "answer", "synapse"]
     at: int
     file: int
     within: int
@@ -61,12 +62,12 @@ class Stretch(NamedTuple):
     begin: int
     end: int
     number: int = 1
-    count: int = 0
+    lines: int = 0
 
     @property
     def places(self) -> tuple[int, int]:
         """Where the bytes of its lines are put aside: from, and before."""
-        return place_of(self.file, self.number), place_of(self.file, self.number + self.count)
+        return place_of(self.file, self.number), place_of(self.file, self.number + self.lines)
 
 
 class Row(NamedTuple):
@@ -87,6 +88,21 @@ def opened(path: str) -> tuple[Any, str]:
     return where, at
 
 
+def read_answer(stretch: Stretch) -> Iterator[Row]:
+    """The PDUs of an answer of /backfill, byte for byte. `OSError`."""
+    where, path = opened(stretch.path)
+    with where.open_input_file(path) as file:
+        raw = file.read()
+    base, within = place_of(stretch.file, 0), place_of(stretch.within, 0)
+    try:
+        pdus = pdus_of(raw)
+    except InvalidEvent as error:
+        yield Row(within, base, error, raw[:LINE_BYTES_MAX])
+        return
+    for number, pdu in enumerate(pdus, 1):
+        yield Row(within + number, base + number, Given(pdu, glance(pdu) or {}, None, "backfill", None), pdu)
+
+
 def place_of(file: int, number: int) -> int:
     """Where the bytes of a line are put aside."""
     return (file << FILE_SHIFT) + number
@@ -99,7 +115,7 @@ def placed(place: int) -> tuple[int, int]:
 
 def read(stretch: Stretch) -> Iterator[Row]:
     """The rows of a stretch. `pyarrow.ArrowException` and `OSError` where the file cannot be read."""
-    return _read_lines(stretch) if stretch.kind == "lines" else _read_rows(stretch)
+    return READERS[stretch.kind](stretch)
 
 
 # ----------------------------------------------------------------------------------------------------------------- lines
@@ -250,3 +266,7 @@ def given_of_row(row: dict[str, Any]) -> Given:
 def rows_of(batch: pa.RecordBatch, names: Sequence[str] = tuple(TAKEN)) -> Iterator[dict[str, Any]]:
     """The rows of a batch of a data frame, with those of these columns that it has."""
     yield from batch.select([name for name in names if name in batch.schema.names]).to_pylist()
+
+
+READERS: Final[dict[str, Callable[[Stretch], Iterator[Row]]]] = {"lines": _read_lines, "rows": _read_rows, "answer": read_answer}
+"""By kind; `storage.pipeline.synapse` has its own."""

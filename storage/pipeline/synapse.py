@@ -1,0 +1,163 @@
+"""The database of a running Synapse as a source of an import: read only, and again and again until the switch.
+
+Read are `events`, `event_json`, `rooms`, `event_edges`, and, where the events do not tell the state before one (a parent is lacking, or came
+later, as after a join over federation), `event_to_state_groups`, `state_groups_state` and `state_group_edges`. The tables and columns are
+those of Synapse's published schema. What Synapse has rejected or soft-failed is judged anew, by the same rules; what it has pruned after a
+redaction comes in its redacted form, as `redacted`. Outliers stay outliers.
+
+Stream orderings are the places: positive ones live events and outliers, negative ones history. An import goes on from where an
+earlier one was (`Synapse.since`), some way back besides, as Synapse's writers commit out of order; what comes twice is a duplicate. Outliers
+that have joined the timeline since keep their old place there: `ex_outlier_stream` tells them.
+
+Not known there: the former value of a state event's own key, if its state group was stored whole.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, LiteralString, NamedTuple
+
+from storage.database.arrow import arrow_snapshot
+from storage.errors import InputError, InvalidEvent
+from storage.event import glance
+from storage.event.ndjson import Origin
+from storage.pipeline.reading import Given, Row, Stretch, place_of
+
+# Of another database than ours: no SQL_, which stands for what is valid in this schema. tests/pipeline/test_synapse.py runs each.
+RANGES: Final[LiteralString] = """
+SELECT COALESCE(min(stream_ordering), 0)::bigint AS first, COALESCE(max(stream_ordering), 0)::bigint AS last
+FROM events
+"""
+
+EVENTS: Final[LiteralString] = """
+SELECT e.stream_ordering AS place, e.stream_ordering < 0 AS is_history, e.event_id, r.room_version, e.outlier, j.json,
+    NOT e.outlier AND EXISTS (
+        SELECT
+        FROM event_edges x
+        LEFT JOIN events p ON p.event_id = x.prev_event_id
+        WHERE x.event_id = e.event_id
+            AND (p.event_id IS NULL OR p.outlier OR (e.stream_ordering > 0 AND (p.stream_ordering < 0 OR p.stream_ordering > e.stream_ordering)))
+    ) AS is_untold
+FROM events e
+JOIN event_json j ON j.event_id = e.event_id
+LEFT JOIN rooms r ON r.room_id = e.room_id
+WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
+ORDER BY e.stream_ordering
+"""
+
+FORMER_OUTLIERS: Final[LiteralString] = """
+SELECT x.event_stream_ordering AS place, e.stream_ordering < 0 AS is_history, e.event_id, r.room_version, e.outlier, j.json, true AS is_untold
+FROM ex_outlier_stream x
+JOIN events e ON e.event_id = x.event_id
+JOIN event_json j ON j.event_id = e.event_id
+LEFT JOIN rooms r ON r.room_id = e.room_id
+WHERE x.event_stream_ordering >= $1::bigint AND x.event_stream_ordering < $2::bigint
+ORDER BY x.event_stream_ordering
+"""
+
+STATES: Final[LiteralString] = """
+SELECT wanted.event_id, ARRAY(
+    SELECT folded.event_id
+    FROM (
+        WITH RECURSIVE up AS (  -- the groups that this one builds on: the nearest value of a key counts
+            SELECT g.state_group, 0 AS far
+            UNION ALL
+            SELECT x.prev_state_group, up.far + 1
+            FROM up
+            JOIN state_group_edges x ON x.state_group = up.state_group
+        )
+        SELECT DISTINCT ON (s.type, s.state_key) s.event_id
+        FROM up
+        JOIN state_groups_state s ON s.state_group = up.state_group
+        WHERE s.event_id <> wanted.event_id
+        ORDER BY s.type, s.state_key, up.far
+    ) AS folded
+    ORDER BY folded.event_id
+) AS state_before
+FROM unnest($1::text[]) AS wanted (event_id)
+JOIN event_to_state_groups g ON g.event_id = wanted.event_id
+"""
+
+PAGE: Final = 2_000
+"""Stream orderings read by one statement."""
+
+STRETCH: Final = 40_000
+OVERLAP: Final = 10_000
+HISTORY_LAST: Final = 1 << 50
+NAMES: Final = ("events by stream ordering", "history by stream ordering, negative", "former outliers by stream ordering")
+LIVE, HISTORY, FORMER = range(3)
+
+
+class Position(NamedTuple):
+    """How far an import of a Synapse has come: the largest stream ordering, and the smallest."""
+
+    live: int
+    history: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Position":
+        """Of its text, such as ``12345,-678``. `InputError`."""
+        live, _, history = text.partition(",")
+        try:
+            return cls(int(live), int(history))
+        except ValueError:
+            raise InputError(f"{text!r} is no position in a Synapse: it looks like 12345,-678") from None
+
+    def __str__(self) -> str:
+        return f"{self.live},{self.history}"
+
+
+@dataclass(frozen=True, slots=True)
+class Synapse:
+    """A source of an import. ``since``: where an earlier one ended; ``upto``: where this one does."""
+
+    dsn: str
+    since: Position | None
+    upto: Position
+    broken: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, dsn: str, since: Position | None = None) -> "Synapse":
+        """The events that are there now. `DatabaseUnavailable`."""
+        with arrow_snapshot(dsn) as conn:
+            [row] = conn.rows(RANGES)
+        return cls(dsn, since, Position(max(row["last"], 0), min(row["first"], 0)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What dead letters call their sources; their lines are stream orderings."""
+        return NAMES
+
+    def stretches(self, tasks: int) -> list[Stretch]:
+        """What tasks read."""
+        del tasks
+        live = 1 if self.since is None else max(self.since.live - OVERLAP, 0) + 1
+        history = 0 if self.since is None else min(self.since.history + OVERLAP, 0)
+        found = [self._stretch(LIVE, begin, min(begin + STRETCH, self.upto.live + 1)) for begin in range(live, self.upto.live + 1, STRETCH)]
+        found += [self._stretch(HISTORY, max(end - STRETCH, self.upto.history), end) for end in range(history, self.upto.history, -STRETCH)]
+        return found if self.since is None else [*found, self._stretch(FORMER, live, self.upto.live + 1)]
+
+    def _stretch(self, kind: int, begin: int, end: int) -> Stretch:
+        first = -(end - 1) if kind == HISTORY else begin
+        return Stretch("synapse", 0, kind, kind, self.dsn, begin, end, first, end - begin)
+
+
+def read_synapse(stretch: Stretch) -> Iterator[Row]:
+    """The rows of a stretch, in pages; one snapshot."""
+    statement = FORMER_OUTLIERS if stretch.file == FORMER else EVENTS
+    with arrow_snapshot(stretch.path) as conn:
+        for begin in range(stretch.begin, stretch.end, PAGE):
+            rows = conn.rows(statement, begin, min(begin + PAGE, stretch.end))
+            untold = [row["event_id"] for row in rows if row["is_untold"] and not row["outlier"]]
+            states = {row["event_id"]: row["state_before"] for row in conn.rows(STATES, untold)} if untold else {}
+            for row in rows:
+                yield _row(stretch.file, row, states.get(row["event_id"]))
+
+
+def _row(file: int, row: Mapping[str, Any], state: list[str] | None) -> Row:
+    place: int = row["place"]
+    rank = HISTORY_LAST - place if row["is_history"] else place
+    raw: bytes = row["json"].encode()
+    glanced = glance(raw)
+    origin: Origin = "outlier" if row["outlier"] else "backfill" if row["is_history"] else "live"
+    given = Given(raw, glanced or {}, row["room_version"], origin, None if state is None else tuple(state))
+    return Row(rank, place_of(file, abs(place)), given if glanced is not None else InvalidEvent("not JSON"), raw)
