@@ -20,7 +20,7 @@ from storage.database.connection import Database
 from storage.database.migrate import check_schema, migrate
 from storage.errors import InputError
 
-app = typer.Typer(help="Bulk work on Spark: import, export, rebuild, verify, stream.", no_args_is_help=True)
+app = typer.Typer(help="Bulk work on Spark: import, export, rebuild, verify, statistics, stream.", no_args_is_help=True)
 
 MasterOption = Annotated[str, typer.Option("--master", help="Where Spark runs: local[N], spark://…, yarn, k8s://….")]
 ConfOption = Annotated[
@@ -136,6 +136,33 @@ def rebuild(
     print_rows("Not rebuilt", ["room", "reason"], list(failed.items()), as_json=as_json)
     if failed:
         raise typer.Exit(ExitCode.FINDINGS)
+
+
+@app.command("statistics")
+def statistics(
+    path: Annotated[str, typer.Argument(metavar="DIRECTORY", help="The folder for the tables, as Parquet, and for index.html.")],
+    dsn: DsnOption = None,
+    *,
+    top: Annotated[int, typer.Option("--top", min=1, help="So many rooms in each list, and types.")] = 10,
+    tasks: TasksOption = None,
+    master: MasterOption = LOCAL,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count rooms, events, bytes, growth, states and forks: as Parquet, and as a page with plots that can be opened anywhere."""
+    with _spark(dsn, master, conf) as (spark, target):
+        found = _pipeline().statistics(spark, target, path, top=top, partitions=tasks or 8, stage=_say)
+    if as_json:
+        print_json(asdict(found))
+        return
+    print_values({name.replace("_", " "): f"{value:,}" for name, value in found.totals.items()}, as_json=False)
+    for title, columns, rows in (
+        ("Events per type", ["type", "events", "bytes"], found.types),
+        ("Largest states", ["name", "room_id", "state_entries", "events"], found.largest_states),
+        ("Most forked rooms", ["name", "room_id", "merges", "forward_extremities", "events"], found.most_forked),
+    ):
+        print_rows(title, columns, [[row[name] for name in columns] for row in rows], as_json=False)
+    typer.echo(f"tables and plots: {path.rstrip('/')}/index.html")
 
 
 @app.command("stream")

@@ -7,14 +7,27 @@ importing                                      `import_archive`, in two stages:
   loading, rooms, planning, bulk, interning    rooms that the store does not hold; appending, ordering: those that it holds
 exporting                                      `export_parquet`
 checking                                       `verify` and `rebuild`
+counting, page                                 `statistics`, and its page with plots
 failures                                       what failed in an executor, as one of our errors
 session                                        a Spark session that suits this machine
 """
 
 from storage.pipeline.checking import rebuild, verify
+from storage.pipeline.counting import Statistics, statistics
 from storage.pipeline.exporting import Export, export_parquet
 from storage.pipeline.importing import ImportSummary, import_archive
 from storage.pipeline.source import RoomEvents
 from storage.pipeline.synapse import Synapse
 
-__all__ = ["Export", "ImportSummary", "RoomEvents", "Synapse", "export_parquet", "import_archive", "rebuild", "verify"]
+__all__ = [
+    "Export",
+    "ImportSummary",
+    "RoomEvents",
+    "Statistics",
+    "Synapse",
+    "export_parquet",
+    "import_archive",
+    "rebuild",
+    "statistics",
+    "verify",
+]
