@@ -20,6 +20,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Protocol, Self, TypeVar
 
 from storage.errors import InvalidToken
@@ -34,6 +35,7 @@ _ESCAPED: Final = re.compile(r"__|_(10[0-9A-F]{4}|[0-9A-F]{1,5})_")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
+@lru_cache(maxsize=16)
 def deployment_mark(deployment: str) -> str:
     """The eight digits that stand for a deployment id (any text that no two databases share) in its tokens."""
     return hashlib.sha256(deployment.encode()).hexdigest()[:8]
@@ -244,10 +246,12 @@ def _read_number(text: str) -> int:
     return int(text)
 
 
+@lru_cache(maxsize=1024)
 def _escape(name: str) -> str:
     """Letters and digits as they are, `_` doubled, anything else as its code point: `a-b_c` is `a_2D_b__c`."""
     return _PLAIN.sub(lambda found: "__" if found[0] == "_" else f"_{ord(found[0]):X}_", name)
 
 
+@lru_cache(maxsize=1024)  # nearly always the same few names
 def _unescape(name: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "_", name)
