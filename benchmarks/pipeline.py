@@ -1,7 +1,7 @@
 """Spark against one process: the same lines, hashes and signatures checked, into the same tables; then an export and a verification.
 
 Clock and processor time, the latter of Python, JVM and Postgres together. A session is started and warmed up by a small import first, as
-what a JVM takes to start is no matter of size. Rooms are of several sizes, the largest with a third of the events.
+what a JVM takes to start is no matter of size. Two sizes are imported: what the larger has more tells what an event costs, without the job. Rooms are of several sizes, the largest with a third of the events.
 """
 
 import asyncio
@@ -30,18 +30,23 @@ Row = dict[str, Any]
 
 async def run(bench: Bench) -> None:
     """Generate, append in one process, import on Spark with one and two executor threads, export, verify."""
-    count = bench.size(100_000, 7_000)
-    shape = SHAPES["small_chat"]
-    rooms = [generate_room(shape, round(count * share), seed=seed) for seed, share in enumerate(SHARES)]
-    rows = [await _single(bench, rooms)]
+    count = bench.size(120_000, 7_000)
+    small, large = (_rooms(number, first) for number, first in ((count // 4, 0), (count, 100)))
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="room-storage-bench-") as folder:
         for master in ("local[1]", "local[2]"):
+            rows.append(await _single(bench, small))  # before and after: the machine may be shared
             async with bench.database() as dsn:
-                rows += await asyncio.to_thread(_on_spark, bench, Path(folder), rooms, dsn, master)
+                rows += await asyncio.to_thread(_on_spark, bench, Path(folder), (small, large), dsn, master)
+            rows.append(await _single(bench, small))
     bench.results["rows"] = rows
     bench.write()
-    columns = ["what", "events", "seconds", "events_per_second", "python_us", "spark_us", "postgres_us", "cpu_us_per_event"]
+    columns = ["what", "events", "seconds", "events_per_second", "python_us", "spark_us", "postgres_us", "cpu_us_per_event", "megabytes"]
     show("pipeline", columns, [[row.get(column, "") for column in columns] for row in rows])
+
+
+def _rooms(count: int, first: int) -> list[GeneratedRoom]:
+    return [generate_room(SHAPES["small_chat"], round(count * share), seed=first + seed) for seed, share in enumerate(SHARES)]
 
 
 async def _single(bench: Bench, rooms: Sequence[GeneratedRoom]) -> Row:
@@ -57,39 +62,66 @@ async def _single(bench: Bench, rooms: Sequence[GeneratedRoom]) -> Row:
     return _row("one process", sum(map(len, rooms)), cost, 0.0)
 
 
-def _on_spark(bench: Bench, folder: Path, rooms: Sequence[GeneratedRoom], dsn: str, master: str) -> list[Row]:
-    archive, small = folder / "rooms.ndjson", folder / "small.ndjson"
-    with archive.open("wb") as file:
-        for room in rooms:
-            write_ndjson(room, file)
-    write_ndjson(generate_room(SHAPES["direct_chat"], 200, seed=99), small)
+def _on_spark(bench: Bench, folder: Path, inputs: Sequence[Sequence[GeneratedRoom]], dsn: str, master: str) -> list[Row]:
+    """Two imports, to tell what a job costs from what an event costs; then an export and a verification of all."""
+    begun = folder / "begun.ndjson"
+    write_ndjson(generate_room(SHAPES["direct_chat"], 200, seed=99), begun)
+    rows: list[Row] = []
+    with session(master, {"spark.driver.memory": "1500m", "spark.ui.showConsoleProgress": "false"}) as spark:
+        import_archive(spark, [str(begun)], dsn, server_name=SERVER)
+        for number, rooms in enumerate(inputs):
+            archive = folder / f"rooms{number}.ndjson"
+            with archive.open("wb") as file:
+                for room in rooms:
+                    write_ndjson(room, file)
+            rows += _imported(bench, spark, archive, rooms, dsn=dsn, master=master)
+        totals = [row for row in rows if row["what"].endswith("import")]
+        rows.append(_marginal(f"{master} import, of the larger what it has more", *totals))
+        events = sum(row["events"] for row in totals) + 200
+        with _measured(bench) as (cost, spark_seconds):
+            export_parquet(spark, dsn, str(folder / master))
+        size = sum(file.stat().st_size for file in (folder / master).rglob("*.parquet"))
+        rows.append(_row(f"{master} export, read back", events, cost, spark_seconds[0]) | {"megabytes": round(size / 1e6)})
+        with _measured(bench) as (cost, spark_seconds):
+            findings = verify(spark, dsn).count()
+        rows.append(_row(f"{master} verify", events, cost, spark_seconds[0]) | {"findings": findings})
+    return rows
+
+
+def _imported(bench: Bench, spark: Any, archive: Path, rooms: Sequence[GeneratedRoom], *, dsn: str, master: str) -> list[Row]:
     keys = {name: key for room in rooms for name, key in room.keys.items()}
     events = sum(map(len, rooms))
-    rows: list[Row] = []
     stages: list[tuple[str, float]] = []
 
     def stage(name: str) -> None:
         stages.append((name, time.perf_counter()))
 
-    with session(master, {"spark.driver.memory": "1500m", "spark.ui.showConsoleProgress": "false"}) as spark:
-        import_archive(spark, [str(small)], dsn, server_name=SERVER)
-        with _measured(bench) as (cost, spark_seconds):
-            summary = import_archive(spark, [str(archive)], dsn, server_name=SERVER, verify_keys=keys, stage=stage)
-            stages.append(("end", time.perf_counter()))
-        if summary.rejects or summary.lines != events:
-            raise SystemExit(f"the import went wrong: {summary}")
-        rows.append(_row(f"{master} import", events, cost, spark_seconds[0]))
-        rows += [
+    with _measured(bench) as (cost, spark_seconds):
+        summary = import_archive(spark, [str(archive)], dsn, server_name=SERVER, verify_keys=keys, stage=stage)
+        stages.append(("end", time.perf_counter()))
+    if summary.rejects or summary.lines != events:
+        raise SystemExit(f"the import went wrong: {summary}")
+    whole = _row(f"{master} import", events, cost, spark_seconds[0]) | {"megabytes": round(archive.stat().st_size / 1e6)}
+    return [
+        whole,
+        *(
             {"what": f"{master}   {name}", "seconds": round(end - begin, 2), "events_per_second": round(events / (end - begin))}
             for (name, begin), (_, end) in pairwise(stages)
-        ]
-        with _measured(bench) as (cost, spark_seconds):
-            export_parquet(spark, dsn, str(folder / master), verify=False)
-        rows.append(_row(f"{master} export", events, cost, spark_seconds[0]))
-        with _measured(bench) as (cost, spark_seconds):
-            findings = verify(spark, dsn).count()
-        rows.append(_row(f"{master} verify", events, cost, spark_seconds[0]) | {"findings": findings})
-    return rows
+        ),
+    ]
+
+
+def _marginal(what: str, small: Row, large: Row) -> Row:
+    """What the events cost that the larger one has more."""
+    more, seconds = large["events"] - small["events"], large["seconds"] - small["seconds"]
+    each = (large["cpu_us_per_event"] * large["events"] - small["cpu_us_per_event"] * small["events"]) / more
+    return {
+        "what": what,
+        "events": more,
+        "seconds": round(seconds, 2),
+        "events_per_second": round(more / seconds),
+        "cpu_us_per_event": round(each, 1),
+    }
 
 
 @contextmanager

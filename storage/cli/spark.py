@@ -33,6 +33,15 @@ RoomsOption = Annotated[
 TasksOption = Annotated[
     int | None, typer.Option("--tasks", min=1, help="At most so many at once; each has two connections at most.", show_default=False)
 ]
+KeysOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-key",
+        metavar="'SERVER KEY_ID KEY'",
+        help="A server's verify key; may be given several times. With any, signatures are checked, and by these only.",
+        show_default=False,
+    ),
+]
 LOCAL: Final = "local[*]"
 SHOWN_MAX: Final = 1_000
 
@@ -46,6 +55,8 @@ def import_(
     rejects: Annotated[str | None, typer.Option("--rejects", help="A folder for what was not stored, as Parquet.")] = None,
     work: Annotated[str | None, typer.Option("--work", help="A folder that all executors reach; default: a temporary one.")] = None,
     instance_name: Annotated[str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")] = "spark",
+    allow_key: KeysOption = None,
+    room_version: Annotated[str | None, typer.Option("--room-version", help="Of rooms whose version nobody tells.")] = None,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,
@@ -62,6 +73,8 @@ def import_(
             rejects=rejects,
             work=work,
             instance_name=instance_name,
+            room_version=room_version,
+            verify_keys=_keys(allow_key),
             writers=tasks,
             stage=_say,
         )
@@ -235,6 +248,24 @@ async def _ready(stack: AsyncExitStack, dsn: str | None) -> str:
     async with await Database.open(target, config=config) as database, database.connection() as conn:
         await check_schema(conn)
     return target
+
+
+def _keys(given: list[str] | None) -> dict[tuple[str, str], Any]:
+    """Verify keys by server and key id, from texts such as ``example.org ed25519:1 base64``."""
+    found: dict[tuple[str, str], Any] = {}
+    if not given:
+        return found
+    examining = importlib.import_module("storage.pipeline.examining")
+    for text in given:
+        parts = text.split()
+        try:
+            server, key_id, key = parts
+            found[server, key_id] = examining.verify_key(key_id, key)
+        except ValueError:
+            raise InputError(
+                f"--allow-key {text!r}: a server, a key id and the key are wanted, as 'example.org ed25519:1 l8Hft5qXKn1v…'"
+            ) from None
+    return found
 
 
 def _setting(text: str) -> tuple[str, str]:

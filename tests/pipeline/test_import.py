@@ -6,14 +6,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import storage
-from storage.pipeline import import_archive
+from storage.pipeline import import_archive, verify
 from storage.pipeline.importing import deal
+from storage.pipeline.staging import staging
 from storage.testing import (
     ODD_SOME,
     SHAPES,
@@ -27,7 +30,7 @@ from storage.testing import (
     write_ndjson,
 )
 from tests.conftest import _fresh_database
-from tests.pipeline.stores import SERVER, tables
+from tests.pipeline.stores import SERVER, large_tables, tables
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "2"))
@@ -127,6 +130,7 @@ def test_the_same_tables_row_for_row(spark: SparkSession, server_dsn: str, templ
     holds()
 
 
+@pytest.mark.timeout(3600)
 async def test_one_large_room_gives_the_same_tables(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path) -> None:
     """Written in parts. `STORAGE_LARGE_ROOM=200000` says how large; without it a small large room."""
     size = int(os.environ.get("STORAGE_LARGE_ROOM", "1500"))
@@ -137,7 +141,11 @@ async def test_one_large_room_gives_the_same_tables(spark: SparkSession, dsn: st
             await store.append(room.pdus[begin : begin + 1000], room_version=room.room_version)
     summary = import_archive(spark, [str(tmp_path / "room.ndjson")], dsn, server_name=SERVER, part=max(size // 20, 100))
     assert summary.outcomes["stored"] == size
-    assert await tables(dsn) == await tables(another_dsn)
+    if size > 5_000:
+        assert await large_tables(dsn) == await large_tables(another_dsn)
+        assert verify(spark, dsn).count() == 0
+    else:
+        assert await tables(dsn) == await tables(another_dsn)
 
 
 async def test_rejects_stand_with_their_lines(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
@@ -165,6 +173,26 @@ async def test_rejects_stand_with_their_lines(spark: SparkSession, dsn: str, tmp
     assert summary.rejects == 5
     again = import_archive(spark, paths, dsn, server_name=SERVER, verify_keys=keys, writers=1)
     assert again.outcomes["duplicate"] == 8
+
+
+def test_a_parquet_file_that_is_damaged_within_is_named_and_the_rest_is_stored(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+    first, second = (generate_room(SHAPES["direct_chat"], 30, seed=seed, version="10", sign=False) for seed in range(2))
+    for name, room in (("a.parquet", first), ("b.parquet", second)):
+        pq.write_table(pa.table({"pdu": room.pdus, "room_version": [room.room_version] * len(room)}), tmp_path / name, compression="snappy")
+    whole = bytearray((tmp_path / "a.parquet").read_bytes())
+    whole[8:400] = bytes(392)
+    (tmp_path / "a.parquet").write_bytes(whole)
+    summary = import_archive(spark, [str(tmp_path)], dsn, server_name=SERVER, rejects=str(tmp_path / "dead"))
+    assert (summary.outcomes["bad_file"], summary.outcomes["stored"]) == (1, len(second))
+    [letter] = spark.read.parquet(str(tmp_path / "dead")).collect()
+    assert (letter.source, letter.line, letter.outcome) == (str(tmp_path / "a.parquet"), None, "bad_file")
+    assert letter.reason
+
+
+def test_another_import_is_waited_for(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+    write_ndjson(generate_room(SHAPES["direct_chat"], 10, sign=False), tmp_path / "room.ndjson")
+    with staging(dsn), pytest.raises(storage.DatabaseConflict, match="another import"):
+        import_archive(spark, [str(tmp_path / "room.ndjson")], dsn, server_name=SERVER)
 
 
 def test_large_rooms_go_to_who_has_least_to_do() -> None:

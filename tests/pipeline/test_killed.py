@@ -1,16 +1,24 @@
-"""An import whose driver is killed in mid-load is run again, and the tables are those of one that was not."""
+"""An import whose driver, executor or database is killed in mid-load: done at last, the tables are those of one that was not disturbed."""
 
 import asyncio
 import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
 import storage
+from storage.config import Config
+from storage.database.embedded import EmbeddedPostgres
+from storage.database.migrate import migrate
 from storage.pipeline import import_archive
-from storage.testing import ODD_SOME, SHAPES, generate_room, write_ndjson
+from storage.testing import ODD_SOME, SHAPES, GeneratedRoom, generate_room, write_ndjson
+from tests.pipeline.cluster import cluster, executors
 from tests.pipeline.stores import SERVER, tables
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -21,36 +29,87 @@ CREATE TRIGGER tell AFTER INSERT ON events FOR EACH STATEMENT EXECUTE FUNCTION t
 LISTEN loaded
 """
 FORGET = "DROP TRIGGER tell ON events; DROP FUNCTION tell()"
+ROOMS = 40
 
 
-async def test_a_killed_import_is_run_again(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path) -> None:
+@pytest.fixture
+async def rooms(another_dsn: str, tmp_path: Path) -> Sequence[GeneratedRoom]:
+    """In an archive, and appended to the other database."""
     shape = SHAPES["small_chat"].replaced(odd=ODD_SOME)
-    rooms = [generate_room(shape, 40, seed=seed, version=("6", "11", "12")[seed % 3], sign=False) for seed in range(24)]
-    archive = tmp_path / "rooms.ndjson"
-    write_ndjson((event for room in rooms for event in room), archive)
+    made = [generate_room(shape, 40, seed=seed, version=("6", "11", "12")[seed % 3], sign=False) for seed in range(ROOMS)]
+    write_ndjson((event for room in made for event in room), tmp_path / "rooms.ndjson")
     async with storage.open(another_dsn, server_name=SERVER) as store:
-        for room in rooms:
+        for room in made:
             await store.append(room.pdus, room_version=room.room_version)
+    return made
+
+
+@asynccontextmanager
+async def loading(dsn: str, folder: Path, master: str = "local[2]") -> AsyncIterator[tuple[Process, asyncpg.Connection]]:
+    """An import in a process of its own that has committed something, and has more to do."""
     watcher = await asyncpg.connect(dsn)
-    enough = asyncio.Event()
-
-    def listen(*_: object) -> None:
-        enough.set()
-
-    await watcher.add_listener("loaded", listen)
+    begun = asyncio.Event()
+    await watcher.add_listener("loaded", lambda *_: begun.set())
     await watcher.execute(TELL)
-    arguments = [str(Path(__file__).with_name("import_process.py")), str(archive), dsn, str(tmp_path / "work")]
-    driver = await asyncio.create_subprocess_exec(sys.executable, *arguments, cwd=Path(__file__).parents[2])
-    await asyncio.wait_for(enough.wait(), 240)
-    driver.kill()
-    await driver.wait()
-    stored = await watcher.fetchval("SELECT count(*) FROM events")
-    whole = await watcher.fetch("SELECT room_id, count(*) FROM events JOIN rooms USING (room_nid) GROUP BY room_id")
-    await watcher.execute(FORGET)
-    await watcher.close()
-    summary = import_archive(spark, [str(archive)], dsn, server_name=SERVER, instance_name="again")
+    script = str(Path(__file__).with_name("import_process.py"))
+    arguments = [script, str(folder / "rooms.ndjson"), dsn, str(folder / "work"), master]
+    driver = await asyncio.create_subprocess_exec(sys.executable, *arguments, cwd=Path(__file__).parents[2], stdout=PIPE, stderr=STDOUT)
+    told = asyncio.create_task(begun.wait())
+    ended = asyncio.create_task(driver.wait())
+    await asyncio.wait({told, ended}, timeout=240, return_when=asyncio.FIRST_COMPLETED)
+    assert begun.is_set(), (await driver.communicate())[0].decode()[-3000:]
+    told.cancel()
+    yield driver, watcher
+    await ended
+    if not watcher.is_closed():
+        await watcher.close()
+
+
+async def test_a_killed_driver(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]) -> None:
+    async with loading(dsn, tmp_path) as (driver, watcher):
+        driver.kill()
+        await driver.wait()
+        whole = await watcher.fetch("SELECT room_id, count(*) FROM events JOIN rooms USING (room_nid) GROUP BY room_id")
+        await watcher.execute(FORGET)
     held = {room.room_id: len({event.event_id for event in room}) for room in rooms}
     assert 0 < len(whole) < len(rooms)
     assert all(count == held[room_id] for room_id, count in whole), "a room is there in part"
-    assert summary.outcomes["duplicate"] >= stored
+    summary = import_archive(spark, [str(tmp_path / "rooms.ndjson")], dsn, server_name=SERVER, instance_name="again")
+    assert summary.outcomes["duplicate"] >= sum(count for _, count in whole)
+    assert await tables(dsn) == await tables(another_dsn)
+
+
+async def test_a_killed_database(spark: SparkSession, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]) -> None:
+    server = EmbeddedPostgres(tmp_path / "server", config=Config(embedded_fsync=False))
+    dsn = server.start()
+    try:
+        await migrate(dsn)
+        async with loading(dsn, tmp_path) as (driver, _):
+            psutil.Process(server.pid).kill()
+            output, _ = await driver.communicate()
+        assert driver.returncode != 0
+        assert "DatabaseUnavailable" in output.decode() or "CommitUnknown" in output.decode()
+        assert server.start() == dsn
+        watcher = await asyncpg.connect(dsn)
+        stored = await watcher.fetchval("SELECT count(*) FROM events")
+        await watcher.execute(FORGET)
+        await watcher.close()
+        assert 0 < stored < sum(map(len, rooms))
+        import_archive(spark, [str(tmp_path / "rooms.ndjson")], dsn, server_name=SERVER)
+        assert await tables(dsn) == await tables(another_dsn)
+    finally:
+        server.stop()
+
+
+async def test_a_killed_executor_of_a_cluster(dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]) -> None:
+    """Two workers, an executor each. What the dead one had in hand is done again by the other, or by its successor."""
+    with cluster(tmp_path / "cluster") as (master, workers):
+        async with loading(dsn, tmp_path, master) as (driver, watcher):
+            at_work = executors(workers)
+            assert len(at_work) == 2
+            at_work[0].kill()
+            output, _ = await driver.communicate()
+            await watcher.execute(FORGET)
+    assert driver.returncode == 0, output.decode()[-3000:]
+    assert master in output.decode()
     assert await tables(dsn) == await tables(another_dsn)

@@ -1,0 +1,72 @@
+"""A standalone cluster of Spark on this machine: a master and two workers, each a process."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pyspark
+
+HOME = Path(pyspark.__file__).parent
+EXECUTOR = "CoarseGrainedExecutorBackend"
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
+    """The URL of its master, and its workers."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    url = f"spark://127.0.0.1:{port}"
+    with ExitStack() as stack:
+        of_master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+        stack.enter_context(_daemon(of_master, folder / "master"))
+        _await_port(port)
+        workers = []
+        for number in range(2):
+            of_worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1"]
+            where = folder / f"worker{number}"
+            workers.append(stack.enter_context(_daemon([*of_worker, "--memory", "500m", "--work-dir", str(where), url], where)))
+        yield url, workers
+
+
+def executors(workers: list[psutil.Process]) -> list[psutil.Process]:
+    """The executors at work."""
+    found = [child for worker in workers for child in worker.children(recursive=True)]
+    return [child for child in found if any(EXECUTOR in one for one in child.cmdline()) and "java" in child.name()]
+
+
+@contextmanager
+def _daemon(arguments: list[str], folder: Path) -> Iterator[psutil.Process]:
+    folder.mkdir(parents=True)
+    environ = {**os.environ, "SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "200m", "PYSPARK_PYTHON": sys.executable}
+    environ["SPARK_DAEMON_JAVA_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([HOME / "bin" / "spark-class", *arguments], env=environ, stdout=log, stderr=log)
+        watched = psutil.Process(process.pid)
+        try:
+            yield watched
+        finally:
+            family = [*watched.children(recursive=True), watched]
+            for one in family:
+                one.terminate()
+            psutil.wait_procs(family, timeout=30)
+            process.wait(30)
+
+
+def _await_port(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
