@@ -20,7 +20,7 @@ from storage.database.connection import Database
 from storage.database.migrate import check_schema, migrate
 from storage.errors import InputError
 
-app = typer.Typer(help="Bulk work on Spark: import, export, rebuild, verify, statistics, stream.", no_args_is_help=True)
+app = typer.Typer(help="Bulk work on Spark: imports, export, rebuild, verify, statistics, stream.", no_args_is_help=True)
 
 MasterOption = Annotated[str, typer.Option("--master", help="Where Spark runs: local[N], spark://…, yarn, k8s://….")]
 ConfOption = Annotated[
@@ -78,11 +78,42 @@ def import_(
             writers=tasks,
             stage=_say,
         )
-    seconds = time.monotonic() - started
-    told = {"lines": summary.lines, **dict(sorted(summary.outcomes.items())), "rejects": summary.rejects, "seconds": round(seconds, 3)}
-    print_values(told, as_json=as_json)
-    if summary.rejects:
-        raise typer.Exit(ExitCode.FINDINGS)
+    _tell_import(summary, started, as_json=as_json)
+
+
+@app.command("import-synapse")
+def import_synapse(
+    synapse_dsn: Annotated[str, typer.Argument(metavar="SYNAPSE_DSN", help="The database of a Synapse, postgresql://…; it is only read.")],
+    dsn: DsnOption = None,
+    server_name: ServerNameOption = None,
+    *,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="A file that remembers how far it has come: the next import takes what is new.")
+    ] = None,
+    rejects: Annotated[str | None, typer.Option("--rejects", help="A folder for what was not stored, as Parquet.")] = None,
+    work: Annotated[str | None, typer.Option("--work", help="A folder that all executors reach; default: a temporary one.")] = None,
+    instance_name: Annotated[str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")] = "spark",
+    tasks: TasksOption = None,
+    master: MasterOption = LOCAL,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Store the rooms of a running Synapse; run it again until the switch. Exit code 1 if something was not stored."""
+    started = time.monotonic()
+    with _spark(dsn, master, conf) as (spark, target):
+        summary = _pipeline().import_synapse(
+            spark,
+            synapse_dsn,
+            target,
+            memory=memory,
+            server_name=server_name,
+            rejects=rejects,
+            work=work,
+            instance_name=instance_name,
+            writers=tasks,
+            stage=_say,
+        )
+    _tell_import(summary, started, as_json=as_json)
 
 
 @app.command("export")
@@ -273,6 +304,15 @@ def _setting(text: str) -> tuple[str, str]:
     if not found:
         raise InputError(f"--conf {text}: KEY=VALUE is wanted")
     return name, value
+
+
+def _tell_import(summary: Any, started: float, *, as_json: bool) -> None:
+    """What became of the lines. Ends the command with a code of its own if something was not stored."""
+    seconds = time.monotonic() - started
+    told = {"lines": summary.lines, **dict(sorted(summary.outcomes.items())), "rejects": summary.rejects, "seconds": round(seconds, 3)}
+    print_values(told, as_json=as_json)
+    if summary.rejects:
+        raise typer.Exit(ExitCode.FINDINGS)
 
 
 def _say(stage: str) -> None:

@@ -5,6 +5,7 @@ streaming, sink                                its streaming reads and its write
 importing                                      `import_archive`, in two stages:
   archives, reading, synapse, examining        lines, each by itself; staging keeps the bytes, slim what goes on
   loading, rooms, planning, bulk, interning    rooms that the store does not hold; appending, ordering: those that it holds
+following                                      `import_synapse`, which remembers how far it has come
 exporting                                      `export_parquet`
 checking                                       `verify` and `rebuild`
 counting, page                                 `statistics`, and its page with plots
@@ -15,6 +16,7 @@ session                                        a Spark session that suits this m
 from storage.pipeline.checking import rebuild, verify
 from storage.pipeline.counting import Statistics, statistics
 from storage.pipeline.exporting import Export, export_parquet
+from storage.pipeline.following import import_synapse
 from storage.pipeline.importing import ImportSummary, import_archive
 from storage.pipeline.source import RoomEvents
 from storage.pipeline.synapse import Synapse
@@ -27,6 +29,7 @@ __all__ = [
     "Synapse",
     "export_parquet",
     "import_archive",
+    "import_synapse",
     "rebuild",
     "statistics",
     "verify",

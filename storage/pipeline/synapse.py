@@ -7,7 +7,7 @@ redaction comes in its redacted form, as `redacted`. Outliers stay outliers.
 
 Stream orderings are the places: positive ones live events and outliers, negative ones history. An import goes on from where an
 earlier one was (`Synapse.since`), some way back besides, as Synapse's writers commit out of order; what comes twice is a duplicate. Outliers
-that have joined the timeline since keep their old place there: `ex_outlier_stream` tells them.
+that have joined the timeline since keep their old place there: `ex_outlier_stream` tells them, at positions of either sign.
 
 Not known there: the former value of a state event's own key, if its state group was stored whole.
 """
@@ -22,13 +22,20 @@ from storage.event import glance
 from storage.event.ndjson import Origin
 from storage.pipeline.reading import Given, Row, Stretch, place_of
 
-# Of another database than ours: no SQL_, which stands for what is valid in this schema. tests/pipeline/test_synapse.py runs each.
-RANGES: Final[LiteralString] = """
-SELECT COALESCE(min(stream_ordering), 0)::bigint AS first, COALESCE(max(stream_ordering), 0)::bigint AS last
-FROM events
+# Of another schema than ours: tests/source/sql.py leaves these out, tests/pipeline/test_synapse.py runs each.
+SQL_SYNAPSE_RANGES: Final[LiteralString] = """
+SELECT COALESCE(min(one.first), 0)::bigint AS first, COALESCE(max(one.last), 0)::bigint AS last
+FROM (
+    SELECT min(stream_ordering) AS first, max(stream_ordering) AS last
+    FROM events
+    UNION ALL
+    -- Positions that no event has.
+    SELECT min(event_stream_ordering) AS first, max(event_stream_ordering) AS last
+    FROM ex_outlier_stream
+) AS one
 """
 
-EVENTS: Final[LiteralString] = """
+SQL_SYNAPSE_EVENTS: Final[LiteralString] = """
 SELECT e.stream_ordering AS place, e.stream_ordering < 0 AS is_history, e.event_id, r.room_version, e.outlier, j.json,
     NOT e.outlier AND EXISTS (
         SELECT
@@ -38,23 +45,32 @@ SELECT e.stream_ordering AS place, e.stream_ordering < 0 AS is_history, e.event_
             AND (p.event_id IS NULL OR p.outlier OR (e.stream_ordering > 0 AND (p.stream_ordering < 0 OR p.stream_ordering > e.stream_ordering)))
     ) AS is_untold
 FROM events e
-JOIN event_json j ON j.event_id = e.event_id
+LEFT JOIN event_json j ON j.event_id = e.event_id
 LEFT JOIN rooms r ON r.room_id = e.room_id
 WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
 ORDER BY e.stream_ordering
 """
 
-FORMER_OUTLIERS: Final[LiteralString] = """
-SELECT x.event_stream_ordering AS place, e.stream_ordering < 0 AS is_history, e.event_id, r.room_version, e.outlier, j.json, true AS is_untold
+SQL_SYNAPSE_FORMER_OUTLIERS: Final[LiteralString] = """
+SELECT x.event_stream_ordering AS place, x.event_stream_ordering < 0 OR e.stream_ordering < 0 AS is_history, e.event_id, r.room_version,
+    e.outlier, j.json, true AS is_untold
 FROM ex_outlier_stream x
 JOIN events e ON e.event_id = x.event_id
-JOIN event_json j ON j.event_id = e.event_id
+LEFT JOIN event_json j ON j.event_id = e.event_id
 LEFT JOIN rooms r ON r.room_id = e.room_id
 WHERE x.event_stream_ordering >= $1::bigint AND x.event_stream_ordering < $2::bigint
 ORDER BY x.event_stream_ordering
 """
 
-STATES: Final[LiteralString] = """
+SQL_SYNAPSE_JOINED_AS_HISTORY: Final[LiteralString] = """
+SELECT e.event_id, max(x.event_stream_ordering)::bigint AS place
+FROM ex_outlier_stream x
+JOIN events e ON e.event_id = x.event_id
+WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint AND x.event_stream_ordering < 0
+GROUP BY e.event_id
+"""
+
+SQL_SYNAPSE_STATES: Final[LiteralString] = """
 SELECT wanted.event_id, ARRAY(
     SELECT folded.event_id
     FROM (
@@ -83,8 +99,13 @@ PAGE: Final = 2_000
 STRETCH: Final = 40_000
 OVERLAP: Final = 10_000
 HISTORY_LAST: Final = 1 << 50
-NAMES: Final = ("events by stream ordering", "history by stream ordering, negative", "former outliers by stream ordering")
-LIVE, HISTORY, FORMER = range(3)
+NAMES: Final = (
+    "events by stream ordering",
+    "history by stream ordering, negative",
+    "former outliers by stream ordering",
+    "former outliers by stream ordering, negative",
+)
+LIVE, HISTORY, FORMER, FORMER_HISTORY = range(4)
 
 
 class Position(NamedTuple):
@@ -119,7 +140,7 @@ class Synapse:
     def of(cls, dsn: str, since: Position | None = None) -> "Synapse":
         """The events that are there now. `DatabaseUnavailable`."""
         with arrow_snapshot(dsn) as conn:
-            [row] = conn.rows(RANGES)
+            [row] = conn.rows(SQL_SYNAPSE_RANGES)
         return cls(dsn, since, Position(max(row["last"], 0), min(row["first"], 0)))
 
     @property
@@ -134,30 +155,42 @@ class Synapse:
         history = 0 if self.since is None else min(self.since.history + OVERLAP, 0)
         found = [self._stretch(LIVE, begin, min(begin + STRETCH, self.upto.live + 1)) for begin in range(live, self.upto.live + 1, STRETCH)]
         found += [self._stretch(HISTORY, max(end - STRETCH, self.upto.history), end) for end in range(history, self.upto.history, -STRETCH)]
-        return found if self.since is None else [*found, self._stretch(FORMER, live, self.upto.live + 1)]
+        if self.since is None:
+            return found
+        former = ((FORMER, live, self.upto.live + 1), (FORMER_HISTORY, self.upto.history, history))
+        return [*found, *(self._stretch(kind, begin, end) for kind, begin, end in former if begin < end)]
 
     def _stretch(self, kind: int, begin: int, end: int) -> Stretch:
-        first = -(end - 1) if kind == HISTORY else begin
+        first = -(end - 1) if kind in {HISTORY, FORMER_HISTORY} else begin
         return Stretch("synapse", 0, kind, kind, self.dsn, begin, end, first, end - begin)
 
 
 def read_synapse(stretch: Stretch) -> Iterator[Row]:
     """The rows of a stretch, in pages; one snapshot."""
-    statement = FORMER_OUTLIERS if stretch.file == FORMER else EVENTS
+    statement = SQL_SYNAPSE_FORMER_OUTLIERS if stretch.file in {FORMER, FORMER_HISTORY} else SQL_SYNAPSE_EVENTS
     with arrow_snapshot(stretch.path) as conn:
+        found = conn.rows(SQL_SYNAPSE_JOINED_AS_HISTORY, stretch.begin, stretch.end) if stretch.file == LIVE else []
+        joined = {row["event_id"]: row["place"] for row in found}
         for begin in range(stretch.begin, stretch.end, PAGE):
             rows = conn.rows(statement, begin, min(begin + PAGE, stretch.end))
             untold = [row["event_id"] for row in rows if row["is_untold"] and not row["outlier"]]
-            states = {row["event_id"]: row["state_before"] for row in conn.rows(STATES, untold)} if untold else {}
+            states = {row["event_id"]: row["state_before"] for row in conn.rows(SQL_SYNAPSE_STATES, untold)} if untold else {}
             for row in rows:
-                yield _row(stretch.file, row, states.get(row["event_id"]))
+                yield _row(stretch.file, row, joined.get(row["event_id"]), states.get(row["event_id"]))
 
 
-def _row(file: int, row: Mapping[str, Any], state: list[str] | None) -> Row:
+def _row(file: int, row: Mapping[str, Any], joined: int | None, state: list[str] | None) -> Row:
+    """``joined``: the position, below 0, at which a former outlier has joined the timeline as history."""
     place: int = row["place"]
-    rank = HISTORY_LAST - place if row["is_history"] else place
-    raw: bytes = row["json"].encode()
+    is_history = row["is_history"] or joined is not None
+    rank = HISTORY_LAST - (joined or place) if is_history else place
+    origin: Origin = "outlier" if row["outlier"] else "backfill" if is_history else "live"
+    raw: bytes = (row["json"] or "").encode()
+    return Row(rank, place_of(file, abs(place)), _given(raw, row["room_version"], origin, state), raw)
+
+
+def _given(raw: bytes, version: str | None, origin: Origin, state: list[str] | None) -> Given | InvalidEvent:
     glanced = glance(raw)
-    origin: Origin = "outlier" if row["outlier"] else "backfill" if row["is_history"] else "live"
-    given = Given(raw, glanced or {}, row["room_version"], origin, None if state is None else tuple(state))
-    return Row(rank, place_of(file, abs(place)), given if glanced is not None else InvalidEvent("not JSON"), raw)
+    if glanced is None:
+        return InvalidEvent("not JSON" if raw else "this event has no row in event_json")
+    return Given(raw, glanced, version, origin, None if state is None else tuple(state))
