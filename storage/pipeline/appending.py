@@ -6,6 +6,7 @@ repeated goes on where it was.
 
 import asyncio
 import gc
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ CONNECTIONS: Final = 2
 ATTEMPTS: Final = 3
 BATCH_MAX: Final = 1_000
 PART: Final = 5_000
+LOCK_TIMEOUT_MS: Final = 2_000
+ENTER_PAUSE_SECONDS: Final = 3.0
 COLLECTED_AFTER: Final = 100_000
 BULK_TIMEOUT_MS: Final = 3_600_000
 """A statement, and the pause between two of them, of tasks that move much at once."""
@@ -81,10 +84,20 @@ class Loader:
             self.runner.close()
 
     async def _open(self) -> Store:
-        config = replace(Config.from_env(), pool_size_max=CONNECTIONS, statement_timeout_ms=BULK_TIMEOUT_MS)
+        """A writer enters between two writes of others, and what waits for that holds up who writes: so it is tried for short times."""
+        config = replace(
+            Config.from_env(), pool_size_max=CONNECTIONS, statement_timeout_ms=BULK_TIMEOUT_MS, lock_timeout_ms=LOCK_TIMEOUT_MS
+        )
         name = self._target.name(self._number)
-        opened = open_store(self._target.dsn, server_name=self._target.server_name, instance_name=name, config=config)
-        return await self._stack.enter_async_context(opened)
+        deadline = time.monotonic() + BULK_TIMEOUT_MS / 1000
+        while True:
+            try:
+                opened = open_store(self._target.dsn, server_name=self._target.server_name, instance_name=name, config=config)
+                return await self._stack.enter_async_context(opened)
+            except DatabaseConflict:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(ENTER_PAUSE_SECONDS)
 
     def append(self, arrivals: list[Arrival]) -> list[tuple[Arrival, AppendResult]]:
         """Store these in order; those that were not stored, with their answers."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import asyncpg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -193,6 +194,23 @@ def test_another_import_is_waited_for(spark: SparkSession, dsn: str, tmp_path: P
     write_ndjson(generate_room(SHAPES["direct_chat"], 10, sign=False), tmp_path / "room.ndjson")
     with staging(dsn), pytest.raises(storage.DatabaseConflict, match="another import"):
         import_archive(spark, [str(tmp_path / "room.ndjson")], dsn, server_name=SERVER)
+
+
+async def test_a_task_enters_when_a_long_write_of_another_is_over(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+    write_ndjson(generate_room(SHAPES["direct_chat"], 10, sign=False), tmp_path / "room.ndjson")
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("BEGIN; LOCK TABLE stream_positions IN ROW EXCLUSIVE MODE")
+    path = str(tmp_path / "room.ndjson")
+    importing = asyncio.create_task(asyncio.to_thread(import_archive, spark, [path], dsn, server_name=SERVER, writers=1))
+    for waits in (True, False):  # it begins to wait, and gives up for now
+        while not importing.done() and waits is not await connection.fetchval(WAITED_FOR):
+            await connection.execute("SELECT pg_sleep(0.02)")
+    await connection.execute("COMMIT")
+    await connection.close()
+    assert (await importing).outcomes["stored"] == 10
+
+
+WAITED_FOR = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'stream_positions'::regclass)"
 
 
 def test_large_rooms_go_to_who_has_least_to_do() -> None:
