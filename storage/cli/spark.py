@@ -48,7 +48,7 @@ SHOWN_MAX: Final = 1_000
 
 @app.command("import")
 def import_(
-    files: Annotated[list[str], typer.Argument(help="NDJSON or Parquet: files, or folders of Parquet files.")],
+    files: Annotated[list[str], typer.Argument(help="NDJSON, Parquet, or answers of /backfill: files, or folders of them.")],
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
     *,

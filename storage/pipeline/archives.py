@@ -1,6 +1,7 @@
 """The files of an import, and the stretches that executors read.
 
-NDJSON by bytes, with true line numbers; Parquet by row groups; answers of /backfill (``.json``) whole.
+NDJSON by bytes, with true line numbers; Parquet by row groups; files with answers of /backfill whole: one answer, or one on each line.
+Those are known by their name, ``….json``, or by how they begin.
 Paths are local or on a file system that pyarrow knows (``s3://``, ``hdfs://``), and must mean the same on every executor.
 """
 
@@ -14,18 +15,23 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from storage.errors import InputError
-from storage.pipeline.reading import FILE_SHIFT, Stretch, opened
+from storage.pipeline.reading import FILE_SHIFT, Stretch, answered, opened
 
 STRETCH_BYTES_MAX: Final = 16 << 20
 STRETCH_BYTES_MIN: Final = 1 << 20
 STRETCHES_EACH: Final = 3
 """Stretches of NDJSON for each task that runs at once, as long as they do not become too small or too large."""
 
+ANSWER: Final = re.compile(rb'\s*\{(?:\s*"(?:origin|origin_server_ts)"\s*:\s*(?:"[^"]*"|[0-9]+)\s*,)*\s*"pdus"\s*:\s*\[')
+"""How a file with answers of /backfill begins."""
+
+HEAD_BYTES: Final = 4096
+
 
 class Source(NamedTuple):
     """A file to import. ``at``: the place of its path among those given; ``within``: its own in it.
 
-    ``groups``: rows of its row groups, of Parquet. ``is_answer``: an answer of /backfill.
+    ``groups``: rows of its row groups, of Parquet. ``is_answer``: it has answers of /backfill.
     """
 
     at: int
@@ -47,6 +53,11 @@ class Sources:
     def names(self) -> tuple[str, ...]:
         """What dead letters call the files."""
         return tuple(one.path for one in self.files)
+
+    def told(self, file: int, number: int) -> tuple[int | None, int | None]:
+        """What dead letters say of a number in a file: the line or row, and of an answer of /backfill which PDU."""
+        line, pdu = answered(number) if self.files[file].is_answer else (number, 0)
+        return line or None, pdu or None
 
     def stretches(self, tasks: int) -> list[Stretch]:
         """All stretches, in the order of the files; lines are numbered later (`numbered`)."""
@@ -72,7 +83,7 @@ def found(paths: Sequence[str]) -> Sources:
             full = path.partition("://")[0] + "://" + one.path if "://" in path else one.path
             try:
                 groups = _groups(where, one.path) if tables else None
-                files.append(Source(at, within, full, one.size, groups, is_answer=one.path.endswith(".json")))
+                files.append(Source(at, within, full, one.size, groups, is_answer=groups is None and _is_answer(where, one.path)))
             except (pa.ArrowException, OSError, InputError) as error:
                 broken[one.path] = str(error)
     return Sources(tuple(files), broken)
@@ -108,6 +119,13 @@ def _of_file(file: int, one: Source, length: int) -> Iterator[Stretch]:
     for group, rows in enumerate(one.groups):
         yield Stretch("rows", one.at, file, one.within, one.path, group, group + 1, number, rows)
         number += rows
+
+
+def _is_answer(where: Any, path: str) -> bool:
+    if path.endswith(".json"):
+        return True
+    with where.open_input_file(path) as file:
+        return ANSWER.match(file.read(HEAD_BYTES)) is not None
 
 
 def _files(where: Any, folder: str) -> list[Any]:

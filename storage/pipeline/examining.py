@@ -224,13 +224,23 @@ class _Stretch:
 
 
 def looked_over(stretch: Stretch) -> tuple[int, dict[str, str]]:
-    """How many lines a stretch of NDJSON has, and the versions of the rooms whose create events are among them."""
+    """How many lines a stretch of NDJSON has, and the versions of the rooms whose create events are among them; of answers these alone."""
     lines, found = 0, dict[str, str]()
+    if stretch.kind == "answer":
+        return 0, _created_in_answers(stretch)
     for raw in lines_of(stretch):
         lines += 1
         if b"m.room.create" in raw:
             found |= {room: version for room, version in created(raw).items() if room not in found}
     return lines, found
+
+
+def _created_in_answers(stretch: Stretch) -> dict[str, str]:
+    found = dict[str, str]()
+    for row in read(stretch):
+        if isinstance(row.given, Given):
+            found |= {room: version for room, version in created_by(row.given).items() if room not in found}
+    return found
 
 
 def created(raw: bytes) -> dict[str, str]:

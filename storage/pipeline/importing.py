@@ -86,7 +86,7 @@ def import_archive(
     part: int = PART,
     stage: Stage = lambda _: None,
 ) -> ImportSummary:
-    """Store the events of NDJSON and Parquet files (also those of `export_parquet`), of answers of /backfill (``.json``), or of a `Synapse`.
+    """Store the events of NDJSON and Parquet files (also those of `export_parquet`), of answers of /backfill, or of a `Synapse`.
 
     What is not stored goes to ``rejects``, as Parquet.
 
@@ -140,7 +140,7 @@ def _each(spark: SparkSession, stretches: Sequence[Stretch]) -> tuple[DataFrame,
 
 def _looked_over(spark: SparkSession, stretches: Sequence[Stretch]) -> tuple[list[Stretch], dict[str, str]]:
     """The stretches with their line numbers, and the versions of rooms that come with their create events. No JSON is read but of these."""
-    lines = [one for one in stretches if one.kind == "lines"]
+    lines = [one for one in stretches if one.kind in {"lines", "answer"}]
     if not lines:
         return list(stretches), {}
     frame, sent = _each(spark, lines)
@@ -238,6 +238,7 @@ DEAD_LETTERS: Final = pa.schema(
     [
         ("source", pa.string()),
         ("line", pa.int64()),
+        ("part", pa.int64()),
         ("outcome", pa.string()),
         ("event_id", pa.string()),
         ("reason", pa.string()),
@@ -245,22 +246,26 @@ DEAD_LETTERS: Final = pa.schema(
         ("pdu", pa.binary()),
     ]
 )
-"""What was not stored. ``line``: from 1; of Parquet the number of the row; null for a file that cannot be read."""
+"""What was not stored. ``line``: from 1; of Parquet the number of the row, of a Synapse the stream ordering; null for a file that cannot be read.
+
+``part``: of an answer of /backfill, which of its PDUs, from 1; null where the answer itself is bad.
+"""
 
 
 def _dead_letters(spark: SparkSession, rejected: DataFrame, sources: Sources | Synapse, path: str) -> None:
-    names = sources.names
+    names, told = sources.names, sources.told
 
     def letters(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = []
             for row in batch.to_pylist():
-                file, line = placed(row["place"])
-                rows.append({**row, "source": names[file], "line": line or None})
+                file, number = placed(row["place"])
+                line, part = told(file, number)
+                rows.append({**row, "source": names[file], "line": line, "part": part})
             yield pa.RecordBatch.from_pylist(rows, schema=DEAD_LETTERS)
 
     written = rejected.mapInArrow(letters, spark_ddl(DEAD_LETTERS))
     if sources.broken:
-        broken: list[Any] = [(source, None, "bad_file", None, reason, [], None) for source, reason in sources.broken.items()]
+        broken: list[Any] = [(source, None, None, "bad_file", None, reason, [], None) for source, reason in sources.broken.items()]
         written = written.unionByName(spark.createDataFrame(broken, spark_ddl(DEAD_LETTERS)))
     written.write.mode("overwrite").parquet(path)

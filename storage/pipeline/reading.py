@@ -27,6 +27,9 @@ ROWS_MAX: Final = 2_000
 FILE_SHIFT: Final = 40
 """A place is the number of a file, shifted by so much, and the number of a line in it."""
 
+ANSWER_SHIFT: Final = 16
+"""In a file with answers of /backfill the number of a PDU is that of the answer, shifted by so much, and its own, from 1."""
+
 _BEGIN: Final = re.compile(rb'[ \t\r]*\{[ \t\r]*"pdu"[ \t\r]*:[ \t\r]*(?=\{)')
 _MEMBER: Final = (
     rb'[ \t\r]*,[ \t\r]*"(?:room_version"[ \t\r]*:[ \t\r]*"([^"\\]*)"|origin"[ \t\r]*:[ \t\r]*"(live|backfill|outlier)"'
@@ -49,7 +52,7 @@ class Given(NamedTuple):
 class Stretch(NamedTuple):
     """What one task reads: the lines of a file that begin from byte ``begin`` to before ``end``, or its row groups by number.
 
-    Or a whole answer of /backfill; or stream orderings of a Synapse, whose DSN is then ``path``.
+    Or a file with answers of /backfill; or stream orderings of a Synapse, whose DSN is then ``path``.
     ``at``: the path's place among those given; ``file``: the file's among all; ``within``: the file's place in its path. ``number``: of the
     first line or row, from 1; ``lines``: how many there are, at most.
     """
@@ -89,18 +92,49 @@ def opened(path: str) -> tuple[Any, str]:
 
 
 def read_answer(stretch: Stretch) -> Iterator[Row]:
-    """The PDUs of an answer of /backfill, byte for byte. `OSError`."""
-    where, path = opened(stretch.path)
-    with where.open_input_file(path) as file:
-        raw = file.read()
+    """The PDUs of a file with answers of /backfill, byte for byte: one answer, or one on each line. `OSError`; `InputError` if it is too long."""
     base, within = place_of(stretch.file, 0), place_of(stretch.within, 0)
+    for number, raw in answers_of(stretch):
+        if number >= 1 << (FILE_SHIFT - ANSWER_SHIFT):
+            raise InputError(f"{stretch.path} has {number} answers or more: split it")
+        first = number << ANSWER_SHIFT
+        try:
+            pdus = pdus_of(raw)
+            if len(pdus) >= 1 << ANSWER_SHIFT:
+                raise InvalidEvent(f"an answer of {len(pdus)} PDUs")  # noqa: TRY301  # one more thing that is wrong with an answer
+        except InvalidEvent as error:
+            yield Row(within + first, base + first, error, raw[:LINE_BYTES_MAX])
+            continue
+        for at, pdu in enumerate(pdus, first + 1):
+            yield Row(within + at, base + at, Given(pdu, glance(pdu) or {}, None, "backfill", None), pdu)
+
+
+def answers_of(stretch: Stretch) -> Iterator[tuple[int, bytes]]:
+    """The answers of a file, from number 1: its lines where these are answers by themselves, else all of it."""
+    lines = ((number, raw) for number, raw in enumerate(lines_of(stretch), 1) if raw.strip())
+    number, first = next(lines, (1, b""))
+    if not _is_json(first):
+        where, path = opened(stretch.path)
+        with where.open_input_file(path) as file:
+            whole = file.read()
+        if _is_json(whole) or not any(b'"pdus"' in raw and _is_json(raw) for raw in lines_of(stretch)):
+            yield 1, whole
+            return
+    yield number, first
+    yield from lines
+
+
+def answered(number: int) -> tuple[int, int]:
+    """The number of the answer in its file, and of the PDU in the answer; 0 for the answer itself."""
+    return number >> ANSWER_SHIFT, number & ((1 << ANSWER_SHIFT) - 1)
+
+
+def _is_json(raw: bytes) -> bool:
     try:
-        pdus = pdus_of(raw)
-    except InvalidEvent as error:
-        yield Row(within, base, error, raw[:LINE_BYTES_MAX])
-        return
-    for number, pdu in enumerate(pdus, 1):
-        yield Row(within + number, base + number, Given(pdu, glance(pdu) or {}, None, "backfill", None), pdu)
+        orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def place_of(file: int, number: int) -> int:

@@ -148,6 +148,10 @@ class Synapse:
         """What dead letters call their sources; their lines are stream orderings."""
         return NAMES
 
+    def told(self, file: int, number: int) -> tuple[int | None, int | None]:
+        """What dead letters say of a place: the stream ordering."""
+        return -number if file in {HISTORY, FORMER_HISTORY} else number, None
+
     def stretches(self, tasks: int) -> list[Stretch]:
         """What tasks read."""
         del tasks
