@@ -94,12 +94,9 @@ def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:
     held = caches.rows.get(event.event_id)
     if held is not None and held.outlier and one.origin != "outlier":  # as below: it may be a duplicate by now, or have missing parents
         _want(draft, event.event_id, own, lacking, lacking.events)
-    for event_id in event.prev_event_ids:
-        row = caches.rows.get(event_id) or draft.rows.get(event_id)
-        if row is None or row.outlier:  # another writer may have made it more than an outlier, and nothing is written then that would tell
-            _want(draft, event_id, own, lacking, lacking.parents)
-        elif row.after not in caches.groups and row.after not in draft.groups:
-            lacking.groups.add(row.after)
+    _look_at_parents(draft, event, own, lacking)
+    if _is_ordinary(caches, one):
+        return
     for event_id in event.auth_event_ids:
         row = caches.rows.get(event_id) or draft.rows.get(event_id)
         if row is None:
@@ -110,6 +107,23 @@ def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:
         if event_id not in caches.rows:
             _want(draft, event_id, own, lacking, lacking.events)
     _look_at_names(draft, event, lacking)
+
+
+def _is_ordinary(caches: Caches, one: Incoming) -> bool:
+    """Whether it is a message like one before it: then `storage.persist.plain` needs no more than its parents."""
+    event = one.event
+    like = event.sender, event.type, event.auth_event_ids, event.room_id
+    return event.state_key is None and one.state_before is None and like in caches.allowed
+
+
+def _look_at_parents(draft: Draft, event: Event, own: set[str], lacking: Lacking) -> None:
+    caches = draft.caches
+    for event_id in event.prev_event_ids:
+        row = caches.rows.get(event_id) or draft.rows.get(event_id)
+        if row is None or row.outlier:  # another writer may have made it more than an outlier, and nothing is written then that would tell
+            _want(draft, event_id, own, lacking, lacking.parents)
+        elif row.after not in caches.groups and row.after not in draft.groups:
+            lacking.groups.add(row.after)
 
 
 def _look_at_room(caches: Caches, room_id: str, lacking: Lacking) -> None:
