@@ -54,7 +54,13 @@ WRITES: Final[Mapping[str, Write]] = {
     "history shared": lambda room, one, _, how: room.history_visibility(one, "shared", **how),
     "history for the invited": lambda room, one, _, how: room.history_visibility(one, "invited", **how),
     "history for the joined": lambda room, one, _, how: room.history_visibility(one, "joined", **how),
+    "history for who knows": lambda room, one, _, how: room.state_event(
+        one, "m.room.history_visibility", NO_VISIBILITIES[len(room.events) % len(NO_VISIBILITIES)], **how
+    ),
+    "ask to knock": lambda room, one, _, how: room.join_rules(one, "knock", **how),
+    "knock": lambda room, one, _, how: room.knock(one, **how),
 }
+NO_VISIBILITIES: Final = ({}, {"history_visibility": "friends"}, {"history_visibility": ["joined"]}, {"history_visibility": None})
 DELIVERIES: Final = ("shuffled", "again", "fetched", "after a gap", "backfill", "junk")
 ODDITIES: Final = ("fork", "redact", "refused", "depth", "damage", "clock", "relate")
 RELATIONS: Final = ("m.replace", "m.thread", "m.reference", "m.annotation")
