@@ -175,8 +175,8 @@ class Store:
             return await state.backward_extremities(conn, room)
 
     async def rooms_of(self, user_id: UserId) -> list[RoomId]:
-        """The rooms that a local user is joined to. `InvalidIdentifier`."""
-        checks.user(user_id)
+        """The rooms that a local user is joined to. `InvalidIdentifier`, also for a user of another server."""
+        checks.local_user(user_id, self.server_name)
         if self.database.config.cache_reads:
             return sorted(map(RoomId, (await self.caches.rooms_of.many([user_id], self._load_rooms_of))[user_id].joined))
         async with self.database.connection() as conn:
@@ -200,7 +200,7 @@ class Store:
 
     async def explain_visibility(self, event_id: str, user_or_server: str) -> Explanation:
         """Why a local user, or a server, may see an event or may not; `Explanation.sentence` says it. `InvalidIdentifier`, `UnknownEvent`."""
-        is_user = user_or_server.startswith("@")
+        is_user = checks.text(user_or_server).startswith("@")
         whom = checks.local_user(user_or_server, self.server_name) if is_user else checks.server(user_or_server)
         [wanted] = checks.events([event_id])
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:

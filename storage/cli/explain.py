@@ -11,6 +11,8 @@ from storage.cli.maintaining import maintained
 from storage.database.connection import BEGIN, Connection
 from storage.database.explained import ExplainingConnection, Plan
 from storage.errors import InputError
+from storage.maintenance.locality import local_server_name
+from storage.queries import checks
 from storage.queries.hot import QUESTIONS, Given, ask, deployment_of, token_behind
 
 QUERIES: Final = "\n\n".join(f"{name} ({', '.join(one.needs)}): {one.about}." for name, one in QUESTIONS.items())
@@ -53,12 +55,15 @@ def command(
 async def _explain(dsn: str | None, query: str, given: Given, behind: int, *, generic: bool) -> Sequence[Plan]:
     if query not in QUESTIONS:
         raise InputError(f"no query is named {query!r}: {', '.join(QUESTIONS)}")
-    async with maintained(dsn) as database, database.connection() as conn:
-        await conn.execute(BEGIN["repeatable_read", True])
-        try:
-            return await _plans(conn, query, replace(given, config=database.config), behind, generic=generic)
-        finally:
-            await conn.execute("ROLLBACK")
+    async with maintained(dsn) as database:
+        if given.user is not None:
+            checks.local_user(given.user, await local_server_name(database))
+        async with database.connection() as conn:
+            await conn.execute(BEGIN["repeatable_read", True])
+            try:
+                return await _plans(conn, query, replace(given, config=database.config), behind, generic=generic)
+            finally:
+                await conn.execute("ROLLBACK")
 
 
 async def _plans(conn: Connection, query: str, given: Given, behind: int, *, generic: bool) -> Sequence[Plan]:

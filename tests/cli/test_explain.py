@@ -10,7 +10,7 @@ from storage.cli.app import main
 from storage.queries.hot import QUESTIONS
 from storage.testing import RoomBuilder
 from tests.cli.running import room_storage
-from tests.queries.rooms import ADMIN, LOCAL, deliver, new_room
+from tests.queries.rooms import ADMIN, LOCAL, REMOTE, deliver, new_room
 
 SERVER = "s1.test"
 
@@ -57,6 +57,7 @@ async def test_what_is_wrong_is_said(filled: RoomBuilder, dsn: str, capsys: pyte
         (["nonsense"], "no query is named 'nonsense'"),
         (["messages", "--room", filled.room_id], "messages needs user"),
         (["messages", "--room", "!nowhere:s1.test", "--user", LOCAL], "!nowhere:s1.test"),
+        (["messages", "--room", filled.room_id, "--user", REMOTE], f"{REMOTE!r}: not a user of {SERVER}"),
         (["event", "--event", "no id"], "an event id begins with $"),
         (["rooms-of", "--user", LOCAL, "--since", "s1"], "takes no --since"),
         (["sync", "--user", LOCAL, "--since", "damaged"], "damaged"),

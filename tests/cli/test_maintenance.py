@@ -65,7 +65,10 @@ async def test_gc_rebuild_and_explain(dsn: str) -> None:
     assert done.stdout.startswith(f"{room.events[0].sender} sees {room.events[0].event_id}: ")
     done = room_storage("explain-visibility", room.events[0].event_id, "s9.test", "--json", "--dsn", dsn)
     assert json.loads(done.stdout)["visible"] is True
-    assert room_storage("explain-visibility", "$nothing", "s9.test", "--dsn", dsn).returncode == 2
+    for event_id, whom in (("$nothing", "s9.test"), (room.events[0].event_id, "@user:s9.test"), (room.events[0].event_id, "@user")):
+        done = room_storage("explain-visibility", event_id, whom, "--dsn", dsn)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr
 
 
 def test_an_empty_database(dsn: str) -> None:

@@ -82,6 +82,13 @@ async def test_a_table_that_says_otherwise(store: Store) -> None:
 async def test_unknown_and_malformed(store: Store) -> None:
     with pytest.raises(storage.UnknownEvent):
         await store.explain_visibility("$nothing", "@admin:s1.test")
-    for event_id, whom in (("nothing", "@admin:s1.test"), ("$x", "@admin:s2.test"), ("$x", "@admin"), ("$x", "!room")):
+    for event_id, whom in (
+        ("nothing", "@admin:s1.test"),
+        ("$x", "@admin:s2.test"),
+        ("$x", "@admin"),
+        ("$x", "!room"),
+        ("$x", "@nul\0:s1.test"),
+        ("$x", 7),
+    ):
         with pytest.raises(storage.InvalidIdentifier):
-            await store.explain_visibility(event_id, whom)
+            await store.explain_visibility(event_id, whom)  # type: ignore[arg-type]

@@ -119,6 +119,7 @@ OF_USER: dict[str, Callable[[Store, RoomBuilder, Any], Awaitable[Any]]] = {
     "aggregations": lambda store, room, user: store.aggregations(user, ids(room.events)),
     "event_near": lambda store, room, user: store.event_near(room.room_id, user, 0, "f"),
     "visible_to_user": lambda store, room, user: store.visible_to_user(user, ids(room.events)),
+    "rooms_of": lambda store, _, user: store.rooms_of(user),
 }
 
 

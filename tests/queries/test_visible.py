@@ -176,6 +176,48 @@ async def test_an_unknown_value_counts_as_shared(store: Store, value: object) ->
     await deliver(store, room)
     assert await store.visible_to_user(OTHER, [said.event_id]) == {said.event_id}
     assert await store.visible_to_server("s3.test", [said.event_id]) == {said.event_id}
+    told = await store.explain_visibility(said.event_id, OTHER)
+    assert told.visible
+    assert "table says otherwise" not in told.sentence
+
+
+async def test_a_room_without_a_history_visibility_is_shared(store: Store) -> None:
+    """As one that a server has made with the fewest events."""
+    room = RoomBuilder("11", sign=False)
+    room.create(ADMIN)
+    room.join(ADMIN)
+    room.join_rules(ADMIN, "public")
+    said = room.message(ADMIN)
+    room.history_visibility(ADMIN, "joined")
+    hidden = room.message(ADMIN)
+    asked = ids([said, hidden])
+    await deliver(store, room)
+    assert await store.visible_to_user(LOCAL, asked) == set()
+    assert await store.visible_to_server("s3.test", asked) == {said.event_id}
+    room.join(LOCAL)
+    await deliver(store, room)
+    assert await store.visible_to_user(LOCAL, asked) == {said.event_id}
+    told = await store.explain_visibility(said.event_id, LOCAL)
+    assert (told.visible, told.history_visibility) == (True, (None, None))
+
+
+@pytest.mark.parametrize("visibility", ["world_readable", "shared", "invited", "joined"])
+async def test_who_knocks_sees_no_more_than_a_stranger_and_is_shown_stripped_state(store: Store, visibility: str) -> None:
+    room = new_room(visibility=visibility, join_rule="knock", name="the name")
+    before = room.message(ADMIN)
+    knock = room.knock(LOCAL)
+    after = room.message(ADMIN)
+    await deliver(store, room)
+    asked = ids([before, knock, after])
+    everything = set(asked) if visibility == "world_readable" else set()
+    assert await store.visible_to_user(LOCAL, asked) == await store.visible_to_user(OTHER, asked) == everything
+    shown = (await store.sync(LOCAL)).knock[room.room_id].knock_state
+    assert {event["type"] for event in shown} == {"m.room.create", "m.room.join_rules", "m.room.name", "m.room.member"}
+    room.invite(ADMIN, LOCAL)
+    invited = room.message(ADMIN)
+    await deliver(store, room)
+    more = {invited.event_id} if visibility in ("world_readable", "invited") else set()
+    assert await store.visible_to_user(LOCAL, [*asked, invited.event_id]) == everything | more
 
 
 async def test_peekers_see_what_is_world_readable_and_page_through_it(store: Store) -> None:
