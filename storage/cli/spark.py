@@ -30,6 +30,7 @@ ConfOption = Annotated[
 RoomsOption = Annotated[
     list[str] | None, typer.Option("--room", metavar="ROOM_ID", help="Only this room; may be given several times.", show_default=False)
 ]
+RoomVersionOption = Annotated[str | None, typer.Option("--room-version", help="Of rooms whose version nobody tells.", show_default=False)]
 TasksOption = Annotated[
     int | None, typer.Option("--tasks", min=1, help="At most so many at once; each has two connections at most.", show_default=False)
 ]
@@ -56,7 +57,7 @@ def import_(
     work: Annotated[str | None, typer.Option("--work", help="A folder that all executors reach; default: a temporary one.")] = None,
     instance_name: Annotated[str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")] = "spark",
     allow_key: KeysOption = None,
-    room_version: Annotated[str | None, typer.Option("--room-version", help="Of rooms whose version nobody tells.")] = None,
+    room_version: RoomVersionOption = None,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,
@@ -93,6 +94,8 @@ def import_synapse(
     rejects: Annotated[str | None, typer.Option("--rejects", help="A folder for what was not stored, as Parquet.")] = None,
     work: Annotated[str | None, typer.Option("--work", help="A folder that all executors reach; default: a temporary one.")] = None,
     instance_name: Annotated[str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")] = "spark",
+    allow_key: KeysOption = None,
+    room_version: RoomVersionOption = None,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,
@@ -110,6 +113,8 @@ def import_synapse(
             rejects=rejects,
             work=work,
             instance_name=instance_name,
+            room_version=room_version,
+            verify_keys=_keys(allow_key),
             writers=tasks,
             stage=_say,
         )

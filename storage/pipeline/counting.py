@@ -14,7 +14,7 @@ The day of sending is what the sender claims. Before 2014, or later than a day a
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from importlib.util import find_spec
 from typing import Any, Final, LiteralString
 
@@ -174,15 +174,16 @@ def check_plots() -> None:
 
 def _write_counts(spark: SparkSession, dsn: str, folder: str, partitions: int) -> None:
     stretches = EventReader(Options(dsn, partitions=partitions)).partitions()
-
-    def read(stretch: Stretch) -> Iterator[pa.RecordBatch]:
-        with arrow_snapshot(dsn) as conn:
-            for first, end in split(stretch.begin, stretch.end - 1, _parts(stretch.begin, stretch.end, NUMBERS_PER_STATEMENT)):
-                yield from conn.table(SQL_COUNTS_OF_STRETCH, first, end, *stretch.bounds.columns()).cast(COUNTS).to_batches()
-
     sums = [f.sum(name).alias(name) for name in SUMS]
-    counted = _read(spark, stretches, read, COUNTS).groupBy(*BY.names).agg(*sums)
+    counted = _read(spark, stretches, partial(counts_of, dsn), COUNTS).groupBy(*BY.names).agg(*sums)
     _date(_date(counted, "sent_day"), "received_day").write.mode("overwrite").parquet(folder + "/counts")
+
+
+def counts_of(dsn: str, stretch: Stretch) -> Iterator[pa.RecordBatch]:
+    """`COUNTS` of a stretch, in parts to be added up."""
+    with arrow_snapshot(dsn) as conn:
+        for first, end in split(stretch.begin, stretch.end - 1, _parts(stretch.begin, stretch.end, NUMBERS_PER_STATEMENT)):
+            yield from conn.table(SQL_COUNTS_OF_STRETCH, first, end, *stretch.bounds.columns()).cast(COUNTS).to_batches()
 
 
 def _write_sums(spark: SparkSession, dsn: str, folder: str, partitions: int) -> None:

@@ -17,7 +17,9 @@ from storage.database import Database
 from storage.errors import InputError
 from storage.maintenance.sizes import counts, largest_states
 from storage.pipeline import counting, statistics
+from storage.pipeline.options import Options
 from storage.pipeline.page import text
+from storage.pipeline.source import EventReader, Stretch
 from storage.testing import ODD_SOME, SHAPES, RoomBuilder, build_room, deliver_with_gap, generate_room
 from tests.cli.running import room_storage
 from tests.pipeline.stores import SERVER
@@ -154,6 +156,30 @@ async def test_what_others_have_named_stays_text(spark: SparkSession, dsn: str, 
     assert HOSTILE_TYPE.replace("\x01", "\N{REPLACEMENT CHARACTER}") in cells
     assert [row["type"] for row in found.types if "script" in row["type"]] == [HOSTILE_TYPE]
     assert found.most_forked == []
+
+
+async def test_what_is_written_meanwhile_is_not_counted(dsn: str) -> None:
+    """Another writer has handed out the numbers behind: what the first writes later lies among those that are looked through."""
+    early, late, other = (generate_room(SHAPES["direct_chat"], 8, seed=seed, sign=False) for seed in (1, 2, 3))
+    async with (
+        storage.open(dsn, server_name=SERVER, instance_name="first") as first,
+        storage.open(dsn, server_name=SERVER, instance_name="second") as second,
+    ):
+        await first.append([event.pdu for event in early])
+        await second.append([event.pdu for event in other])
+        stretches = EventReader(Options(dsn, partitions=2)).partitions()
+        await first.append([event.pdu for event in late])
+        async with first.database.connection() as conn:
+            assert (await counts(conn)).events == 24
+    rows = [
+        row
+        for stretch in stretches
+        if isinstance(stretch, Stretch)
+        for batch in counting.counts_of(dsn, stretch)
+        for row in batch.to_pylist()
+    ]
+    assert {row["room_id"] for row in rows} == {early.room_id, other.room_id}
+    assert sum(row["events"] for row in rows) == 16
 
 
 def test_a_text_is_cut_to_a_length_before_it_is_escaped() -> None:
