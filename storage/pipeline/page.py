@@ -149,4 +149,5 @@ def _image(figure: Figure, told: str) -> str:
     """The plot as an image within the page: its names are its own, and no script of it would run."""
     drawn = BytesIO()
     figure.savefig(drawn, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
-    return f'<p><img alt="{text(told)}" src="data:image/svg+xml;base64,{base64.b64encode(drawn.getvalue()).decode()}"/></p>'
+    _, begin, rest = drawn.getvalue().partition(b"<svg")  # before it stands the address of a DTD
+    return f'<p><img alt="{text(told)}" src="data:image/svg+xml;base64,{base64.b64encode(begin + rest).decode()}"/></p>'

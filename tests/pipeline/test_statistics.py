@@ -136,7 +136,9 @@ def check_page(page: str, found: counting.Statistics) -> None:
     assert len(pictures) == 6
     for picture in pictures:
         source = picture.attrib["src"].removeprefix("data:image/svg+xml;base64,")
-        drawn = ET.fromstring(base64.b64decode(source, validate=True))
+        image = base64.b64decode(source, validate=True)
+        assert {one.partition(b'"')[0] for one in image.split(b"http")[1:]} == {b"://www.w3.org/2000/svg", b"://www.w3.org/1999/xlink"}
+        drawn = ET.fromstring(image)
         assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
     addresses = [value for one in root.iter() for key, value in one.attrib.items() if key in {"src", "href"}]
     assert all(value.startswith("data:") for value in addresses)
