@@ -1,8 +1,7 @@
 """Who may see what, in many more rooms than the whole machine has time for: visibility alone, and one database for all rooms.
 
 After every delivery each (event, user) and (event, server) is compared with the oracle; at the end of a room also its pages in both
-directions, the surroundings of some events, and which events are withheld, as some senders were erased; and all of that once more after a
-rebuild of who may see what. `STORAGE_ROOMS` says how many rooms; the default is for every day.
+directions, the surroundings of some events, and which events are withheld, as some senders were erased. `STORAGE_ROOMS` says how many rooms; the default is for every day.
 """
 
 import asyncio
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import strategies as st
 
 from storage.ids import EventId, RoomId, UserId, server_name_of
-from storage.maintenance.repair import rebuild_visibility
 from storage.visibility import places
 from tests.conftest import _fresh_database
 from tests.oracle.facts import Audience, Facts, near
@@ -112,9 +110,7 @@ class SightSubject(StoreSubject):
 
     async def _facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId]) -> Facts:
         if not known:
-            found = await self._sights(room_id, audience)
-            await rebuild_visibility(self.store.database, room_id, server_name=self.store.server_name)
-            return {"as kept": found, "rebuilt": await self._sights(room_id, audience)}
+            return await self._sights(room_id, audience)
         async with self.store.database.connection() as conn:
             rows = await conn.fetch(SQL_SEEN, room_id, [*audience.users, *audience.servers], row=SeenRow)
         return {"seen": {row.principal: set(row.event_ids) for row in rows}}
@@ -168,8 +164,7 @@ def test_everybody_sees_what_the_rule_says(
         def expected(self, room_id: RoomId, known: Collection[EventId]) -> Facts:
             if known:
                 return {"seen": seen(self.oracle, room_id, self.audience)}
-            expected = sights(self.oracle, room_id, self.audience)
-            return {"as kept": expected, "rebuilt": expected}
+            return sights(self.oracle, room_id, self.audience)
 
     try:
         run_machine(Machine, examples=ROOMS, steps=20)
