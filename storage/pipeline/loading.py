@@ -17,6 +17,7 @@ from storage.persist.plan import Incoming
 from storage.persist.results import AppendResult
 from storage.pipeline.appending import BATCH_MAX, Arrival, Loader, Target, spare_collector
 from storage.pipeline.bulk import Bulk, Loaded
+from storage.pipeline.examining import SQL_HELD, HeldRow
 from storage.pipeline.ordering import Slim as Line
 from storage.pipeline.ordering import order
 from storage.pipeline.planning import Unfit
@@ -84,7 +85,7 @@ class RoomLoader:
 
     def counts(self) -> pa.RecordBatch:
         """A row for each outcome."""
-        outcomes = self._loaded.outcomes + self._loader.outcomes
+        outcomes = self._loaded.outcomes + self._loader.outcomes  # of those that are there
         return pa.RecordBatch.from_pylist([{"outcome": name, "events": count} for name, count in sorted(outcomes.items())], schema=LOADED)
 
     async def _load(self, rooms: Sequence[SpooledRoom]) -> None:
@@ -112,8 +113,8 @@ class RoomLoader:
         return False
 
     async def _append(self, room: SpooledRoom) -> None:
-        """The way of the live path: in the order of a patient reader, by ids alone."""
-        lines = [(version, one) for version, some in room.lines(BATCH_MAX) for one in some]
+        """The way of the live path: in the order of a patient reader, by ids alone. What is held already is passed over."""
+        lines = [(version, one) for version, some in room.lines(BATCH_MAX) for one in await self._lacking(some)]
         ordered = order([Line(one.event_id, one.origin == "outlier", needs(one, room.room_id, version)) for version, one in lines])
         queue = iter(lines if ordered is None else [lines[index] for index in ordered])
         while some := list(islice(queue, BATCH_MAX)):
@@ -121,6 +122,15 @@ class RoomLoader:
             arrivals = [_arrival(pdu, version, one) for pdu, (version, one) in zip(pdus, some, strict=True)]
             slims = {one.place: one for _, one in some}
             self._loaded.failed += [(slims[one.place], result) for one, result in await self._loader.appended(arrivals)]
+
+    async def _lacking(self, lines: Sequence[Slim]) -> list[Slim]:
+        """Without those that the store holds; an outlier may still come into the timeline."""
+        async with self._loader.store.database.connection() as conn:
+            rows = await conn.fetch(SQL_HELD, [one.event_id for one in lines], row=HeldRow)
+        held = {row.event_id: row.outlier for row in rows}
+        lacking = [one for one in lines if one.event_id not in held or (held[one.event_id] and one.origin != "outlier")]
+        self._loaded.outcomes["duplicate"] += len(lines) - len(lacking)
+        return lacking
 
     async def _staged(self, lines: Sequence[Slim]) -> list[bytes]:
         async with self._loader.store.database.connection() as conn:

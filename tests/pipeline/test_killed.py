@@ -67,7 +67,9 @@ async def loading(dsn: str, folder: Path, master: str = "local[2]") -> AsyncIter
 
 async def test_a_killed_driver(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]) -> None:
     async with loading(dsn, tmp_path) as (driver, watcher):
-        driver.kill()
+        local = psutil.Process(driver.pid)
+        for process in [local, *local.children(recursive=True)]:  # the JVM and its workers as well: they would go on for a while
+            process.kill()
         await driver.wait()
         whole = await watcher.fetch("SELECT room_id, count(*) FROM events JOIN rooms USING (room_nid) GROUP BY room_id")
         await watcher.execute(FORGET)
