@@ -167,10 +167,11 @@ class Row(NamedTuple):
 
 
 async def load_ahead(conn: Connection, draft: Draft, lacking: Lacking) -> None:
-    """Load it, and remember as absent what is not there."""
+    """Load it, and remember as absent what is not there. Until the answer is here nothing of that is known: events are planned meanwhile."""
+    rows = await conn.fetch(SQL_AHEAD, *_arguments(lacking), row=Row)
     _expect(draft, lacking)
     found: dict[str, list[Row]] = {}
-    for row in await conn.fetch(SQL_AHEAD, *_arguments(lacking), row=Row):
+    for row in rows:
         found.setdefault(row.kind, []).append(row)
     for kind, rows in found.items():
         KEEP[kind](draft, rows, lacking)
@@ -198,6 +199,7 @@ def _arguments(lacking: Lacking) -> list[object]:
 
 
 def _expect(draft: Draft, lacking: Lacking) -> None:
+    """Nothing of it is there, but for what the rows will tell."""
     for room_id in lacking.rooms:
         draft.rooms.setdefault(room_id, None)
     for event_id in lacking.events:

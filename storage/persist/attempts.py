@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
-from storage.errors import DatabaseConflict, DatabaseError, StorageCorrupt
+from storage.errors import ConstraintViolated, DatabaseConflict, DatabaseError, StorageCorrupt
 from storage.persist.commit import absorb, place, tell
 from storage.persist.context import Caches, Needs
 from storage.persist.draft import Blocks, Draft
@@ -127,9 +127,10 @@ class Attempts:
             except Unsure:
                 continue
             except DatabaseError as error:
+                again = (DatabaseConflict, *LOST) if forgotten and attempt > 0 else (DatabaseConflict, ConstraintViolated, *LOST)
                 self.caches.forget()
                 forgotten = True
-                if attempt + 1 == self._most or (lost and isinstance(error, LOST)) or not isinstance(error, (DatabaseConflict, *LOST)):
+                if attempt + 1 == self._most or (lost and isinstance(error, LOST)) or not isinstance(error, again):
                     raise
                 if isinstance(error, LOST):
                     lost = True

@@ -112,3 +112,25 @@ async def test_the_beginning_of_a_large_batch_may_be_stored(dsn: str) -> None:
         results = await store.append(room.pdus)
         assert [one.outcome for one in results] == ["duplicate"] * len(before) + ["stored"] * (len(room.events) - len(before))
         assert await store.forward_extremities(room.room_id) == {room.events[-1].event_id}
+
+
+async def test_what_is_asked_for_is_not_taken_for_absent_while_the_answer_is_on_its_way(dsn: str) -> None:
+    """The first events of a batch are planned meanwhile. Who was taken for a stranger would leave a room that they had not come to."""
+    room = RoomBuilder("11", seed=1)
+    admin, guest = room.user(1), "@guest:s3.test"
+    room.start(admin)
+    room.join(guest)
+    room.message(admin)
+    beginning = list(room.pdus)
+    batch = [room.message(admin), room.leave(guest)]
+    sent = Sent()
+    async with storage.open(dsn, server_name="s1.test", observer=sent) as store:
+        await store.append(beginning)
+        store.writer.caches.names.principals.clear()  # as for want of space
+        store.writer.caches.visibility.clear()
+        written = sent.writes()
+        results = await store.append([event.pdu for event in batch])
+        assert (sent.writes() - written, sent.refused()) == (1, 0)
+        assert [result.outcome for result in results] == ["stored"] * 2
+        assert (await store.current_state(room.room_id))["m.room.member", guest] == batch[1].event_id
+        assert await store.visible_to_server("s3.test", [event.event_id for event in batch]) == {event.event_id for event in batch}
