@@ -31,6 +31,12 @@ USERS: Final = tuple(f"@user{number}:s{1 + number % 3}.test" for number in range
 SERVERS: Final = ("s1.test", "s2.test", "s3.test", "s4.test")
 AUDIENCE: Final = Audience(USERS, SERVERS)
 
+NO_VISIBILITIES: Final[Sequence[Mapping[str, Any]]] = (
+    {},
+    {"history_visibility": "friends"},
+    {"history_visibility": ["joined"]},
+    {"history_visibility": None},
+)
 Write = Callable[[RoomBuilder, str, str, Any], BuiltEvent]
 WRITES: Final[Mapping[str, Write]] = {
     "message": lambda room, one, _, how: room.message(one, **how),
@@ -60,7 +66,6 @@ WRITES: Final[Mapping[str, Write]] = {
     "ask to knock": lambda room, one, _, how: room.join_rules(one, "knock", **how),
     "knock": lambda room, one, _, how: room.knock(one, **how),
 }
-NO_VISIBILITIES: Final = ({}, {"history_visibility": "friends"}, {"history_visibility": ["joined"]}, {"history_visibility": None})
 DELIVERIES: Final = ("shuffled", "again", "fetched", "after a gap", "backfill", "junk")
 ODDITIES: Final = ("fork", "redact", "refused", "depth", "damage", "clock", "relate")
 RELATIONS: Final = ("m.replace", "m.thread", "m.reference", "m.annotation")
