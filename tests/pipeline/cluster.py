@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,8 +25,7 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
     with ExitStack() as stack:
         of_master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
         stack.enter_context(_daemon(of_master, folder / "master"))
-        _await_port(port)
-        workers = []
+        workers = []  # which look for the master until it is there, as drivers do
         for number in range(2):
             of_worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1"]
             where = folder / f"worker{number}"
@@ -38,7 +36,15 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
 def executors(workers: list[psutil.Process]) -> list[psutil.Process]:
     """The executors at work."""
     found = [child for worker in workers for child in worker.children(recursive=True)]
-    return [child for child in found if any(EXECUTOR in one for one in child.cmdline()) and "java" in child.name()]
+    return [child for child in found if child.name() == "java" and EXECUTOR in _command(child)]
+
+
+def _command(process: psutil.Process) -> str:
+    """Of one that has ended: nothing."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 @contextmanager
@@ -57,16 +63,3 @@ def _daemon(arguments: list[str], folder: Path) -> Iterator[psutil.Process]:
                 one.terminate()
             psutil.wait_procs(family, timeout=30)
             process.wait(30)
-
-
-def _await_port(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return
