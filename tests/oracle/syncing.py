@@ -122,11 +122,18 @@ def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, asked: Asked) -> No
     then = {} if asked.since is None else oracle.current_state_at(room_id, asked.since)
     is_new = asked.since is None or oracle.membership_in(then, asked.user_id) != "join"
     start = 0 if is_new else asked.since or 0
+    if not is_new and not _happened(oracle, room_id, start):
+        return  # or a lazily loading client would be told of itself again and again
     told = _room(oracle, room_id, asked, start, answer.next_batch, is_new=is_new)
     if is_new or _summary_changed(oracle, room_id, start):
         told = replace(told, summary=_summary(oracle, room_id, asked.user_id))
     if is_new or told.timeline or told.limited or told.state or told.state_after or told.removed or told.summary:
         answer.join[room_id] = told
+
+
+def _happened(oracle: Oracle, room_id: RoomId, since: int) -> bool:
+    """Whether anything came in the timeline since then."""
+    return any(held.origin == "live" and held.arrival > since for held in oracle.timeline(room_id).values())
 
 
 def _room(oracle: Oracle, room_id: RoomId, asked: Asked, since: int, upto: int, *, is_new: bool) -> RoomAnswer:

@@ -8,9 +8,10 @@ SQL_LOGICAL = {
     "events": """
         SELECT e.event_id, e.topological_ordering, e.outlier, e.backfilled, e.soft_failed, e.redacted_form, e.rejected, e.membership,
             t.type, k.state_key, p.name, b.event_id AS redacted_by, e.depth, e.origin_server_ts, e.json,
-            ARRAY(SELECT COALESCE(x.event_id, m.event_id) FROM unnest(e.prev_events) AS n (nid)
-                LEFT JOIN events x ON x.event_nid = n.nid LEFT JOIN missing_events m ON m.event_nid = n.nid) AS prev,
-            ARRAY(SELECT x.event_id FROM unnest(e.auth_events) AS n (nid) JOIN events x ON x.event_nid = n.nid) AS auth
+            ARRAY(SELECT COALESCE(x.event_id, m.event_id) FROM unnest(e.prev_events) WITH ORDINALITY AS n (nid, place)
+                LEFT JOIN events x ON x.event_nid = n.nid LEFT JOIN missing_events m ON m.event_nid = n.nid ORDER BY n.place) AS prev,
+            ARRAY(SELECT x.event_id FROM unnest(e.auth_events) WITH ORDINALITY AS n (nid, place)
+                JOIN events x ON x.event_nid = n.nid ORDER BY n.place) AS auth
         FROM events e
         JOIN event_types t USING (type_nid)
         JOIN principals p ON p.principal_nid = e.sender_nid
