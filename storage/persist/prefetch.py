@@ -110,10 +110,11 @@ def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:
 
 
 def _is_ordinary(caches: Caches, one: Incoming) -> bool:
-    """Whether it is a message like one before it: then `storage.persist.plain` needs no more than its parents."""
+    """Whether it is a message like one before it: then `storage.persist.plain` needs no more than its parents, and its relation's type."""
     event = one.event
-    like = event.sender, event.type, event.auth_event_ids, event.room_id
-    return event.state_key is None and one.state_before is None and like in caches.allowed
+    if event.state_key is not None or one.state_before is not None or "m.relates_to" in event.content:
+        return False
+    return (event.sender, event.type, event.auth_event_ids, event.room_id) in caches.allowed
 
 
 def _look_at_parents(draft: Draft, event: Event, own: set[str], lacking: Lacking) -> None:
