@@ -43,6 +43,9 @@ KeysOption = Annotated[
         show_default=False,
     ),
 ]
+RejectsOption = Annotated[str | None, typer.Option("--rejects", help="A folder for what was not stored, as Parquet.")]
+WorkOption = Annotated[str | None, typer.Option("--work", help="A folder that all executors reach; default: a temporary one.")]
+WritersOption = Annotated[str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")]
 LOCAL: Final = "local[*]"
 SHOWN_MAX: Final = 1_000
 
@@ -53,9 +56,9 @@ def import_(
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
     *,
-    rejects: Annotated[str | None, typer.Option("--rejects", help="A folder for what was not stored, as Parquet.")] = None,
-    work: Annotated[str | None, typer.Option("--work", help="A folder that all executors reach; default: a temporary one.")] = None,
-    instance_name: Annotated[str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")] = "spark",
+    rejects: RejectsOption = None,
+    work: WorkOption = None,
+    instance_name: WritersOption = "spark",
     allow_key: KeysOption = None,
     room_version: RoomVersionOption = None,
     tasks: TasksOption = None,
@@ -91,9 +94,9 @@ def import_synapse(
     memory: Annotated[
         str | None, typer.Option("--memory", help="A file that remembers how far it has come: the next import takes what is new.")
     ] = None,
-    rejects: Annotated[str | None, typer.Option("--rejects", help="A folder for what was not stored, as Parquet.")] = None,
-    work: Annotated[str | None, typer.Option("--work", help="A folder that all executors reach; default: a temporary one.")] = None,
-    instance_name: Annotated[str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")] = "spark",
+    rejects: RejectsOption = None,
+    work: WorkOption = None,
+    instance_name: WritersOption = "spark",
     allow_key: KeysOption = None,
     room_version: RoomVersionOption = None,
     tasks: TasksOption = None,

@@ -401,9 +401,14 @@ def _sight(room: RoomDraft) -> tuple[int, str]:
 
 def _new_events(draft: Draft) -> list[object]:
     new = draft.new_events.values()
-    if not new:
-        return [EMPTY] * 21 + [[]]
-    column: Any = EventRow._make(zip(*[one.row for one in new], strict=True))  # of each field all values
+    return [*event_columns([one.row for one in new]), [one.raw for one in new]]
+
+
+def event_columns(rows: Sequence[EventRow]) -> list[str]:
+    """New events as columns, from their nids to their auth events, in the order in which statements that insert them take these."""
+    if not rows:
+        return [EMPTY] * 21
+    column: Any = EventRow._make(zip(*rows, strict=True))  # of each field all values
     return [
         text(column.event_nid),
         text(column.topological_ordering),
@@ -426,7 +431,6 @@ def _new_events(draft: Draft) -> list[object]:
         text(column.rejected),
         arrays(column.prev_events),
         arrays(column.auth_events),
-        [one.raw for one in new],
     ]
 
 

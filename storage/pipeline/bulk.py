@@ -9,16 +9,15 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, LiteralString, Self
+from typing import Final, LiteralString, Self
 
 from storage.database.connection import Connection
 from storage.database.names import Names
 from storage.errors import DatabaseConflict
-from storage.persist.columns import arrays, text
+from storage.persist.columns import text
 from storage.persist.draft import Blocks, Draft
 from storage.persist.results import AppendResult
-from storage.persist.rows import EventRow
-from storage.persist.write import Written, write_around
+from storage.persist.write import Written, event_columns, write_around
 from storage.pipeline.planning import NAMES_REMEMBERED, Planner, Unfit
 from storage.pipeline.rooms import SpooledRoom
 from storage.pipeline.slim import Slim
@@ -142,35 +141,16 @@ class Bulk:
 
     def _rows(self, draft: Draft, planner: Planner, written: Written, received_ts: int) -> list[object]:
         new = draft.new_events.values()
-        column: Any = EventRow._make(zip(*[one.row for one in new], strict=True)) if new else EventRow._make([()] * len(EventRow._fields))
+        nids, *columns = event_columns([one.row for one in new])
         return [
             received_ts,
             self._in_flight.author.writer_nid,
             self._number,
-            text(column.event_nid),
+            nids,
             text([None if one.row.outlier else written.positions[one.row.event_nid] for one in new]),
-            text(column.topological_ordering),
-            text(column.depth),
-            text(column.origin_server_ts),
-            text(column.state_group_before),
-            text(column.state_group_after),
-            text(column.audience),
-            text(column.redacted_by),
-            text(column.room_nid),
-            text(column.sender_nid),
-            text(column.type_nid),
-            text(column.state_key_nid),
-            text(column.membership),
-            text(column.outlier),
-            text(column.backfilled),
-            text(column.soft_failed),
-            text(column.redacted_form),
-            text(column.event_id),
-            text(column.rejected),
-            arrays(column.prev_events),
-            arrays(column.auth_events),
-            text([planner.places[event_id] for event_id in column.event_id]),
-            text(column.ineffective),
+            *columns,
+            text([planner.places[one.row.event_id] for one in new]),
+            text([one.row.ineffective for one in new]),
             *map(text, draft.new_relations),
             text(draft.new_urls),
             text([nid in draft.after_gaps or None for nid in draft.new_events]),
