@@ -109,6 +109,13 @@ async def dsn(server_dsn: str, template_name: str, worker_id: str) -> AsyncItera
 
 
 @pytest.fixture
+async def another_dsn(server_dsn: str, template_name: str, worker_id: str) -> AsyncIterator[str]:
+    """A second migrated database of the test's own."""
+    async with _fresh_database(server_dsn, template_name, worker_id) as fresh:
+        yield fresh
+
+
+@pytest.fixture
 async def empty_dsn(server_dsn: str, worker_id: str) -> AsyncIterator[str]:
     """A database of the test's own without any table."""
     async with _fresh_database(server_dsn, "template0", worker_id) as fresh:

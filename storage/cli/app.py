@@ -8,7 +8,20 @@ from collections.abc import Sequence
 
 import typer
 
-from storage.cli import demo, explain, explain_visibility, gc, import_files, migrate, rebuild_visibility, serve, spark, stats, verify
+from storage.cli import (
+    demo,
+    explain,
+    explain_visibility,
+    export_file,
+    gc,
+    import_files,
+    migrate,
+    rebuild_visibility,
+    serve,
+    spark,
+    stats,
+    verify,
+)
 from storage.cli.common import ExitCode, print_json
 from storage.errors import DatabaseError, StorageCorrupt, StorageError
 
@@ -30,6 +43,7 @@ def room_storage() -> None:
 app.command("demo")(demo.command)
 app.command("migrate")(migrate.command)
 app.command("import")(import_files.command)
+app.command("export")(export_file.command)
 app.command("stats")(stats.command)
 app.command("serve")(serve.command)
 app.command("verify")(verify.command)

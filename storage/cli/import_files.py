@@ -1,4 +1,4 @@
-"""`room-storage import`: PDUs from NDJSON files into the store."""
+"""`room-storage import`: PDUs from NDJSON and Parquet files into the store."""
 
 import sys
 import time
@@ -23,7 +23,9 @@ OUTCOMES = ("stored", "duplicate", "rejected", "soft_failed", "redacted", "missi
 
 
 def command(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="NDJSON; - for standard input.", show_default=False)],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="NDJSON or Parquet (*.parquet); - for standard input.", show_default=False)
+    ],
     *,
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
@@ -31,7 +33,7 @@ def command(
     rejects: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep what was not stored, with the reason (NDJSON).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Store the PDUs of files: one a line, or {"pdu": …, "room_version": …, "origin": …, "state_before": […]}.
+    """Store the PDUs of files: one a line, or {"pdu": …, "room_version": …, "origin": …, "state_before": […]}; of Parquet, such columns.
 
     What builds on events that come later is tried again at the end. Run again after an interrupt: what is stored stays.
     """

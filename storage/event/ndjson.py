@@ -2,6 +2,7 @@ r"""PDUs in lines of text: one a line, alone or in an envelope, cut out byte for
 
 A line is a PDU, or an envelope ``{"pdu": {…}, "room_version": "11", "origin": "live", "state_before": ["$…", …]}`` of which only
 ``pdu`` must be there; other keys are passed over. Of a key that stands twice the last one counts, as in every server.
+Instead of ``pdu`` there may be ``pdu_base64`` (RFC 4648, padded): for bytes that no line can hold, such as those with line breaks.
 An object that has a ``sender`` is a PDU, whatever else it has: so no PDU is taken for an envelope because of a key ``pdu`` of its own.
 
 The bytes of a PDU are what was signed and hashed by others, and must come out as they went in. So nothing is encoded
@@ -13,8 +14,12 @@ Here no PDU is judged: a line that is JSON is read, and `storage.event.parse` sa
 
 import json
 import math
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeGuard, cast
+
+import orjson
 
 from storage.errors import InvalidEvent
 
@@ -58,9 +63,21 @@ def read_line(raw: bytes) -> Line:
         raise InvalidEvent("nested too deeply") from None
     if not isinstance(value, dict):
         raise InvalidEvent("not a JSON object")
-    if "pdu" not in value or "sender" in value:
-        return _of_pdu(text[start:end], value)
+    if "sender" in value or value.keys().isdisjoint(("pdu", "pdu_base64")):
+        return _of_pdu(text[start:end].encode(), value)
     return _opened(text, start, value)
+
+
+def envelope(pdu: bytes, room_version: str | None, origin: str | None, state_before: Sequence[str] | None = None) -> bytes:
+    """A line that `read_line` reads as just this. The PDU stands in it as it is, or as base64 where it is no JSON object on one line."""
+    try:
+        plain = b"\n" not in pdu and read_line(pdu).pdu == pdu
+    except InvalidEvent:
+        plain = False
+    form, value = (b'{"pdu":', pdu) if plain else (b'{"pdu_base64":', orjson.dumps(b64encode(pdu).decode()))
+    said = {"room_version": room_version, "origin": origin, "state_before": state_before}
+    rest = orjson.dumps({name: one for name, one in said.items() if one is not None})
+    return form + value + (b"," if len(rest) > len(b"{}") else b"") + rest[1:]
 
 
 def pdus_of(raw: bytes) -> list[bytes]:
@@ -103,26 +120,42 @@ def member(text: str, start: int, key: str) -> str | None:
     return found
 
 
-def _opened(text: str, start: int, envelope: dict[str, Any]) -> Line:
+def _opened(text: str, start: int, given: dict[str, Any]) -> Line:
     """The line of an envelope."""
-    pdu = envelope["pdu"]
-    if not isinstance(pdu, dict):
-        raise InvalidEvent("pdu is not an object")
-    room_version, origin, state = envelope.get("room_version"), envelope.get("origin"), envelope.get("state_before")
+    pdu = _encoded(given["pdu_base64"]) if "pdu_base64" in given else _cut(text, start, given["pdu"])
+    room_version, origin, state = given.get("room_version"), given.get("origin"), given.get("state_before")
     if not isinstance(room_version, str | None):
         raise InvalidEvent("room_version is not a string")
     if origin is not None and origin not in ORIGINS:
         raise InvalidEvent(f"origin {origin!r} is none of {', '.join(ORIGINS)}")
     if state is not None and not _are_strings(state):
         raise InvalidEvent("state_before is not a list of event ids")
-    cut = cast("str", member(text, start, "pdu"))
-    return replace(_of_pdu(cut, pdu), room_version=room_version, origin=origin, state_before=None if state is None else tuple(state))
+    return replace(pdu, room_version=room_version, origin=origin, state_before=None if state is None else tuple(state))
 
 
-def _of_pdu(text: str, pdu: dict[str, Any]) -> Line:
+def _cut(text: str, start: int, pdu: object) -> Line:
+    """The PDU of the envelope that begins at ``start``."""
+    if not isinstance(pdu, dict):
+        raise InvalidEvent("pdu is not an object")
+    return _of_pdu(cast("str", member(text, start, "pdu")).encode(), pdu)
+
+
+def _encoded(value: object) -> Line:
+    """The PDU that is given as base64."""
+    try:
+        raw = b64decode(cast("str", value), validate=True)
+        pdu = _READER.decode(raw.decode())
+    except (TypeError, ValueError, RecursionError) as error:  # wrong base64, UTF-8, JSON
+        raise InvalidEvent(f"pdu_base64 is not JSON in base64: {error}") from None
+    if not isinstance(pdu, dict):
+        raise InvalidEvent("pdu_base64 is not an object")
+    return _of_pdu(raw, pdu)
+
+
+def _of_pdu(raw: bytes, pdu: dict[str, Any]) -> Line:
     room_id, depth = pdu.get("room_id"), pdu.get("depth")
     return Line(
-        text.encode(),
+        raw,
         room_id=room_id if isinstance(room_id, str) else None,
         depth=depth if isinstance(depth, float) and math.isfinite(depth) else None,
     )

@@ -73,7 +73,7 @@ async def test_an_interrupt_and_a_rerun(dsn: str, file: str) -> None:
         (["import"], 2, "FILE"),
         (["import", "absent.ndjson"], 2, "absent.ndjson: No such file"),
         (["import", "{file}", "absent.ndjson"], 2, "absent.ndjson: No such file"),
-        (["import", "x.parquet"], 2, "Parquet"),
+        (["import", "absent.parquet"], 2, "absent.parquet: No such file"),
         (["import", "{file}", "--rejects", "/nowhere/at/all"], 2, "/nowhere/at/all: No such file"),
         (["import", "{file}", "--dsn", NOBODY], 3, "error: "),
         (["import", "{file}", "--dsn", "mysql://x"], 2, "DSN"),

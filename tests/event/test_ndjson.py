@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import InvalidEvent
-from storage.event.ndjson import Line, read_line
+from storage.event.ndjson import Line, envelope, read_line
 from storage.testing import SHAPES, generate_room, ndjson_line, respell
 
 PDU = r'{ "type" : "m.x","content":{"a":[1e2, -0 ,1.0],"b":"\u00e9\/ \"}{é"} ,"depth":1e400 }'
@@ -129,3 +129,24 @@ def test_any_object_is_cut_out_of_any_envelope(
     except UnicodeEncodeError:  # a lone surrogate that was not escaped has no bytes
         return
     assert read_line(encoded).pdu == inner.encode()
+
+
+@pytest.mark.parametrize("pdu", [PDU, '{"pdu":{}}', '{"a":\n1}', ' {"a":1} ', '{"pdu_base64":"e30="}'])
+def test_an_envelope_is_read_as_what_was_put_into_it(pdu: str) -> None:
+    line = envelope(pdu.encode(), "11", None, ["$a"])
+    assert b"\n" not in line
+    assert read_line(line) == Line(pdu.encode(), "11", None, ("$a",))
+    assert read_line(envelope(pdu.encode(), None, None)) == Line(pdu.encode())
+
+
+@given(st.one_of(st.binary(), st.sampled_from([b'{"a":1},"origin":"live"', b"[]", b"\xff{}", b'{"a":1'])))
+def test_what_is_no_pdu_stays_none_in_an_envelope(raw: bytes) -> None:
+    with pytest.raises(InvalidEvent):
+        read_line(envelope(raw, "11", "live"))
+
+
+@pytest.mark.parametrize("encoded", ["7", '"!"', '"e30"', '"/w=="', '"bm8="', '"W10="', "null"])
+def test_bytes_given_as_base64_are_judged_as_well(encoded: str) -> None:
+    with pytest.raises(InvalidEvent, match="pdu_base64"):
+        read_line(f'{{"pdu_base64":{encoded}}}'.encode())
+    assert read_line(b'{"pdu_base64":"eyJ4IjoKMX0="}').pdu == b'{"x":\n1}'

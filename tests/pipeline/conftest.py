@@ -1,6 +1,6 @@
 """One small Spark session for all tests of the pipeline; none where Java is missing."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,20 +10,12 @@ from pyspark.sql import SparkSession
 
 from storage.errors import InputError
 from storage.pipeline.session import check_java, session
-from tests.conftest import _fresh_database
 
 SMALL = {
     "spark.driver.memory": "600m",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
 }
-
-
-@pytest.fixture
-async def another_dsn(server_dsn: str, template_name: str, worker_id: str) -> AsyncIterator[str]:
-    """A second migrated database of the test's own."""
-    async with _fresh_database(server_dsn, template_name, worker_id) as fresh:
-        yield fresh
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from storage.cli.importing.parquet import parquet_bytes, read_parquet
 from storage.errors import InputError
 
 STANDARD_INPUT: Final = "-"
@@ -20,6 +21,7 @@ CHUNK_BYTES: Final = 1 << 18
 LINE_BYTES_MAX: Final = 16 << 20
 """A PDU has at most 64 KiB; its envelope may list the state before it, which is large in large rooms."""
 
+PARQUET: Final = ".parquet"
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -79,12 +81,12 @@ class Piece(NamedTuple):
 
 
 def check_readable(source: str) -> int | None:
-    """Its size in bytes, None where that is not known. `InputError` if it cannot be read or is of another form."""
+    """About how many bytes its lines are, None where that is not known. `InputError` if it cannot be read or is of another form."""
     if source == STANDARD_INPUT:
         return None
     path = Path(source)
-    if path.suffix == ".parquet":
-        raise InputError(f"{source}: Parquet is not read yet; NDJSON is")
+    if path.suffix == PARQUET:
+        return parquet_bytes(source)
     try:
         with path.open("rb"):
             return path.stat().st_size if path.is_file() else None
@@ -92,8 +94,21 @@ def check_readable(source: str) -> int | None:
         raise InputError(f"{source}: {error.strerror}") from None
 
 
+async def read_pieces(source: str) -> AsyncGenerator[Piece, None]:
+    """A file's lines, or the rows of a Parquet file as lines, a piece at a time. `InputError` if reading fails midway."""
+    if source != STANDARD_INPUT and Path(source).suffix == PARQUET:
+        first = 1
+        for lines in read_parquet(source):
+            yield Piece([RawLine(source, number, raw, len(raw) <= LINE_BYTES_MAX) for number, raw in enumerate(lines, first)], 0)
+            first += len(lines)
+        return
+    async with aclosing(read_lines(source)) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
 async def read_lines(source: str) -> AsyncGenerator[Piece, None]:
-    """A file's lines, a piece at a time. `InputError` if reading fails midway."""
+    """The lines of a text file or a pipe."""
     splitter = Splitter(source)
     try:
         async with aclosing(_chunks(source)) as chunks:

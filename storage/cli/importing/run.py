@@ -14,7 +14,7 @@ import orjson
 
 from storage.cli.importing.held import IN_MEMORY_MAX, Held, HeldLine
 from storage.cli.importing.lanes import BATCH_MAX, Entry, Lanes
-from storage.cli.importing.reading import LINE_BYTES_MAX, Piece, RawLine, read_lines
+from storage.cli.importing.reading import LINE_BYTES_MAX, Piece, RawLine, read_pieces
 from storage.cli.importing.rejects import Reject, RejectOutcome, Rejects
 from storage.errors import CommitUnknown, InvalidEvent, StorageError, UnknownRoomVersion
 from storage.event import ROOM_VERSIONS, parse
@@ -83,7 +83,7 @@ class Import:
         with self._held:
             async with self._lanes() as lanes:
                 for index, source in enumerate(self._sources):
-                    async with aclosing(read_lines(source)) as pieces:
+                    async with aclosing(read_pieces(source)) as pieces:
                         async for piece in pieces:
                             await self._read(index, piece, lanes)
             await self._try_again()

@@ -1,0 +1,85 @@
+"""`room-storage export`: rooms into an NDJSON file that `room-storage import` reads."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Annotated, Final, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from storage.cli.common import DsnOption, JsonOption, print_values, run
+from storage.cli.importing.reading import STANDARD_INPUT
+from storage.cli.maintaining import maintained
+from storage.errors import InputError
+from storage.ids import RoomId
+from storage.maintenance.archive import archive, rooms_to_archive
+
+STANDARD_OUTPUT: Final = STANDARD_INPUT
+
+
+class Done(NamedTuple):
+    """What was written."""
+
+    rooms: int
+    events: int
+    bytes: int
+    seconds: float
+
+
+def command(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="NDJSON, made anew; - for standard output.", show_default=False)],
+    *,
+    dsn: DsnOption = None,
+    room: Annotated[
+        list[str] | None, typer.Option("--room", metavar="ROOM_ID", help="Only this room; may be given several times.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write events as received, with what `import` needs to store them again as they are stored here. As of one moment; a file is whole or not there.
+
+    For partitioned Parquet, and for what came since an earlier export: `room-storage spark export`.
+    """
+    if file.endswith(".parquet"):
+        raise InputError(f"{file}: this command writes NDJSON; `room-storage spark export` writes Parquet")
+    with _opened(file) as target:
+        done = run(_export(target, dsn, None if room is None else [RoomId(one) for one in room]))
+    if file != STANDARD_OUTPUT:
+        print_values(done._asdict(), as_json=as_json)
+
+
+async def _export(target: IO[bytes], dsn: str | None, room_ids: list[RoomId] | None) -> Done:
+    started, events, size = time.monotonic(), 0, 0
+    async with maintained(dsn) as database, database.transaction(isolation="repeatable_read", readonly=True) as conn:
+        rooms = await rooms_to_archive(conn, room_ids)
+        for room in track(rooms, "exporting", console=Console(stderr=True), disable=not sys.stderr.isatty()):
+            async for lines in archive(conn, room):
+                target.write(b"\n".join([*lines, b""]))
+                events, size = events + len(lines), size + sum(map(len, lines)) + len(lines)
+    return Done(len(rooms), events, size, round(time.monotonic() - started, 3))
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[IO[bytes]]:
+    """The file to write to. It has its name once it is whole; what could not be written is an `InputError` and leaves no file."""
+    if file == STANDARD_OUTPUT:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(file)
+    part = (
+        path if path.exists() and not path.is_file() else path.with_name(f"{path.name}.part")
+    )  # a device or a pipe is written to as it is
+    try:
+        with part.open("wb") as target:
+            yield target
+        if part != path:
+            part.replace(path)
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}") from None
+    finally:
+        if part != path:
+            part.unlink(missing_ok=True)

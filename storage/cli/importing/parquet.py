@@ -1,0 +1,60 @@
+"""Parquet read as lines: each row becomes the envelope that `storage.event.ndjson` reads. Needs pyarrow (the extra `spark`).
+
+Columns: ``pdu`` (the received bytes), and if they are there ``room_version``, ``origin`` and ``state_before``, as in what `room-storage spark
+export` writes. Other columns are passed over.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from storage.errors import InputError
+from storage.event.ndjson import envelope
+
+COLUMNS: Final = ("pdu", "room_version", "origin", "state_before")
+ROWS_MAX: Final = 500
+"""Rows read at a time."""
+
+ENVELOPE_BYTES: Final = 64
+"""What an envelope adds to its PDU, roughly."""
+
+
+def parquet_bytes(source: str) -> int:
+    """About how many bytes its lines are. `InputError` if it is no Parquet, or has no column ``pdu`` of bytes, or pyarrow is not there."""
+    with _opened(source) as file:
+        names = file.schema_arrow.names
+        if "pdu" not in names or not str(file.schema_arrow.field("pdu").type).endswith("binary"):
+            raise InputError(f"{source}: there is no column pdu of bytes")
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        columns = [group.column(at) for group in groups for at in range(group.num_columns)]
+        pdus = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == "pdu")
+        return int(pdus + file.metadata.num_rows * ENVELOPE_BYTES)
+
+
+def read_parquet(source: str) -> Iterator[list[bytes]]:
+    """The rows as envelopes, some at a time. `InputError` if reading fails midway."""
+    with _opened(source) as file:
+        names = [name for name in COLUMNS if name in file.schema_arrow.names]
+        for batch in file.iter_batches(ROWS_MAX, columns=names):
+            yield [_line(row) for row in batch.to_pylist()]
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return envelope(row["pdu"] or b"", row.get("room_version"), row.get("origin"), row.get("state_before"))
+
+
+@contextmanager
+def _opened(source: str) -> Iterator[Any]:
+    try:
+        import pyarrow as pa  # noqa: PLC0415  # not everybody has it
+        import pyarrow.parquet as pq  # noqa: PLC0415
+    except ImportError:
+        raise InputError(f"{source}: to read Parquet, pip install 'room-event-storage[spark]'") from None
+    try:
+        with Path(source).open("rb") as raw, pq.ParquetFile(raw) as file:
+            yield file
+    except OSError as error:
+        raise InputError(f"{source}: {error.strerror or error}") from None
+    except pa.ArrowException as error:
+        raise InputError(f"{source}: {error}") from None

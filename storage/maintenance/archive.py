@@ -1,0 +1,85 @@
+"""Rooms as archives: of each event a line with the received bytes, and with what an import needs to store it as it is stored here.
+
+Events come in the order in which they were stored: outliers first, then the timeline by stream ordering. The state before an event stands
+beside it only where the events alone do not tell it: where a parent is missing, or came later.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.errors import UnknownRoom
+from storage.event.ndjson import envelope
+from storage.ids import EventId, RoomId
+from storage.queries.state_at import states_at
+
+PAGE: Final = 1_000
+"""Events read by one statement: some megabytes."""
+
+SQL_ROOMS: Final[LiteralString] = """
+SELECT room_nid, room_id, room_version
+FROM rooms
+WHERE $1::text[] IS NULL OR room_id = ANY($1::text[])
+ORDER BY room_nid
+"""
+
+SQL_EVENT_NIDS: Final[LiteralString] = """
+SELECT event_nid
+FROM (
+    SELECT event_nid, NULL::bigint AS stream_ordering FROM events WHERE room_nid = $1::bigint AND outlier
+    UNION ALL
+    SELECT event_nid, stream_ordering FROM events WHERE room_nid = $1::bigint AND NOT outlier
+) AS e
+ORDER BY stream_ordering NULLS FIRST, event_nid
+"""
+
+SQL_EVENTS: Final[LiteralString] = """
+SELECT
+    e.event_id,
+    e.json AS pdu,
+    CASE WHEN e.outlier THEN 'outlier' WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
+    NOT e.outlier AND EXISTS (
+        SELECT
+        FROM unnest(e.prev_events) AS named (event_nid)
+        LEFT JOIN events p USING (event_nid)
+        WHERE p.stream_ordering IS NULL OR p.stream_ordering > e.stream_ordering
+    ) AS is_untold
+FROM unnest($1::bigint[]) WITH ORDINALITY AS wanted (event_nid, place)
+JOIN events e USING (event_nid)
+ORDER BY wanted.place
+"""
+
+
+class Room(NamedTuple):
+    """A room to be archived."""
+
+    room_nid: int
+    room_id: RoomId
+    room_version: str
+
+
+class _Event(NamedTuple):
+    event_id: EventId
+    pdu: bytes
+    origin: str
+    is_untold: bool
+
+
+async def rooms_to_archive(conn: Connection, room_ids: Sequence[RoomId] | None = None) -> list[Room]:
+    """These rooms, or all, in the order in which the store came to know them. `UnknownRoom`."""
+    found = await conn.fetch(SQL_ROOMS, None if room_ids is None else list(room_ids), row=Room)
+    if unknown := set(room_ids or ()) - {room.room_id for room in found}:
+        raise UnknownRoom(min(unknown))
+    return found
+
+
+async def archive(conn: Connection, room: Room) -> AsyncIterator[list[bytes]]:
+    """A room's lines, without line breaks, some at a time; `storage.event.ndjson` says what is in them. Call it within a snapshot."""
+    nids = await conn.fetchvals(SQL_EVENT_NIDS, room.room_nid)
+    for start in range(0, len(nids), PAGE):
+        events = await conn.fetch(SQL_EVENTS, nids[start : start + PAGE], row=_Event)
+        states = await states_at(conn, [event.event_id for event in events if event.is_untold], after=False)
+        yield [
+            envelope(event.pdu, room.room_version, event.origin, sorted(states[event.event_id].values()) if event.is_untold else None)
+            for event in events
+        ]
