@@ -100,6 +100,7 @@ CREATE TABLE rooms (
     last_stream_ordering bigint,
     max_topological_ordering bigint NOT NULL,
     current_audience bigint NOT NULL DEFAULT 0,
+    moves bigint NOT NULL DEFAULT 0,
     joined_count int NOT NULL DEFAULT 0,
     invited_count int NOT NULL DEFAULT 0,
     room_id text COLLATE "C" NOT NULL,
@@ -119,6 +120,8 @@ COMMENT ON COLUMN rooms.current_state_group IS 'The resolution of the states aft
 COMMENT ON COLUMN rooms.last_stream_ordering IS 'Position of the latest live event. Serves: which rooms changed since a token.';
 COMMENT ON COLUMN rooms.max_topological_ordering IS 'Largest topological ordering ever given in the room; 0 for none.';
 COMMENT ON COLUMN rooms.current_audience IS 'The audience of the current state: the number of the main line opened last. 0 for none.';
+COMMENT ON COLUMN rooms.moves IS
+    'How many writes have moved events of the room in its topological order (moved_events). 0 nearly everywhere: where depths are honest none does.';
 COMMENT ON COLUMN rooms.joined_count IS 'Members of the current state that are joined. Serves: the summary of a room, without counting.';
 COMMENT ON COLUMN rooms.invited_count IS 'The same for invited.';
 COMMENT ON COLUMN rooms.strays IS
@@ -240,6 +243,25 @@ CREATE INDEX events_relation_idx ON events (relates_to, rel_type_nid, topologica
 COMMENT ON INDEX events_relation_idx IS
     'Serves: what relates to an event, in order (storage/queries/relations.py); what is aggregated of it (storage/queries/aggregations.py). '
     'Nothing for events without a relation.';
+
+CREATE TABLE moved_events (
+    moves bigint NOT NULL,
+    event_nid bigint NOT NULL,
+    topological_before bigint NOT NULL,
+    room_nid int NOT NULL,
+    arrived boolean NOT NULL,
+    CONSTRAINT moved_events_pkey PRIMARY KEY (room_nid, moves, event_nid),
+    CONSTRAINT moved_events_moves_check CHECK (moves > 0)
+);
+COMMENT ON TABLE moved_events IS
+    'Where events stood before they moved up (storage/graph/order.py), so that a pagination token means what it meant when it was made. The place '
+    'of an event as of a token is that of its first row with more moves than the token has, else the one where it stands.';
+COMMENT ON COLUMN moved_events.moves IS 'rooms.moves as this write made it.';
+COMMENT ON COLUMN moved_events.topological_before IS 'Less than in the next row of the event, or than events.topological_ordering. Its stream_ordering stays as it is.';
+COMMENT ON COLUMN moved_events.arrived IS
+    'The event arrived with this write, for which others had to move: it belongs directly below the lowest of its children, before they moved. Whoever '
+    'walks forwards and has met that child does not meet its parent after it.';
+COMMENT ON CONSTRAINT moved_events_pkey ON moved_events IS 'Serves: what has moved in a room since a pagination token was made.';
 
 CREATE TABLE missing_events (
     event_nid bigint NOT NULL,
@@ -833,6 +855,47 @@ COMMENT ON FUNCTION stretches_of IS
     'The stretches of a room''s topological order outside of which there is nothing that user_sees, apart from each other, with what '
     'sight_of tells. The strays are those of the room. What is hidden within the stretches (little) is for user_sees to leave out. It is put '
     'into the queries, whose plans are kept: for who came once and is there it costs them one probe, and calls nothing.';
+
+CREATE FUNCTION moved_across(room_nid int, token bigint[], arrivals boolean)
+RETURNS TABLE (event_nid bigint, topological_ordering bigint, stream_ordering bigint, levels bigint)
+LANGUAGE plpgsql STABLE ROWS 10 AS $$
+DECLARE
+    base CONSTANT int := CASE WHEN token[1] = 1 THEN 2 ELSE cardinality(token) - 2 END;
+BEGIN
+    RETURN QUERY
+    WITH level AS MATERIALIZED (
+        SELECT i AS number, token[3 * i + 2] AS moves, token[3 * i + 3] AS topological, token[3 * i + 4] AS stream
+        FROM generate_series(0, cardinality(token) / 3 - 1) AS i
+    ),
+    moved AS MATERIALIZED (
+        SELECT m.moves, m.event_nid, m.topological_before
+        FROM moved_events m
+        WHERE m.room_nid = $1 AND m.moves > token[2] AND (arrivals OR NOT m.arrived)
+    ),
+    was AS (  -- where they stood as of each level
+        SELECT DISTINCT ON (l.number, m.event_nid) l.number, m.event_nid, m.topological_before
+        FROM level l
+        JOIN moved m ON m.moves > l.moves
+        ORDER BY l.number, m.event_nid, m.moves
+    )
+    SELECT e.event_nid, e.topological_ordering, e.stream_ordering, bit_or(CASE WHEN at.below THEN 1::bigint << l.number ELSE 0 END)
+    FROM (SELECT DISTINCT m.event_nid FROM moved m) AS m
+    CROSS JOIN LATERAL (SELECT x.* FROM events x WHERE x.event_nid = m.event_nid OFFSET 0) AS e
+    CROSS JOIN level l
+    LEFT JOIN was w ON w.number = l.number AND w.event_nid = m.event_nid
+    CROSS JOIN LATERAL (
+        SELECT (COALESCE(w.topological_before, e.topological_ordering), e.stream_ordering) <= (l.topological, l.stream) AS below
+    ) AS at
+    WHERE (e.topological_ordering, e.stream_ordering) > (token[base + 1], token[base + 2])
+    GROUP BY e.event_nid, e.topological_ordering, e.stream_ordering
+    HAVING CASE WHEN token[1] = 1 THEN bool_and(at.below) ELSE bool_or(at.below) END;
+END
+$$;
+COMMENT ON FUNCTION moved_across IS
+    'The events of a room that stand above the place of a pagination token, and belong below it, as they stood there when it was made. The token '
+    'is 1 (below is what lies below all of its levels) or 0 (below any), then of each level: moves, topological, stream (storage/streams/tokens.py). '
+    '"levels" has a bit for each level below which the event belongs. "arrivals": with what arrived where it does not belong (moved_events.arrived). '
+    'Reads what has moved since then; plpgsql, so that it costs nothing where it is not called.';
 
 CREATE FUNCTION server_sees(
     event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange

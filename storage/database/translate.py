@@ -106,6 +106,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     # One write at a time per room (rooms.write_version), which knows what is there.
     "dropped_extremities_pkey": "an extremity is dropped once, in a write that compares rooms.write_version",
     "waiting_redactions_pkey": "a redaction waits once, in the write that stores it",
+    "moved_events_pkey": "a write moves an event once, and rooms.moves grows with each under the room's write_version",
     "current_state_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
     "state_deltas_pkey": "a position changes each key once",
     "memberships_pkey": "written by INSERT … ON CONFLICT",
@@ -127,6 +128,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "events_state_after_check": "persist/ gives a group only to accepted state events",
     "events_relation_check": "persist/ writes the three columns from one relation",
     "events_membership_check": "membership is computed from type and state key",
+    "moved_events_moves_check": "rooms.moves is counted up from 0 before it is written",
     "state_groups_back_check": "a path ends with the group itself",
     "state_groups_keys_check": "both arrays come from one mapping",
     "state_groups_member_keys_check": "both arrays come from one mapping",

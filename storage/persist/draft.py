@@ -92,6 +92,14 @@ class Membership(NamedTuple):
     cause_nid: int | None
 
 
+class Move(NamedTuple):
+    """A row of `moved_events`: where an event stood before this write; ``arrived``: below what it belongs, if it comes with it."""
+
+    room_nid: int
+    topological_before: int
+    arrived: bool
+
+
 @dataclass(slots=True)
 class RoomDraft:
     """A room while a batch is planned."""
@@ -148,6 +156,7 @@ class Draft(Reader):
         self.new_waiting: dict[int, tuple[int, str]] = {}
         self.gone_waiting: dict[int, None] = {}
         self.dropped: dict[int, int] = {}  # extremities left out, with their rooms
+        self.moved: dict[int, Move] = {}  # by nid
         self.after_gaps: set[int] = set()  # live events that arrive before one of their parents
 
     @property
@@ -243,6 +252,12 @@ class Draft(Reader):
             self.new_events[row.event_nid] = self.new_events[row.event_nid]._replace(row=row)
         else:
             self.changed_events[row.event_nid] = row
+
+    def move_up(self, row: EventRow, topological_ordering: int) -> None:
+        """A higher place for an event. Where it stood is remembered, once; what arrives with this write has stood nowhere."""
+        if row.event_nid not in self.placed and row.event_nid not in self.moved:
+            self.moved[row.event_nid] = Move(row.room_nid, row.order, arrived=False)
+        self.change_event(row._replace(topological_ordering=topological_ordering))
 
     def place_outlier(self, row: EventRow, event: Event) -> None:
         """An outlier that arrives in the timeline: it keeps its nid and takes a position."""

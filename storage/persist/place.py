@@ -6,7 +6,7 @@ from typing import NamedTuple
 from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph import order
-from storage.persist.draft import Draft, RoomDraft
+from storage.persist.draft import Draft, Move, RoomDraft
 from storage.persist.rows import EventRow, MissingRow
 
 SWEEP_ROWS = 512  # events of the order read at a time when some have to move up
@@ -23,13 +23,14 @@ class Parents(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """What the tables say of an event's place. ``moves`` are new orderings of other events, by nid."""
+    """What the tables say of an event's place. ``moves`` are new orderings of other events, by nid; ``children`` are those for which it was missing."""
 
     prev_events: tuple[int, ...]
     order: int
     missing: list[MissingRow]
     arrived: MissingRow | None
     moves: dict[int, int]
+    children: tuple[int, ...] = ()
 
 
 def parents_of(draft: Draft, room: RoomDraft, event: Event) -> Parents:
@@ -66,7 +67,27 @@ def place(draft: Draft, room: RoomDraft, event: Event, nid: int, parents: Parent
     moves = {} if lowest > ordering else _moves(draft, room, {nid: ordering}, lowest)
     if any(parent.event_nid in moves for parent in parents.held):
         raise InvalidEvent("its parents stand on the event itself: a circle, which only chosen event ids can form", event_id=event.event_id)
-    return Placement(prev_events, ordering, list(gaps.values()), arrived, moves)
+    return Placement(prev_events, ordering, list(gaps.values()), arrived, moves, tuple(child.event_nid for child in children))
+
+
+def move(draft: Draft, row: EventRow, placement: Placement) -> None:
+    """Move up what has to, for an event that is in the draft by now.
+
+    The event itself belongs directly below the lowest of its children that were held before: so it would stand if there were room.
+    """
+    stood = [_stood(draft, nid) for nid in placement.children if placement.moves]
+    for nid, ordering in placement.moves.items():
+        draft.move_up(draft.row_of(nid), ordering)
+    lowest = min((at for at in stood if at is not None), default=None)
+    if lowest is not None:
+        draft.moved[row.event_nid] = Move(row.room_nid, lowest - 1, arrived=True)
+
+
+def _stood(draft: Draft, nid: int) -> int | None:
+    """Where an event stood before this write, or below what it belongs; None if it stood nowhere."""
+    if nid in draft.moved:
+        return draft.moved[nid].topological_before
+    return None if nid in draft.placed else draft.row_of(nid).order
 
 
 def _children(draft: Draft, arrived: MissingRow | None) -> list[EventRow]:

@@ -78,14 +78,22 @@ old_room AS (  -- the compare-and-set
         current_audience = i.current_audience,
         strays = i.strays::int8multirange,
         joined_count = r.joined_count + COALESCE((SELECT c.joined FROM counted c WHERE c.room_nid = i.room_nid), 0),
-        invited_count = r.invited_count + COALESCE((SELECT c.invited FROM counted c WHERE c.room_nid = i.room_nid), 0)
+        invited_count = r.invited_count + COALESCE((SELECT c.invited FROM counted c WHERE c.room_nid = i.room_nid), 0),
+        moves = r.moves + (i.room_nid = ANY($137::text::int[]))::int
     FROM unnest($12::text::int[], $13::text::bigint[], $14::text::bigint[], $15::text::bigint[], $16::text::bigint[], $17::text::text[],
         $118::text::bigint[], $119::text::text[])
             AS i (room_nid, write_version, next_audience, current_state_group, max_topological_ordering, extremities,
                 current_audience, strays)
         JOIN locked USING (room_nid)
     WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
-    RETURNING r.room_nid
+    RETURNING r.room_nid, r.moves
+),
+moved_event AS (
+    INSERT INTO moved_events (room_nid, moves, event_nid, topological_before, arrived)
+    SELECT i.room_nid, r.moves, i.event_nid, i.topological_before, i.arrived
+    FROM unnest($137::text::int[], $138::text::bigint[], $139::text::bigint[], $140::text::boolean[])
+            AS i (room_nid, event_nid, topological_before, arrived)
+        JOIN old_room r USING (room_nid)
 ),
 new_type AS (
     INSERT INTO event_types (type_nid, type)
@@ -318,8 +326,12 @@ async def write(conn: Connection, draft: Draft, author: Author, received_ts: int
 
 
 async def write_around(conn: Connection, draft: Draft, author: Author, received_ts: int) -> Written:
-    """Apply the draft but for the rows of its new events: the caller inserts them in the same transaction, at the positions given here."""
+    """Apply the draft but for the rows of its new events: the caller inserts them in the same transaction, at the positions given here.
+
+    For rooms that begin in this transaction: what moves in it was never seen elsewhere, so there is nothing to remember of it.
+    """
     new_events, draft.new_events = draft.new_events, {}
+    draft.moved.clear()
     try:
         return await _write_whole(conn, draft, author, received_ts)
     finally:
@@ -381,6 +393,7 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         text(draft.new_urls),
         text([nid in draft.after_gaps or None for nid in draft.new_events]),
         text([nid in draft.after_gaps or None for nid in draft.changed_events]),
+        *texts(((move.room_nid, nid, move.topological_before, move.arrived) for nid, move in draft.moved.items()), 4),
     ]
 
 

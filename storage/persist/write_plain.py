@@ -90,6 +90,7 @@ def is_plain(draft: Draft) -> bool:
         draft.gone_waiting,
         draft.new_places,
         draft.dropped,
+        draft.moved,
     )
     if any(others) or len(draft.placed) != len(draft.new_events):
         return False

@@ -43,6 +43,17 @@ DAMAGES = {
         mended=False,
     ),
     "latest position": Damage("UPDATE rooms SET last_stream_ordering = 1", {"rooms"}, mended=True),
+    "move of nothing": Damage(
+        "INSERT INTO moved_events (room_nid, moves, event_nid, topological_before, arrived) SELECT room_nid, 1, 999999, 1, false FROM rooms",
+        {"moved_events", "rooms"},
+        mended=True,
+    ),
+    "move down": Damage(
+        f"INSERT INTO moved_events (room_nid, moves, event_nid, topological_before, arrived) "
+        f"SELECT room_nid, 1, event_nid, topological_ordering, false FROM events WHERE event_nid = {ONE_TOPIC}",
+        {"moved_events", "rooms"},
+        mended=True,
+    ),
     "latest order": Damage("UPDATE rooms SET max_topological_ordering = 1", {"rooms"}, mended=True),
     "gap lost": Damage("DELETE FROM missing_events", {"missing_events", "columns"}, mended=True),
     "gap without a child": Damage("UPDATE missing_events SET child_nids = '{}'", {"missing_events"}, mended=True),

@@ -6,6 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.event import load
 from storage.maintenance.verify.graph import SQL_ENDS, SQL_GAPS, SQL_NEVER_ENDS, GapRow
+from storage.maintenance.verify.moves import SQL_WRONG_MOVES, WrongMoveRow
 from storage.maintenance.verify.redactions import redactions
 from storage.maintenance.verify.room import Room
 from storage.persist.columns import array, columns
@@ -19,6 +20,18 @@ SQL_ADD_GAPS: Final[LiteralString] = """
 INSERT INTO missing_events (event_nid, event_id, room_nid, covered, child_nids)
 SELECT i.event_nid, i.event_id, $1::int, i.covered, i.child_nids::bigint[]
 FROM unnest($2::bigint[], $3::text[], $4::boolean[], $5::text[]) AS i (event_nid, event_id, covered, child_nids)
+"""
+
+SQL_DROP_MOVES: Final[LiteralString] = """
+DELETE FROM moved_events m
+USING unnest($2::bigint[], $3::bigint[]) AS i (moves, event_nid)
+WHERE m.room_nid = $1::int AND m.moves = i.moves AND m.event_nid = i.event_nid
+"""
+
+SQL_COUNT_MOVES: Final[LiteralString] = """
+UPDATE rooms
+SET moves = GREATEST(moves, (SELECT max(m.moves) FROM moved_events m WHERE m.room_nid = $1::int))
+WHERE room_nid = $1::int
 """
 
 SQL_CHILD: Final[LiteralString] = """
@@ -77,6 +90,13 @@ async def repair_gaps(conn: Connection, room: Room) -> None:
         if row.expected_nids is not None
     ]
     await conn.execute(SQL_ADD_GAPS, room.nid, *columns(gaps, 4))
+
+
+async def repair_moves(conn: Connection, room_nid: int) -> None:
+    """Rows of moves that cannot be are dropped; tokens take such events for standing where they stand now."""
+    while wrong := await conn.fetch(SQL_WRONG_MOVES, room_nid, row=WrongMoveRow):
+        await conn.execute(SQL_DROP_MOVES, room_nid, *columns((row[:2] for row in wrong), 2))
+    await conn.execute(SQL_COUNT_MOVES, room_nid)
 
 
 async def _missing_id(conn: Connection, room: Room, gap: GapRow) -> str:

@@ -6,7 +6,7 @@ from storage.maintenance.announce import announce, introduce
 from storage.maintenance.hold import hold
 from storage.maintenance.repair.cover import rebuild_cover
 from storage.maintenance.repair.current import repair_current, repair_state_tables
-from storage.maintenance.repair.graph import repair_ends, repair_gaps, repair_waiting
+from storage.maintenance.repair.graph import repair_ends, repair_gaps, repair_moves, repair_waiting
 from storage.maintenance.repair.planning import Planner
 from storage.maintenance.repair.relations import repair_relations
 from storage.maintenance.repair.replay import replay
@@ -25,6 +25,7 @@ async def repair(database: Database, room_id: str, *, server_name: str) -> None:
         room_nid = await hold(conn, room_id)
         room = await _room(conn, room_id, server_name)
         await rebuild_cover(conn, room_nid)
+        await repair_moves(conn, room_nid)
         await repair_gaps(conn, room)
         await repair_waiting(conn, room)
         await repair_relations(conn, room)

@@ -11,6 +11,7 @@ from storage.maintenance.verify.current import check_current_state, check_member
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.graph import check_after_gaps, check_ends, check_gaps, check_order
 from storage.maintenance.verify.groups import check_groups
+from storage.maintenance.verify.moves import check_moves
 from storage.maintenance.verify.positions import check_positions, check_sequences
 from storage.maintenance.verify.redactions import check_redactions
 from storage.maintenance.verify.room import SQL_ROOM, Room, RoomRow
@@ -21,6 +22,7 @@ from storage.maintenance.verify.visibility import check_audiences, check_visibil
 ROOM_CHECKS: Final[tuple[Callable[[Connection, Room], AsyncIterator[Finding]], ...]] = (
     check_contents,
     check_order,
+    check_moves,
     check_gaps,
     check_after_gaps,
     check_ends,
