@@ -283,7 +283,9 @@ async def test_a_reader_that_does_not_fill_holes_loses_facts(main: Process, work
 
 async def test_a_client_that_could_not_read_for_long_gets_everything_in_the_end(dsn: str) -> None:
     """The server has hung up on it; what did not fit into the bound comes from the table."""
-    config = replace(QUICK, replication_buffer_max_bytes=1_000_000, replication_page_max=10_000, replication_close_ms=100)
+    config = replace(
+        QUICK, replication_buffer_max_bytes=1_000_000, replication_page_max=10_000, replication_close_ms=100, replication_timeout_ms=600_000
+    )
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(await Database.open(dsn, config=config))
         main, worker = [await Process.start(database, name) for name in ("main", "worker")]

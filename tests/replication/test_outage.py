@@ -44,7 +44,7 @@ async def test_a_database_that_goes_away_under_appends_syncs_and_replicas(dsn: s
     """Both stores lose it at once. Without a look at the table now and then (the second case) the worker hears by replication alone."""
     room = RoomBuilder("11")
     room.start(ALICE)
-    config = replace(QUICK, pool_acquire_timeout_ms=200, connect_timeout_ms=200, follow_ms=follow_ms)
+    config = replace(QUICK, pool_acquire_timeout_ms=2_000, connect_timeout_ms=2_000, follow_ms=follow_ms)
     async with asyncio.timeout(60), Proxy(unix_socket_of(dsn)) as postgres:
         proxied = through(dsn, postgres.port)
         async with (
@@ -86,7 +86,7 @@ async def test_a_database_that_falls_silent(dsn: str) -> None:
     """As when its machine vanishes: no connection breaks, and nothing comes back. What had been sent arrives at last, long given up."""
     room = RoomBuilder("11")
     room.start(ALICE)
-    config = replace(QUICK, pool_acquire_timeout_ms=200, connect_timeout_ms=200, statement_timeout_ms=200, follow_ms=3_600_000)
+    config = replace(QUICK, pool_acquire_timeout_ms=1_000, connect_timeout_ms=1_000, statement_timeout_ms=1_000, follow_ms=3_600_000)
     async with (
         asyncio.timeout(60),
         Proxy(unix_socket_of(dsn)) as postgres,
@@ -113,7 +113,7 @@ async def test_a_sync_that_waits_through_an_outage_is_woken_after_it(dsn: str, m
     """Waiting asks nothing of the database, so it does not notice."""
     room = RoomBuilder("11")
     room.start(ALICE)
-    config = replace(QUICK, pool_acquire_timeout_ms=200, connect_timeout_ms=200, follow_ms=3_600_000)
+    config = replace(QUICK, pool_acquire_timeout_ms=2_000, connect_timeout_ms=2_000, follow_ms=3_600_000)
     async with (
         asyncio.timeout(60),
         Proxy(unix_socket_of(dsn)) as postgres,
