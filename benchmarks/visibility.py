@@ -151,7 +151,21 @@ def _questions(history: History) -> dict[str, Asked]:
 
 
 def _arguments(asked: Asked) -> tuple[object, ...]:
-    return (ROOM_ID, asked.user, asked.top, LARGEST_POSITION, LARGEST_POSITION, 0, 0, LARGEST_POSITION, PAGE, [], *ANY_EVENT.arguments)
+    return (
+        ROOM_ID,
+        asked.user,
+        asked.top,
+        LARGEST_POSITION,
+        LARGEST_POSITION,
+        0,
+        0,
+        LARGEST_POSITION,
+        PAGE,
+        [],
+        *ANY_EVENT.arguments,
+        None,
+        None,
+    )
 
 
 async def _pages(conn: Connection, history: History, rounds: int) -> dict[str, Any]:

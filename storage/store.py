@@ -40,7 +40,7 @@ from storage.queries.messages import Direction, Page
 from storage.queries.relations import RelationsPage
 from storage.queries.state_texts import StateMap
 from storage.queries.sync import Asked, Look, Memory, Sync, is_quiet, look, quiet, until_news
-from storage.queries.sync.candidates import rooms_of
+from storage.queries.sync.candidates import News, rooms_of
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.account_data import AccountData
 from storage.streams.caches import Caches, RoomsOf
@@ -259,13 +259,14 @@ class Store:
         if was_quiet:
             async with self.database.connection() as conn:
                 if found := await quiet(conn, asked, self.memory):
-                    return await self._waited(conn, asked, found[0], found[1].room_ids) if waits else Look(found[0], ())
+                    return await self._waited(conn, asked, *found) if waits else Look(found[0], ())
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            answer, rooms = await look(conn, asked, self.memory, anew=waits and was_quiet)
-            return await self._waited(conn, asked, answer, rooms) if waits and answer.is_empty else Look(answer, ())
+            answer, news = await look(conn, asked, self.memory, anew=waits and was_quiet)
+            return await self._waited(conn, asked, answer, news) if waits and answer.is_empty else Look(answer, ())
 
-    async def _waited(self, conn: Connection, asked: Asked, answer: Sync, rooms: list[RoomId] | None) -> Look:
-        """The answer with what to wait for. ``rooms``: the user's; None: they are not known yet."""
+    async def _waited(self, conn: Connection, asked: Asked, answer: Sync, news: News | None) -> Look:
+        """The answer with what to wait for. ``news``: perhaps the user's rooms are known from there."""
+        rooms = None if news is None else news.room_ids
         return Look(answer, (asked.user_id, *(await state.rooms_of(conn, asked.user_id) if rooms is None else rooms)))
 
     async def messages(

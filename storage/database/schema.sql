@@ -259,8 +259,8 @@ COMMENT ON TABLE moved_events IS
 COMMENT ON COLUMN moved_events.moves IS 'rooms.moves as this write made it.';
 COMMENT ON COLUMN moved_events.topological_before IS 'Less than in the next row of the event, or than events.topological_ordering. Its stream_ordering stays as it is.';
 COMMENT ON COLUMN moved_events.arrived IS
-    'The event arrived with this write, for which others had to move: it belongs directly below the lowest of its children, before they moved. Whoever '
-    'walks forwards and has met that child does not meet its parent after it.';
+    'The event arrived with this write, for which others, or itself, had to move: so the place is the one it had when it arrived, or directly below the '
+    'lowest of its children, before they moved. Whoever walks forwards and has met that child does not meet its parent after it.';
 COMMENT ON CONSTRAINT moved_events_pkey ON moved_events IS 'Serves: what has moved in a room since a pagination token was made.';
 
 CREATE TABLE missing_events (

@@ -73,21 +73,19 @@ def place(draft: Draft, room: RoomDraft, event: Event, nid: int, parents: Parent
 def move(draft: Draft, row: EventRow, placement: Placement) -> None:
     """Move up what has to, for an event that is in the draft by now.
 
-    The event itself belongs directly below the lowest of its children that were held before: so it would stand if there were room.
+    The event itself belongs directly below the lowest of its children: so it would stand if there were room.
     """
     stood = [_stood(draft, nid) for nid in placement.children if placement.moves]
     for nid, ordering in placement.moves.items():
         draft.move_up(draft.row_of(nid), ordering)
-    lowest = min((at for at in stood if at is not None), default=None)
-    if lowest is not None:
-        draft.moved[row.event_nid] = Move(row.room_nid, lowest - 1, arrived=True)
+    if stood:
+        draft.moved[row.event_nid] = Move(row.room_nid, min(stood) - 1, arrived=True)
 
 
-def _stood(draft: Draft, nid: int) -> int | None:
-    """Where an event stood before this write, or below what it belongs; None if it stood nowhere."""
-    if nid in draft.moved:
-        return draft.moved[nid].topological_before
-    return None if nid in draft.placed else draft.row_of(nid).order
+def _stood(draft: Draft, nid: int) -> int:
+    """Where an event stood before this write, or would have arrived with it."""
+    known = draft.moved.get(nid)
+    return draft.row_of(nid).order if known is None else known.topological_before
 
 
 def _children(draft: Draft, arrived: MissingRow | None) -> list[EventRow]:

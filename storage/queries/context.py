@@ -87,7 +87,7 @@ chosen AS (
     UNION ALL
     SELECT event_nid, withheld, 1 FROM after
 )
-SELECT chosen.side, chosen.withheld, s.*
+SELECT chosen.side, (SELECT r.moves FROM target t JOIN rooms r USING (room_nid)) AS moves, chosen.withheld, s.*
 FROM chosen
 JOIN stored_events s USING (event_nid)
 ORDER BY s.topological_ordering, s.stream_ordering
@@ -109,6 +109,7 @@ class ContextRow(NamedTuple):
     """One event: before (-1), at (0) or after (1) the one that is asked about."""
 
     side: int
+    moves: int
     withheld: bool
     event_nid: int
     event_id: str
@@ -171,6 +172,6 @@ async def context(
         event=events[place],
         events_after=events[place + 1 :],
         state=[stored(row) for row in state],
-        start=edge(events[0], "b", first=False).print(deployment),
-        end=edge(events[-1], "f", first=False).print(deployment),
+        start=edge(events[0], "b", first=False, moves=rows[0].moves).print(deployment),
+        end=edge(events[-1], "f", first=False, moves=rows[0].moves).print(deployment),
     )

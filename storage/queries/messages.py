@@ -14,6 +14,7 @@ from storage.errors import InputError, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
+from storage.queries.moved import Moved, ahead, base, numbers, walking
 from storage.queries.sync.positions import events_of, reached
 from storage.streams import PaginationToken, SyncToken, VectorPosition
 from storage.streams.positions import LARGEST_POSITION
@@ -27,7 +28,7 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, r.room_id, r.room_version, r.strays, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
+    SELECT r.room_nid, r.room_id, r.room_version, r.strays, r.moves, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
@@ -38,11 +39,32 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $8::bigint
     WHERE $8::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
-stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
+sight AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
     SELECT r.room_nid, r.ignored, f.*, stretch.*
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
     CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays) AS stretch
+),
+brought AS MATERIALIZED (  -- what belongs below `from`, and has moved above it
+    SELECT m.event_nid, m.topological_ordering, m.stream_ordering
+    FROM room r
+    CROSS JOIN LATERAL moved_across(r.room_nid, $16::bigint[], false) AS m
+    WHERE r.moves > ($16::bigint[])[2]
+),
+left_out AS MATERIALIZED (  -- what belongs below `to`, likewise
+    SELECT m.event_nid, m.topological_ordering, m.levels
+    FROM room r
+    CROSS JOIN LATERAL moved_across(r.room_nid, $17::bigint[], false) AS m
+    WHERE r.moves > ($17::bigint[])[2]
+),
+stretch AS (  -- each of what has moved is a stretch of its own
+    SELECT s.*, s.lowest AS lower, 0::bigint AS lower_stream, LEAST($3::bigint, s.highest) AS upper,
+        CASE WHEN s.highest < $3::bigint THEN 9223372036854775807 ELSE $4::bigint END AS upper_stream
+    FROM sight s
+    UNION ALL
+    SELECT s.*, m.topological_ordering, m.stream_ordering, m.topological_ordering, m.stream_ordering
+    FROM brought m
+    CROSS JOIN (SELECT * FROM sight LIMIT 1) AS s
 ),
 lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
     SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint ELSE (
@@ -51,19 +73,18 @@ lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`,
 ),
 page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, to know whether there are more
     SELECT e.*
-    FROM (SELECT * FROM stretch ORDER BY highest DESC) AS r
+    FROM (SELECT * FROM stretch ORDER BY upper DESC) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json,
             NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering)
-                <= (LEAST($3::bigint, r.highest), CASE WHEN r.highest < $3::bigint THEN 9223372036854775807 ELSE $4::bigint END)
+            AND (e.topological_ordering, e.stream_ordering) <= (r.upper, r.upper_stream)
             AND (e.backfilled OR e.stream_ordering <= $5::bigint)
-            AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
+            AND (e.topological_ordering, e.stream_ordering) >= (GREATEST((SELECT topological_ordering FROM lowest), r.lower), r.lower_stream)
             AND (
-                (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
+                (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
                 OR (NOT e.backfilled AND e.stream_ordering > $8::bigint)
             )
             AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
@@ -72,7 +93,7 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $9::bigint + 1
     ) AS e
-    ORDER BY r.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
+    ORDER BY r.upper DESC, e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT $9::bigint + 1
 ),
 covered AS (  -- how far the page goes, if it is full
@@ -85,15 +106,16 @@ gap AS (  -- missing events whose children stand in what the page covers
     JOIN events c ON c.event_nid = ANY(m.child_nids)
     CROSS JOIN covered
     WHERE NOT c.outlier
-        AND (c.topological_ordering, c.stream_ordering) <= ($3::bigint, $4::bigint)
+        AND ((c.topological_ordering, c.stream_ordering) <= ($3::bigint, $4::bigint) OR c.event_nid IN (SELECT event_nid FROM brought))
         AND (c.backfilled OR c.stream_ordering <= $5::bigint OR $3::bigint < 9223372036854775807)  -- the gap at which a timeline begins, too
         AND (
-            (c.topological_ordering, c.stream_ordering) > ($6::bigint, $7::bigint)
+            (c.topological_ordering, c.stream_ordering) > ($6::bigint, $7::bigint) AND c.event_nid NOT IN (SELECT event_nid FROM left_out)
             OR (NOT c.backfilled AND c.stream_ordering > $8::bigint)
         )
         AND c.topological_ordering >= COALESCE(covered.topological_ordering, 0)
 )
-SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, page.withheld,
+SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream,
+    CASE WHEN room.moves > 0 THEN ARRAY[room.moves] END AS moved, page.withheld,
     page.event_nid, page.event_id, room.room_id, room.room_version, page.stream_ordering, page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
     page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
@@ -109,7 +131,7 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, r.room_id, r.room_version, r.strays, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
+    SELECT r.room_nid, r.room_id, r.room_version, r.strays, r.moves, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
@@ -120,11 +142,32 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $5::bigint
     WHERE $5::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
-stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
+sight AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
     SELECT r.room_nid, r.ignored, f.*, stretch.*
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
     CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays) AS stretch
+),
+brought AS MATERIALIZED (  -- what belongs below `to`, and has moved above it
+    SELECT m.event_nid, m.topological_ordering, m.stream_ordering
+    FROM room r
+    CROSS JOIN LATERAL moved_across(r.room_nid, $17::bigint[], true) AS m
+    WHERE r.moves > ($17::bigint[])[2]
+),
+left_out AS MATERIALIZED (  -- what belongs below `from`, likewise
+    SELECT m.event_nid, m.topological_ordering, m.levels
+    FROM room r
+    CROSS JOIN LATERAL moved_across(r.room_nid, $16::bigint[], true) AS m
+    WHERE r.moves > ($16::bigint[])[2]
+),
+stretch AS (  -- each of what has moved is a stretch of its own
+    SELECT s.*, s.lowest AS lower, 0::bigint AS lower_stream, LEAST($6::bigint, s.highest) AS upper,
+        CASE WHEN s.highest < $6::bigint THEN 9223372036854775807 ELSE $7::bigint END AS upper_stream
+    FROM sight s
+    UNION ALL
+    SELECT s.*, m.topological_ordering, m.stream_ordering, m.topological_ordering, m.stream_ordering
+    FROM brought m
+    CROSS JOIN (SELECT * FROM sight LIMIT 1) AS s
 ),
 lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a timeline, the oldest event
     SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint ELSE (
@@ -133,20 +176,19 @@ lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a
 ),
 page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, to know whether there are more
     SELECT e.*
-    FROM (SELECT * FROM stretch ORDER BY lowest) AS r
+    FROM (SELECT * FROM stretch ORDER BY lower) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json,
             NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
-            AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
+            AND (e.topological_ordering, e.stream_ordering) >= (GREATEST((SELECT topological_ordering FROM lowest), r.lower), r.lower_stream)
             AND (
-                (e.topological_ordering, e.stream_ordering) > ($3::bigint, $4::bigint)
+                (e.topological_ordering, e.stream_ordering) > ($3::bigint, $4::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
                 OR (NOT e.backfilled AND e.stream_ordering > $5::bigint)
             )
-            AND (e.topological_ordering, e.stream_ordering)
-                <= (LEAST($6::bigint, r.highest), CASE WHEN r.highest < $6::bigint THEN 9223372036854775807 ELSE $7::bigint END)
+            AND (e.topological_ordering, e.stream_ordering) <= (r.upper, r.upper_stream)
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
             AND not_ignored(e, r.ignored)
@@ -154,7 +196,7 @@ page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, t
         ORDER BY e.topological_ordering, e.stream_ordering
         LIMIT $9::bigint + 1
     ) AS e
-    ORDER BY r.lowest, e.topological_ordering, e.stream_ordering
+    ORDER BY r.lower, e.topological_ordering, e.stream_ordering
     LIMIT $9::bigint + 1
 ),
 covered AS (  -- how far the page goes, if it is full
@@ -168,14 +210,18 @@ gap AS (  -- missing events whose children stand in what the page covers
     CROSS JOIN covered
     WHERE NOT c.outlier
         AND (
-            (c.topological_ordering, c.stream_ordering) > ($3::bigint, $4::bigint)
+            (c.topological_ordering, c.stream_ordering) > ($3::bigint, $4::bigint) AND c.event_nid NOT IN (SELECT event_nid FROM left_out)
             OR (NOT c.backfilled AND c.stream_ordering > $5::bigint)
         )
-        AND (c.topological_ordering, c.stream_ordering) <= ($6::bigint, $7::bigint)
+        AND ((c.topological_ordering, c.stream_ordering) <= ($6::bigint, $7::bigint) OR c.event_nid IN (SELECT event_nid FROM brought))
         AND (c.backfilled OR c.stream_ordering <= $8::bigint)
         AND c.topological_ordering <= COALESCE(covered.topological_ordering, 9223372036854775807)
 )
-SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream, page.withheld,
+SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream,
+    CASE WHEN room.moves > 0 THEN (
+        SELECT room.moves || COALESCE(array_agg(topological_ordering ORDER BY event_nid) || array_agg(levels ORDER BY event_nid), '{}')
+        FROM left_out
+    ) END AS moved, page.withheld,
     page.event_nid, page.event_id, room.room_id, room.room_version, page.stream_ordering, page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
     page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
@@ -220,11 +266,13 @@ class CoveredRow(NamedTuple):
 
 
 class PageRow(NamedTuple):
-    """One event of a page; the columns of the event are None if it has none. Every row has the page's gaps, three columns in step."""
+    """One event of a page; the columns of the event are None if it has none. Every row has the page's gaps, three columns in step, and what has moved."""
 
     gap_ids: list[str] | None
     gap_topological: list[int] | None
     gap_stream: list[int] | None
+    moved: list[int] | None
+    """For `Moved.of`."""
     withheld: bool | None
     """Its sender was erased, and the reader not there: only the redacted form is shown."""
     event_nid: int | None
@@ -267,8 +315,8 @@ class Gap:
 class Page:
     """A stretch of history in the direction it was asked for. ``end`` is where the next page begins; None: there is no more.
 
-    What `gaps` name is missing: append it with origin "backfill" and ask for the page again. Where depths below a gap were forged, events may
-    move up by that, beyond where the page began: then only the whole walk, begun anew, meets them all (README, "Pages and gaps").
+    What `gaps` name is missing: append it with origin "backfill" and ask for the page again, or go on: events that move up by that are met all
+    the same, each once (`storage.queries.moved`).
     """
 
     chunk: list[StoredEvent]
@@ -295,7 +343,7 @@ def between(from_: str | None, to: str | None, direction: Direction, limit: int,
     ends = (END, BEGINNING) if direction == "b" else (BEGINNING, END)
     start = ends[0] if from_ is None else place(from_, deployment)
     stop = ends[1] if to is None else place(to, deployment)
-    return Between(start, stop, direction, limit, (_synced(from_, deployment), _synced(to, deployment)))
+    return Between(walking(start, direction), stop, direction, limit, (_synced(from_, deployment), _synced(to, deployment)))
 
 
 def _synced(token: str | None, deployment: str) -> VectorPosition | None:
@@ -341,8 +389,8 @@ async def messages(
     What the ``ignored`` have sent is left out, but for state (client-server API, "Ignoring Users"); so is what is not ``wanted``.
     """
     asked = await exact(conn, asked, room_id=room_id)
-    stretch = (*_numbers(asked.start), *_numbers(asked.stop))
-    picked = list(ignored), *wanted.arguments
+    stretch = stretch_of(asked.start, asked.stop)
+    picked = list(ignored), *wanted.arguments, numbers(asked.start), numbers(asked.stop)
     if asked.direction == "b":
         rows = await conn.fetch(SQL_BACKWARDS, room_id, user_id, *stretch, asked.limit, *picked, row=PageRow)
     else:
@@ -350,32 +398,36 @@ async def messages(
     if not rows:
         raise UnknownRoom(room_id)
     found = [stored_of(row[EVENT:], withheld=bool(row.withheld)) for row in rows if row.event_nid is not None]
-    page = page_of(found, asked, deployment)
+    page = page_of(found, asked, deployment, Moved.of(rows[0].moved))
     return replace(page, gaps=_gaps(rows[0], page.chunk, asked, more=page.end is not None))
 
 
-def page_of(found: Sequence[StoredEvent], asked: Between, deployment: str) -> Page:
+def page_of(found: Sequence[StoredEvent], asked: Between, deployment: str, moved: Moved) -> Page:
     """The page of what was found for it: one event more than asked for if there are more. Without gaps."""
     chunk, more = list(found[: asked.limit]), len(found) > asked.limit
-    start = asked.start if not chunk or asked.start not in (BEGINNING, END) else edge(chunk[0], asked.direction, first=True)
-    return Page(chunk, start.print(deployment), _end(chunk, asked).print(deployment) if more else None, [])
+    begun = not chunk or asked.start not in (BEGINNING, END)
+    start = asked.start if begun else edge(chunk[0], asked.direction, first=True, moves=moved.moves)
+    return Page(chunk, start.print(deployment), _end(chunk, asked, moved).print(deployment) if more else None, [])
 
 
-def _numbers(token: PaginationToken) -> tuple[int, int, int]:
-    return token.topological, token.stream, token.live
+def stretch_of(upper: PaginationToken, lower: PaginationToken) -> tuple[int, ...]:
+    """Two tokens in numbers: topological, stream and live of each."""
+    ends = ((base(token), token.live) for token in (upper, lower))
+    return tuple(number for place, live in ends for number in (place.topological, place.stream, live))
 
 
-def edge(event: StoredEvent, direction: Direction, *, first: bool, live: int = LARGEST_POSITION) -> PaginationToken:
-    """The place on the near side of the first, or the far side of the last event of a page in this direction."""
+def edge(event: StoredEvent, direction: Direction, *, first: bool, live: int = LARGEST_POSITION, moves: int = 0) -> PaginationToken:
+    """The place on the near side of the first, or the far side of the last event of a page in this direction, as of so many moves."""
     topological, stream = event.topological_ordering or 0, event.stream_ordering or 0
-    return PaginationToken(topological, stream if (direction == "b") == first else stream - 1, live)
+    return PaginationToken(topological, stream if (direction == "b") == first else stream - 1, live, moves)
 
 
-def _end(chunk: Sequence[StoredEvent], asked: Between) -> PaginationToken:
+def _end(chunk: Sequence[StoredEvent], asked: Between, moved: Moved) -> PaginationToken:
     """Where a full page ends; where it began if nothing was asked for. Paging back stays beside the timeline that it started from."""
     if not chunk:
         return asked.start
-    return edge(chunk[-1], asked.direction, first=False, live=asked.start.live if asked.direction == "b" else LARGEST_POSITION)
+    end = edge(chunk[-1], asked.direction, first=False, live=asked.start.live if asked.direction == "b" else LARGEST_POSITION)
+    return ahead(end, asked.start, asked.direction, moved)
 
 
 def _gaps(row: PageRow, chunk: Sequence[StoredEvent], asked: Between, *, more: bool) -> list[Gap]:

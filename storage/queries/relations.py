@@ -13,7 +13,8 @@ from storage.database.connection import Connection
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, UserId
 from storage.queries.events import StoredEvent, stored_of
-from storage.queries.messages import Between, Page, exact, page_of
+from storage.queries.messages import Between, Page, exact, page_of, stretch_of
+from storage.queries.moved import Moved, numbers
 
 LEVELS: Final = 3
 """How many steps from the event a recursive answer goes; the specification recommends at least three."""
@@ -54,19 +55,40 @@ kind AS MATERIALIZED (
     UNION ALL
     SELECT type_nid FROM event_types WHERE type = $4::text
 ),
+brought AS MATERIALIZED (  -- what belongs below the upper end, and has moved above it
+    SELECT m.event_nid, m.topological_ordering, m.stream_ordering
+    FROM target t
+    JOIN rooms r USING (room_nid)
+    CROSS JOIN LATERAL moved_across(r.room_nid, $13::bigint[], false) AS m
+    WHERE r.moves > ($13::bigint[])[2]
+),
+left_out AS MATERIALIZED (  -- what belongs below the lower end, likewise
+    SELECT m.event_nid, m.topological_ordering, m.levels
+    FROM target t
+    JOIN rooms r USING (room_nid)
+    CROSS JOIN LATERAL moved_across(r.room_nid, $14::bigint[], false) AS m
+    WHERE r.moves > ($14::bigint[])[2]
+),
+stretch AS MATERIALIZED (  -- each of what has moved is a stretch of its own
+    SELECT 0::bigint AS lower, 0::bigint AS lower_stream, $6::bigint AS upper, $7::bigint AS upper_stream
+    UNION ALL
+    SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
+),
 page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     SELECT e.*
     FROM target t
     CROSS JOIN kind
+    CROSS JOIN stretch AS s
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json
         FROM events e
         WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+            AND (e.topological_ordering, e.stream_ordering) <= (s.upper, s.upper_stream)
+            AND (e.topological_ordering, e.stream_ordering) >= (s.lower, s.lower_stream)
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND (
-                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
                 OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
             )
             AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
@@ -78,7 +100,8 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT $12::bigint + 1
 )
-SELECT page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering, page.topological_ordering, page.depth,
+SELECT CASE WHEN r.moves > 0 THEN ARRAY[r.moves] END AS moved,
+    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering, page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
     page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
 FROM target
@@ -123,19 +146,40 @@ kind AS MATERIALIZED (
     UNION ALL
     SELECT type_nid FROM event_types WHERE type = $4::text
 ),
+brought AS MATERIALIZED (  -- what belongs below the upper end, and has moved above it
+    SELECT m.event_nid, m.topological_ordering, m.stream_ordering
+    FROM target t
+    JOIN rooms r USING (room_nid)
+    CROSS JOIN LATERAL moved_across(r.room_nid, $13::bigint[], true) AS m
+    WHERE r.moves > ($13::bigint[])[2]
+),
+left_out AS MATERIALIZED (  -- what belongs below the lower end, likewise
+    SELECT m.event_nid, m.topological_ordering, m.levels
+    FROM target t
+    JOIN rooms r USING (room_nid)
+    CROSS JOIN LATERAL moved_across(r.room_nid, $14::bigint[], true) AS m
+    WHERE r.moves > ($14::bigint[])[2]
+),
+stretch AS MATERIALIZED (  -- each of what has moved is a stretch of its own
+    SELECT 0::bigint AS lower, 0::bigint AS lower_stream, $6::bigint AS upper, $7::bigint AS upper_stream
+    UNION ALL
+    SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
+),
 page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     SELECT e.*
     FROM target t
     CROSS JOIN kind
+    CROSS JOIN stretch AS s
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json
         FROM events e
         WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+            AND (e.topological_ordering, e.stream_ordering) <= (s.upper, s.upper_stream)
+            AND (e.topological_ordering, e.stream_ordering) >= (s.lower, s.lower_stream)
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND (
-                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
                 OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
             )
             AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
@@ -147,7 +191,11 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     ORDER BY e.topological_ordering, e.stream_ordering
     LIMIT $12::bigint + 1
 )
-SELECT page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering, page.topological_ordering, page.depth,
+SELECT CASE WHEN r.moves > 0 THEN (
+        SELECT r.moves || COALESCE(array_agg(topological_ordering ORDER BY event_nid) || array_agg(levels ORDER BY event_nid), '{}')
+        FROM left_out
+    ) END AS moved,
+    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering, page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
     page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
 FROM target
@@ -191,22 +239,40 @@ found AS (  -- stops the walk when it has read that many rows
     FROM walk
     LIMIT $14::bigint
 ),
+brought AS MATERIALIZED (  -- what belongs below the upper end, and has moved above it
+    SELECT m.event_nid, m.topological_ordering, m.stream_ordering
+    FROM target t
+    JOIN rooms r USING (room_nid)
+    CROSS JOIN LATERAL moved_across(r.room_nid, $16::bigint[], $13::bigint > 0) AS m
+    WHERE r.moves > ($16::bigint[])[2]
+),
+left_out AS MATERIALIZED (  -- what belongs below the lower end, likewise
+    SELECT m.event_nid, m.topological_ordering, m.levels
+    FROM target t
+    JOIN rooms r USING (room_nid)
+    CROSS JOIN LATERAL moved_across(r.room_nid, $17::bigint[], $13::bigint > 0) AS m
+    WHERE r.moves > ($17::bigint[])[2]
+),
 page AS MATERIALIZED (
     SELECT e.event_nid, e.topological_ordering, e.stream_ordering
     FROM found f
     JOIN events e USING (event_nid)
     WHERE f.shown AND f.level > 0
-        AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+        AND ((e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint) OR e.event_nid IN (SELECT event_nid FROM brought))
         AND (e.backfilled OR e.stream_ordering <= $8::bigint)
         AND (
-            (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+            (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
             OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
         )
     ORDER BY e.topological_ordering * $13::bigint, e.stream_ordering * $13::bigint
     LIMIT $12::bigint + 1
 )
-SELECT s.*
+SELECT CASE WHEN r.moves > 0 THEN (
+        SELECT r.moves || COALESCE(array_agg(topological_ordering ORDER BY event_nid) || array_agg(levels ORDER BY event_nid), '{}')
+        FROM left_out
+    ) END AS moved, s.*
 FROM target
+JOIN rooms r USING (room_nid)
 LEFT JOIN page ON true
 LEFT JOIN stored_events s ON s.event_nid = page.event_nid
 ORDER BY page.topological_ordering * $13::bigint, page.stream_ordering * $13::bigint
@@ -214,8 +280,10 @@ ORDER BY page.topological_ordering * $13::bigint, page.stream_ordering * $13::bi
 
 
 class RelatedRow(NamedTuple):
-    """One event of the page, or all None if it has none."""
+    """One event of the page, or all None if it has none; with what has moved."""
 
+    moved: list[int] | None
+    """For `Moved.of`."""
     event_nid: int | None
     event_id: str | None
     room_id: str | None
@@ -230,6 +298,10 @@ class RelatedRow(NamedTuple):
     redacted_form: bool | None
     encoding: int | None
     json: bytes | None
+
+
+EVENT: Final = RelatedRow._fields.index("event_nid")
+"""Where the columns of the event begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,17 +333,17 @@ async def relations(
         raise InputError("a type holds no NUL")
     asked = await exact(conn, asked, event_id=event_id)
     upper, lower = (asked.start, asked.stop) if asked.direction == "b" else (asked.stop, asked.start)
-    stretch = (upper.topological, upper.stream, upper.live, lower.topological, lower.stream, lower.live)
-    arguments = (event_id, user_id, list(wanted.ignored), wanted.rel_type, wanted.event_type, *stretch, asked.limit)
+    ends = numbers(upper), numbers(lower)
+    arguments = (event_id, user_id, list(wanted.ignored), wanted.rel_type, wanted.event_type, *stretch_of(upper, lower), asked.limit)
     if wanted.recurse:
         sign = -1 if asked.direction == "b" else 1
-        rows = await conn.fetch(SQL_RECURSIVE, *arguments, sign, rows_max, LEVELS, row=RelatedRow)
+        rows = await conn.fetch(SQL_RECURSIVE, *arguments, sign, rows_max, LEVELS, *ends, row=RelatedRow)
     elif asked.direction == "b":
-        rows = await conn.fetch(SQL_BACKWARDS, *arguments, row=RelatedRow)
+        rows = await conn.fetch(SQL_BACKWARDS, *arguments, *ends, row=RelatedRow)
     else:
-        rows = await conn.fetch(SQL_FORWARDS, *arguments, row=RelatedRow)
+        rows = await conn.fetch(SQL_FORWARDS, *arguments, *ends, row=RelatedRow)
     if not rows:
         raise UnknownEvent(event_id)
-    found: list[StoredEvent] = [stored_of(row) for row in rows if row.event_nid is not None]
-    page = page_of(found, asked, deployment)
+    found: list[StoredEvent] = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
+    page = page_of(found, asked, deployment, Moved.of(rows[0].moved))
     return RelationsPage(page.chunk, page.start, page.end, page.gaps, LEVELS if wanted.recurse else None)

@@ -4,9 +4,10 @@ A sync token holds one vector position per stream; a pagination token holds one 
 
     s1~4f2a90c1~account__data.7~events.53.main-60.w2-71~9c3ab84e
     p1~4f2a90c1~120.4711~0be5d201
+    p1~4f2a90c1~260.4711~9~b120.4700.7~2d7cf5b2
     │  │        │       └ CRC-32 of all before it
     │  │        └ sync: stream.min, then .writer-position for each writer above min; pagination: topological.stream,
-    │  │          and .live if it stands beside a timeline; rooms: last activity.room~, then as sync
+    │  │          and .live if it stands beside a timeline, then the moves of the room by then, if any, and levels; rooms: last activity.room~, then as sync
     │  └ eight digits that stand for the deployment (the database), so that a token of another one is refused
     └ kind and version of the form
 
@@ -21,17 +22,19 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from storage.errors import InvalidToken
 from storage.streams.positions import LARGEST_POSITION, VectorPosition
 
 VERSION: Final = 1
+LEVELS_MAX: Final = 60  # of a pagination token: each has a bit of an int8 (moved_across), and its text fits
 LARGEST_TOKEN: Final = 8192  # characters; anything longer is refused unread
 SYNC, PAGINATION, ROOMS = "s", "p", "r"
 _KINDS: Final = {SYNC: "sync", PAGINATION: "pagination", ROOMS: "rooms"}
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9]")
 _ESCAPED: Final = re.compile(r"__|_(10[0-9A-F]{4}|[0-9A-F]{1,5})_")
+_LEVEL: Final = re.compile(r"([bf])(\d+)\.(\d+)\.(\d+)")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
@@ -111,6 +114,14 @@ class SyncToken:
         return cls(tuple((_unescape(name), _read_vector(position)) for name, _, position in named))
 
 
+class Level(NamedTuple):
+    """A place in a room's topological order as it was when the room had had so many moves (rooms.moves)."""
+
+    topological: int
+    stream: int
+    moves: int
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class PaginationToken:
     """A place in a room's topological order: directly after the event at (topological, stream), before all larger ones.
@@ -120,16 +131,32 @@ class PaginationToken:
 
     A place beside a timeline also has `live`: of the live events only those up to this stream ordering lie behind it, so that
     paging back from a timeline (which is in stream order) meets each event that is not in it, and none that is.
+
+    Events may move up in the order (`storage.graph.order`). `moves` tells as of when the place is meant; a token of the time before moves
+    were counted has 0, which is when counting began. A walk that ends a page amid events that have moved past its place has been
+    through two stretches that do not meet: `earlier` holds the places that it had before, lowest first, `direction` its way (b or f). What lies
+    ahead of a walk backwards is what stood at or below each of these places and the last one, each as of its moves; ahead of a walk
+    forwards is what stood above each.
     """
 
     topological: int
     stream: int
     live: int = LARGEST_POSITION
+    moves: int = 0
+    direction: str = ""
+    earlier: tuple[Level, ...] = ()
 
     def __post_init__(self) -> None:
-        for number in (self.topological, self.stream, self.live):
+        for number in (self.topological, self.stream, self.live, self.moves, *(number for level in self.earlier for number in level)):
             if not 0 <= number <= LARGEST_POSITION:
                 raise ValueError(f"{number} is not an ordering (0 to 2^63-1)")
+        if len(self.earlier) >= LEVELS_MAX or bool(self.earlier) != (self.direction in ("b", "f")):
+            raise ValueError(f"{len(self.earlier)} earlier places in direction {self.direction!r}")
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The earlier places and the last one."""
+        return (*self.earlier, Level(self.topological, self.stream, self.moves))
 
     @classmethod
     def parse(cls, text: str, deployment: str) -> Self:
@@ -139,12 +166,18 @@ class PaginationToken:
     def print(self, deployment: str) -> str:
         """This token as text, for clients of this deployment only."""
         live = "" if self.live == LARGEST_POSITION else f".{self.live}"
-        return _print(PAGINATION, f"{self.topological}.{self.stream}{live}", deployment)
+        moves = f"~{self.moves}" if self.moves or self.earlier else ""
+        earlier = "".join([f"~{self.direction}{level.topological}.{level.stream}.{level.moves}" for level in self.earlier])
+        return _print(PAGINATION, f"{self.topological}.{self.stream}{live}{moves}{earlier}", deployment)
 
     @classmethod
     def _read_body(cls, body: str) -> Self:
-        topological, stream, *live = (_read_number(part) for part in body.split("."))
-        return cls(topological, stream, *live[:1])
+        place, *rest = body.split("~")
+        topological, stream, *live = (_read_number(part) for part in place.split("."))
+        moves = _read_number(rest[0]) if rest else 0
+        earlier = [_read_level(part) for part in rest[1:]]
+        direction = earlier[0][0] if earlier else ""
+        return cls(topological, stream, live[0] if live else LARGEST_POSITION, moves, direction, tuple(level for _, level in earlier))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +277,13 @@ def _read_number(text: str) -> int:
     if not _NUMBER.fullmatch(text):
         raise ValueError(f"{text!r} is not a position")
     return int(text)
+
+
+def _read_level(text: str) -> tuple[str, Level]:
+    found = _LEVEL.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a place")
+    return found[1], Level(*(_read_number(number) for number in found.groups()[1:]))
 
 
 @lru_cache(maxsize=1024)

@@ -56,6 +56,10 @@ async def test_nothing_new_takes_one_round_trip(store: Store, statements: Statem
     await append(store, room.message(ADMIN))
     round_trips(statements)
     assert set((await store.sync(LOCAL, since=since)).join) == {room.room_id}
+    assert round_trips(statements) == ["BEGIN", "WITH", "WITH", "COMMIT"], "no state has changed, so none is asked for"
+    await append(store, room.topic(ADMIN, "news"))
+    round_trips(statements)
+    assert (await store.sync(LOCAL, since=since)).join[room.room_id].state_after
     assert round_trips(statements) == ["BEGIN", "WITH", "WITH", "WITH", "COMMIT"]
 
 
@@ -146,9 +150,9 @@ async def test_whoever_waits_in_that_moment_asks_no_fifth_either(dsn: str, store
         await store.sync(LOCAL, since=since)
         await append(other, joined.join(LOCAL))
         since = (await other.sync(LOCAL, since=since)).next_batch
-        await append(other, room.message(ADMIN))
+        await append(other, room.topic(ADMIN, "news"))
         round_trips(statements)
-        wanted = SyncFilter(timeline=EventFilter(types=[]))
+        wanted = SyncFilter(timeline=EventFilter(types=[]), state=EventFilter(types=[]))
         asked = Asked.of(
             LOCAL,
             since,

@@ -2,7 +2,7 @@
 
 1. positions.py   how far the streams are: the answer's next_batch; candidates.py: with which rooms can have changed, as remembered
 2. rooms.py       which rooms have something to tell, and their timelines
-3. state.py       their state at the start and at the end of the timeline, whole or as what changed; and what stripped.py makes the
+3. state.py       their state at the start and at the end of the timeline, whole or as what changed, if it did; and what stripped.py makes the
                   stripped state of: what invited and knocking users are shown of a room
 
 answer.py puts them together, results.py is what comes out, waiting.py is the long poll. Where nothing is new as far as a process has heard,

@@ -1,7 +1,7 @@
 """One answer of /sync out of its parts, within one snapshot."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from storage.config import Config
@@ -22,8 +22,8 @@ from storage.streams.positions import LARGEST_POSITION
 from storage.streams.tokens import is_rooms_token
 
 KNOCK: Final = MEMBERSHIPS["knock"]
-BESIDE_TIMELINE: Final = PaginationToken(LARGEST_POSITION - 1, 0)
-"""Above every event, also one that moves up later (storage/graph/order.py); `live` says which of them are in the timeline."""
+BESIDE_TIMELINE: Final = LARGEST_POSITION - 1
+"""A topological ordering above that of every event, also of one that moves up later (storage/graph/order.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ async def sync(conn: Connection, asked: Asked, *, memory: Memory | None = None) 
     return await _answer(conn, asked, await _news(conn, asked, memory))
 
 
-async def look(conn: Connection, asked: Asked, memory: Memory, *, anew: bool) -> tuple[Sync, list[RoomId] | None]:
-    """As `sync`, with the rooms that the user is in, if they are known; ``anew``: they are read along, rather than remembered."""
+async def look(conn: Connection, asked: Asked, memory: Memory, *, anew: bool) -> tuple[Sync, News | None]:
+    """As `sync`, with what is known there, if anything; ``anew``: the rooms that the user is in are read along, rather than remembered."""
     news = await _news(conn, asked, memory, anew=anew)
-    return await _answer(conn, asked, news), None if news is None else news.room_ids
+    return await _answer(conn, asked, news), news
 
 
 async def _news(conn: Connection, asked: Asked, memory: Memory | None, *, anew: bool = False) -> News | None:
@@ -190,7 +190,7 @@ def _wanted(room: Told, timeline_limit: int) -> Wanted:
     """The state to ask for. Who has not been in the room since the last sync is told of their own membership only."""
     row = room.row
     only = None if row.was_joined else row.member_key_nid
-    return Wanted(row.room_nid, row.whole, only, row.lower, _start(room, timeline_limit), row.upper, row.membership == JOIN)
+    return Wanted(row.room_nid, row.whole, only, row.lower, _start(room, timeline_limit), row.upper, row.membership == JOIN, row.has_state)
 
 
 def _start(room: Told, timeline_limit: int) -> int:
@@ -201,6 +201,6 @@ def _start(room: Told, timeline_limit: int) -> int:
 
 def _room(room: Told, state: RoomState, asked: Asked) -> JoinedRoom:
     limit = asked.timeline_limit
-    before = replace(BESIDE_TIMELINE, live=_start(room, limit)).print(asked.deployment)
+    before = PaginationToken(BESIDE_TIMELINE, 0, live=_start(room, limit)).print(asked.deployment)
     timeline = Timeline(room.events[-limit:] if limit else [], room.cut or len(room.events) > limit, before)
     return JoinedRoom(timeline, state.at_start, state.at_end, state.removed, next(iter(state.summary), None))

@@ -14,7 +14,7 @@ That the rooms of the user were the same ones throughout, from the token to the 
 after the token until they were read, and no change was told since then, which would have made them be forgotten.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
 from typing import Final, LiteralString, NamedTuple
@@ -113,8 +113,9 @@ class News:
         """The rooms that can have news for the user since then, by room nid. None: any can."""
         if self.rooms_of is None or self.unseen is None:
             return None
-        known = _changed(self.rooms_of, self.changes, since)
-        return None if known is None else sorted(self.unseen.union(known))
+        if not _is_known(self.rooms_of, self.changes, since):
+            return None
+        return sorted(self.unseen.union(_changed(self.rooms_of, self.changes, since)))
 
     @property
     def room_ids(self) -> list[RoomId] | None:
@@ -134,7 +135,7 @@ class Memory:
     def is_quiet(self, user_id: UserId, since: VectorPosition) -> bool:
         """Whether nothing is new to the user as far as this process has heard."""
         entry = self._rooms_of.peek(user_id)
-        return entry is not None and _changed(entry, self._changes, since) == []
+        return entry is not None and _is_known(entry, self._changes, since) and next(_changed(entry, self._changes, since), None) is None
 
     async def news(self, conn: Connection, user_id: UserId, *, anew: bool = False) -> News:
         """In one statement. The rooms of the user are read with it where they are not remembered, or wanted ``anew``."""
@@ -166,20 +167,23 @@ async def rooms_of(conn: Connection, user_id: UserId) -> RoomsOf:
     return _rooms_of(await read(conn, (), user_id))
 
 
-def _changed(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> list[int] | None:
-    """The user's rooms that have changed; None: it is not known, or others became theirs, or ceased to be."""
+def _is_known(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> bool:
+    """Whether it is remembered what has changed; and no other rooms became the user's, or ceased to be."""
+    is_known = rooms_of.moved <= since.min and since.min >= changes.floor
+    changes.hits += is_known
+    changes.misses += not is_known
+    return is_known
+
+
+def _changed(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> Iterator[int]:
+    """Those of the user's rooms that have changed; some may be told twice."""
     joined = rooms_of.joined
-    if rooms_of.moved > since.min or since.min < changes.floor:
-        changes.misses += 1
-        return None
-    changes.hits += 1
-    changed = []
     for count, room_id in enumerate(changes.since(since.min)):
         if count > len(joined):  # from here on it is shorter to go through the user's rooms
-            return [nid for room_id, nid in joined.items() if changes.last(room_id) > since.min]
+            yield from (nid for room_id, nid in joined.items() if changes.last(room_id) > since.min)
+            return
         if room_id in joined:
-            changed.append(joined[room_id])
-    return changed
+            yield joined[room_id]
 
 
 def _rooms_of(rows: Sequence[NewsRow]) -> RoomsOf:

@@ -43,7 +43,7 @@ among AS MATERIALIZED (  -- the rooms that were named, by number, by id, or by b
         ELSE ARRAY(SELECT room_nid FROM rooms WHERE room_id = ANY($14::text[]) AND ($13::int[] IS NULL OR room_nid = ANY($13::int[])))
     END AS room_nids
 ),
-own AS (  -- of all rooms of the user, or of those that were named
+own AS NOT MATERIALIZED (  -- of all rooms of the user, or of those that were named
     SELECT m.*, u.state_key_nid
     FROM reader u
     JOIN memberships m USING (principal_nid)
@@ -52,7 +52,9 @@ own AS (  -- of all rooms of the user, or of those that were named
     SELECT m.*, u.state_key_nid
     FROM reader u
     CROSS JOIN unnest((SELECT room_nids FROM among)) AS named (room_nid)
-    JOIN memberships m USING (principal_nid, room_nid)
+    CROSS JOIN LATERAL (  -- room by room: all memberships of the user would be read for a few of them otherwise
+        SELECT * FROM memberships WHERE principal_nid = u.principal_nid AND room_nid = named.room_nid OFFSET 0
+    ) AS m
 ),
 late AS MATERIALIZED (  -- rooms of which something was committed after the token, by a writer that the token has further back
     SELECT f.room_nid, min(f.stream_ordering) - 1 AS reached
@@ -63,8 +65,7 @@ late AS MATERIALIZED (  -- rooms of which something was committed after the toke
             AND $9::bigint < COALESCE($2::bigint, $3::bigint)
         UNION ALL
         SELECT m.room_nid, m.stream_ordering, m.writer_nid
-        FROM reader
-        JOIN memberships m USING (principal_nid)
+        FROM own m
         WHERE m.stream_ordering > $9::bigint AND m.stream_ordering <= COALESCE($2::bigint, $3::bigint)
             AND $9::bigint < COALESCE($2::bigint, $3::bigint)
     ) AS f
@@ -131,9 +132,9 @@ room AS (  -- what is to be told of each: whether it is told whole, and the stre
     WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then AND $6::bigint IS NULL
 )
 SELECT r.room_nid, r.room_id AS told_room_id, r.membership, r.member_nid, r.state_key_nid AS member_key_nid, r.whole, r.was_joined, r.lower, r.upper,
-    r.activity, gap.reached IS NOT NULL AS after_gap, told.is_last, told.withheld,
+    r.activity, start.gap IS NOT NULL AS after_gap, start.has_state, told.is_last, told.withheld,
     told.event_nid, told.event_id, r.room_id, r.room_version, told.stream_ordering, told.topological_ordering, told.depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = told.redacted_by) AS redacted_by,
+    CASE WHEN told.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b WHERE b.event_nid = told.redacted_by) END AS redacted_by,
     told.rejected, told.soft_failed, told.outlier, told.redacted_form, told.encoding, told.json
 FROM room r
 CROSS JOIN LATERAL (  -- what lies before the last gap is not told: it would hide what is missing
@@ -146,9 +147,13 @@ CROSS JOIN LATERAL (  -- what lies before the last gap is not told: it would hid
             AND e.after_gap
         ORDER BY e.room_nid DESC, e.stream_ordering DESC
         LIMIT 1
-    )
+    ) AS gap, r.whole OR EXISTS (
+        SELECT
+        FROM state_deltas d
+        WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower AND d.stream_ordering <= r.upper
+    ) AS has_state
     OFFSET 0  -- once a room: it would be asked for each event otherwise
-) AS gap (reached)
+) AS start
 LEFT JOIN LATERAL (  -- with all that `stored_events` has: to look it up there by number would be three more descents an event
     SELECT e.*, CASE WHEN e.is_told THEN e.nid END AS event_nid, e.place = $16::bigint AS is_last
     FROM sight_of(r.room_nid, r.principal_nid) AS sight
@@ -163,7 +168,7 @@ LEFT JOIN LATERAL (  -- with all that `stored_events` has: to look it up there b
                     AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url) AS is_told,
                 NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
             FROM events e
-            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(gap.reached, r.lower))
+            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(start.gap, r.lower))
                 AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
                 AND e.room_nid BETWEEN r.room_nid AND r.room_nid
                 AND NOT e.outlier AND NOT e.backfilled
@@ -175,7 +180,7 @@ LEFT JOIN LATERAL (  -- with all that `stored_events` has: to look it up there b
         LIMIT $8::bigint + 1
     ) AS e
 ) AS told ON r.membership NOT IN (3, 4)
-ORDER BY r.activity DESC, r.room_nid DESC, told.stream_ordering
+ORDER BY r.activity DESC, r.room_nid DESC
 """
 
 
@@ -194,6 +199,8 @@ class RoomRow(NamedTuple):
     activity: int | None
     after_gap: bool
     """The timeline begins after a gap."""
+    has_state: bool
+    """Its state is to be told: whole, or as something of it has changed."""
     is_last: bool | None
     """No further event was looked at."""
     withheld: bool | None
@@ -269,10 +276,15 @@ async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]
     )
     told: dict[int, Told] = {}
     for row in rows:
-        room = told.setdefault(row.room_nid, Told(row, [], row.after_gap))
-        room.cut = room.cut or bool(row.is_last)
+        room = told.get(row.room_nid)
+        if room is None:
+            room = told[row.room_nid] = Told(row, [], row.after_gap)
+        if row.is_last:
+            room.cut = True
         if row.event_nid is not None:
             room.events.append(stored_of(row[EVENT:], withheld=bool(row.withheld)))
+    for room in told.values():
+        room.events.sort(key=lambda event: event.stream_ordering or 0)
     return list(told.values())
 
 

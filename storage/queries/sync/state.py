@@ -3,6 +3,7 @@
 `state_deltas` tells what each position changed, with removals. A room that the client knows is told what changed between two
 positions: for each key the value before the first delta and after the last one. A room that is told whole is the current
 state with the deltas since then taken back, which costs what has happened since and not the history of the room.
+Most rooms with news have no deltas (rooms.py tells which), and are not asked for; if none has, there is no statement.
 
 The same statement reads what invited and knocking users are shown of a room (stripped.py), so that a sync has a statement to spare.
 """
@@ -155,7 +156,7 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
 SELECT n.room_nid, n.at_start, n.at_end, gone.type AS removed_type, gone.state_key AS removed_key,
     NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes, n.is_own,
     e.event_nid, e.event_id, r.room_id, r.room_version, e.stream_ordering, e.topological_ordering, e.depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
+    CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) END AS redacted_by,
     e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
 FROM entry n
 JOIN named r USING (room_nid)
@@ -228,6 +229,12 @@ class Wanted(NamedTuple):
     start: int
     upper: int
     is_joined: bool
+    has_changed: bool = True
+    """Whether anything has after `lower`. If not, only lazily loaded members are left to tell."""
+
+
+COLUMNS: Final = Wanted._fields[:-1]
+"""What of it the statement is told."""
 
 
 class RoomState(NamedTuple):
@@ -255,11 +262,12 @@ async def states(
     ``shown``: rooms that the user is not in, but shown something of, each with the nid of their membership event.
     """
     found = {room_nid: RoomState([], [], [], [], [], []) for room_nid in (*(one.room_nid for one in wanted), *(room for room, _ in shown))}
-    if not found:
+    asked = [one for one in wanted if one.whole or one.has_changed or members is not None]
+    if not asked and not shown:
         return found
     rows = await conn.fetch(
         SQL_STATE,
-        *_columns(wanted, Wanted._fields),
+        *_columns(asked, COLUMNS),
         members is not None,
         *_columns(members or (), ("room_nid", "user_id")),
         picked != ANY_EVENT,

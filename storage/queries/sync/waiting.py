@@ -30,6 +30,8 @@ async def until_news(
     look: Callable[[], Awaitable[Look]], notifier: Notifier, deployment: str, since: SyncToken | None, *, timeout_ms: int
 ) -> Sync:
     """The first answer that is not empty, or before which something came in a stream beside; or the last one when the time is over."""
+    if timeout_ms <= 0:
+        return (await look()).answer
     beside = _beside(since)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
