@@ -249,7 +249,6 @@ CREATE TABLE moved_events (
     event_nid bigint NOT NULL,
     topological_before bigint NOT NULL,
     room_nid int NOT NULL,
-    arrived boolean NOT NULL,
     CONSTRAINT moved_events_pkey PRIMARY KEY (room_nid, moves, event_nid),
     CONSTRAINT moved_events_moves_check CHECK (moves > 0)
 );
@@ -258,9 +257,6 @@ COMMENT ON TABLE moved_events IS
     'of an event as of a token is that of its first row with more moves than the token has, else the one where it stands.';
 COMMENT ON COLUMN moved_events.moves IS 'rooms.moves as this write made it.';
 COMMENT ON COLUMN moved_events.topological_before IS 'Less than in the next row of the event, or than events.topological_ordering. Its stream_ordering stays as it is.';
-COMMENT ON COLUMN moved_events.arrived IS
-    'The event arrived with this write, for which others, or itself, had to move: so the place is the one it had when it arrived, or directly below the '
-    'lowest of its children, before they moved. Whoever walks forwards and has met that child does not meet its parent after it.';
 COMMENT ON CONSTRAINT moved_events_pkey ON moved_events IS 'Serves: what has moved in a room since a pagination token was made.';
 
 CREATE TABLE missing_events (
@@ -856,7 +852,7 @@ COMMENT ON FUNCTION stretches_of IS
     'sight_of tells. The strays are those of the room. What is hidden within the stretches (little) is for user_sees to leave out. It is put '
     'into the queries, whose plans are kept: for who came once and is there it costs them one probe, and calls nothing.';
 
-CREATE FUNCTION moved_across(room_nid int, token bigint[], arrivals boolean)
+CREATE FUNCTION moved_across(room_nid int, token bigint[], forwards boolean)
 RETURNS TABLE (event_nid bigint, topological_ordering bigint, stream_ordering bigint, levels bigint)
 LANGUAGE plpgsql STABLE ROWS 10 AS $$
 DECLARE
@@ -870,31 +866,48 @@ BEGIN
     moved AS MATERIALIZED (
         SELECT m.moves, m.event_nid, m.topological_before
         FROM moved_events m
-        WHERE m.room_nid = $1 AND m.moves > token[2] AND (arrivals OR NOT m.arrived)
+        WHERE m.room_nid = $1 AND m.moves > token[2]
     ),
     was AS (  -- where they stood as of each level
         SELECT DISTINCT ON (l.number, m.event_nid) l.number, m.event_nid, m.topological_before
         FROM level l
         JOIN moved m ON m.moves > l.moves
         ORDER BY l.number, m.event_nid, m.moves
+    ),
+    below AS MATERIALIZED (
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.prev_events,
+            bit_or(CASE WHEN at.below THEN 1::bigint << l.number ELSE 0 END) AS levels
+        FROM (SELECT DISTINCT m.event_nid FROM moved m) AS m
+        CROSS JOIN LATERAL (SELECT x.* FROM events x WHERE x.event_nid = m.event_nid OFFSET 0) AS e
+        CROSS JOIN level l
+        LEFT JOIN was w ON w.number = l.number AND w.event_nid = m.event_nid
+        CROSS JOIN LATERAL (
+            SELECT (COALESCE(w.topological_before, e.topological_ordering), e.stream_ordering) <= (l.topological, l.stream) AS below
+        ) AS at
+        WHERE (e.topological_ordering, e.stream_ordering) > (token[base + 1], token[base + 2])
+        GROUP BY e.event_nid, e.topological_ordering, e.stream_ordering, e.prev_events
+        HAVING CASE WHEN token[1] = 1 THEN bool_and(at.below) ELSE bool_or(at.below) END
+    ),
+    found AS (
+        SELECT b.event_nid, b.topological_ordering, b.stream_ordering, b.levels
+        FROM below b
+        UNION ALL
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering, b.levels
+        FROM below b
+        CROSS JOIN unnest(b.prev_events) AS n (event_nid)
+        CROSS JOIN LATERAL (SELECT x.* FROM events x WHERE x.event_nid = n.event_nid OFFSET 0) AS e
+        WHERE forwards AND e.room_nid = $1 AND NOT e.outlier AND (e.topological_ordering, e.stream_ordering) > (token[base + 1], token[base + 2])
     )
-    SELECT e.event_nid, e.topological_ordering, e.stream_ordering, bit_or(CASE WHEN at.below THEN 1::bigint << l.number ELSE 0 END)
-    FROM (SELECT DISTINCT m.event_nid FROM moved m) AS m
-    CROSS JOIN LATERAL (SELECT x.* FROM events x WHERE x.event_nid = m.event_nid OFFSET 0) AS e
-    CROSS JOIN level l
-    LEFT JOIN was w ON w.number = l.number AND w.event_nid = m.event_nid
-    CROSS JOIN LATERAL (
-        SELECT (COALESCE(w.topological_before, e.topological_ordering), e.stream_ordering) <= (l.topological, l.stream) AS below
-    ) AS at
-    WHERE (e.topological_ordering, e.stream_ordering) > (token[base + 1], token[base + 2])
-    GROUP BY e.event_nid, e.topological_ordering, e.stream_ordering
-    HAVING CASE WHEN token[1] = 1 THEN bool_and(at.below) ELSE bool_or(at.below) END;
+    SELECT f.event_nid, f.topological_ordering, f.stream_ordering, bit_or(f.levels)
+    FROM found f
+    GROUP BY f.event_nid, f.topological_ordering, f.stream_ordering;
 END
 $$;
 COMMENT ON FUNCTION moved_across IS
     'The events of a room that stand above the place of a pagination token, and belong below it, as they stood there when it was made. The token '
     'is 1 (below is what lies below all of its levels) or 0 (below any), then of each level: moves, topological, stream (storage/streams/tokens.py). '
-    '"levels" has a bit for each level below which the event belongs. "arrivals": with what arrived where it does not belong (moved_events.arrived). '
+    '"levels" has a bit for each level below which the event belongs. "forwards": with their parents that stand above it. Those have arrived since '
+    '(else they would have stood below, too), and whoever walks forwards and has met a child is not to meet its parent after it. '
     'Reads what has moved since then; plpgsql, so that it costs nothing where it is not called.';
 
 CREATE FUNCTION server_sees(

@@ -93,11 +93,10 @@ class Membership(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A row of `moved_events`: where an event stood before this write; ``arrived``: where it would have arrived, if it comes with it."""
+    """A row of `moved_events`: where an event stood before this write."""
 
     room_nid: int
     topological_before: int
-    arrived: bool
 
 
 @dataclass(slots=True)
@@ -254,8 +253,9 @@ class Draft(Reader):
             self.changed_events[row.event_nid] = row
 
     def move_up(self, row: EventRow, topological_ordering: int) -> None:
-        """A higher place for an event. Where it stood first is remembered."""
-        self.moved.setdefault(row.event_nid, Move(row.room_nid, row.order, arrived=row.event_nid in self.placed))
+        """A higher place for an event. Where it stood first is remembered; what arrives with this write has stood nowhere."""
+        if row.event_nid not in self.placed:
+            self.moved.setdefault(row.event_nid, Move(row.room_nid, row.order))
         self.change_event(row._replace(topological_ordering=topological_ordering))
 
     def place_outlier(self, row: EventRow, event: Event) -> None:

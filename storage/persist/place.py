@@ -6,7 +6,7 @@ from typing import NamedTuple
 from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph import order
-from storage.persist.draft import Draft, Move, RoomDraft
+from storage.persist.draft import Draft, RoomDraft
 from storage.persist.rows import EventRow, MissingRow
 
 SWEEP_ROWS = 512  # events of the order read at a time when some have to move up
@@ -23,14 +23,13 @@ class Parents(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """What the tables say of an event's place. ``moves`` are new orderings of other events, by nid; ``children`` are those for which it was missing."""
+    """What the tables say of an event's place. ``moves`` are new orderings of other events, by nid."""
 
     prev_events: tuple[int, ...]
     order: int
     missing: list[MissingRow]
     arrived: MissingRow | None
     moves: dict[int, int]
-    children: tuple[int, ...] = ()
 
 
 def parents_of(draft: Draft, room: RoomDraft, event: Event) -> Parents:
@@ -67,25 +66,7 @@ def place(draft: Draft, room: RoomDraft, event: Event, nid: int, parents: Parent
     moves = {} if lowest > ordering else _moves(draft, room, {nid: ordering}, lowest)
     if any(parent.event_nid in moves for parent in parents.held):
         raise InvalidEvent("its parents stand on the event itself: a circle, which only chosen event ids can form", event_id=event.event_id)
-    return Placement(prev_events, ordering, list(gaps.values()), arrived, moves, tuple(child.event_nid for child in children))
-
-
-def move(draft: Draft, row: EventRow, placement: Placement) -> None:
-    """Move up what has to, for an event that is in the draft by now.
-
-    The event itself belongs directly below the lowest of its children: so it would stand if there were room.
-    """
-    stood = [_stood(draft, nid) for nid in placement.children if placement.moves]
-    for nid, ordering in placement.moves.items():
-        draft.move_up(draft.row_of(nid), ordering)
-    if stood:
-        draft.moved[row.event_nid] = Move(row.room_nid, min(stood) - 1, arrived=True)
-
-
-def _stood(draft: Draft, nid: int) -> int:
-    """Where an event stood before this write, or would have arrived with it."""
-    known = draft.moved.get(nid)
-    return draft.row_of(nid).order if known is None else known.topological_before
+    return Placement(prev_events, ordering, list(gaps.values()), arrived, moves)
 
 
 def _children(draft: Draft, arrived: MissingRow | None) -> list[EventRow]:

@@ -15,7 +15,7 @@ from storage.ids import EventId
 from storage.persist import audience, plain, pruning, redactions
 from storage.persist.cover import cover
 from storage.persist.draft import Delta, Draft, Membership, RoomDraft, room_of
-from storage.persist.place import Ends, Parents, Placement, ends_after, move, parents_of, place
+from storage.persist.place import Ends, Parents, Placement, ends_after, parents_of, place
 from storage.persist.receive import Verdict, auth_nids, auth_rows_of, verdict
 from storage.persist.results import AppendResult, Origin, stored
 from storage.persist.rows import EventRow
@@ -246,7 +246,8 @@ def _store(step: Step, decision: Decision, event: Event) -> None:
         draft.add_missing(gap)
     if placement.arrived is not None:
         draft.drop_missing(placement.arrived)
-    move(draft, row, placement)
+    for nid, order in placement.moves.items():
+        draft.move_up(draft.row_of(nid), order)
     room.max_order = max(room.max_order, placement.order, *placement.moves.values())
     room.changed = True
     redactions.store(draft, decision.redactions, row)

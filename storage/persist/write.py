@@ -89,10 +89,9 @@ old_room AS (  -- the compare-and-set
     RETURNING r.room_nid, r.moves
 ),
 moved_event AS (
-    INSERT INTO moved_events (room_nid, moves, event_nid, topological_before, arrived)
-    SELECT i.room_nid, r.moves, i.event_nid, i.topological_before, i.arrived
-    FROM unnest($137::text::int[], $138::text::bigint[], $139::text::bigint[], $140::text::boolean[])
-            AS i (room_nid, event_nid, topological_before, arrived)
+    INSERT INTO moved_events (room_nid, moves, event_nid, topological_before)
+    SELECT i.room_nid, r.moves, i.event_nid, i.topological_before
+    FROM unnest($137::text::int[], $138::text::bigint[], $139::text::bigint[]) AS i (room_nid, event_nid, topological_before)
         JOIN old_room r USING (room_nid)
 ),
 new_type AS (
@@ -393,7 +392,7 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         text(draft.new_urls),
         text([nid in draft.after_gaps or None for nid in draft.new_events]),
         text([nid in draft.after_gaps or None for nid in draft.changed_events]),
-        *texts(((move.room_nid, nid, move.topological_before, move.arrived) for nid, move in draft.moved.items()), 4),
+        *texts(((move.room_nid, nid, move.topological_before) for nid, move in draft.moved.items()), 3),
     ]
 
 

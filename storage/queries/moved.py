@@ -2,7 +2,7 @@
 
 What a walk is due: what was there when it began, and what arrives ahead of it, each event once. So a walk backwards meets what has moved up past
 its place at the top of its next page, and a walk forwards leaves out what it has met already. New events that come to stand
-behind a walk are not due, as ever; nor, forwards, are parents that arrive after their child was met. `to` is a place in the same sense: two
+behind a walk are not due, as ever; nor, forwards, are parents that arrive after a child of theirs was met, or had come to stand behind. `to` is a place in the same sense: two
 walks that meet at a token share nothing and lack nothing. With honest depths nothing moves, and nothing of this is read.
 
 A page that ends amid moved events leaves two stretches behind that do not meet, so its token holds the place from before, too. Events may go

@@ -44,13 +44,13 @@ DAMAGES = {
     ),
     "latest position": Damage("UPDATE rooms SET last_stream_ordering = 1", {"rooms"}, mended=True),
     "move of nothing": Damage(
-        "INSERT INTO moved_events (room_nid, moves, event_nid, topological_before, arrived) SELECT room_nid, 1, 999999, 1, false FROM rooms",
+        "INSERT INTO moved_events (room_nid, moves, event_nid, topological_before) SELECT room_nid, 1, 999999, 1 FROM rooms",
         {"moved_events", "rooms"},
         mended=True,
     ),
     "move down": Damage(
-        f"INSERT INTO moved_events (room_nid, moves, event_nid, topological_before, arrived) "
-        f"SELECT room_nid, 1, event_nid, topological_ordering, false FROM events WHERE event_nid = {ONE_TOPIC}",
+        f"INSERT INTO moved_events (room_nid, moves, event_nid, topological_before) "
+        f"SELECT room_nid, 1, event_nid, topological_ordering FROM events WHERE event_nid = {ONE_TOPIC}",
         {"moved_events", "rooms"},
         mended=True,
     ),
