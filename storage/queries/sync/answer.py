@@ -119,7 +119,9 @@ def is_quiet(asked: Asked, memory: Memory) -> bool:
 
 async def quiet(conn: Connection, asked: Asked, memory: Memory) -> tuple[Sync, News] | None:
     """The answer that nothing is new, in one statement, which needs no transaction; with what is known there. None: something may be."""
-    news = await memory.news(conn, asked.user_id)
+    news = await memory.still(conn, asked.user_id)
+    if news is None:
+        return None
     upto, since = SyncToken.of(news.positions), (asked.since or SyncToken()).bound(news.positions)
     if events_of(since).min < news.purged_upto:
         return None

@@ -8,7 +8,8 @@ What a process remembers lags behind the database: by what others have committed
 statement that reads the positions also tells, in the same snapshot, in which rooms something was committed by a writer after the
 position up to which this process has heard of that writer. These are candidates as well. A change of membership always has its
 cause in its room, so a candidate; but what resolution does to memberships, only the stream "caches" tells: if the process is behind in
-that, its rooms of the user may be wrong. Where anything is not known, the answer is None, and all rooms are looked at.
+that, its rooms of the user may be wrong. Where anything is not known, the answer is None, and all rooms are looked at. Who expects that
+nothing is new asks for the positions alone first (`Memory.still`): that is a third of the work, and enough if none is ahead of what was heard.
 
 That the rooms of the user were the same ones throughout, from the token to the snapshot, follows from: no membership of theirs changed
 after the token until they were read, and no change was told since then, which would have made them be forgotten.
@@ -21,12 +22,13 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.ids import RoomId, UserId
-from storage.queries.sync.positions import PURGED, STREAMS, vector
+from storage.queries.sync.positions import PURGED, STREAMS, reached_by, vector, writers
 from storage.streams import VectorPosition
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 
 UNSEEN: Final = "unseen"
 ROOMS_OF: Final = "rooms of"
+HEARD: Final = ("events", "caches")  # the streams that what is remembered follows
 FAR: Final = 5_000  # positions; who is further behind looks at all rooms
 
 SQL_NEWS: Final[LiteralString] = """
@@ -140,7 +142,7 @@ class Memory:
     async def news(self, conn: Connection, user_id: UserId, *, anew: bool = False) -> News:
         """In one statement. The rooms of the user are read with it where they are not remembered, or wanted ``anew``."""
         entry = self._rooms_of.get(user_id)
-        heard = [(name, writer, at) for name in ("events", "caches") for writer, at in self._heard(name).items()]
+        heard = [(name, writer, at) for name in HEARD for writer, at in self._heard(name).items()]
         rows = await read(conn, heard, user_id if anew or isinstance(entry, Ticket) else None)
         is_current = all(row.position is not None and row.position <= row.seen for row in rows if row.what == "caches")
         rooms_of = entry if is_current and not isinstance(entry, Ticket) else None
@@ -154,6 +156,17 @@ class Memory:
         return News(
             {name: vector(writers) for name, writers in found.items()}, rooms_of, _unseen(rows), self._changes, purged_upto, is_read
         )
+
+    async def still(self, conn: Connection, user_id: UserId) -> News | None:
+        """The same in a smaller statement, if nothing was committed that this process has not heard of. None: something was."""
+        entry = self._rooms_of.get(user_id)
+        heard = {name: dict(self._heard(name)) for name in HEARD}
+        rows = await writers(conn, (*STREAMS, "caches"))
+        if any(row.stream_id > heard[row.stream_name].get(row.instance_name, -1) for row in rows if row.stream_name in heard):
+            return None
+        reached = reached_by(rows)
+        rooms_of = None if isinstance(entry, Ticket) else entry
+        return News(reached.positions, rooms_of, frozenset(), self._changes, reached.purged_upto)
 
 
 async def read(conn: Connection, heard: Sequence[tuple[str, str, int]], user_id: UserId | None) -> list[NewsRow]:

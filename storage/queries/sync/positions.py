@@ -4,7 +4,7 @@ A position and its facts are written in one transaction (storage/persist/write.p
 those of exactly the facts that can be read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
@@ -43,7 +43,16 @@ class Reached(NamedTuple):
 
 async def where(conn: Connection) -> Reached:
     """How far the streams are."""
-    rows = await conn.fetch(SQL_POSITIONS, list(STREAMS), row=WriterRow)
+    return reached_by(await writers(conn, STREAMS))
+
+
+async def writers(conn: Connection, streams: Sequence[str]) -> list[WriterRow]:
+    """How far each writer is in these streams, and up to where the events stream may have been purged."""
+    return await conn.fetch(SQL_POSITIONS, list(streams), row=WriterRow)
+
+
+def reached_by(rows: Sequence[WriterRow]) -> Reached:
+    """How far the streams of a sync token are where their writers are there."""
     found = {name: vector({row.instance_name: row.stream_id for row in rows if row.stream_name == name}) for name in STREAMS}
     return Reached(found, max((row.stream_id for row in rows if row.stream_name == PURGED), default=0))
 
