@@ -182,7 +182,7 @@ def rebuild(
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Rebuild what follows from the events and the states at them; exit code 1 if a room could not be rebuilt."""
+    """Rebuild what follows from the received bytes, while others write; exit code 1 if a room could not be rebuilt."""
     with _spark(dsn, master, conf) as (spark, target):
         failed = _pipeline().rebuild(spark, target, room_ids=room, server_name=server_name, tasks=tasks)
     print_rows("Not rebuilt", ["room", "reason"], list(failed.items()), as_json=as_json)

@@ -194,14 +194,8 @@ class Database:
 
         Raises `CommitUnknown` if the connection is lost between sending COMMIT and its answer.
         """
-        async with self.connection() as conn:
-            try:
-                await conn.execute(BEGIN[isolation, readonly])
-                yield conn
-                await _commit(conn)
-            except BaseException:
-                await _roll_back(conn)
-                raise
+        async with self.connection() as conn, begun(conn, isolation=isolation, readonly=readonly):
+            yield conn
 
     async def run(
         self, work: Callable[[Connection], Awaitable[T]], *, isolation: Isolation = "read_committed", readonly: bool = False
@@ -304,6 +298,18 @@ def _is_closed(driver: Any) -> bool:
         return bool(driver.is_closed())
     except asyncpg.InterfaceError:
         return True
+
+
+@asynccontextmanager
+async def begun(conn: Connection, *, isolation: Isolation = "read_committed", readonly: bool = False) -> AsyncIterator[Connection]:
+    """A transaction on a connection that is in hand, as `Database.transaction`."""
+    try:
+        await conn.execute(BEGIN[isolation, readonly])
+        yield conn
+        await _commit(conn)
+    except BaseException:
+        await _roll_back(conn)
+        raise
 
 
 async def _keep(_: Any) -> None:

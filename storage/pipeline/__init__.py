@@ -7,7 +7,7 @@ importing                                      `import_archive`, in two stages:
   loading, rooms, planning, bulk, interning    rooms that the store does not hold; appending, ordering: those that it holds
 following                                      `import_synapse`, which remembers how far it has come
 exporting                                      `export_parquet`
-checking                                       `verify` and `rebuild`
+checking, rebuilding                           `verify` and `rebuild`
 counting, page                                 `statistics`, and its page with plots
 failures                                       what failed in an executor, as one of our errors
 session                                        a Spark session that suits this machine

@@ -23,7 +23,7 @@ from storage.pipeline.rooms import SpooledRoom
 from storage.pipeline.slim import Slim
 from storage.store import Store
 from storage.streams.following import learn_writers
-from storage.streams.in_flight import InFlight
+from storage.streams.in_flight import Author, InFlight
 from storage.streams.startup import SQL_FIND_WRITER
 
 SQL_LOAD_EVENTS: Final[LiteralString] = """
@@ -126,32 +126,34 @@ class Bulk:
 
     async def _write(self, planner: Planner, *, is_last: bool = False) -> Written | None:
         """What is planned, into the open transaction; the last time nothing of it is remembered."""
-        draft = planner.draft
-        if not draft.has_changes:
-            return None
-        now = time.time_ns() // 1_000_000
-        conn = planner.connection
-        written = await write_around(conn, draft, self._in_flight.author, now)
-        tag = await conn.execute(SQL_LOAD_EVENTS, *self._rows(draft, planner, written, now))
-        if int(tag.rpartition(" ")[2]) != len(draft.new_events):
-            raise DatabaseConflict("the bytes that an import had put aside are gone: the database has crashed; run the import again")
-        if not is_last:
-            planner.wrote(written.positions)
-        return written
+        return await write_planned(planner, self._in_flight.author, self._number, is_last=is_last)
 
-    def _rows(self, draft: Draft, planner: Planner, written: Written, received_ts: int) -> list[object]:
-        new = draft.new_events.values()
-        nids, *columns = event_columns([one.row for one in new])
-        return [
-            received_ts,
-            self._in_flight.author.writer_nid,
-            self._number,
-            nids,
-            text([None if one.row.outlier else written.positions[one.row.event_nid] for one in new]),
-            *columns,
-            text([planner.places[one.row.event_id] for one in new]),
-            text([one.row.ineffective for one in new]),
-            *map(text, draft.new_relations),
-            text(draft.new_urls),
-            text([nid in draft.after_gaps or None for nid in draft.new_events]),
-        ]
+
+async def write_planned(planner: Planner, author: Author, number: int, *, is_last: bool = False) -> Written | None:
+    """Write what is planned over the planner's connection; None if that is nothing. ``number``: of the import that put the bytes aside."""
+    draft = planner.draft
+    if not draft.has_changes:
+        return None
+    now = time.time_ns() // 1_000_000
+    written = await write_around(planner.connection, draft, author, now)
+    tag = await planner.connection.execute(SQL_LOAD_EVENTS, now, author.writer_nid, number, *_rows(draft, planner, written))
+    if int(tag.rpartition(" ")[2]) != len(draft.new_events):
+        raise DatabaseConflict("the bytes that an import had put aside are gone: the database has crashed; run the import again")
+    if not is_last:
+        planner.wrote(written.positions)
+    return written
+
+
+def _rows(draft: Draft, planner: Planner, written: Written) -> list[object]:
+    new = draft.new_events.values()
+    nids, *columns = event_columns([one.row for one in new])
+    return [
+        nids,
+        text([None if one.row.outlier else written.positions[one.row.event_nid] for one in new]),
+        *columns,
+        text([planner.places[one.row.event_id] for one in new]),
+        text([one.row.ineffective for one in new]),
+        *map(text, draft.new_relations),
+        text(draft.new_urls),
+        text([nid in draft.after_gaps or None for nid in draft.new_events]),
+    ]

@@ -1,13 +1,14 @@
 """`verify` and `rebuild`: rooms side by side in executors, each by the functions that do one room in one process.
 
-Rooms are dealt out by their size, so that a giant one does not stall the rest. Each task has one connection at most at a time, and reads each
-room in a snapshot of its own: writers go on meanwhile. A rebuild holds a room's lock while it is at it, and changes it in one transaction.
+Rooms are dealt out by their size, so that a giant one does not stall the rest. A task that verifies has one connection at a time, and reads each
+room in a snapshot of its own; one that rebuilds has two, and holds a room only to switch it (`storage.pipeline.rebuilding`). Writers go on.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, LiteralString
 
 import pyarrow as pa
@@ -19,9 +20,9 @@ from storage.database.arrow import arrow_snapshot
 from storage.database.connection import Database
 from storage.errors import StorageCorrupt, UnknownRoom
 from storage.maintenance.locality import local_server_name
-from storage.maintenance.repair import repair
 from storage.maintenance.verify import Finding, verify_database, verify_room
 from storage.pipeline.importing import deal
+from storage.pipeline.rebuilding import Rebuilder
 from storage.pipeline.rows import spark_ddl
 
 STATEMENT_TIMEOUT_MS: Final = 3_600_000
@@ -47,7 +48,7 @@ FINDINGS: Final = pa.schema(
 )
 REBUILT: Final = pa.schema([("room_id", pa.string()), ("error", pa.string())])
 
-OfRoom = Callable[[Database, str, str], AsyncIterator[dict[str, Any]]]
+OfRooms = Callable[[Sequence[str]], Coroutine[Any, Any, list[pa.RecordBatch]]]
 
 
 def verify(
@@ -59,18 +60,19 @@ def verify(
     action on the table: `cache` it. `UnknownRoom` where a room is asked for that is not there; `DatabaseError`.
     """
     work = _dealt(spark, dsn, room_ids, tasks, also=() if room_ids is not None else (WHOLE_DATABASE,))
-    return work.mapInArrow(_each_room(dsn, server_name, _verified, FINDINGS), spark_ddl(FINDINGS))
+    return work.mapInArrow(_each_room(partial(_verified_all, dsn, server_name)), spark_ddl(FINDINGS))
 
 
 def rebuild(
     spark: SparkSession, dsn: str, *, room_ids: Sequence[str] | None = None, server_name: str | None = None, tasks: int | None = None
 ) -> dict[str, str]:
-    """Rebuild everything that follows from the events and the states at them, room by room; the rooms where it failed, with the reason.
+    """Rebuild everything that follows from the received bytes, room by room; the rooms where it failed, with the reason.
 
-    Each room changes in one transaction, so an interrupted rebuild is simply run again. `UnknownRoom`, `DatabaseError`.
+    Beside those who write and read: each room is switched in one transaction, so an interrupted rebuild is simply run again. ``tasks`` at most
+    run at once, each with two connections. `UnknownRoom`, `DatabaseError`.
     """
     work = _dealt(spark, dsn, room_ids, tasks)
-    rows = work.mapInArrow(_each_room(dsn, server_name, _rebuilt, REBUILT), spark_ddl(REBUILT)).collect()
+    rows = work.mapInArrow(_each_room(partial(_rebuilt_all, dsn, server_name)), spark_ddl(REBUILT)).collect()
     return {row["room_id"]: row["error"] for row in rows if row["error"] is not None}
 
 
@@ -89,22 +91,20 @@ def _dealt(spark: SparkSession, dsn: str, room_ids: Sequence[str] | None, tasks:
     return frame.repartitionById(count, "task")
 
 
-def _each_room(
-    dsn: str, server_name: str | None, of_room: OfRoom, schema: pa.Schema
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _each_room(of_rooms: OfRooms) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rooms = [room_id for batch in batches for room_id in batch.column("room_id").to_pylist()]
         if rooms:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                yield from runner.run(_all(dsn, server_name, rooms, of_room, schema))
+                yield from runner.run(of_rooms(rooms))
 
     return work
 
 
-async def _all(dsn: str, server_name: str | None, rooms: Sequence[str], of_room: OfRoom, schema: pa.Schema) -> list[pa.RecordBatch]:
+async def _verified_all(dsn: str, server_name: str | None, rooms: Sequence[str]) -> list[pa.RecordBatch]:
     async with _opened(dsn) as database:
         name = await local_server_name(database, server_name)
-        return [pa.RecordBatch.from_pylist([row async for row in of_room(database, room_id, name)], schema=schema) for room_id in rooms]
+        return [pa.RecordBatch.from_pylist([row async for row in _verified(database, room_id, name)], schema=FINDINGS) for room_id in rooms]
 
 
 @asynccontextmanager
@@ -132,10 +132,17 @@ def _row(finding: Finding) -> dict[str, Any]:
     }
 
 
-async def _rebuilt(database: Database, room_id: str, server_name: str) -> AsyncIterator[dict[str, Any]]:
+async def _rebuilt_all(dsn: str, server_name: str | None, rooms: Sequence[str]) -> list[pa.RecordBatch]:
+    async with _opened(dsn) as database:
+        name = await local_server_name(database, server_name)
+    async with Rebuilder.opened(dsn, name) as rebuilder:
+        told = [{"room_id": room_id, "error": await _error_of(rebuilder, room_id)} for room_id in rooms]
+    return [pa.RecordBatch.from_pylist(told, schema=REBUILT)]
+
+
+async def _error_of(rebuilder: Rebuilder, room_id: str) -> str | None:
     try:
-        await repair(database, room_id, server_name=server_name)
+        await rebuilder.rebuild(room_id)
     except StorageCorrupt as error:
-        yield {"room_id": room_id, "error": str(error)}
-    else:
-        yield {"room_id": room_id, "error": None}
+        return str(error)
+    return None

@@ -106,11 +106,14 @@ class Planner:
         self.draft = self._fresh()
 
     def _fresh(self) -> FreshDraft:
-        draft = FreshDraft(self._caches, self._blocks, self._server_name, extremities_max=self._extremities_max)
+        draft = self._new_draft()
         draft.is_first = not self._written
         draft.fresh_rooms |= self._fresh_rooms
         draft.rooms.update((room_id, None) for room_id in self._announced if room_id not in self._caches.rooms)
         return draft
+
+    def _new_draft(self) -> FreshDraft:
+        return FreshDraft(self._caches, self._blocks, self._server_name, extremities_max=self._extremities_max)
 
     def begin(self, room_id: str) -> Room:
         """A room that the store does not hold."""
@@ -193,7 +196,7 @@ class Planner:
     # ---------------------------------------------------------------------------------------------- what is not there
 
     async def _know(self, aside: Connection, events: Iterable[Event], lines: Iterable[Slim]) -> None:
-        """What these events name and the store does not hold. `Unfit` if it holds some of it in another room."""
+        """What these events name and the store does not hold (`_held`)."""
         own = {event.event_id for event in events}
         named = set[str]()
         for event, one in zip(events, lines, strict=True):
@@ -203,10 +206,14 @@ class Planner:
             if event.room_version.create_room_id and event.type != "m.room.create":
                 named.add("$" + event.room_id[1:])
         unknown = {one for one in named - own if not self._is_known(one)}
-        if unknown and await aside.fetchvals(SQL_HELD_IDS, list(unknown)):
-            raise Unfit
-        self._absent(unknown)
+        self._absent(unknown - await self._held(aside, unknown))
         self._absent(one for one in own if not self._is_known(one))
+
+    async def _held(self, aside: Connection, event_ids: set[str]) -> set[str]:
+        """Which of these are to be read from the tables. `Unfit` if the store holds any."""
+        if event_ids and await aside.fetchvals(SQL_HELD_IDS, list(event_ids)):
+            raise Unfit
+        return set()
 
     def _is_known(self, event_id: str) -> bool:
         return event_id in self.draft.rows or event_id in self._caches.rows or event_id in self._written

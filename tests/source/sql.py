@@ -22,7 +22,7 @@ import storage
 OPTIONAL = {"storage.pipeline": "pyspark"}
 """Packages that need an extra: left out where it is not installed."""
 
-OF_ANOTHER_SCHEMA = {"storage.pipeline.synapse"}
+OF_ANOTHER_SCHEMA = {"storage.pipeline.synapse", "storage.pipeline.rebuilding.aside", "storage.pipeline.rebuilding.switching"}
 """Modules whose statements are not for our tables: a test of their own runs them."""
 
 

@@ -1,0 +1,155 @@
+"""What a rebuild goes by: the received bytes of a room's events in the order in which they came, and what no event tells.
+
+That is: which of them are history or outliers, their numbers and positions; and the state before an event that came before its parents, which
+somebody has given then. It is read from the states that are stored, if they can be read.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.errors import InvalidEvent, StorageCorrupt
+from storage.event import parse
+from storage.event.ndjson import Origin
+from storage.maintenance.states import States
+from storage.pipeline.slim import Slim, slim
+
+SQL_LIVE_ROOM: Final[LiteralString] = """
+SELECT room_nid, room_id, room_version
+FROM rooms
+WHERE room_id = $1::text
+"""
+
+SQL_TIMELINE_NIDS: Final[LiteralString] = """
+SELECT event_nid
+FROM events
+WHERE room_nid = $1::int AND NOT outlier AND stream_ordering > $2::bigint
+ORDER BY stream_ordering
+"""
+
+SQL_OUTLIER_NIDS: Final[LiteralString] = """
+SELECT event_nid
+FROM events
+WHERE room_nid = $1::int AND outlier
+ORDER BY event_nid
+"""
+
+SQL_ARRIVALS: Final[LiteralString] = """
+SELECT e.*
+FROM unnest($1::bigint[]) WITH ORDINALITY AS wanted (event_nid, ordinal)
+CROSS JOIN LATERAL (
+    SELECT event_nid, event_id, stream_ordering, outlier, backfilled, state_group_before, state_group_after, json
+    FROM events
+    WHERE event_nid = wanted.event_nid
+    OFFSET 0
+) AS e
+ORDER BY wanted.ordinal
+"""
+
+SQL_NAMED: Final[LiteralString] = """
+SELECT event_id, event_nid, room_nid, true AS is_held
+FROM events
+WHERE event_id = ANY($1::text[])
+UNION ALL
+SELECT m.event_id, m.event_nid, m.room_nid, false
+FROM missing_events m
+WHERE m.event_id = ANY($1::text[]) AND NOT EXISTS (SELECT FROM events e WHERE e.event_id = m.event_id)
+"""
+
+SQL_CHAINS_BEGUN: Final[LiteralString] = """
+SELECT event_nid, chain_nid
+FROM auth_chains
+WHERE event_nid = ANY($1::bigint[]) AND sequence_number = 1
+"""
+
+SQL_DIGEST: Final[LiteralString] = """
+SELECT digest
+FROM state_groups
+WHERE state_group = $1::bigint
+"""
+
+SQL_EVENT_IDS: Final[LiteralString] = """
+SELECT event_id
+FROM events
+WHERE event_nid = ANY($1::bigint[])
+ORDER BY event_id
+"""
+
+
+class LiveRoomRow(NamedTuple):
+    """A room as the live tables name it."""
+
+    room_nid: int
+    room_id: str
+    room_version: str
+
+
+class ArrivalRow(NamedTuple):
+    """An event as it came, and the states that the store has for it."""
+
+    event_nid: int
+    event_id: str
+    stream_ordering: int | None
+    outlier: bool
+    backfilled: bool
+    state_group_before: int | None
+    state_group_after: int | None
+    json: bytes
+
+    @property
+    def origin(self) -> Origin:
+        """How it came, or how it is held now."""
+        return "outlier" if self.outlier else "backfill" if self.backfilled else "live"
+
+    def line(self, version: str, origin: Origin | None = None) -> Slim:
+        """The event for planning. `StorageCorrupt` if its bytes are of no event of this id."""
+        try:
+            event = parse(self.json, version)
+        except InvalidEvent as error:
+            raise StorageCorrupt(f"the bytes of an event cannot be read: {error.reason}", event_id=self.event_id) from None
+        if event.event_id != self.event_id:
+            raise StorageCorrupt("the bytes of an event are of another one", event_id=self.event_id, found=event.event_id)
+        return Slim._make(slim(event, self.stream_ordering or 0, self.event_nid, origin or self.origin, None))
+
+
+class NamedRow(NamedTuple):
+    """The number behind an id; ``is_held`` False: of a missing event."""
+
+    event_id: str
+    event_nid: int
+    room_nid: int
+    is_held: bool
+
+
+class ChainRow(NamedTuple):
+    """An event that is the first of a chain."""
+
+    event_nid: int
+    chain_nid: int
+
+
+async def arrivals(conn: Connection, event_nids: Sequence[int]) -> list[ArrivalRow]:
+    """These events, in this order."""
+    return await conn.fetch(SQL_ARRIVALS, list(event_nids), row=ArrivalRow)
+
+
+async def named(conn: Connection, event_ids: Iterable[str]) -> list[NamedRow]:
+    """Those of these events that are held or missing."""
+    return await conn.fetch(SQL_NAMED, list(event_ids), row=NamedRow)
+
+
+async def chains_begun(conn: Connection, event_nids: Sequence[int]) -> dict[int, int]:
+    """The chains of those that are the first of one."""
+    return dict(await conn.fetch(SQL_CHAINS_BEGUN, list(event_nids), row=ChainRow))
+
+
+async def state_given(conn: Connection, states: States, row: ArrivalRow) -> tuple[str, ...]:
+    """The ids of the state before an event, which the tables alone tell. `StorageCorrupt` if it cannot be read, or is not what it says."""
+    number = row.state_group_before or 0
+    group = (await states.load(conn, [number])).get(number)
+    if group is None or group.digest != await conn.fetchval(SQL_DIGEST, number):
+        raise StorageCorrupt("the state before an event that came before its parents cannot be read", event_id=row.event_id)
+    ids: list[str] = await conn.fetchvals(SQL_EVENT_IDS, list(group.entries.values()))
+    if len(ids) != len(group.entries):
+        raise StorageCorrupt("the state before an event has events that are not held", event_id=row.event_id)
+    return tuple(ids)

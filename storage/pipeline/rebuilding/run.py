@@ -1,0 +1,214 @@
+"""Rebuilding rooms, one after the other, in one session."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final, LiteralString, NamedTuple, Self
+
+from storage.config import Config
+from storage.database.connection import Database, begun
+from storage.database.names import Names
+from storage.errors import DatabaseConflict, StorageCorrupt, UnknownRoom
+from storage.maintenance.announce import introduce
+from storage.maintenance.hold import hold
+from storage.maintenance.verify.groups import check_groups
+from storage.maintenance.verify.room import SQL_ROOM, RoomRow
+from storage.maintenance.verify.room import Room as VerifiedRoom
+from storage.pipeline.appending import PART
+from storage.pipeline.bulk import write_planned
+from storage.pipeline.planning import NAMES_REMEMBERED, Room
+from storage.pipeline.rebuilding.arrivals import SQL_LIVE_ROOM, SQL_OUTLIER_NIDS, SQL_TIMELINE_NIDS, LiveRoomRow
+from storage.pipeline.rebuilding.aside import Aside
+from storage.pipeline.rebuilding.matching import Matching
+from storage.pipeline.rebuilding.replaying import CHUNK, Replay
+from storage.pipeline.rebuilding.switching import switch
+from storage.streams.in_flight import Author
+
+SQL_ROOM_NID: Final[LiteralString] = """
+SELECT room_nid
+FROM rooms
+WHERE room_id = $1::text
+"""
+
+SQL_CURRENT_GROUP: Final[LiteralString] = """
+SELECT current_state_group
+FROM rooms
+WHERE room_id = $1::text
+"""
+
+SQL_POSITION: Final[LiteralString] = """
+SELECT stream_ordering
+FROM events
+WHERE event_nid = $1::bigint
+"""
+
+BEHIND: Final = 200
+"""So few events may be left to be planned while the room is held."""
+
+ROUNDS_MAX: Final = 20
+HOLD_ATTEMPTS: Final = 10
+CONNECTIONS: Final = 2
+STATEMENT_TIMEOUT_MS: Final = 3_600_000
+EMPTIED_AFTER: Final = 10_000
+"""Events aside, of rooms that are done, before the tables are emptied."""
+
+LARGE: Final = 5_000
+"""From so many events on the tables aside are counted for the plans of the switch."""
+
+AUTHOR: Final = Author(1, "aside", 0)
+"""Under whom the tables aside are written; nothing of it is seen."""
+
+
+class Rebuilt(NamedTuple):
+    """What a rebuild has changed: rows of events, and others. ``held_ms``: how long writers of the room waited, at most."""
+
+    room_id: str
+    planned: int
+    events: int
+    others: int
+    held_ms: float
+
+
+class Rebuilder:
+    """Rebuilds rooms. It takes two connections of its database: one for the tables aside, one that reads the live ones."""
+
+    def __init__(self, database: Database, aside: Aside, server_name: str) -> None:
+        self._database = database
+        self._aside = aside
+        self._server_name = server_name
+        self._names = Names(NAMES_REMEMBERED)
+        self._events_aside = 0
+        self._rooms_aside = set[str]()
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, dsn: str, server_name: str) -> AsyncIterator[Self]:
+        """With connections of its own."""
+        config = replace(
+            Config.from_env(), statement_timeout_ms=STATEMENT_TIMEOUT_MS, pool_size_max=CONNECTIONS, instance_name="spark maintenance"
+        )
+        async with await Database.open(dsn, config=config) as database, database.connection() as conn:
+            await introduce(database)
+            yield cls(database, await Aside.of(conn), server_name)
+
+    async def rebuild(self, room_id: str) -> Rebuilt:
+        """One room. `UnknownRoom`; `StorageCorrupt` if what a rebuild goes by cannot be read: then nothing is changed."""
+        async with self._database.connection() as reader:
+            live = await reader.fetchrow(SQL_LIVE_ROOM, room_id, row=LiveRoomRow)
+            if live is None:
+                raise UnknownRoom(room_id)
+        await self._make_room(room_id)
+        matching = Matching(await self._wrong_groups(room_id))
+        work = _Work(self._database, self._aside, live, server_name=self._server_name, names=self._names, matching=matching)
+        self._events_aside += EMPTIED_AFTER  # unless it comes to its end
+        rebuilt = await work.run()
+        self._rooms_aside.add(room_id)
+        self._events_aside += work.planned - (0 if work.replay.has_foreign else EMPTIED_AFTER)
+        return rebuilt
+
+    async def _make_room(self, room_id: str) -> None:
+        """Forget what is aside of earlier rooms if it is much, in doubt, or of this one."""
+        if self._events_aside >= EMPTIED_AFTER or room_id in self._rooms_aside:
+            await self._aside.empty()
+            self._events_aside = 0
+            self._rooms_aside.clear()
+
+    async def _wrong_groups(self, room_id: str) -> frozenset[int]:
+        """The state groups of a room that cannot be read, or do not say the truth about themselves."""
+        async with self._database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            row = await conn.fetchrow(SQL_ROOM, room_id, row=RoomRow)
+            if row is None:
+                raise UnknownRoom(room_id)
+            findings = check_groups(conn, VerifiedRoom(row, self._server_name))
+            return frozenset([int(finding.subject[0].rpartition(" ")[2]) async for finding in findings])
+
+
+class _Work:
+    """One room in hand."""
+
+    def __init__(self, database: Database, aside: Aside, live: LiveRoomRow, *, server_name: str, names: Names, matching: Matching) -> None:
+        self._database = database
+        self._aside = aside
+        self._server_name = server_name
+        self._live = live
+        self._matching = matching
+        self._position = 0
+        self._is_held = False
+        self.planned = 0
+        self.replay = Replay(aside, database, server_name, names, live)
+        self._room: Room = self.replay.begin(live.room_id)
+
+    async def run(self) -> Rebuilt:
+        """Plan what is there, until little is left; then hold the room, plan that, and switch."""
+        await self._plan_outliers()
+        for _ in range(ROUNDS_MAX):
+            if await self._plan_timeline() <= BEHIND:
+                break
+        if self.planned >= LARGE:
+            await self._aside.count()
+        for attempt in range(1, HOLD_ATTEMPTS + 1):
+            self._is_held = False
+            try:
+                return await self._finish()
+            except DatabaseConflict:
+                if self._is_held or attempt == HOLD_ATTEMPTS:
+                    raise
+        raise StorageCorrupt("a rebuild neither ended nor failed", room_id=self._live.room_id)
+
+    async def _finish(self) -> Rebuilt:
+        room_id = self._live.room_id
+        async with begun(self._aside.conn) as conn:
+            async with self._aside.live():
+                await hold(conn, room_id)
+            self._is_held, since = True, time.perf_counter()
+            await self._plan_outliers()
+            await self._plan_timeline()
+            self._complete()
+            await self._match_current()
+            aside_nid: int = await conn.fetchval(SQL_ROOM_NID, room_id)
+            async with self._aside.live(large=self.planned >= LARGE):
+                done = await switch(conn, self._live, aside_nid, self._matching, self._server_name)
+        return Rebuilt(room_id, self.planned, done.events, done.others, (time.perf_counter() - since) * 1000)
+
+    async def _plan_outliers(self) -> None:
+        async with self._database.connection() as reader:
+            nids: list[int] = await reader.fetchvals(SQL_OUTLIER_NIDS, self._live.room_nid)
+        await self._plan(nids, outliers=True)
+
+    async def _plan_timeline(self) -> int:
+        """Plan what is new in the timeline; how much that is."""
+        async with self._database.connection() as reader:
+            nids: list[int] = await reader.fetchvals(SQL_TIMELINE_NIDS, self._live.room_nid, self._position)
+            if nids:
+                self._position = await reader.fetchval(SQL_POSITION, nids[-1])
+        await self._plan(nids)
+        return len(nids)
+
+    async def _plan(self, nids: Sequence[int], *, outliers: bool = False) -> None:
+        for start in range(0, len(nids), CHUNK):
+            await self.replay.take(self._room, nids[start : start + CHUNK], outliers=outliers)
+            if len(self.replay.draft.new_events) >= PART:
+                await self._write()
+        await self._write()
+        self.planned += len(nids)
+
+    async def _write(self) -> None:
+        """What is planned, into the tables aside."""
+        async with self._database.connection() as reader:
+            await self._matching.match(reader, self.replay.draft, self.replay.arrived)
+        self.replay.arrived.clear()
+        await self._aside.check()
+        await write_planned(self.replay, AUTHOR, 0)
+
+    def _complete(self) -> None:
+        self.replay.end(self._room)
+        for one, result in self.replay.failed:
+            raise StorageCorrupt(f"an event cannot be planned anew: {result.reason}", event_id=one.event_id, missing=list(result.missing))
+
+    async def _match_current(self) -> None:
+        aside: int | None = await self._aside.conn.fetchval(SQL_CURRENT_GROUP, self._live.room_id)
+        async with self._database.connection() as reader:
+            live: int | None = await reader.fetchval(SQL_CURRENT_GROUP, self._live.room_id)
+            if aside is not None and live is not None:
+                await self._matching.match_current(reader, aside, live)
