@@ -42,6 +42,11 @@ class Lacking:
         """Whether there is nothing to load."""
         return not any(getattr(self, name) for name in self.__slots__)
 
+    @property
+    def is_of_names(self) -> bool:
+        """Whether rooms and events are all known."""
+        return not (self.rooms or self.events or self.contents or self.groups or self.places)
+
 
 class Ahead:
     """The question for all that a batch lacks, on its way while the events that need none of it are planned.
@@ -70,6 +75,8 @@ async def prefetch(load: Load, draft: Draft, incoming: Sequence[Incoming], *, as
     lacking = Lacking()
     ids: set[str] = {one.event.event_id for one in incoming}
     own = {one for one in ids if one not in draft.caches.rows and one not in draft.rows}
+    for room_id in {one.event.room_id for one in incoming}:
+        _look_at_room(draft, room_id, lacking)
     for one in incoming:
         _look(draft, one, own, lacking)
     assumed = assume_new and not (lacking.rooms or lacking.events)
@@ -89,12 +96,12 @@ async def prefetch(load: Load, draft: Draft, incoming: Sequence[Incoming], *, as
 
 def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:
     event, caches = one.event, draft.caches
-    if event.room_id not in draft.rooms:
-        _look_at_room(caches, event.room_id, lacking)
     held = caches.rows.get(event.event_id)
     if held is not None and held.outlier and one.origin != "outlier":  # as below: it may be a duplicate by now, or have missing parents
         _want(draft, event.event_id, own, lacking, lacking.events)
     _look_at_parents(draft, event, own, lacking)
+    if "m.relates_to" in event.content:
+        _look_at_relation(draft, event, lacking)
     if _is_ordinary(caches, one):
         return
     for event_id in event.auth_event_ids:
@@ -112,7 +119,7 @@ def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:
 def _is_ordinary(caches: Caches, one: Incoming) -> bool:
     """Whether it is a message like one before it: then `storage.persist.plain` needs no more than its parents, and its relation's type."""
     event = one.event
-    if event.state_key is not None or one.state_before is not None or "m.relates_to" in event.content:
+    if event.state_key is not None or one.state_before is not None:
         return False
     return (event.sender, event.type, event.auth_event_ids, event.room_id) in caches.allowed
 
@@ -127,12 +134,25 @@ def _look_at_parents(draft: Draft, event: Event, own: set[str], lacking: Lacking
             lacking.groups.add(row.after)
 
 
-def _look_at_room(caches: Caches, room_id: str, lacking: Lacking) -> None:
-    room = caches.rooms.get(room_id)
+def _look_at_room(draft: Draft, room_id: str, lacking: Lacking) -> None:
+    if room_id in draft.rooms:
+        return
+    room = draft.caches.rooms.get(room_id)
     if room is None:
         lacking.rooms.add(room_id)
-    elif room.current_state_group is not None and room.current_state_group not in caches.groups:
+    elif room.current_state_group is not None and room.current_state_group not in draft.caches.groups:
         lacking.groups.add(room.current_state_group)
+
+
+def _look_at_relation(draft: Draft, event: Event, lacking: Lacking) -> None:
+    relation = relation_of(event)
+    if relation is not None:
+        _look_at_type(draft, relation.rel_type, lacking)
+
+
+def _look_at_type(draft: Draft, name: str, lacking: Lacking) -> None:
+    if name not in draft.caches.names.types and name not in draft.types:
+        lacking.types.add(name)
 
 
 def _want(draft: Draft, event_id: str, own: set[str], lacking: Lacking, kind: set[str]) -> None:
@@ -150,16 +170,13 @@ def _look_at_auth_event(draft: Draft, nid: int, lacking: Lacking, *, placed: boo
 
 
 def _look_at_names(draft: Draft, event: Event, lacking: Lacking) -> None:
-    """The sender, also as a member, the types and the state key."""
+    """The sender, also as a member, the type and the state key."""
     names = draft.caches.names
     if event.sender not in names.principals and event.sender not in draft.principals:
         lacking.principals.add(event.sender)
     if (TYPE_MEMBER, event.sender) not in names.state_keys and (TYPE_MEMBER, event.sender) not in draft.state_keys:
         lacking.state_keys.add((MEMBER, event.sender))
-    relation = relation_of(event)
-    for type_name in (event.type,) if relation is None else (event.type, relation.rel_type):
-        if type_name not in names.types and type_name not in draft.types:
-            lacking.types.add(type_name)
+    _look_at_type(draft, event.type, lacking)
     if event.state_key is None:
         return
     type_nid = names.types.get(event.type) or draft.types.get(event.type)

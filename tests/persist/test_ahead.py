@@ -7,13 +7,17 @@ import pytest
 
 import storage
 from storage.errors import ConstraintViolated
-from storage.persist.ahead import SQL_AHEAD
+from storage.persist.ahead import SQL_AHEAD, SQL_NAMES_AHEAD
 from storage.persist.questions import SQL_DIGEST
 from storage.persist.writer import STRETCH
 from storage.testing import SHAPES, RoomBuilder, generate_room
 from tests.persist.test_writer import HOLD, QUIET, REFUSE, Sent, admin_of, outcomes, room_of, stored, waiting_write
 
 ROUND_TRIPS_MAX = 4
+SQL_STAYS = """
+SELECT p.name, (SELECT count(*) FROM unnest(v.audiences)) FROM visibility v JOIN principals p USING (principal_nid)
+WHERE p.name = ANY($1::text[]) ORDER BY p.name
+"""
 COLD_ROUND_TRIPS_MAX = 20  # of 500 events with forks: 16 were counted, of which the writes are two or three
 
 
@@ -50,6 +54,25 @@ async def test_a_cold_batch_takes_few_round_trips(dsn: str) -> None:
         assert outcomes(await store.append(room[500:])) <= {"stored", "soft_failed"}
     assert sent.sent.count(SQL_AHEAD) == 1
     assert len(sent.sent) <= COLD_ROUND_TRIPS_MAX, sent.sent
+
+
+async def test_who_comes_to_a_room_at_hand_is_asked_for_by_the_small_statement(dsn: str) -> None:
+    """A member comes back and a stranger joins: the process knows the room, but not who sees what in it. The first stay is not forgotten."""
+    sent = Sent()
+    room = room_of(1, 0)
+    back, stranger = room.user(2, "s1.test"), room.user(3, "s1.test")
+    room.history_visibility(room.user(1), "joined")
+    room.join(back)
+    room.leave(back)
+    async with storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store, admin_of(dsn) as admin:
+        await store.append(room.pdus)
+        store.writer.caches.visibility.clear()
+        sent.sent.clear()
+        newcomers = [room.join(back).pdu, room.join(stranger).pdu]
+        assert outcomes(await store.append(newcomers)) == {"stored"}
+        assert (sent.sent.count(SQL_NAMES_AHEAD), sent.sent.count(SQL_AHEAD)) == (1, 0)
+        stays = await admin.fetch(SQL_STAYS, [back, stranger])
+    assert [tuple(row) for row in stays] == [(back, 2), (stranger, 1)]
 
 
 async def test_what_was_planned_on_a_refused_write_is_planned_again(dsn: str) -> None:
