@@ -14,7 +14,7 @@ from storage.state.groups import Group
 Graph = Mapping[int, tuple[int, ...]]
 
 PLACES_AT_ONCE: Final = 256
-WALKED_STATE: Final = 200  # entries of a state whose auth chain is walked
+WALKED_STATE: Final = 500  # entries of a state whose auth chain is walked
 
 
 class Chains(NamedTuple):
@@ -41,6 +41,8 @@ def _reached_by_common(draft: Draft, state: Group, keys: set[int], nids: set[int
     Found from these upwards by the chain cover, a few places at a time, as nearly always one of the first is in the state:
     what the states have in common is never walked, unless it is so little that walking it here costs less than asking.
     """
+    if not nids:
+        return set()
     common = [nid for key, nid in state.entries.items() if key not in keys] if len(state.entries) <= WALKED_STATE else []
     if common:
         return reach(auth_graph(draft, common), common) & nids

@@ -10,7 +10,8 @@ from storage.streams.registry import Streams
 
 def absorb(caches: Caches, draft: Draft) -> None:
     """Take a draft into the caches, before or after it is committed."""
-    rows = [_with_known_position(caches, row) for row in draft.rows.values() if row is not None]
+    new = draft.new_events
+    rows = [row if row.event_nid in new else _with_known_position(caches, row) for row in draft.rows.values() if row is not None]
     caches.trim()  # before: what is in the draft must not be forgotten until it is committed
     for row in rows:
         caches.add_row(row)

@@ -8,6 +8,7 @@ the state the create event, the power levels and the sender's membership. Where 
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from storage.auth import CONTENT_MATTERS
@@ -94,13 +95,18 @@ def _parents(draft: Draft, room: RoomDraft, event: Event) -> list[EventRow] | No
         if row is None or row.room_nid != room.row.room_nid or row.outlier or row.backfilled or not row.accepted:
             return None
         rows.append(row)
-    if not rows or len({row.after for row in rows}) > 1 or len(set(event.prev_event_ids)) < len(rows):
+    if not rows or (len(rows) > 1 and not _have_one_state(rows)):
         return None
     limit = draft.extremities_max or sys.maxsize
     count = len(room.extremities)
     if not room.extremities.keys().isdisjoint([row.event_nid for row in rows]):
         return rows if count <= limit else None
     return rows if count < limit and any(draft.row_of(nid).after == rows[0].after for nid in room.extremities) else None
+
+
+def _have_one_state(rows: Sequence[EventRow]) -> bool:
+    """Whether they are different events, and have the same state."""
+    return len({row.after for row in rows}) == 1 and len({row.event_nid for row in rows}) == len(rows)
 
 
 def _strays(draft: Draft, room: RoomDraft, number: int, order: int) -> Ranges:

