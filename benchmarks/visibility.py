@@ -163,8 +163,7 @@ def _arguments(asked: Asked) -> tuple[object, ...]:
         PAGE,
         [],
         *ANY_EVENT.arguments,
-        None,
-        None,
+        LARGEST_POSITION,
     )
 
 

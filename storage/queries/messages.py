@@ -1,4 +1,4 @@
-"""Pages of a room's history, in topological order, in one statement each.
+"""Pages of a room's history, in topological order, in one statement each, or two where events have moved since a token was made.
 
 A page ends where the next one begins: `Page.end` is a place in the order, not an offset, so that events that arrive in the
 meantime neither shift it nor fall through. The limit is exact, as visibility is part of the query. Where history is missing
@@ -14,7 +14,8 @@ from storage.errors import InputError, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
-from storage.queries.moved import Moved, ahead, base, numbers, walking
+from storage.queries.moved import Moved, ahead, as_of, base, numbers, walking
+from storage.queries.moved_pages import SQL_BACKWARDS_MOVED, SQL_FORWARDS_MOVED
 from storage.queries.sync.positions import events_of, reached
 from storage.streams import PaginationToken, SyncToken, VectorPosition
 from storage.streams.positions import LARGEST_POSITION
@@ -31,7 +32,7 @@ room AS MATERIALIZED (
     SELECT r.room_nid, r.room_id, r.room_version, r.strays, r.moves, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
-    WHERE r.room_id = $1::text
+    WHERE r.room_id = $1::text AND r.moves <= $16::bigint  -- else the tokens are to be read with care (moved_pages.py)
 ),
 newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds the stretch
     SELECT e.topological_ordering
@@ -39,32 +40,11 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $8::bigint
     WHERE $8::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
-sight AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
+stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
     SELECT r.room_nid, r.ignored, f.*, stretch.*
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
     CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays) AS stretch
-),
-brought AS MATERIALIZED (  -- what belongs below `from`, and has moved above it
-    SELECT m.event_nid, m.topological_ordering, m.stream_ordering
-    FROM room r
-    CROSS JOIN LATERAL moved_across(r.room_nid, $16::bigint[], false) AS m
-    WHERE r.moves > ($16::bigint[])[2]
-),
-left_out AS MATERIALIZED (  -- what belongs below `to`, likewise
-    SELECT m.event_nid, m.topological_ordering, m.levels
-    FROM room r
-    CROSS JOIN LATERAL moved_across(r.room_nid, $17::bigint[], false) AS m
-    WHERE r.moves > ($17::bigint[])[2]
-),
-stretch AS (  -- each of what has moved is a stretch of its own
-    SELECT s.*, s.lowest AS lower, 0::bigint AS lower_stream, LEAST($3::bigint, s.highest) AS upper,
-        CASE WHEN s.highest < $3::bigint THEN 9223372036854775807 ELSE $4::bigint END AS upper_stream
-    FROM sight s
-    UNION ALL
-    SELECT s.*, m.topological_ordering, m.stream_ordering, m.topological_ordering, m.stream_ordering
-    FROM brought m
-    CROSS JOIN (SELECT * FROM sight LIMIT 1) AS s
 ),
 lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
     SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint ELSE (
@@ -73,18 +53,19 @@ lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`,
 ),
 page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, to know whether there are more
     SELECT e.*
-    FROM (SELECT * FROM stretch ORDER BY upper DESC) AS r
+    FROM (SELECT * FROM stretch ORDER BY highest DESC) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json,
             NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) <= (r.upper, r.upper_stream)
+            AND (e.topological_ordering, e.stream_ordering)
+                <= (LEAST($3::bigint, r.highest), CASE WHEN r.highest < $3::bigint THEN 9223372036854775807 ELSE $4::bigint END)
             AND (e.backfilled OR e.stream_ordering <= $5::bigint)
-            AND (e.topological_ordering, e.stream_ordering) >= (GREATEST((SELECT topological_ordering FROM lowest), r.lower), r.lower_stream)
+            AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
             AND (
-                (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
+                (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
                 OR (NOT e.backfilled AND e.stream_ordering > $8::bigint)
             )
             AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
@@ -93,7 +74,7 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $9::bigint + 1
     ) AS e
-    ORDER BY r.upper DESC, e.topological_ordering DESC, e.stream_ordering DESC
+    ORDER BY r.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT $9::bigint + 1
 ),
 covered AS (  -- how far the page goes, if it is full
@@ -106,10 +87,10 @@ gap AS (  -- missing events whose children stand in what the page covers
     JOIN events c ON c.event_nid = ANY(m.child_nids)
     CROSS JOIN covered
     WHERE NOT c.outlier
-        AND ((c.topological_ordering, c.stream_ordering) <= ($3::bigint, $4::bigint) OR c.event_nid IN (SELECT event_nid FROM brought))
+        AND (c.topological_ordering, c.stream_ordering) <= ($3::bigint, $4::bigint)
         AND (c.backfilled OR c.stream_ordering <= $5::bigint OR $3::bigint < 9223372036854775807)  -- the gap at which a timeline begins, too
         AND (
-            (c.topological_ordering, c.stream_ordering) > ($6::bigint, $7::bigint) AND c.event_nid NOT IN (SELECT event_nid FROM left_out)
+            (c.topological_ordering, c.stream_ordering) > ($6::bigint, $7::bigint)
             OR (NOT c.backfilled AND c.stream_ordering > $8::bigint)
         )
         AND c.topological_ordering >= COALESCE(covered.topological_ordering, 0)
@@ -134,7 +115,7 @@ room AS MATERIALIZED (
     SELECT r.room_nid, r.room_id, r.room_version, r.strays, r.moves, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
-    WHERE r.room_id = $1::text
+    WHERE r.room_id = $1::text AND r.moves <= $16::bigint  -- else the tokens are to be read with care (moved_pages.py)
 ),
 newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds the stretch
     SELECT e.topological_ordering
@@ -142,32 +123,11 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $5::bigint
     WHERE $5::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
-sight AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
+stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
     SELECT r.room_nid, r.ignored, f.*, stretch.*
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
     CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays) AS stretch
-),
-brought AS MATERIALIZED (  -- what belongs below `to`, and has moved above it
-    SELECT m.event_nid, m.topological_ordering, m.stream_ordering
-    FROM room r
-    CROSS JOIN LATERAL moved_across(r.room_nid, $17::bigint[], true) AS m
-    WHERE r.moves > ($17::bigint[])[2]
-),
-left_out AS MATERIALIZED (  -- what belongs below `from`, likewise
-    SELECT m.event_nid, m.topological_ordering, m.levels
-    FROM room r
-    CROSS JOIN LATERAL moved_across(r.room_nid, $16::bigint[], true) AS m
-    WHERE r.moves > ($16::bigint[])[2]
-),
-stretch AS (  -- each of what has moved is a stretch of its own
-    SELECT s.*, s.lowest AS lower, 0::bigint AS lower_stream, LEAST($6::bigint, s.highest) AS upper,
-        CASE WHEN s.highest < $6::bigint THEN 9223372036854775807 ELSE $7::bigint END AS upper_stream
-    FROM sight s
-    UNION ALL
-    SELECT s.*, m.topological_ordering, m.stream_ordering, m.topological_ordering, m.stream_ordering
-    FROM brought m
-    CROSS JOIN (SELECT * FROM sight LIMIT 1) AS s
 ),
 lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a timeline, the oldest event
     SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint ELSE (
@@ -176,19 +136,20 @@ lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a
 ),
 page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, to know whether there are more
     SELECT e.*
-    FROM (SELECT * FROM stretch ORDER BY lower) AS r
+    FROM (SELECT * FROM stretch ORDER BY lowest) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json,
             NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) >= (GREATEST((SELECT topological_ordering FROM lowest), r.lower), r.lower_stream)
+            AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
             AND (
-                (e.topological_ordering, e.stream_ordering) > ($3::bigint, $4::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
+                (e.topological_ordering, e.stream_ordering) > ($3::bigint, $4::bigint)
                 OR (NOT e.backfilled AND e.stream_ordering > $5::bigint)
             )
-            AND (e.topological_ordering, e.stream_ordering) <= (r.upper, r.upper_stream)
+            AND (e.topological_ordering, e.stream_ordering)
+                <= (LEAST($6::bigint, r.highest), CASE WHEN r.highest < $6::bigint THEN 9223372036854775807 ELSE $7::bigint END)
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
             AND not_ignored(e, r.ignored)
@@ -196,7 +157,7 @@ page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, t
         ORDER BY e.topological_ordering, e.stream_ordering
         LIMIT $9::bigint + 1
     ) AS e
-    ORDER BY r.lower, e.topological_ordering, e.stream_ordering
+    ORDER BY r.lowest, e.topological_ordering, e.stream_ordering
     LIMIT $9::bigint + 1
 ),
 covered AS (  -- how far the page goes, if it is full
@@ -210,18 +171,15 @@ gap AS (  -- missing events whose children stand in what the page covers
     CROSS JOIN covered
     WHERE NOT c.outlier
         AND (
-            (c.topological_ordering, c.stream_ordering) > ($3::bigint, $4::bigint) AND c.event_nid NOT IN (SELECT event_nid FROM left_out)
+            (c.topological_ordering, c.stream_ordering) > ($3::bigint, $4::bigint)
             OR (NOT c.backfilled AND c.stream_ordering > $5::bigint)
         )
-        AND ((c.topological_ordering, c.stream_ordering) <= ($6::bigint, $7::bigint) OR c.event_nid IN (SELECT event_nid FROM brought))
+        AND (c.topological_ordering, c.stream_ordering) <= ($6::bigint, $7::bigint)
         AND (c.backfilled OR c.stream_ordering <= $8::bigint)
         AND c.topological_ordering <= COALESCE(covered.topological_ordering, 9223372036854775807)
 )
 SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream,
-    CASE WHEN room.moves > 0 THEN (
-        SELECT room.moves || COALESCE(array_agg(topological_ordering ORDER BY event_nid) || array_agg(levels ORDER BY event_nid), '{}')
-        FROM left_out
-    ) END AS moved, page.withheld,
+    CASE WHEN room.moves > 0 THEN ARRAY[room.moves] END AS moved, page.withheld,
     page.event_nid, page.event_id, room.room_id, room.room_version, page.stream_ordering, page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
     page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
@@ -388,18 +346,34 @@ async def messages(
 
     What the ``ignored`` have sent is left out, but for state (client-server API, "Ignoring Users"); so is what is not ``wanted``.
     """
-    asked = await exact(conn, asked, room_id=room_id)
+    given, asked = asked, await exact(conn, asked, room_id=room_id)
+    was_asked = asked is not given
     stretch = stretch_of(asked.start, asked.stop)
-    picked = list(ignored), *wanted.arguments, numbers(asked.start), numbers(asked.stop)
-    if asked.direction == "b":
-        rows = await conn.fetch(SQL_BACKWARDS, room_id, user_id, *stretch, asked.limit, *picked, row=PageRow)
-    else:
-        rows = await conn.fetch(SQL_FORWARDS, room_id, user_id, *stretch, asked.limit, *picked, row=PageRow)
+    arguments = room_id, user_id, *stretch, asked.limit, list(ignored), *wanted.arguments
+    rows = [] if was_asked else await _ordinary(conn, asked, arguments)
+    if not rows:
+        rows = await _moved(conn, asked, arguments)
     if not rows:
         raise UnknownRoom(room_id)
     found = [stored_of(row[EVENT:], withheld=bool(row.withheld)) for row in rows if row.event_nid is not None]
     page = page_of(found, asked, deployment, Moved.of(rows[0].moved))
     return replace(page, gaps=_gaps(rows[0], page.chunk, asked, more=page.end is not None))
+
+
+async def _ordinary(conn: Connection, asked: Between, arguments: tuple[object, ...]) -> list[PageRow]:
+    """No rows if events have moved since a token was made; or for an unknown room."""
+    moves = min(as_of(asked.start), as_of(asked.stop))
+    if asked.direction == "b":
+        return await conn.fetch(SQL_BACKWARDS, *arguments, moves, row=PageRow)
+    return await conn.fetch(SQL_FORWARDS, *arguments, moves, row=PageRow)
+
+
+async def _moved(conn: Connection, asked: Between, arguments: tuple[object, ...]) -> list[PageRow]:
+    """The same, whatever has moved."""
+    ends = numbers(asked.start), numbers(asked.stop)
+    if asked.direction == "b":
+        return await conn.fetch(SQL_BACKWARDS_MOVED, *arguments, *ends, row=PageRow)
+    return await conn.fetch(SQL_FORWARDS_MOVED, *arguments, *ends, row=PageRow)
 
 
 def page_of(found: Sequence[StoredEvent], asked: Between, deployment: str, moved: Moved) -> Page:

@@ -55,6 +55,11 @@ def numbers(token: PaginationToken) -> list[int] | None:
     return found
 
 
+def as_of(token: PaginationToken) -> int:
+    """How many moves the room had when the first place of the token was made; for the ends of the order, however many it has."""
+    return LARGEST_POSITION if numbers(token) is None else token.levels[0].moves
+
+
 def ahead(end: PaginationToken, start: PaginationToken, direction: str, moved: Moved) -> PaginationToken:
     """The token for what lies ahead at the end of a page that began at ``start``, as of now."""
     earlier = () if numbers(start) is None else tuple(_kept(end, start.levels, direction, moved))

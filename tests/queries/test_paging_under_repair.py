@@ -8,6 +8,7 @@ it are not due; nor, forwards, are the parents of what lies behind it.
 import os
 import random
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -17,6 +18,7 @@ from storage.ids import EventId
 from storage.queries.messages import Direction
 from storage.streams import PaginationToken
 from storage.testing import BuiltEvent, RoomBuilder
+from tests.queries.conftest import Statements
 from tests.queries.rooms import ADMIN, LOCAL, append, ids, new_room
 
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "12"))
@@ -265,3 +267,30 @@ async def test_what_moves_up_after_a_sync_is_met_from_its_prev_batch(store: Stor
     page = await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, limit=100)
     assert ids(page.chunk) == ids([*room.events[:held], *missing, forged])[::-1]
     assert page.end is None
+
+
+async def test_a_page_after_a_move_takes_two_statements_and_the_next_one_again(store: Store, statements: Statements) -> None:
+    """Such pages hold earlier places until what has moved is through. Where nothing has moved since, a page takes one."""
+    room = new_room(members=[LOCAL])
+    held = list(room.events)
+    missing = [room.message(ADMIN, f"missing {number}") for number in range(20)]
+    forged = room.message(ADMIN, "forged", depth=3)
+    assert set(await append(store, *held)) == {"stored"}
+    state = {event.event_id: list(forged.state_before.values()) for event in (forged, missing[-1])}
+    assert await append(store, forged, state_before=state) == ["stored"]
+    end = (await store.context(forged.event_id, LOCAL, limit=0)).end
+    assert set(await append(store, *missing[10:], origin="backfill", state_before={missing[10].event_id: state[forged.event_id]})) == {
+        "stored"
+    }
+    page_from = partial(store.messages, room.room_id, LOCAL, limit=1)
+    statements.take()
+    page = await page_from(from_=end)
+    assert len(statements.take()) == 2
+    assert ids(page.chunk) == [forged.event_id]
+    assert page.end is not None
+    assert ids((await page_from(from_=page.end)).chunk) == ids(held[2:3])
+    assert len(statements.take()) == 2
+    again = await page_from()
+    assert len(statements.take()) == 1
+    await page_from(from_=again.end)
+    assert len(statements.take()) == 1

@@ -109,7 +109,7 @@ NONE = (0, 0, LARGEST_POSITION)
 
 async def test_pages(filled: Filled) -> None:
     for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
-        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments, None, None)
+        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION)
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 101 + 10
         assert is_inlined(plan)
@@ -130,7 +130,7 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
         for table in ("events", "audiences", "rooms"):
             await conn.execute(f"VACUUM ANALYZE {table}")
     for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
-        plan = await plan_of(store, sql, room.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments, None, None)
+        plan = await plan_of(store, sql, room.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION)
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 50 + 4 * places.SLACK
     plan = await plan_of(store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50, [], *ANY_EVENT.arguments)
@@ -156,8 +156,7 @@ async def test_pages_beside_a_timeline(filled: Filled) -> None:
         400,
         [],
         *ANY_EVENT.arguments,
-        None,
-        None,
+        LARGEST_POSITION,
     )
     assert "events_room_topological_idx" in plan.indexes  # what has arrived since by position, here in nearly the same room
     assert plan.event_rows <= 3 * 500 + 10

@@ -6,6 +6,7 @@ from storage import Store
 from storage.persist import audience
 from storage.queries import messages
 from storage.queries.filters import ANY_EVENT
+from storage.streams.positions import LARGEST_POSITION
 from storage.testing import BuiltEvent, RoomBuilder
 from storage.visibility import places
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, new_room
@@ -71,7 +72,7 @@ async def test_history_that_no_local_user_may_see_costs_no_reader_anything(store
     assert [event.type for event in page.chunk[:4]] == ["m.room.message"] * 3 + ["m.room.member"]
     async with store.database.connection() as conn:
         assert await conn.fetchval(SQL_STRAYS, room.room_id) <= places.AROUND
-    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, LOCAL, *ALL, *NONE, 100, [], *ANY_EVENT.arguments, None, None)
+    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, LOCAL, *ALL, *NONE, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION)
     assert plan.event_rows < len(history) / 2
 
 
@@ -79,5 +80,5 @@ async def test_shared_history_is_paged_through_and_not_by_those_who_were_never_t
     room, history = await joined_over_a_gap(store, "shared")
     page = await store.messages(room.room_id, LOCAL, limit=1000)
     assert {event.event_id for event in page.chunk} == {event.event_id for event in room.events}
-    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, OTHER, *ALL, *NONE, 100, [], *ANY_EVENT.arguments, None, None)
+    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, OTHER, *ALL, *NONE, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION)
     assert plan.event_rows < len(history) / 2
