@@ -22,6 +22,9 @@ STRETCH_BYTES_MIN: Final = 1 << 20
 STRETCHES_EACH: Final = 3
 """Stretches of NDJSON for each task that runs at once, as long as they do not become too small or too large."""
 
+SMALL_FILES_MAX: Final = 1_000
+"""So many small stretches are one task's at most."""
+
 ANSWER: Final = re.compile(rb'\s*\{(?:\s*"(?:origin|origin_server_ts)"\s*:\s*(?:"[^"]*"|[0-9]+)\s*,)*\s*"pdus"\s*:\s*\[')
 """How a file with answers of /backfill begins."""
 
@@ -105,6 +108,20 @@ def numbered(stretches: Iterable[Stretch], counts: Mapping[tuple[int, int], int]
         count = counts[one.file, one.begin]
         yield one._replace(number=number, lines=count)
         number += count
+
+
+def together(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
+    """What each task reads: one stretch, or as many small ones that follow each other as make up a sensible one."""
+    tasks: list[list[Stretch]] = []
+    room = 0
+    for one in stretches:
+        size = one.end - one.begin if one.kind in {"lines", "answer"} else STRETCH_BYTES_MIN
+        if size > room or len(tasks[-1]) >= SMALL_FILES_MAX:
+            tasks.append([])
+            room = STRETCH_BYTES_MIN
+        tasks[-1].append(one)
+        room -= size
+    return tasks
 
 
 def _of_file(file: int, one: Source, length: int) -> Iterator[Stretch]:

@@ -1,11 +1,12 @@
 """`import_synapse`: a running Synapse into a store, again and again until the switch, from where the last time ended.
 
-How far it has come is kept in a file: the largest stream ordering that was taken, the smallest (of history), and whose store they are of. It
-is written when an import has come to its end, in one step. So one that is interrupted is simply run again, and what it had stored are
+How far it has come is kept in a file: the largest stream ordering that was taken, the smallest (of history), the places of what lacked something,
+and whose store they are of. It is written when an import has come to its end, in one step. So one that is interrupted is simply run again, and what it had stored are
 duplicates; and where the file is lost, the next import looks at everything once more and stores what is new.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from storage.database.arrow import arrow_snapshot
 from storage.errors import InputError
 from storage.pipeline.importing import ImportSummary, import_archive
 from storage.pipeline.positions import deployment_of
-from storage.pipeline.synapse import OVERLAP, Position, Synapse
+from storage.pipeline.synapse import LACKING_MAX, OVERLAP, Position, Synapse
 
 
 def import_synapse(spark: SparkSession, synapse_dsn: str, dsn: str, *, memory: str | Path | None = None, **how: Any) -> ImportSummary:
@@ -24,13 +25,13 @@ def import_synapse(spark: SparkSession, synapse_dsn: str, dsn: str, *, memory: s
     Nothing is written to that database: every transaction is READ ONLY. ``how``: as of `import_archive`. `InputError` where the file is of
     another store or of another Synapse; else as `import_archive`.
     """
-    since = None if memory is None else recalled(Path(memory), dsn)
-    source = Synapse.of(synapse_dsn, since)
+    since, lacking = (None, ()) if memory is None else recalled(Path(memory), dsn)
+    source = Synapse.of(synapse_dsn, since, lacking)
     if since is not None and since.live > source.upto.live + OVERLAP:
         raise InputError(f"{memory}: this Synapse is only at {source.upto}, and the file at {since}: it is of another one")
     summary = import_archive(spark, source, dsn, **how)
-    if memory is not None:
-        keep(Path(memory), dsn, furthest(since, source.upto))
+    if memory is not None and len(summary.lacking) <= LACKING_MAX:  # else the next import looks at all of it again
+        keep(Path(memory), dsn, furthest(since, source.upto), summary.lacking)
     return summary
 
 
@@ -39,26 +40,27 @@ def furthest(since: Position | None, upto: Position) -> Position:
     return upto if since is None else Position(max(since.live, upto.live), min(since.history, upto.history))
 
 
-def recalled(memory: Path, dsn: str) -> Position | None:
-    """What the file remembers; None where there is none. `InputError` for one that is of another store, or no such file."""
+def recalled(memory: Path, dsn: str) -> tuple[Position | None, tuple[int, ...]]:
+    """What the file remembers; nothing where there is none. `InputError` for one that is of another store, or no such file."""
     if not memory.exists():
-        return None
+        return None, ()
     try:
         kept = json.loads(memory.read_bytes())
         position = Position(int(kept["live"]), int(kept["history"]))
+        lacking = tuple(map(int, kept.get("lacking", ())))
         of = str(kept["deployment"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{memory} does not say how far an import has come: {error}") from None
     with arrow_snapshot(dsn) as conn:
         if deployment_of(conn) != of:
             raise InputError(f"{memory} tells of an import into another database: give another file")
-    return position
+    return position, lacking
 
 
-def keep(memory: Path, dsn: str, position: Position) -> None:
+def keep(memory: Path, dsn: str, position: Position, lacking: Sequence[int] = ()) -> None:
     """Remember how far an import into this store has come; the file is whole at any moment."""
     with arrow_snapshot(dsn) as conn:
-        told = {"live": position.live, "history": position.history, "deployment": deployment_of(conn)}
+        told = {"live": position.live, "history": position.history, "lacking": list(lacking), "deployment": deployment_of(conn)}
     begun = memory.with_name(memory.name + ".new")
     begun.write_text(json.dumps(told) + "\n", encoding="utf-8")
     begun.replace(memory)

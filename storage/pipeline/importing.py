@@ -31,13 +31,13 @@ from signedjson.types import VerifyKey
 
 from storage.database.arrow import arrow_snapshot
 from storage.pipeline.appending import PART, Target
-from storage.pipeline.archives import Sources, found, literal, numbered
+from storage.pipeline.archives import Sources, found, literal, numbered, together
 from storage.pipeline.examining import EXAMINED, Examination, Examiner, key_texts, looked_over
 from storage.pipeline.loading import LOADED, load_rooms
 from storage.pipeline.reading import Stretch, placed
 from storage.pipeline.rows import spark_ddl
 from storage.pipeline.staging import staging
-from storage.pipeline.synapse import Synapse
+from storage.pipeline.synapse import LACKING_MAX, Synapse
 
 SQL_KNOWN_ROOMS: Final[LiteralString] = """
 SELECT room_id, room_version
@@ -56,9 +56,13 @@ Stage = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ImportSummary:
-    """What became of the lines. ``outcomes``: those of api.md, "Writing", and ``bad_line``, ``bad_file``."""
+    """What became of the lines. ``outcomes``: those of api.md, "Writing", and ``bad_line``, ``bad_file``.
+
+    ``lacking``: places of events of a Synapse that lacked something; more than `LACKING_MAX` if there are more.
+    """
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    lacking: tuple[int, ...] = ()
 
     @property
     def lines(self) -> int:
@@ -134,8 +138,9 @@ def _known(dsn: str) -> dict[str, str]:
 
 
 def _each(spark: SparkSession, stretches: Sequence[Stretch]) -> tuple[DataFrame, Any]:
-    """A partition each, and what tells each task its stretch."""
-    return spark.range(0, len(stretches), 1, max(len(stretches), 1)), spark.sparkContext.broadcast(list(stretches))
+    """A partition for each task, and what tells it its stretches."""
+    tasks = together(stretches)
+    return spark.range(0, len(tasks), 1, max(len(tasks), 1)), spark.sparkContext.broadcast(tasks)
 
 
 def _looked_over(spark: SparkSession, stretches: Sequence[Stretch]) -> tuple[list[Stretch], dict[str, str]]:
@@ -147,8 +152,7 @@ def _looked_over(spark: SparkSession, stretches: Sequence[Stretch]) -> tuple[lis
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for index in batch.column(0).to_pylist():
-                stretch = sent.value[index]
+            for stretch in (one for index in batch.column(0).to_pylist() for one in sent.value[index]):
                 count, created = looked_over(stretch)
                 rows = [{"file": stretch.file, "begin": stretch.begin, "lines": count, "rooms": list(created.items())}]
                 yield pa.RecordBatch.from_pylist(rows, schema=LOOKED_OVER)
@@ -172,7 +176,7 @@ def _examine(spark: SparkSession, stretches: Sequence[Stretch], examination: Exa
     frame, sent = _each(spark, stretches)
 
     def examine(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return examination.run(sent.value[index] for batch in batches for index in batch.column(0).to_pylist())
+        return examination.run(one for batch in batches for index in batch.column(0).to_pylist() for one in sent.value[index])
 
     frame.mapInArrow(examine, spark_ddl(EXAMINED)).write.mode("overwrite").parquet(path)
 
@@ -229,9 +233,15 @@ def _told(spark: SparkSession, folder: str, sources: Sources | Synapse, rejects:
     both = early.unionByName(loaded)
     outcomes = Counter[str]({row["outcome"]: row["n"] for row in both.groupBy("outcome").agg(f.sum("events").alias("n")).collect()})
     outcomes["bad_file"] += len(sources.broken)
+    lacking = _lacking(both) if isinstance(sources, Synapse) and outcomes["missing_parents"] else ()
     if rejects is not None:
         _dead_letters(spark, both.where(f.col("outcome").isin(*REJECTED)), sources, rejects)
-    return ImportSummary(+outcomes)
+    return ImportSummary(+outcomes, lacking)
+
+
+def _lacking(told: DataFrame) -> tuple[int, ...]:
+    found = told.where("outcome = 'missing_parents'").select("place").limit(LACKING_MAX + 1)
+    return tuple(sorted(row["place"] for row in found.collect()))
 
 
 DEAD_LETTERS: Final = pa.schema(

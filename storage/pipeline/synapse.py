@@ -6,13 +6,14 @@ those of Synapse's published schema. What Synapse has rejected or soft-failed is
 redaction comes in its redacted form, as `redacted`. Outliers stay outliers.
 
 Stream orderings are the places: positive ones live events and outliers, negative ones history. An import goes on from where an
-earlier one was (`Synapse.since`), some way back besides, as Synapse's writers commit out of order; what comes twice is a duplicate. Outliers
+earlier one was (`Synapse.since`), some way back besides, as Synapse's writers commit out of order; what comes twice is a duplicate. What lacked
+something then is looked at again, wherever it is. Outliers
 that have joined the timeline since keep their old place there: `ex_outlier_stream` tells them, at positions of either sign.
 
 Not known there: the former value of a state event's own key, if its state group was stored whole.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -20,7 +21,7 @@ from storage.database.arrow import arrow_snapshot
 from storage.errors import InputError, InvalidEvent
 from storage.event import glance
 from storage.event.ndjson import Origin
-from storage.pipeline.reading import Given, Row, Stretch, place_of
+from storage.pipeline.reading import Given, Row, Stretch, place_of, placed
 
 # Of another schema than ours: tests/source/sql.py leaves these out, tests/pipeline/test_synapse.py runs each.
 SQL_SYNAPSE_RANGES: Final[LiteralString] = """
@@ -93,10 +94,14 @@ FROM unnest($1::text[]) AS wanted (event_id)
 JOIN event_to_state_groups g ON g.event_id = wanted.event_id
 """
 
+LACKING_MAX: Final = 100_000
+"""So many events that lacked something are remembered."""
+
 PAGE: Final = 2_000
 """Stream orderings read by one statement."""
 
 STRETCH: Final = 40_000
+NEAR: Final = 100
 OVERLAP: Final = 10_000
 HISTORY_LAST: Final = 1 << 50
 NAMES: Final = (
@@ -129,19 +134,23 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Synapse:
-    """A source of an import. ``since``: where an earlier one ended; ``upto``: where this one does."""
+    """A source of an import. ``since``: where an earlier one ended; ``upto``: where this one does.
+
+    ``lacking``: places of events that lacked something then: they are looked at again, however far back.
+    """
 
     dsn: str
     since: Position | None
     upto: Position
+    lacking: tuple[int, ...] = ()
     broken: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, dsn: str, since: Position | None = None) -> "Synapse":
+    def of(cls, dsn: str, since: Position | None = None, lacking: Sequence[int] = ()) -> "Synapse":
         """The events that are there now. `DatabaseUnavailable`."""
         with arrow_snapshot(dsn) as conn:
             [row] = conn.rows(SQL_SYNAPSE_RANGES)
-        return cls(dsn, since, Position(max(row["last"], 0), min(row["first"], 0)))
+        return cls(dsn, since, Position(max(row["last"], 0), min(row["first"], 0)), tuple(lacking))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -162,7 +171,25 @@ class Synapse:
         if self.since is None:
             return found
         former = ((FORMER, live, self.upto.live + 1), (FORMER_HISTORY, self.upto.history, history))
-        return [*found, *(self._stretch(kind, begin, end) for kind, begin, end in former if begin < end)]
+        found += [self._stretch(kind, begin, end) for kind, begin, end in former if begin < end]
+        return [*found, *self._again(found)]
+
+    def _again(self, stretches: Sequence[Stretch]) -> Iterator[Stretch]:
+        """What lacked something, and is in none of these. Positions near each other are read together: the rest of them are duplicates."""
+        lacking: dict[int, list[int]] = {}
+        for place in self.lacking:
+            kind, number = placed(place)
+            at = -number if kind in {HISTORY, FORMER_HISTORY} else number
+            if not any(one.file == kind and one.begin <= at < one.end for one in stretches):
+                lacking.setdefault(kind, []).append(at)
+        for kind, positions in lacking.items():
+            begin = last = min(positions)
+            for at in sorted(positions):
+                if at - last > NEAR or at - begin >= STRETCH:
+                    yield self._stretch(kind, begin, last + 1)
+                    begin = at
+                last = at
+            yield self._stretch(kind, begin, last + 1)
 
     def _stretch(self, kind: int, begin: int, end: int) -> Stretch:
         first = -(end - 1) if kind in {HISTORY, FORMER_HISTORY} else begin

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from storage.errors import InputError
 from storage.pipeline import import_archive, reading
-from storage.pipeline.archives import found
+from storage.pipeline.archives import found, together
 from storage.pipeline.reading import Given, answered, placed, read
 from storage.testing import SHAPES, GeneratedEvent, GeneratedRoom, generate_room
 from tests.pipeline.stores import SERVER, fill, tables
@@ -28,6 +28,19 @@ def as_history(events: Iterable[GeneratedEvent]) -> list[GeneratedEvent]:
 
 def part_of(room: GeneratedRoom, count: int) -> GeneratedRoom:
     return replace(room, events=room.events[:count])
+
+
+def test_small_files_are_read_together(tmp_path: Path) -> None:
+    for number in range(1_500):
+        (tmp_path / f"{number:04}.json").write_bytes(answer([b"{}"] * (1 + number % 3)))
+    (tmp_path / "large.ndjson").write_bytes(b"{}\n" * 1_000_000)
+    stretches = found([str(tmp_path)]).stretches(2)
+    tasks = together(stretches)
+    assert [one for task in tasks for one in task] == stretches
+    assert [len(task) for task in tasks[:2]] == [1_000, 500]
+    assert all(len(task) == 1 for task in tasks[2:])
+    assert len(tasks) == 5
+    assert together([]) == []
 
 
 async def test_the_tables_are_those_of_appending_as_history(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import storage
 from storage.errors import InputError
 from storage.pipeline import import_synapse
 from storage.pipeline.following import furthest, keep, recalled
+from storage.pipeline.reading import place_of, placed
 from storage.pipeline.synapse import Position, Synapse
 from storage.testing import SHAPES, build_room, deliver_with_gap, generate_room
 from tests.cli.running import room_storage
@@ -32,7 +33,7 @@ async def test_until_the_switch(spark: SparkSession, server_dsn: str, worker_id:
         end = await persist(connection, [*before, *list(talk)[:30]])
         first = import_synapse(spark, source, dsn, memory=memory, server_name=SERVER)
         assert first.outcomes["stored"] + first.outcomes["soft_failed"] + first.outcomes["rejected"] == len(before) + 30
-        assert recalled(memory, dsn) == Position(end - 1, 0)
+        assert recalled(memory, dsn) == (Position(end - 1, 0), ())
         await persist(connection, list(talk)[30:], end)
         for number, event in enumerate(history, 1):
             if event.event_id in outliers:
@@ -41,7 +42,7 @@ async def test_until_the_switch(spark: SparkSession, server_dsn: str, worker_id:
             else:
                 await persist(connection, [event], -number, step=-1)
         import_synapse(spark, source, dsn, memory=memory, server_name=SERVER)
-        assert recalled(memory, dsn) == Position(end + 9, -len(history))
+        assert recalled(memory, dsn) == (Position(end + 9, -len(history)), ())
         await fill(another_dsn, talk)
         await fill(another_dsn, gap)
         followed = await tables(dsn)
@@ -58,6 +59,40 @@ async def test_until_the_switch(spark: SparkSession, server_dsn: str, worker_id:
         assert await tables(dsn) == followed
 
 
+async def test_what_lacked_something_is_tried_again_however_far_back(
+    spark: SparkSession, server_dsn: str, worker_id: str, dsn: str, another_dsn: str, tmp_path: Path
+) -> None:
+    """An event came without its parent, which Synapse has fetched since: it is tried again, 30,000 positions back."""
+    room = generate_room(SHAPES["direct_chat"], 30, seed=2, sign=False)
+    other = generate_room(SHAPES["direct_chat"], 5, seed=3, sign=False)
+    events = list(room)
+    memory = tmp_path / "synapse.json"
+    async with synapse_database(server_dsn, worker_id) as (source, connection):
+        await persist(connection, events[:20])
+        await persist(connection, events[21:24], 101)
+        end = await persist(connection, other, 30_001)
+        first = import_synapse(spark, source, dsn, memory=memory, server_name=SERVER)
+        assert first.outcomes["missing_parents"] > 0
+        position, lacking = recalled(memory, dsn)
+        assert position == Position(end - 1, 0)
+        assert next(map(placed, lacking)) == (0, 101)
+        await persist(connection, [events[20], *events[24:]], 50_001)
+        second = import_synapse(spark, source, dsn, memory=memory, server_name=SERVER)
+    assert second.rejects == 0
+    assert recalled(memory, dsn)[1] == ()
+    await fill(another_dsn, room)
+    await fill(another_dsn, other)
+    imported, appended = await tables(dsn), await tables(another_dsn)
+    assert imported == appended
+
+
+def test_positions_near_each_other_are_read_together() -> None:
+    lacking = [place_of(0, 20), place_of(0, 90), place_of(0, 5_000), place_of(0, 60_000), place_of(1, 7)]
+    source = Synapse("", Position(100_000, -20_000), Position(100_010, -20_000), tuple(lacking))
+    again = [(one.file, one.begin, one.end) for one in source.stretches(1)[1:] if one.file in (0, 1)]
+    assert again[-4:] == [(0, 20, 91), (0, 5_000, 5_001), (0, 60_000, 60_001), (1, -7, -6)]
+
+
 async def test_what_joins_the_timeline_last_is_not_overlooked(server_dsn: str, worker_id: str) -> None:
     room = generate_room(SHAPES["direct_chat"], 10, sign=False)
     async with synapse_database(server_dsn, worker_id) as (source, connection):
@@ -70,18 +105,24 @@ async def test_a_memory_of_something_else_is_refused(
     spark: SparkSession, server_dsn: str, worker_id: str, dsn: str, tmp_path: Path
 ) -> None:
     memory = tmp_path / "synapse.json"
-    assert recalled(memory, dsn) is None
+    assert recalled(memory, dsn) == (None, ())
     async with storage.open(dsn, server_name=SERVER):
         pass  # from now on the database has a name of its own
-    keep(memory, dsn, Position(1_000_000, -5))
-    assert recalled(memory, dsn) == Position(1_000_000, -5)
+    keep(memory, dsn, Position(1_000_000, -5), [7])
+    assert recalled(memory, dsn) == (Position(1_000_000, -5), (7,))
     async with synapse_database(server_dsn, worker_id) as (source, _):
         with pytest.raises(InputError, match="of another one"):
             import_synapse(spark, source, dsn, memory=memory)
     memory.write_text(json.dumps({"live": 1, "history": 0, "deployment": "another"}))
     with pytest.raises(InputError, match="another database"):
         recalled(memory, dsn)
-    for wrong in ("", "[]", '{"live": 1}', '{"live": "x", "history": 0, "deployment": "y"}'):
+    for wrong in (
+        "",
+        "[]",
+        '{"live": 1, "history": 0, "lacking": 3, "deployment": "y"}',
+        '{"live": 1}',
+        '{"live": "x", "history": 0, "deployment": "y"}',
+    ):
         memory.write_text(wrong)
         with pytest.raises(InputError, match="does not say how far"):
             recalled(memory, dsn)
@@ -95,7 +136,7 @@ async def test_the_command(server_dsn: str, worker_id: str, dsn: str, tmp_path: 
         done = room_storage("spark", "import-synapse", source, "--memory", str(tmp_path / "memory"), "--dsn", dsn, *settings)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["stored"] == 20
-    assert recalled(tmp_path / "memory", dsn) == Position(20, 0)
+    assert recalled(tmp_path / "memory", dsn) == (Position(20, 0), ())
 
 
 def test_a_position_never_goes_back() -> None:
