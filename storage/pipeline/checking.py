@@ -21,6 +21,7 @@ from storage.database.connection import Database
 from storage.errors import StorageCorrupt, UnknownRoom
 from storage.maintenance.locality import local_server_name
 from storage.maintenance.verify import Finding, verify_database, verify_room
+from storage.pipeline.failures import told
 from storage.pipeline.importing import deal
 from storage.pipeline.rebuilding import Rebuilder
 from storage.pipeline.rows import spark_ddl
@@ -63,6 +64,7 @@ def verify(
     return work.mapInArrow(_each_room(partial(_verified_all, dsn, server_name)), spark_ddl(FINDINGS))
 
 
+@told()
 def rebuild(
     spark: SparkSession, dsn: str, *, room_ids: Sequence[str] | None = None, server_name: str | None = None, tasks: int | None = None
 ) -> dict[str, str]:
@@ -136,8 +138,8 @@ async def _rebuilt_all(dsn: str, server_name: str | None, rooms: Sequence[str]) 
     async with _opened(dsn) as database:
         name = await local_server_name(database, server_name)
     async with Rebuilder.opened(dsn, name) as rebuilder:
-        told = [{"room_id": room_id, "error": await _error_of(rebuilder, room_id)} for room_id in rooms]
-    return [pa.RecordBatch.from_pylist(told, schema=REBUILT)]
+        done = [{"room_id": room_id, "error": await _error_of(rebuilder, room_id)} for room_id in rooms]
+    return [pa.RecordBatch.from_pylist(done, schema=REBUILT)]
 
 
 async def _error_of(rebuilder: Rebuilder, room_id: str) -> str | None:

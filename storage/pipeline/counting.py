@@ -26,6 +26,7 @@ from pyspark.sql import functions as f
 from storage.database.arrow import arrow_snapshot
 from storage.errors import InputError
 from storage.pipeline.archives import literal
+from storage.pipeline.failures import told
 from storage.pipeline.options import Options
 from storage.pipeline.reading import opened
 from storage.pipeline.rows import spark_ddl
@@ -137,6 +138,7 @@ class Statistics:
     most_forked: Sequence[Row]
 
 
+@told()
 def statistics(
     spark: SparkSession,
     dsn: str,

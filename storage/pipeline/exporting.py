@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 
 from storage.database.arrow import ArrowConnection, arrow_snapshot
 from storage.errors import InputError, StorageCorrupt
+from storage.pipeline.failures import told
 from storage.pipeline.positions import Bounds, between, current, deployment_of
 from storage.pipeline.reading import opened
 from storage.pipeline.rows import ARROW_SCHEMA, COLUMNS, read_rows, spark_ddl
@@ -99,6 +100,7 @@ class Export:
     visibility: int
 
 
+@told()
 def export_parquet(
     spark: SparkSession, dsn: str, path: str, since: str | None = None, *, partitions: int = PARTITIONS, verify: bool = True
 ) -> Export:

@@ -3,21 +3,33 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, cast
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from storage import errors
-from storage.errors import DatabaseError, InputError, StorageError
+from storage.errors import (
+    CommitUnknown,
+    DatabaseConflict,
+    DatabaseError,
+    DatabaseFull,
+    DatabaseUnavailable,
+    InputError,
+    InstanceNameTaken,
+    PermissionRefused,
+    StorageError,
+)
 
 RAISED: Final = re.compile(r"^(?:E?\s*)storage\.errors\.(\w+): (.+)$", re.MULTILINE)
+CAUSED: Final = re.compile(r"^(?:Caused by: )(?:[\w$]+\.)*([\w$]+: .+)$", re.MULTILINE)
 LENGTH_MAX: Final = 500
+OF_THE_DATABASE: Final = (DatabaseUnavailable, DatabaseFull, DatabaseConflict, CommitUnknown, InstanceNameTaken, PermissionRefused)
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Our error for one of Spark's: the one that an executor raised, else a `StorageError` with the first line."""
+    """Our error for one of Spark's: the one that an executor raised, else a `StorageError` with its innermost cause."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -25,12 +37,16 @@ def told() -> Iterator[None]:
 
 
 def of_text(text: str) -> StorageError:
-    """The error that a trace ends with."""
+    """The error that a trace ends with, of its own class where that takes a text."""
     found = RAISED.findall(text)
     if not found:
-        return StorageError(f"Spark: {text.strip().partition(chr(10))[0][:LENGTH_MAX]}")
+        causes: list[str] = CAUSED.findall(text)
+        return StorageError(f"Spark: {(causes[-1] if causes else text.strip().partition(chr(10))[0])[:LENGTH_MAX]}")
     name, reason = found[-1]
+    told_as = f"{name} in an executor: {reason[:LENGTH_MAX]}"
     kind = getattr(errors, name, StorageError)
+    if kind in OF_THE_DATABASE:
+        return cast("StorageError", kind(told_as))
     if issubclass(kind, DatabaseError):
-        return DatabaseError(f"{name} in an executor: {reason[:LENGTH_MAX]}")
-    return (InputError if issubclass(kind, InputError) else StorageError)(f"{name} in an executor: {reason[:LENGTH_MAX]}")
+        return DatabaseError(told_as)
+    return (InputError if issubclass(kind, InputError) else StorageError)(told_as)

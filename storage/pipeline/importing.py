@@ -33,6 +33,7 @@ from storage.database.arrow import arrow_snapshot
 from storage.pipeline.appending import PART, Target
 from storage.pipeline.archives import Sources, found, literal, numbered, together
 from storage.pipeline.examining import EXAMINED, Examination, Examiner, key_texts, looked_over
+from storage.pipeline.failures import told
 from storage.pipeline.loading import LOADED, load_rooms
 from storage.pipeline.reading import Stretch, placed
 from storage.pipeline.rows import spark_ddl
@@ -75,6 +76,7 @@ class ImportSummary:
         return sum(self.outcomes[name] for name in REJECTED)
 
 
+@told()
 def import_archive(
     spark: SparkSession,
     paths: Sequence[str] | Synapse,
@@ -96,9 +98,9 @@ def import_archive(
 
     ``writers`` tasks load at once (default: as many as Spark runs), each with two connections at most. ``work`` is a folder that all
     executors reach (default: a temporary one, for local masters); what is in it is overwritten. ``verify_keys``: signatures are checked.
-    ``part``: events
-    planned before they are written; a larger room is written in parts, in one transaction. ``stage`` is told what begins. `InputError`, `DatabaseError` (`DatabaseConflict` while another import is at work); Spark's own errors
-    where an executor fails for good.
+    ``part``: events planned before they are written; a larger room is written in parts, in one transaction. ``stage`` is told what begins.
+    `InputError`, `DatabaseError` (`DatabaseConflict` while another import is at work); where an executor fails for good, the error that it raised,
+    or a `StorageError` that says what Spark lacks.
     """
     sources = paths if isinstance(paths, Synapse) else found(paths)
     tasks = writers or spark.sparkContext.defaultParallelism
@@ -239,8 +241,8 @@ def _told(spark: SparkSession, folder: str, sources: Sources | Synapse, rejects:
     return ImportSummary(+outcomes, lacking)
 
 
-def _lacking(told: DataFrame) -> tuple[int, ...]:
-    found = told.where("outcome = 'missing_parents'").select("place").limit(LACKING_MAX + 1)
+def _lacking(results: DataFrame) -> tuple[int, ...]:
+    found = results.where("outcome = 'missing_parents'").select("place").limit(LACKING_MAX + 1)
     return tuple(sorted(row["place"] for row in found.collect()))
 
 
@@ -263,14 +265,14 @@ DEAD_LETTERS: Final = pa.schema(
 
 
 def _dead_letters(spark: SparkSession, rejected: DataFrame, sources: Sources | Synapse, path: str) -> None:
-    names, told = sources.names, sources.told
+    names, place_told = sources.names, sources.told
 
     def letters(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = []
             for row in batch.to_pylist():
                 file, number = placed(row["place"])
-                line, part = told(file, number)
+                line, part = place_told(file, number)
                 rows.append({**row, "source": names[file], "line": line, "part": part})
             yield pa.RecordBatch.from_pylist(rows, schema=DEAD_LETTERS)
 

@@ -4,7 +4,7 @@ import pytest
 from unpaddedbase64 import encode_base64
 
 from storage.cli import spark as commands
-from storage.errors import InputError
+from storage.errors import DatabaseUnavailable, InputError
 from tests.cli.running import NOBODY, room_storage
 
 pytest.importorskip("pyspark")
@@ -29,6 +29,11 @@ def test_a_setting_has_a_name_and_a_value() -> None:
 def test_an_error_of_an_executor_is_told_by_its_name() -> None:
     trace = "org.apache.spark.SparkException: …\nTraceback:\n  File x\nstorage.errors.DatabaseUnavailable: no route (SQLSTATE 08001)\n\n"
     assert "DatabaseUnavailable in an executor: no route" in str(of_text(trace))
+    assert isinstance(of_text(trace), DatabaseUnavailable)
+    assert (
+        str(of_text("Aborted\nCaused by: java.io.IOException: No space left on device\n\tat x.y"))
+        == "Spark: IOException: No space left on device"
+    )
     assert isinstance(of_text("storage.errors.WrongServerName: other"), InputError)
     assert str(of_text("something else\nmore")) == "Spark: something else"
 
