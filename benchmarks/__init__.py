@@ -2,4 +2,5 @@
 
 harness.py     the server, the clocks, the counters, the results; shared by all
 append.py      storing events
+peer.py        side by side with Synapse; peers/ has what it takes
 """

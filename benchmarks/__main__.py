@@ -20,6 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(names())}; all if none is given")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it works")
+    parser.add_argument("--events", type=int, metavar="N", help="events a round, where a benchmark leaves that open (peer)")
     parser.add_argument("--profile", action="store_true", help="show where the time goes in Python, instead of measuring")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where results go (benchmarks/results)")
     chosen = parser.parse_args()
@@ -29,7 +30,7 @@ def main() -> int:
     with bench_server() as server:
         for name in chosen.names or names():
             module = importlib.import_module(f"benchmarks.{name}")
-            bench = Bench(name, server, results_folder=chosen.results, quick=chosen.quick, profile=chosen.profile)
+            bench = Bench(name, server, results_folder=chosen.results, quick=chosen.quick, profile=chosen.profile, events=chosen.events)
             uvloop.run(module.run(bench))
     return 0
 

@@ -1,0 +1,113 @@
+"""Side by side with Synapse: the same signed events, in turn on one Postgres, each engine in a process of its own.
+
+    python -m benchmarks peer [--quick] [--events N]
+
+Synapse is used as it is published, with its own schema in a database of its own, its defaults, its caches on, and its own entry points
+(benchmarks/peers/). On first use its environment is made in the user's cache folder. What is compared, and what is not comparable, is said
+in benchmarks/peers/writes.py and reads.py. Which side begins changes from round to round; ratios are of the two halves of a round.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+import asyncpg
+
+import storage
+from benchmarks.harness import Bench, note, show
+from benchmarks.peers import limits, reads, writes
+from benchmarks.peers.process import synapse
+
+SERVER: Final = "s1.test"
+ROUNDS: Final = 3
+
+
+async def run(bench: Bench, *, alone: bool = False) -> None:
+    """All of it; `alone`: without the peer, to see that this side works."""
+    events = bench.events or bench.size(600, 60)
+    async with both(bench, alone=alone) as sides:
+        if sides.peer:
+            bench.results["peer"] = await sides.peer.ask("versions")
+        for scenario in writes.scenarios(bench):
+            note(scenario.name)
+            bench.results.setdefault("writes", {})[scenario.name] = await writes.measure(sides, scenario, events, bench.size(ROUNDS, 2))
+            bench.write()
+        if sides.peer:
+            await _reads(bench, sides)
+    _show_writes(bench.results["writes"])
+    _show_reads(bench.results.get("reads", {}))
+
+
+async def _reads(bench: Bench, sides: writes.Sides) -> None:
+    """The questions, a merge, and the bare statements on the same server."""
+    note("storing rooms to read")
+    world = reads.build(bench)
+    await reads.store(sides, world)
+    rounds, told = bench.size(20, 4), bench.results.setdefault("reads", {})
+    for name, prepare in reads.questions().items():
+        note(name)
+        told[name] = await reads.measure(sides, world, prepare, rounds)
+        bench.write()
+    told["storing an event that merges two branches"] = await reads.merges(sides, world, rounds // 2)
+    bench.results["limits"] = await limits.measured(sides.raw, world.hall.pdus, bench.size(1_000, 200))
+    bench.write()
+
+
+@asynccontextmanager
+async def both(bench: Bench, *, alone: bool = False) -> AsyncIterator[writes.Sides]:
+    """Both engines on databases of their own, and a third for bare statements."""
+    async with AsyncExitStack() as stack:
+        dsn, raw_dsn = [await stack.enter_async_context(bench.database()) for _ in range(2)]
+        counts = writes.Counts()
+        store = await stack.enter_async_context(storage.open(dsn, server_name=SERVER, observer=counts))
+        peer = None if alone else await stack.enter_async_context(synapse(bench.server.dsn, SERVER))
+        pool = await stack.enter_async_context(asyncpg.create_pool(raw_dsn, min_size=1, max_size=8))
+        await pool.execute(limits.RAW_TABLE)
+        looks = await writes.connect({"ours": dsn} | ({"synapse": peer.dsn} if peer else {}))
+        for look in looks.values():
+            stack.push_async_callback(look.close)
+        yield writes.Sides(bench, store, counts, peer, pool, looks)
+
+
+def _show_writes(results: dict[str, Any]) -> None:
+    columns = [
+        "",
+        "events/s",
+        "Synapse",
+        "x",
+        "Python us",
+        "Synapse",
+        "Postgres us",
+        "Synapse",
+        "statements",
+        "Synapse",
+        "transactions",
+        "Synapse",
+    ]
+    columns += ["bytes", "Synapse", "WAL", "Synapse", "of the limit"]
+    rows = []
+    for name, one in results.items():
+        row: list[object] = [name]
+        for key in ("events_per_second", "python_us_per_event", "postgres_us_per_event"):
+            row += [f"{side[key]['median']:,.0f}" for side in _sides(one)]
+            if key == "events_per_second":
+                row.append(one["ratio"]["events_per_second"]["median"] if "ratio" in one else "")
+        for key in ("statements_per_event", "transactions_per_event", "bytes_per_event", "wal_bytes_per_event"):
+            row += [f"{side[key]:,}" for side in _sides(one)]
+        rows.append([*row, f"{one['share_of_limit']['median']:.0%}"])
+    if all("ratio" in one for one in results.values()):
+        show("storing events, medians over rounds, per event", columns, rows)
+
+
+def _show_reads(results: dict[str, Any]) -> None:
+    columns = ["", "ms", "Synapse, cold", "x", "Synapse, warm", "x", "statements", "cold", "warm"]
+    rows = []
+    for name, one in results.items():
+        own, cold, warm = one["ours"], one["synapse_cold"], one["synapse_warm"]
+        row = [name, own["ms"]["p50"], cold["ms"]["p50"], one["ratio_cold"]["median"], warm["ms"]["p50"], one["ratio_warm"]["median"]]
+        rows.append([*row, own["statements"], cold["statements"], warm["statements"]])
+    show("reading, medians", columns, rows)
+
+
+def _sides(one: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one[name] for name in ("ours", "synapse") if name in one]

@@ -1,0 +1,358 @@
+"""Reading the same rooms here and in Synapse, in turn on one Postgres: syncs, pages, federation, auth chains, and a merge.
+
+Synapse is asked twice: with its caches emptied (Postgres stays warm), and again with what the first question has left in them. Here nothing
+is remembered between questions but which rooms may have changed (README, "What can have changed") and what the writer knows of rooms.
+Both sides end with events whose JSON is parsed and do not encode an answer. Each answer is compared with the other's.
+
+Not comparable: a sync of Synapse also looks for receipts, account data, presence, devices and push counts, which are not this library's;
+of those there are none here, but it asks. A page there is asked for by its pagination handler, a sync by its sync handler.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from benchmarks.harness import Bench, percentiles, spent, spread
+from benchmarks.peers.writes import BATCH, Sides, stored
+from storage import StoredEvent
+from storage.ids import EventId, RoomId
+from storage.testing import RoomBuilder
+
+SERVER: Final = "s1.test"
+ME: Final = f"@me:{SERVER}"
+ROOMS: Final = 100
+CHANGED: Final = 10
+TIMELINE: Final = 20
+MEMBERS: Final = 12
+BRANCH: Final = 10  # state events on each branch of a fork
+SERVERS: Final = [f"s{number}.test" for number in range(1, 21)]
+
+
+@dataclass(slots=True)
+class World:
+    """The rooms, where their builders are, and what was sent of them."""
+
+    small: list[RoomBuilder]
+    hall: RoomBuilder
+    sent: dict[str, int] = field(default_factory=dict)
+    since: tuple[str, str] = ("", "")
+    """Sync tokens, here and there."""
+
+    def unsent(self, room: RoomBuilder) -> list[bytes]:
+        """What is new in a room; it counts as sent from now on."""
+        start = self.sent.get(room.room_id, 0)
+        self.sent[room.room_id] = len(room.events)
+        return [event.pdu for event in room.events[start:]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A question to both: what is asked here, and the peer's command with what it is given; `same` tells whether the answers agree."""
+
+    ours: Callable[[], Awaitable[Any]]
+    what: str
+    given: dict[str, Any]
+    same: Callable[[Any, Any], bool]
+
+
+def build(bench: Bench) -> World:
+    """A hundred small rooms of one user, and a large one."""
+    small = []
+    for number in range(ROOMS):
+        room = RoomBuilder("11", seed=20_000 + number, servers=SERVERS)
+        room.start(ME)
+        for user in range(2, MEMBERS + 1):
+            room.join(room.user(user))
+        for at in range(TIMELINE + 5):
+            room.message(room.user(2 + at % (MEMBERS - 1)), f"message {at}")
+        small.append(room)
+    hall = RoomBuilder("11", seed=30_000, servers=SERVERS, checked=False, exact=False)
+    hall.start(ME)
+    members, talk = bench.size(5_000, 300), bench.size(3_000, 500)
+    for user in range(2, members + 1):
+        hall.join(hall.user(user))
+    for at in range(talk):
+        speaker = hall.user(2 + at * 7 % (members - 1))
+        if at % 20 == 0:
+            hall.join(speaker, displayname=f"name {at}")
+        else:
+            hall.message(speaker, f"message {at}")
+    return World(small, hall)
+
+
+async def store(sides: Sides, world: World) -> None:
+    """All of it on both sides, as chains."""
+    assert sides.peer is not None
+    rooms = [*world.small, world.hall]
+    for room in rooms:
+        await sides.peer.ask("room", room_id=room.room_id, room_version="11")
+        pdus = world.unsent(room)
+        batches = [pdus[at : at + BATCH] for at in range(0, len(pdus), BATCH)]
+        for batch in batches:
+            await stored(sides.store, batch)
+        await sides.peer.load([batches])
+        await sides.peer.ask("persist", how="linear")
+    await sides.peer.ask("register", user_id=ME)
+    for look in sides.looks.values():
+        await look.execute("VACUUM ANALYZE")
+
+
+# ------------------------------------------------------------------------------------------------------------ the questions
+
+
+Prepare = Callable[[Sides, World, int], Awaitable[Pair]]
+
+
+def questions() -> dict[str, Prepare]:
+    """By name, in the order of the table."""
+    return {
+        f"incremental sync, {CHANGED} of {ROOMS} rooms changed": _incremental,
+        f"initial sync, {ROOMS} rooms, {TIMELINE} events each": _initial,
+        "a page of 100": _page,
+        "backfill of 100": _backfill,
+        "missing events, 20": _missing,
+        "state before an old event": _state_before,
+        "state ids with auth chain": _state_ids,
+        "auth chain of the current state": _auth_chain,
+        "auth chain difference, old and current state": _auth_difference,
+    }
+
+
+def _parsed(events: Iterable[StoredEvent]) -> list[EventId]:
+    """Their ids, after their JSON was read as the peer's is."""
+    found = []
+    for event in events:
+        assert event.json
+        found.append(event.event_id)
+    return found
+
+
+async def _incremental(sides: Sides, world: World, number: int) -> Pair:
+    assert sides.peer is not None
+    ours, theirs = await sides.store.sync(ME, rooms_limit=1), await sides.peer.ask("token")
+    for room in [world.small[(number * CHANGED + at) % ROOMS] for at in range(CHANGED)]:
+        room.message(room.user(2), f"news {number}")
+        await _both(sides, world.unsent(room))
+    return _sync(sides, ours.next_batch, theirs["token"], 10)
+
+
+async def _initial(sides: Sides, world: World, number: int) -> Pair:  # noqa: ARG001  # the same every round
+    return _sync(sides, None, None, TIMELINE)
+
+
+def _sync(sides: Sides, since: str | None, their_since: str | None, limit: int) -> Pair:
+    async def ours() -> dict[str, list[EventId]]:
+        answer = await sides.store.sync(ME, since=since, timeline_limit=limit)
+        return {room: _parsed(joined.timeline.events) for room, joined in answer.join.items()}
+
+    return Pair(ours, "sync", {"user_id": ME, "since": their_since, "limit": limit}, _equal)
+
+
+def _old(world: World, number: int) -> EventId:
+    """Somewhere in the talk of the hall, elsewhere each round."""
+    events = world.hall.events
+    talk = len(events) // 4
+    return EventId(events[-(150 + number * 37 % (talk - 150))].event_id)
+
+
+async def _page(sides: Sides, world: World, number: int) -> Pair:
+    """The first page is at the end, each round's is the one before that of the last round."""
+    assert sides.peer is not None
+    room, start, end = RoomId(world.hall.room_id), None, None
+    for _ in range(number % 4 + 1):
+        start = (await sides.store.messages(room, ME, from_=start, limit=BATCH)).end
+        told = await sides.peer.ask("ask", what="messages", room_id=room, user_id=ME, start=end, limit=BATCH)
+        end = told["answer"]["end"]
+
+    async def ours() -> list[EventId]:
+        return _parsed((await sides.store.messages(room, ME, from_=start, limit=BATCH)).chunk)
+
+    given = {"room_id": room, "user_id": ME, "start": end, "limit": BATCH}
+    return Pair(ours, "messages", given, lambda mine, told: bool(mine == told["ids"]))
+
+
+async def _backfill(sides: Sides, world: World, number: int) -> Pair:
+    room, event = RoomId(world.hall.room_id), _old(world, number)
+
+    async def ours() -> list[EventId]:
+        return _parsed(await sides.store.backfill(room, [event], BATCH, server_name=SERVERS[1]))
+
+    return Pair(ours, "backfill", {"room_id": room, "event_id": event, "limit": BATCH, "server": SERVERS[1]}, _same_set)
+
+
+async def _missing(sides: Sides, world: World, number: int) -> Pair:
+    room, event = RoomId(world.hall.room_id), _old(world, number)
+
+    async def ours() -> list[EventId]:
+        return _parsed(await sides.store.missing_events(room, [], [event], limit=20, server_name=SERVERS[1]))
+
+    return Pair(ours, "missing", {"room_id": room, "event_id": event, "limit": 20, "server": SERVERS[1]}, _same_set)
+
+
+async def _state_before(sides: Sides, world: World, number: int) -> Pair:
+    event = _old(world, number)
+
+    async def ours() -> list[EventId]:
+        return list((await sides.store.state_before(event)).values())
+
+    return Pair(ours, "state_before", {"room_id": world.hall.room_id, "event_id": event}, _same_set)
+
+
+async def _state_ids(sides: Sides, world: World, number: int) -> Pair:
+    event = _old(world, number)
+    same = lambda mine, told: mine.state_ids == set(told["state"]) and mine.auth_chain_ids == set(told["chain"])  # noqa: E731
+    return Pair(lambda: sides.store.state_ids(event), "state_ids", {"room_id": world.hall.room_id, "event_id": event}, same)
+
+
+async def _auth_chain(sides: Sides, world: World, number: int) -> Pair:  # noqa: ARG001  # the same every round
+    room = RoomId(world.hall.room_id)
+    ids = list((await sides.store.current_state(room)).values())
+    return Pair(lambda: sides.store.auth_chain_ids(ids), "auth_chain", {"room_id": room, "event_ids": ids}, _same_set)
+
+
+async def _auth_difference(sides: Sides, world: World, number: int) -> Pair:
+    """Theirs counts an event to its own chain, ours does not, as the specification has it; with the differing events both are the same."""
+    room = RoomId(world.hall.room_id)
+    old, now = [list(one.values()) for one in (await sides.store.state_before(_old(world, number)), await sides.store.current_state(room))]
+    differ = set(old) ^ set(now)
+
+    def same(mine: Any, told: Any) -> bool:
+        return bool(set(mine) | differ == set(told) | differ)
+
+    return Pair(lambda: sides.store.auth_chain_difference([old, now]), "auth_difference", {"room_id": room, "sets": [old, now]}, same)
+
+
+def _equal(mine: Any, told: Any) -> bool:
+    return bool(mine == told)
+
+
+def _same_set(mine: Any, told: Any) -> bool:
+    return set(mine) == set(told)
+
+
+# ----------------------------------------------------------------------------------------------------------------- measuring
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the rounds of one side took: seconds on the clock, in Python and in Postgres, and statements."""
+
+    clock: list[float] = field(default_factory=list)
+    python: list[float] = field(default_factory=list)
+    postgres: list[float] = field(default_factory=list)
+    statements: list[int] = field(default_factory=list)
+
+    def told(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "ms": percentiles(self.clock, factor=1_000),
+            "python_ms": percentiles(self.python, factor=1_000),
+            "postgres_ms": percentiles(self.postgres, factor=1_000),
+            "statements": percentiles(self.statements, digits=0)["p50"],
+        }
+
+
+async def measure(sides: Sides, world: World, prepare: Prepare, rounds: int) -> dict[str, Any]:
+    """Rounds of ours, theirs with empty caches, theirs with warm ones."""
+    asked = {"ours": Asked(), "synapse_cold": Asked(), "synapse_warm": Asked()}
+    for number in range(-2, rounds):  # two to warm up
+        pair = await prepare(sides, world, number + 2)
+        into = asked if number >= 0 else {name: Asked() for name in asked}
+        mine = await _ask_here(sides, pair.ours, into["ours"])
+        cold = await _ask_there(sides, pair, into["synapse_cold"], cold=True)
+        warm = await _ask_there(sides, pair, into["synapse_warm"], cold=False)
+        if not (pair.same(mine, cold) and pair.same(mine, warm)):
+            raise AssertionError(f"{pair.what}: the answers differ: {str(mine)[:600]} and {str(cold)[:600]}")
+    return _told(asked)
+
+
+async def _ask_here(sides: Sides, ask: Callable[[], Awaitable[Any]], into: Asked) -> Any:
+    before = sides.counts.statements
+    with spent(sides.bench.server) as used:
+        start, cpu = time.perf_counter(), time.process_time()
+        answer = await ask()
+        into.clock.append(time.perf_counter() - start)
+        into.python.append(time.process_time() - cpu)
+    into.postgres.append(used.backends)
+    into.statements.append(sides.counts.statements - before)
+    return answer
+
+
+async def _ask_there(sides: Sides, pair: Pair, into: Asked, *, cold: bool) -> Any:
+    assert sides.peer is not None
+    if cold:
+        await sides.peer.ask("forget")
+    with spent(sides.bench.server) as used:
+        told = await sides.peer.ask("ask", what=pair.what, **pair.given)
+    _note(into, told, used.backends)
+    return told["answer"]
+
+
+def _note(into: Asked, told: dict[str, Any], postgres: float) -> None:
+    into.clock.append(told["seconds"])
+    into.python.append(told["python_seconds"])
+    into.statements.append(told["statements"])
+    into.postgres.append(postgres)
+
+
+def _told(asked: dict[str, Asked]) -> dict[str, Any]:
+    told: dict[str, Any] = {name: side.told() for name, side in asked.items()} | {"rounds": len(asked["ours"].clock)}
+    for name in ("cold", "warm"):
+        theirs = asked[f"synapse_{name}"].clock
+        told[f"ratio_{name}"] = spread([other / own for own, other in zip(asked["ours"].clock, theirs, strict=True)], digits=2)
+    return told
+
+
+# ------------------------------------------------------------------------------------------------------------------- a merge
+
+
+async def merges(sides: Sides, world: World, rounds: int) -> dict[str, Any]:
+    """Storing the event that makes the current state the resolution of two branches of the hall, each with ten changes, half of them the same keys.
+
+    The whole of storing it, on both sides; the peer's caches are emptied before every other one, and the other rounds are its warm ones.
+    """
+    assert sides.peer is not None
+    asked = {name: Asked() for name in ("ours", "synapse_cold", "synapse_warm")}
+    ours = {"cold": list[float](), "warm": list[float]()}
+    for number in range(2 * rounds + 2):
+        last = await _fork(sides, world, number)
+        name = "warm" if number % 2 else "cold"
+        into = asked if number >= 2 else {side: Asked() for side in asked}
+        await _ask_here(sides, lambda last=last: stored(sides.store, [last]), into["ours"])  # type: ignore[misc]
+        if number >= 2:
+            ours[name].append(into["ours"].clock[-1])
+        if name == "cold":
+            await sides.peer.ask("forget")
+        await sides.peer.load([[[last]]])
+        with spent(sides.bench.server) as used:
+            told = await sides.peer.ask("persist", how="single")
+        _note(into[f"synapse_{name}"], told, used.backends)
+        world.hall.message(ME, f"merged {number}")
+        await _both(sides, world.unsent(world.hall))
+    told = {name: side.told() for name, side in asked.items()} | {"rounds": rounds}
+    for name, own in ours.items():
+        theirs = asked[f"synapse_{name}"].clock
+        told[f"ratio_{name}"] = spread([other / mine for mine, other in zip(own, theirs, strict=True)], digits=2)
+    return told
+
+
+async def _fork(sides: Sides, world: World, number: int) -> bytes:
+    """Two branches; all but the last event is stored."""
+    room = world.hall
+    (other,) = room.fork(1)
+    for branch, first in ((room, 0), (other, BRANCH // 2)):
+        for key in range(first, first + BRANCH):
+            branch.state_event(ME, "m.test", {"turn": number, "from": first}, f"key {key}")
+    room.merge(other)
+    *before, last = world.unsent(room)
+    await _both(sides, before)
+    return last
+
+
+async def _both(sides: Sides, pdus: Sequence[bytes]) -> None:
+    """Stored on both sides, unmeasured, one by one there."""
+    assert sides.peer is not None
+    await stored(sides.store, pdus)
+    await sides.peer.load([[[pdu] for pdu in pdus]])
+    await sides.peer.ask("persist", how="single")

@@ -1,0 +1,319 @@
+"""Storing the same signed events here and in Synapse, in turn, on one Postgres.
+
+Both sides take text and end with durable rows, and neither checks signatures. Here that is `store.append`: parsed, content hash checked,
+authorised, state, who may see it. There it is what its own code does to store an event that it has accepted: event object, state before it,
+state group, persist; its authorisation, push rules and notifications come on top in "received over federation", which is all that a
+transaction of another server goes through after its signatures.
+
+Not comparable: its batches of unrelated rooms do not exist; a batch there is a chain of events in one room, as it stores the first events of
+a room that it creates, so rooms of that scenario have no forks. Its statements are counted where they pass, one for several pages of rows.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import asyncpg
+
+from benchmarks.harness import Bench, percentiles, spent, spread
+from benchmarks.peers import limits
+from benchmarks.peers.process import Synapse
+from storage import Store
+from storage.testing import SHAPES, GeneratedRoom, RoomBuilder, Shape, generate_room
+
+BASE_EVENTS: Final = 30  # of each room, stored before any clock runs
+BATCH: Final = 100
+SQL_WAL: Final = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+SQL_BYTES: Final = """
+SELECT sum(pg_total_relation_size(class.oid))
+FROM pg_class class
+    JOIN pg_namespace namespace ON namespace.oid = class.relnamespace
+WHERE class.relkind IN ('r', 'm', 'S')
+    AND namespace.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+"""
+
+Batches = Sequence[Sequence[bytes]]
+STEADY: Final = SHAPES["small_chat"].replaced(fork_rate=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """So many clients store batches, each its next when its last is answered; each has rooms of its own and takes them in turn."""
+
+    name: str
+    seed: int
+    rooms: int
+    batch: int
+    clients: int
+    how: str
+    """What the peer does: see its driver's `persist`."""
+    shape: Shape = SHAPES["small_chat"]
+    storm: bool = False
+    base: int = BASE_EVENTS
+
+
+def scenarios(bench: Bench) -> list[Scenario]:
+    """In the order in which they run."""
+    members, rooms = bench.size(5_000, 200), bench.size(20, 4)
+    crowd = SHAPES["big_room"].replaced(members=members, rush=1.0, fork_rate=0.0)
+    return [
+        Scenario("one at a time, small rooms", 11_000, rooms, 1, 1, "single"),
+        Scenario("one at a time, received over federation", 12_000, rooms, 1, 1, "receive"),
+        Scenario("8 rooms at once", 13_000, 8, 1, 8, "single"),
+        Scenario("batches of 10, one room", 14_000, 1, 10, 1, "linear", STEADY),
+        Scenario("batches of 100, one room", 15_000, 1, 100, 1, "linear", STEADY),
+        Scenario("joins and leaves, one at a time", 16_000, 1, 1, 1, "single", storm=True),
+        Scenario(f"one at a time, room of {members:,} members", 17_000, 1, 1, 1, "single", crowd, base=members + BASE_EVENTS),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------------- input
+
+
+class Room(NamedTuple):
+    """A room as it is sent."""
+
+    room_id: str
+    version: str
+    pdus: list[bytes]
+
+
+def rooms_of(scenario: Scenario, events: int) -> list[Room]:
+    """Its rooms, with `events` in all after their bases."""
+    each = scenario.base + -(-events // scenario.rooms)
+    return [
+        _storm(each, scenario.seed + number) if scenario.storm else _chat(scenario.shape, each, scenario.seed + number)
+        for number in range(scenario.rooms)
+    ]
+
+
+def _chat(shape: Shape, events: int, seed: int) -> Room:
+    room: GeneratedRoom = generate_room(shape, events, seed=seed)
+    return Room(room.room_id, room.room_version, [event.pdu for event in room])
+
+
+def _storm(events: int, seed: int) -> Room:
+    """A room of 300 who come and go."""
+    room = RoomBuilder("11", seed=seed)
+    room.start(room.user(0))
+    at = 0
+    while len(room.events) < events:
+        user = room.user(1 + at % 300)
+        (room.leave if room.membership(user) == "join" else room.join)(user)
+        at += 1
+    return Room(room.room_id, "11", room.pdus[:events])
+
+
+def clients_of(scenario: Scenario, rooms: Sequence[Room], start: int, end: int) -> list[list[list[bytes]]]:
+    """For each client its batches: of each of its rooms the events from `start` to `end` after the base."""
+    found = []
+    for client in range(scenario.clients):
+        own = [room.pdus[scenario.base + start : scenario.base + end] for room in rooms[client :: scenario.clients]]
+        in_turn = [pdu for row in zip(*own, strict=True) for pdu in row]
+        found.append([in_turn[at : at + scenario.batch] for at in range(0, len(in_turn), scenario.batch)])
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- both sides
+
+
+@dataclass(slots=True)
+class Counts:
+    """An observer that counts statements without BEGIN and COMMIT, and transactions; the store's own upkeep is among them."""
+
+    statements: int = 0
+    transactions: int = 0
+    _open: set[int] = field(default_factory=set)
+
+    def before(self, statement: str) -> None:
+        """See `storage.database.connection.Observer`."""
+        task = id(asyncio.current_task())
+        if statement.startswith("BEGIN"):
+            self._open.add(task)
+            self.transactions += 1
+        elif statement.startswith(("COMMIT", "ROLLBACK")):
+            self._open.discard(task)
+        else:
+            self.statements += 1
+            self.transactions += task not in self._open
+
+    def after(self, statement: str, seconds: float) -> None:
+        """See `storage.database.connection.Observer`."""
+
+
+class Part(NamedTuple):
+    """One round of one side; seconds, and counts of the whole round."""
+
+    events: int
+    seconds: float
+    python: float
+    postgres: float
+    statements: int
+    transactions: int
+    wal: int
+    latencies: list[float]
+
+
+@dataclass(slots=True)
+class Sides:
+    """Both sides, and a connection to look at each."""
+
+    bench: Bench
+    store: Store
+    counts: Counts
+    peer: Synapse | None
+    """None where only this side is run."""
+    raw: Any
+    """A pool on a database for the bare inserts."""
+    looks: dict[str, Any]
+
+    async def known(self, rooms: Sequence[Room]) -> None:
+        """The peer hears of rooms before their events come."""
+        for room in rooms if self.peer else ():
+            await self.peer.ask("room", room_id=room.room_id, room_version=room.version)  # type: ignore[union-attr]
+
+    async def begin(self, scenario: Scenario, rooms: Sequence[Room]) -> None:
+        """The bases, on both sides."""
+        await self.known(rooms)
+        how, size = ("linear", BATCH) if scenario.shape.fork_rate == 0 or scenario.storm else ("single", 1)
+        base = [room.pdus[: scenario.base] for room in rooms]
+        for pdus in base:
+            for at in range(0, len(pdus), BATCH):
+                await stored(self.store, pdus[at : at + BATCH])
+        if self.peer:
+            await self.peer.load([[pdus[at : at + size] for at in range(0, len(pdus), size)] for pdus in base])
+            await self.peer.ask("persist", how=how)
+
+    async def ours(self, clients: list[list[list[bytes]]]) -> Part:
+        """A round here."""
+        events, latencies = _count(clients), list[float]()
+        statements, transactions = self.counts.statements, self.counts.transactions
+        gc.collect()
+        gc.freeze()
+        wal = await self.looks["ours"].fetchval(SQL_WAL)
+        with spent(self.bench.server) as used:
+            await asyncio.gather(*(_append_all(self.store, batches, latencies) for batches in clients))
+        wal = await self.looks["ours"].fetchval(SQL_WAL) - wal
+        counted = (self.counts.statements - statements, self.counts.transactions - transactions)
+        return Part(events, used.clock, used.python, used.backends, *counted, int(wal), latencies)
+
+    async def theirs(self, clients: list[list[list[bytes]]], how: str) -> Part:
+        """A round there."""
+        assert self.peer is not None
+        await self.peer.load(clients)
+        wal = await self.looks["synapse"].fetchval(SQL_WAL)
+        with spent(self.bench.server) as used:
+            told = await self.peer.ask("persist", how=how)
+        wal = await self.looks["synapse"].fetchval(SQL_WAL) - wal
+        counted = (told["statements"], told["transactions"])
+        return Part(_count(clients), told["seconds"], told["python_seconds"], used.backends, *counted, int(wal), told["latencies"])
+
+    async def sizes(self) -> dict[str, int]:
+        """Bytes of all tables and indexes of each side."""
+        return {name: int(await look.fetchval(SQL_BYTES)) for name, look in self.looks.items()}
+
+
+def _count(clients: list[list[list[bytes]]]) -> int:
+    return sum(len(batch) for batches in clients for batch in batches)
+
+
+async def _append_all(store: Store, batches: Batches, latencies: list[float]) -> None:
+    for batch in batches:
+        start = time.perf_counter()
+        await stored(store, batch)
+        latencies.append(time.perf_counter() - start)
+
+
+async def stored(store: Store, batch: Sequence[bytes]) -> None:
+    """Append a batch here, all of which must be accepted."""
+    results = await store.append(batch)
+    if any(result.outcome not in {"stored", "soft_failed"} for result in results):
+        raise RuntimeError(f"not stored: {[one for one in results if one.outcome not in {'stored', 'soft_failed'}][:3]}")
+
+
+async def connect(sides: dict[str, str]) -> dict[str, Any]:
+    """A connection to look at each database."""
+    return {name: await asyncpg.connect(dsn) for name, dsn in sides.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------- measuring
+
+
+async def measure(sides: Sides, scenario: Scenario, events: int, rounds: int) -> dict[str, Any]:
+    """Rounds of both, in turn; who begins changes from round to round."""
+    warm = max(scenario.batch * scenario.clients, scenario.rooms, events // 5)
+    each = -(-events // scenario.rooms)
+    first = -(-warm // scenario.rooms)
+    rooms = rooms_of(scenario, (first + each * rounds) * scenario.rooms)
+    await sides.begin(scenario, rooms)
+    await _round(sides, scenario, clients_of(scenario, rooms, 0, first), 0)
+    before, parts, bare = await sides.sizes(), list[dict[str, Part]](), list[float]()
+    for number in range(rounds):
+        clients = clients_of(scenario, rooms, first + number * each, first + (number + 1) * each)
+        bare.append(await limits.bare_inserts(sides.raw, clients))
+        parts.append(await _round(sides, scenario, clients, number))
+    after = await sides.sizes()
+    raw = [len(pdu) for room in rooms for pdu in room.pdus[scenario.base + first :]]
+    return _told(scenario, parts, bare, {name: after[name] - before[name] for name in after}, sum(raw) / len(raw))
+
+
+async def _round(sides: Sides, scenario: Scenario, clients: list[list[list[bytes]]], number: int) -> dict[str, Part]:
+    found: dict[str, Part] = {}
+    for name in ("ours", "synapse") if number % 2 else ("synapse", "ours"):
+        if name == "ours":
+            found[name] = await sides.ours(clients)
+        elif sides.peer:
+            found[name] = await sides.theirs(clients, scenario.how)
+    return found
+
+
+def _told(scenario: Scenario, parts: list[dict[str, Part]], bare: list[float], grown: dict[str, int], raw: float) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "rooms": scenario.rooms,
+        "batch": scenario.batch,
+        "clients": scenario.clients,
+        "rounds": len(parts),
+        "events_per_round": parts[0]["ours"].events,
+        "raw_bytes_per_event": round(raw),
+        "limit_events_per_second": spread(bare),
+        "share_of_limit": spread([_rate(part["ours"]) / limit for part, limit in zip(parts, bare, strict=True)], digits=3),
+    }
+    for name in parts[0]:
+        own = [part[name] for part in parts]
+        told[name] = _one_side(own) | {"bytes_per_event": round(grown[name] / sum(part.events for part in own))}
+    if "synapse" in told:
+        told["ratio"] = {
+            "events_per_second": spread([_rate(part["ours"]) / _rate(part["synapse"]) for part in parts], digits=2),
+            "cpu": spread([_cpu(part["synapse"]) / _cpu(part["ours"]) for part in parts], digits=2),
+            "bytes": round(told["synapse"]["bytes_per_event"] / max(told["ours"]["bytes_per_event"], 1), 2),
+            "wal": round(told["synapse"]["wal_bytes_per_event"] / max(told["ours"]["wal_bytes_per_event"], 1), 2),
+        }
+    return told
+
+
+def _rate(part: Part) -> float:
+    return part.events / part.seconds
+
+
+def _cpu(part: Part) -> float:
+    return (part.python + part.postgres) / part.events
+
+
+def _one_side(parts: list[Part]) -> dict[str, Any]:
+    events = sum(part.events for part in parts)
+
+    def each(of: Callable[[Part], float]) -> dict[str, float]:
+        return spread([of(part) / part.events * 1e6 for part in parts])
+
+    return {
+        "events_per_second": spread([_rate(part) for part in parts]),
+        "batch_ms": percentiles([latency for part in parts for latency in part.latencies], factor=1_000),
+        "python_us_per_event": each(lambda part: part.python),
+        "postgres_us_per_event": each(lambda part: part.postgres),
+        "statements_per_event": round(sum(part.statements for part in parts) / events, 3),
+        "transactions_per_event": round(sum(part.transactions for part in parts) / events, 3),
+        "wal_bytes_per_event": round(sum(part.wal for part in parts) / events),
+    }
