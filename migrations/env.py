@@ -1,33 +1,97 @@
 """How alembic reaches the database: `alembic upgrade head`, with STORAGE_DSN or `-x dsn=…`; `--sql` needs neither.
 
-Online, everything runs in one transaction under an advisory lock, so that two processes that start together do not collide.
+Each step is a transaction of its own (storage/database/steps.py), under a lock of the session, so that two processes that start together do
+not collide. Who waits for it asks again and again, in no transaction: an index that is built concurrently would wait for a waiting one.
+
+`-x lock_timeout_ms=2000`: how long a step waits for a lock. `-x role_prefix=room_storage`: how the roles are called, "none" for no roles.
 """
 
 import asyncio
+import logging
 import os
+import time
 from typing import Any, Final
 
 import asyncpg
 from alembic import context
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-LOCK: Final = "SELECT pg_advisory_xact_lock(hashtextextended('room-event-storage migration', 0))"
+from storage.database.migrate import SQL_HAS_REVISION, SQL_REVISION
+from storage.database.roles import checked_prefix
+from storage.database.steps import applied, lock_timeout_ms, setting, steps_between
+from storage.errors import MigrationBlocked
+
+logger = logging.getLogger("storage.database.steps")
+
+TRY_LOCK: Final = "SELECT pg_try_advisory_lock(hashtextextended('room-event-storage migration', 0))"
+LOOK_AGAIN_SECONDS: Final = 0.1
+WAIT_SECONDS: Final = 600
+SESSIONS_END_SECONDS: Final = 3
+OLD_WRITERS: Final = """
+SELECT w.instance_name
+FROM writers w
+WHERE w.schema_revision < $1::text
+    AND EXISTS (
+        SELECT FROM pg_stat_activity a WHERE a.datname = current_database() AND is_session_of(a.application_name, w.instance_name)
+    )
+ORDER BY 1
+"""
 
 
 def _dsn() -> str:
-    dsn = context.config.attributes.get("dsn") or context.get_x_argument(as_dictionary=True).get("dsn") or os.environ.get("STORAGE_DSN")
+    dsn = setting("dsn") or os.environ.get("STORAGE_DSN")
     if not dsn:
         message = "no database: set STORAGE_DSN, or call alembic -x dsn=postgresql://…"
         raise SystemExit(message)
-    return str(dsn)
+    return dsn
+
+
+def _settings() -> dict[str, str]:
+    """Of the session: `room_storage.role_prefix` is for the step that makes the roles."""
+    return {
+        "lock_timeout": str(lock_timeout_ms()),
+        "room_storage.role_prefix": checked_prefix(setting("role_prefix")),
+    }
+
+
+async def _wait_for_turn(driver: Any) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not await driver.fetchval(TRY_LOCK):
+        if time.monotonic() > deadline:
+            raise MigrationBlocked(f"another process has been migrating this database for {WAIT_SECONDS} s", revision="any")
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+
+
+async def _refuse_old_writers(driver: Any) -> None:
+    """`MigrationBlocked` if a step to come is for after the last old process, and there is one."""
+    current = await driver.fetchval(SQL_REVISION) if await driver.fetchval(SQL_HAS_REVISION) else None
+    target = context.get_revision_argument()
+    if current is None or not isinstance(target, str):
+        return
+    for step in steps_between(context.script, current, target):
+        if step.phase == "post" and (old := await _old_writers(driver, step.revision)):
+            reason = (
+                f"processes of an older release are at work ({', '.join(old)}): replace them first; "
+                f"`room-storage migrate --pre` does what can be done now"
+            )
+            raise MigrationBlocked(reason, revision=step.revision)
+
+
+async def _old_writers(driver: Any, revision: str) -> list[str]:
+    """Who is at work and does not know the revision. One that has just ended may have left sessions that Postgres ends in a moment."""
+    deadline = time.monotonic() + SESSIONS_END_SECONDS
+    while True:
+        old = [row[0] for row in await driver.fetch(OLD_WRITERS, revision)]
+        if not old or time.monotonic() > deadline:
+            return old
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
 
 def _run(connection: Connection) -> None:
-    context.configure(connection=connection)
+    context.configure(connection=connection, transaction_per_migration=True, on_version_apply=applied)
     with context.begin_transaction():
-        connection.execute(text(LOCK))
         context.run_migrations()
 
 
@@ -35,19 +99,32 @@ async def _online() -> None:
     dsn = _dsn()
 
     async def connect(*_: Any, **__: Any) -> Any:
-        return await asyncpg.connect(dsn, server_settings={"application_name": "room-storage migrate"})
+        driver = await asyncpg.connect(dsn, server_settings=_settings() | {"application_name": "room-storage migrate"})
+        driver.add_log_listener(_told)
+        return driver
 
     engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
     try:
         async with engine.connect() as connection:
+            driver = (await connection.get_raw_connection()).driver_connection
+            await _wait_for_turn(driver)
+            await _refuse_old_writers(driver)
             await connection.run_sync(_run)
             await connection.commit()
     finally:
         await engine.dispose()
 
 
+def _told(_: Any, message: Any) -> None:
+    """What a step says (RAISE WARNING) goes into the log."""
+    if message.severity_en == "WARNING":
+        logger.warning("%s%s", message.message, f"\n{message.hint}" if message.hint else "")
+
+
 def _offline() -> None:
-    context.configure(dialect_name="postgresql", literal_binds=True)
+    context.configure(dialect_name="postgresql", literal_binds=True, transaction_per_migration=True, on_version_apply=applied)
+    for name, value in _settings().items():
+        context.static_output(f"SET {name} = '{value}';\n")
     with context.begin_transaction():
         context.run_migrations()
 

@@ -1,9 +1,11 @@
-"""Copy storage/database/schema.sql into the first migration: `python migrations/freeze.py`, until the first release."""
+"""Copy today's schema and grants into the first migrations: `python migrations/freeze.py`, until the first release."""
 
 import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+COPIES = {"schema.sql": "0001_initial.sql", "grants.sql": "0002_roles.sql"}
 
 if __name__ == "__main__":
-    shutil.copyfile(ROOT / "storage/database/schema.sql", ROOT / "migrations/versions/0001_initial.sql")
+    for name, copy in COPIES.items():
+        shutil.copyfile(ROOT / "storage/database" / name, ROOT / "migrations/versions" / copy)

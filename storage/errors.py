@@ -23,7 +23,9 @@ StorageError
 │  ├─ InstanceNameTaken       another process writes under the same name
 │  ├─ PermissionRefused       the role lacks a privilege
 │  └─ ConstraintViolated      a constraint of the schema refused a row
-├─ SchemaOutOfDate            the database has another schema than this package
+├─ SchemaOutOfDate            the database has an older schema than this package can serve
+├─ SchemaTooNew               the database has a newer schema than this package can serve
+├─ MigrationBlocked           a step of a migration has to wait for something
 ├─ StorageClosed              the store was closed
 └─ StorageCorrupt             an invariant of the store is broken
 
@@ -222,12 +224,34 @@ class ConstraintViolated(DatabaseError):
 
 
 class SchemaOutOfDate(StorageError):
-    """The database has another schema than this package needs: run `room-storage migrate`."""
+    """The database has an older schema than this package can serve: run `room-storage migrate`."""
 
     def __init__(self, *, found: str | None, wanted: str) -> None:
         super().__init__(f"the schema is {found or 'absent'}, wanted is {wanted}: run `room-storage migrate`")
         self.found = found
         self.wanted = wanted
+
+
+class SchemaTooNew(StorageError):
+    """The database was migrated past what this package can serve: install the release it was migrated with, or a later one."""
+
+    def __init__(self, *, found: str, wanted: str, needed: str) -> None:
+        super().__init__(
+            f"the schema is {found}, and takes code that knows {needed}; this package knows {wanted}: install the release it was migrated with "
+            f"(`room-storage migrate --list` there tells), or restore a backup of before"
+        )
+        self.found = found
+        self.wanted = wanted
+        self.needed = needed
+
+
+class MigrationBlocked(StorageError):
+    """A step of a migration has to wait: do what the message names, then run the migration again. Nothing of the step was done."""
+
+    def __init__(self, reason: str, *, revision: str) -> None:
+        super().__init__(f"the step {revision} has to wait: {reason}")
+        self.reason = reason
+        self.revision = revision
 
 
 class StorageClosed(StorageError):

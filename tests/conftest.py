@@ -3,6 +3,8 @@
 Which Postgres: STORAGE_DSN (a server where databases may be created), else STORAGE_TEST_POSTGRES=debian (the programs in
 /usr/lib/postgresql/15/bin), else the embedded one. One server per session, shared by the workers of xdist; fsync is off.
 
+STORAGE_TEST_MIGRATIONS: the migrations of a later release, whose "pre" steps are taken, to see that this release serves there.
+
 * `dsn`: a migrated database of the test's own, made from a template and dropped afterwards (22 + 8 ms measured; the strategy
   wal_log, as file_copy costs two checkpoints). `database`: a `Database` on it. For commits, locks, several connections.
 * `conn`: a connection in a transaction that is rolled back. For everything else.
@@ -26,7 +28,7 @@ import pytest
 from storage.config import Config
 from storage.database import Connection, Database
 from storage.database.embedded import EmbeddedPostgres
-from storage.database.migrate import migrate, scripts_directory
+from storage.database.migrate import How, migrate, migrate_before, scripts_directory
 from tests.postgres import chosen_binaries, with_database
 
 SERVER_CONFIG = Config(embedded_fsync=False, embedded_shared_buffers_mb=128, embedded_connections_max=200)
@@ -72,7 +74,9 @@ def template_name(server_dsn: str) -> str:
 
 
 async def _make_template(server_dsn: str) -> str:
-    scripts = sorted(path for path in scripts_directory().rglob("*") if path.suffix in {".py", ".sql"})
+    newer = os.environ.get("STORAGE_TEST_MIGRATIONS")
+    folder = Path(newer) if newer else scripts_directory()
+    scripts = sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".sql"})
     name = "storage_test_" + hashlib.sha256(b"".join(path.read_bytes() for path in scripts)).hexdigest()[:16]
     connection = await asyncpg.connect(server_dsn)
     try:
@@ -81,6 +85,8 @@ async def _make_template(server_dsn: str) -> str:
             await connection.execute(f"DROP DATABASE IF EXISTS {name}_new")
             await connection.execute(f"CREATE DATABASE {name}_new TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'")
             await migrate(with_database(server_dsn, f"{name}_new"))
+            if newer:
+                await migrate_before(with_database(server_dsn, f"{name}_new"), how=How(scripts=folder))
             await connection.execute(f"ALTER DATABASE {name}_new RENAME TO {name}")
     finally:
         await connection.close()

@@ -1,5 +1,6 @@
 """Which Postgres the tests run on, and DSNs of its databases."""
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Final
@@ -7,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from storage.database.binaries import Binaries
+from storage.database.binaries import WHEEL, Binaries
 
 DEBIAN_BINARIES: Final = Path("/usr/lib/postgresql/15/bin")
 
@@ -22,6 +23,17 @@ def chosen_binaries() -> Binaries | None:
         case other:
             message = f"STORAGE_TEST_POSTGRES={other!r}: embedded or debian"
             raise pytest.UsageError(message)
+
+
+def client_programs() -> Path:
+    """The folder of psql, pg_dump and their like, of the Postgres that the tests run on."""
+    chosen = chosen_binaries()
+    if chosen is not None:
+        return chosen.path
+    spec = importlib.util.find_spec(WHEEL)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return max(Path(spec.submodule_search_locations[0]).glob("pginstall*/bin"))
 
 
 def with_database(dsn: str, name: str) -> str:

@@ -7,21 +7,17 @@ the schema again.
 from pathlib import Path
 from typing import Final
 
-from alembic import context, op
 from alembic.util import CommandError
+
+from storage.database.steps import Phase, run_script
 
 revision: Final = "0001"
 down_revision: Final = None
+phase: Final[Phase] = "pre"
 
 
 def upgrade() -> None:
-    script = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
-    if context.is_offline_mode():
-        op.get_context().impl.static_output(script)
-    else:
-        # One string of many statements goes past SQLAlchemy, which prepares each, to the driver.
-        connection = op.get_bind().connection.dbapi_connection
-        connection.run_async(lambda driver: driver.execute(script))  # type: ignore[union-attr]  # asyncpg's adapter
+    run_script(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))
 
 
 def downgrade() -> None:

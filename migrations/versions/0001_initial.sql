@@ -26,6 +26,41 @@ COMMENT ON COLUMN deployment.server_name IS
     'The homeserver whose users are local: visibility and memberships are kept for them. Set by the first store that opens, and no '
     'other is let in. NULL: everything so far was imported without a name.';
 
+CREATE TABLE schema_compatibility (
+    singleton boolean NOT NULL DEFAULT true,
+    code_revision text COLLATE "C" NOT NULL,
+    CONSTRAINT schema_compatibility_pkey PRIMARY KEY (singleton),
+    CONSTRAINT schema_compatibility_singleton_check CHECK (singleton)
+);
+COMMENT ON TABLE schema_compatibility IS
+    'One row. Code that was made for an older schema than code_revision cannot serve this one any more. Set by each step of a migration that is '
+    'for after the last old process ("post"); alembic_version says which schema this is.';
+INSERT INTO schema_compatibility (code_revision) VALUES ('0001');
+
+CREATE TABLE background_jobs (
+    name text COLLATE "C" NOT NULL,
+    revision text COLLATE "C" NOT NULL,
+    place bigint NOT NULL DEFAULT 0,
+    rows_done bigint NOT NULL DEFAULT 0,
+    rows_expected bigint,
+    batch_rows int NOT NULL DEFAULT 100,
+    registered_ts bigint NOT NULL,
+    started_ts bigint,
+    updated_ts bigint,
+    finished_ts bigint,
+    error text,
+    CONSTRAINT background_jobs_pkey PRIMARY KEY (name),
+    CONSTRAINT background_jobs_batch_check CHECK (batch_rows > 0)
+);
+COMMENT ON TABLE background_jobs IS
+    'Long data steps of migrations (storage/database/background.py), done in small batches beside running servers: how far each is. Each batch '
+    'commits with its row.';
+COMMENT ON COLUMN background_jobs.revision IS 'The step of the migrations that asks for it, and says what a batch is.';
+COMMENT ON COLUMN background_jobs.place IS 'The next batch begins after this key. 0: at the beginning.';
+COMMENT ON COLUMN background_jobs.rows_expected IS 'As estimated when it began. NULL: it has not, or there is no telling.';
+COMMENT ON COLUMN background_jobs.batch_rows IS 'Rows of the next batch: as many as take a fraction of a second.';
+COMMENT ON COLUMN background_jobs.error IS 'Why the last run ended early. NULL: it did not.';
+
 -- ------------------------------------------------------------------------------------------------ interned names
 
 CREATE SEQUENCE principal_nids AS int START 1000 INCREMENT 100;
@@ -533,10 +568,13 @@ CREATE SEQUENCE writer_nids AS smallint START 1;
 CREATE TABLE writers (
     writer_nid smallint NOT NULL DEFAULT nextval('writer_nids'),
     instance_name text COLLATE "C" NOT NULL,
+    schema_revision text COLLATE "C" NOT NULL DEFAULT '',
     CONSTRAINT writers_pkey PRIMARY KEY (writer_nid),
     CONSTRAINT writers_instance_name_key UNIQUE (instance_name)
 );
 COMMENT ON TABLE writers IS 'The processes that write facts, by name. A fact names its writer, as positions are kept per writer.';
+COMMENT ON COLUMN writers.schema_revision IS
+    'The latest revision that the code of the process knows which entered last. Serves: a step that is for after the last old process.';
 COMMENT ON CONSTRAINT writers_instance_name_key ON writers IS 'Serves: a store finds its number when it opens.';
 
 CREATE SEQUENCE account_data_stream AS bigint START 2;

@@ -15,6 +15,7 @@ from storage.cli import (
     export_file,
     gc,
     import_files,
+    jobs,
     migrate,
     rebuild_visibility,
     serve,
@@ -42,6 +43,7 @@ def room_storage() -> None:
 
 app.command("demo")(demo.command)
 app.command("migrate")(migrate.command)
+app.command("jobs")(jobs.command)
 app.command("import")(import_files.command)
 app.command("export")(export_file.command)
 app.command("stats")(stats.command)

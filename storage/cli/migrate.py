@@ -1,27 +1,68 @@
 """`room-storage migrate`: bring the schema up, or print the SQL that would."""
 
-from typing import Annotated
+import logging
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, database_dsn, print_values, run
+from storage.cli.common import DsnOption, JsonOption, database_dsn, print_rows, print_values, run
 from storage.config import Config
-from storage.database.migrate import HEAD_REVISION, migrate, migration_sql
+from storage.database.migrate import HEAD_REVISION, How, migrate, migrate_before, migration_sql, pending
+from storage.database.roles import grant, grants_sql
+
+if TYPE_CHECKING:
+    from storage.database.steps import Step
 
 
 def command(
     dsn: DsnOption = None,
     *,
+    pre: Annotated[bool, typer.Option("--pre", help="Only the steps that are safe while processes of the release before run.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Tell the steps that are to come; do nothing.")] = False,
+    grants: Annotated[bool, typer.Option("--grants", help="Only make the roles and give them what they may, again.")] = False,
+    role_prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", envvar="STORAGE_ROLE_PREFIX", help="How the roles begin (room_storage); none: no roles.", show_default=False
+        ),
+    ] = None,
+    lock_timeout_ms: Annotated[
+        int | None, typer.Option(metavar="MS", min=1, help="How long a step waits for a lock (2000).", show_default=False)
+    ] = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements for an empty database instead of running them.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Bring the schema of the database up to what this version needs."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    how = How(lock_timeout_ms=lock_timeout_ms, role_prefix=role_prefix)
     if sql:
-        typer.echo(migration_sql(), nl=False)
+        typer.echo(grants_sql(role_prefix) if grants else migration_sql(how=how), nl=False)
+    elif listed:
+        _list(dsn, how, as_json=as_json)
+    elif grants:
+        print_values({"warnings": run(_grant(dsn, role_prefix))}, as_json=as_json)
     else:
-        print_values({"revision": run(_migrate(dsn, Config.from_env())), "wanted": HEAD_REVISION}, as_json=as_json)
+        print_values({"revision": run(_migrate(dsn, how, pre=pre)), "wanted": HEAD_REVISION}, as_json=as_json)
 
 
-async def _migrate(dsn: str | None, config: Config) -> str | None:
-    async with database_dsn(dsn, config) as target:
-        return await migrate(target)
+def _list(dsn: str | None, how: How, *, as_json: bool) -> None:
+    steps = run(_pending(dsn, how))
+    rows = [(step.revision, step.phase, step.title, step.job.name if step.job else None) for step in steps]
+    print_rows("Steps", ["revision", "phase", "step", "background job"], rows, as_json=as_json)
+    if not steps and not as_json:
+        typer.echo(f"nothing to do: the schema is {HEAD_REVISION}")
+
+
+async def _migrate(dsn: str | None, how: How, *, pre: bool) -> str | None:
+    async with database_dsn(dsn, Config.from_env()) as target:
+        return await (migrate_before if pre else migrate)(target, how=how)
+
+
+async def _pending(dsn: str | None, how: How) -> "list[Step]":
+    async with database_dsn(dsn, Config.from_env()) as target:
+        return await pending(target, how=how)
+
+
+async def _grant(dsn: str | None, prefix: str | None) -> str:
+    async with database_dsn(dsn, Config.from_env()) as target:
+        return "\n".join(await grant(target, prefix=prefix)) or "none"

@@ -8,8 +8,9 @@ from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption
 from storage.cli.maintaining import maintained
 from storage.database.connection import Database
 from storage.maintenance.locality import local_server_name
-from storage.maintenance.repair import repair
+from storage.maintenance.repair import repair, repair_positions
 from storage.maintenance.verify import Finding, verify
+from storage.maintenance.verify.run import verify_database
 
 RoomsOption = Annotated[
     list[str] | None, typer.Option("--room", metavar="ROOM_ID", help="Only this room; may be given several times.", show_default=False)
@@ -71,10 +72,17 @@ async def _verify(dsn: str | None, server_name: str | None, rooms: list[str] | N
 
 
 async def _repaired(database: Database, server_name: str, found: list[Finding]) -> list[Told]:
-    """Repair the rooms where that helps, and look at them again."""
+    """Repair the rooms where that helps, and what they share, and look at them again."""
     rooms = list(dict.fromkeys(finding.room_id for finding in found if finding.repairable and finding.room_id is not None))
     for room_id in rooms:
         await repair(database, room_id, server_name=server_name)
+    shared = any(finding.repairable and finding.room_id is None for finding in found)
+    if shared:
+        await repair_positions(database)
     left = {finding async for finding in verify(database, server_name=server_name, room_ids=rooms)}
-    old = [Told(finding, repaired=finding.room_id in rooms and finding not in left) for finding in found]
+    if shared:
+        async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            left |= {finding async for finding in verify_database(conn)}
+    looked_at = {*rooms, *([None] if shared else [])}
+    old = [Told(finding, repaired=finding.room_id in looked_at and finding not in left) for finding in found]
     return old + [Told(finding, repaired=False) for finding in left if finding not in found]

@@ -80,6 +80,7 @@ CONFLICTS: Final[Mapping[str, str]] = {
     "import_events_pkey": "a task of an import is repeated while its first attempt still writes",
     "events_event_id_key": "two writers store the same event",
     "missing_events_event_id_key": "two writers name the same missing parent",
+    "background_jobs_pkey": "two migrations register the same job",
     "deployment_pkey": "two processes open a new database",
     "stream_positions_pkey": "two processes start under one instance name",
     "writers_instance_name_key": "two processes start under one new instance name",
@@ -122,6 +123,9 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "audiences_pkey": "numbers are given out under the room's write_version",
     # What a row says of itself; computed in one place each.
     "deployment_singleton_check": "the column is never given",
+    "schema_compatibility_pkey": "the row is made with the table, and only updated",
+    "schema_compatibility_singleton_check": "the column is never given",
+    "background_jobs_batch_check": "a batch has at least one row (storage/database/background.py)",
     "state_keys_type_nid_fkey": "types are interned before state keys, and neither is ever removed",
     "rooms_extremities_check": "persist/ writes both columns from one value",
     "events_outlier_check": "persist/ makes a row of an outlier or of an event with its place, never of a mixture",

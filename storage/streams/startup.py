@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.migrate import HEAD_REVISION
 from storage.errors import InstanceNameTaken, InvalidIdentifier
 from storage.streams.registry import STREAMS
 
@@ -25,8 +26,14 @@ LOOK_AGAIN_SECONDS: Final = 0.02
 SQL_WRITER: Final[LiteralString] = """
 INSERT INTO writers (instance_name)
 VALUES ($1::text)
-ON CONFLICT (instance_name) DO UPDATE SET instance_name = EXCLUDED.instance_name
+ON CONFLICT (instance_name) DO NOTHING
 RETURNING writer_nid
+"""
+
+SQL_KNOWS: Final[LiteralString] = """
+UPDATE writers
+SET schema_revision = $2::text
+WHERE instance_name = $1::text AND schema_revision <> $2::text
 """
 
 SQL_FIND_WRITER: Final[LiteralString] = """
@@ -44,7 +51,8 @@ FROM (
     JOIN stream_positions p USING (stream_name)
     WHERE p.stream_id > 1
     UNION ALL
-    SELECT 'events_stream', COALESCE(pg_sequence_last_value('events_stream'), 0), (SELECT max(stream_ordering) FROM events)
+    SELECT 'events_stream', COALESCE(pg_sequence_last_value('events_stream'), 0),
+        GREATEST((SELECT max(stream_ordering) FROM events), (SELECT max(stream_id) FROM outlier_memberships))
     UNION ALL
     SELECT 'account_data_stream', COALESCE(pg_sequence_last_value('account_data_stream'), 0), (SELECT max(stream_id) FROM account_data)
     UNION ALL
@@ -53,6 +61,8 @@ FROM (
     SELECT 'receipts_stream', COALESCE(pg_sequence_last_value('receipts_stream'), 0), (SELECT max(stream_id) FROM receipts)
     UNION ALL
     SELECT 'caches_stream', COALESCE(pg_sequence_last_value('caches_stream'), 0), (SELECT max(stream_id) FROM cache_invalidations)
+    UNION ALL
+    SELECT 'writer_nids', COALESCE(pg_sequence_last_value('writer_nids'), 0), (SELECT max(writer_nid) FROM writers)
     UNION ALL
     SELECT 'event_nids', COALESCE(pg_sequence_last_value('event_nids') + 999, 0),
         GREATEST((SELECT max(event_nid) FROM events), (SELECT max(event_nid) FROM missing_events))
@@ -167,14 +177,20 @@ async def enter(conn: Connection, instance_name: str) -> int:
     await conn.execute(SQL_LOCK)
     names = list(STREAMS)
     sequences = [STREAMS[name].sequence for name in names]
-    for behind in await conn.fetch(SQL_BEHIND, names, sequences, row=BehindRow):
-        logger.warning("the sequence %s was at %d, its table uses %d: set forward", *behind)
-        await conn.fetchval(SQL_SET_FORWARD, behind.name, behind.used)
+    await set_sequences_forward(conn)
     writer_nid: int | None = await conn.fetchval(SQL_FIND_WRITER, instance_name)
     if writer_nid is None:
         writer_nid = await conn.fetchval(SQL_WRITER, instance_name)
+    await conn.execute(SQL_KNOWS, instance_name, HEAD_REVISION)
     await conn.execute(SQL_ENTER, instance_name, names, sequences, new_epoch())
     return int(writer_nid or 0)
+
+
+async def set_sequences_forward(conn: Connection) -> None:
+    """Set the sequences that are behind what their tables use, or their streams' positions, past that. Under the lock of `enter`."""
+    for behind in await conn.fetch(SQL_BEHIND, list(STREAMS), [one.sequence for one in STREAMS.values()], row=BehindRow):
+        logger.warning("the sequence %s was at %d, its table uses %d: set forward", *behind)
+        await conn.fetchval(SQL_SET_FORWARD, behind.name, behind.used)
 
 
 def new_epoch() -> int:

@@ -24,7 +24,9 @@ QUERIES: Final = {
     "comments": "SELECT format('%s: %s', pg_describe_object(classoid, objoid, objsubid), description) FROM pg_description"
     " WHERE (pg_identify_object(classoid, objoid, objsubid)).schema = 'public'"
     "    OR (pg_identify_object(classoid, objoid, objsubid)).identity LIKE '% on public.%'",
-    "privileges": "SELECT format('%s %s', relname, relacl) FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relacl IS NOT NULL",
+    "privileges": "SELECT format('%s %s', relname, relacl) FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relacl IS NOT NULL"
+    " UNION ALL SELECT format('%s.%s %s', c.relname, a.attname, a.attacl) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
+    " WHERE c.relnamespace = 'public'::regnamespace AND a.attacl IS NOT NULL",
 }
 """Each row is one object; rows of alembic's own table are left out."""
 

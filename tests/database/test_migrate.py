@@ -14,11 +14,13 @@ from alembic.script import ScriptDirectory
 
 from storage.database import Database
 from storage.database.migrate import HEAD_REVISION, check_schema, current_revision, migrate, migration_sql, scripts_directory
+from storage.database.roles import grants_sql
 from storage.errors import SchemaOutOfDate
 from tests.database.catalogue import catalogue_of
 from tests.postgres import with_database
 
 ROOT = Path(__file__).resolve().parents[2]
+REVISIONS = sorted((ROOT / "migrations/versions").glob("*.py"))
 SCHEMA = (ROOT / "storage/database/schema.sql").read_text(encoding="utf-8")
 
 
@@ -33,6 +35,7 @@ async def run_script(dsn: str, script: str) -> None:
 @pytest.fixture
 async def schema_catalogue(empty_dsn: str) -> dict[str, list[str]]:
     await run_script(empty_dsn, SCHEMA)
+    await run_script(empty_dsn, grants_sql())
     return await catalogue_of(empty_dsn)
 
 
@@ -59,6 +62,8 @@ async def test_migrations_arrive_at_the_schema(dsn: str, schema_catalogue: dict[
         "ALTER SEQUENCE event_nids INCREMENT 7",
         "CREATE OR REPLACE FUNCTION refuse_stale_plan(detail text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
         "DELETE FROM event_types WHERE type_nid = 18",
+        "GRANT DELETE ON events TO room_storage_reader",
+        "GRANT UPDATE (json) ON events TO room_storage_runtime",
     ],
 )
 async def test_the_comparison_sees_a_difference(dsn: str, change: str) -> None:
@@ -133,7 +138,8 @@ def test_alembic_prints_the_script_without_a_database() -> None:
     command = [sys.executable, "-m", "alembic", "upgrade", "head", "--sql"]
     printed = subprocess.run(command, cwd=ROOT, env=environ, check=True, capture_output=True, text=True).stdout
     assert printed.strip() == migration_sql().strip()
-    assert printed.startswith("BEGIN;")
+    assert printed.startswith("SET lock_timeout = '2000';")
+    assert printed.count("BEGIN;") == printed.count("COMMIT;") == len(REVISIONS)
 
 
 def test_a_wheel_holds_the_migrations(tmp_path: Path) -> None:

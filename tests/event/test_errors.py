@@ -31,6 +31,8 @@ SAMPLES: list[StorageError] = [
     errors.PermissionRefused("events", sqlstate="42501"),
     errors.ConstraintViolated("row", constraint="events_pkey", sqlstate="23505"),
     errors.SchemaOutOfDate(found=None, wanted="3"),
+    errors.SchemaTooNew(found="5", wanted="3", needed="4"),
+    errors.MigrationBlocked("a job is not done", revision="4"),
     errors.StorageClosed(),
     errors.StorageCorrupt("child before parent", child=1, parent=2),
 ]

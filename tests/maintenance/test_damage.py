@@ -7,10 +7,12 @@ from typing import NamedTuple
 import pytest
 
 import storage
-from storage import Store
-from storage.maintenance.repair import repair
+from storage import Store, UserId
+from storage.maintenance.repair import repair, repair_positions
 from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
+
+LOCAL = UserId("@user1:s1.test")
 
 
 class Damage(NamedTuple):
@@ -178,9 +180,19 @@ DAMAGES = {
     "last join": Damage(
         f"UPDATE visibility SET last_join_topological = 1000000 WHERE principal_nid = {ONE_LOCAL}", {"visibility_counts"}, mended=True
     ),
-    "position": Damage("UPDATE stream_positions SET stream_id = 2", {"stream_positions"}, mended=False),
-    "position lost": Damage("DELETE FROM stream_positions WHERE stream_name = 'events'", {"stream_positions"}, mended=False),
-    "sequence": Damage("SELECT setval('event_nids', 1, false)", {"sequences"}, mended=True),
+    "position": Damage("UPDATE stream_positions SET stream_id = 2", {"stream_positions"}, mended=True),
+    "position lost": Damage("DELETE FROM stream_positions WHERE stream_name = 'events'", {"stream_positions"}, mended=True),
+    "position of account data": Damage(
+        "UPDATE stream_positions SET stream_id = 1 WHERE stream_name = 'account_data'", {"stream_positions"}, mended=True
+    ),
+    "position of receipts lost": Damage("DELETE FROM stream_positions WHERE stream_name = 'receipts'", {"stream_positions"}, mended=True),
+    **{
+        f"sequence {name}": Damage(f"SELECT setval('{name}', 1, false)", {"sequences"}, mended=True)
+        for name in ("event_nids", "events_stream", "account_data_stream", "to_device_stream", "receipts_stream", "writer_nids")
+    },
+    "index of an interrupted build": Damage(
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'events_gap_idx'::regclass", {"indexes"}, mended=False
+    ),
 }
 
 
@@ -196,6 +208,9 @@ async def store(dsn: str, room: RoomBuilder) -> AsyncIterator[Store]:
     live = delivery.events[: len(delivery.events) - 5]
     async with storage.open(dsn, server_name=SERVER) as opened:
         await deliver(opened, replace(delivery, events=live), batch=40)
+        await opened.account_data.set(LOCAL, "m.direct", {})
+        await opened.to_device.send({LOCAL: {"device": {"n": 1}}})
+        await opened.receipts.set(room.room_id, "m.read", LOCAL, room.events[0].event_id, {})
         yield opened
 
 
@@ -209,6 +224,7 @@ async def test_damage_is_found_and_mended(store: Store, room: RoomBuilder, name:
     found = await findings(store)
     assert {finding.check for finding in found} == damage.found, "\n".join(map(str, found))
     await repair(store.database, room.room_id, server_name=SERVER)
+    await repair_positions(store.database)
     left = [] if damage.mended else [finding for finding in found if not finding.repairable]
     after = await findings(store)
     assert {finding.check for finding in after} <= {finding.check for finding in left}, "\n".join(map(str, after))

@@ -5,9 +5,11 @@ cover        the chain cover
 graph        gaps, forward extremities, redactions that wait
 relations    what events relate to, from their bytes
 current      current state, and memberships of local users
+positions    not of a room: sequences and positions of streams
 replay       visibility and audiences, by going through the states again; numbering says in which order
 """
 
+from storage.maintenance.repair.positions import repair_positions
 from storage.maintenance.repair.run import rebuild_visibility, repair
 
-__all__ = ["rebuild_visibility", "repair"]
+__all__ = ["rebuild_visibility", "repair", "repair_positions"]

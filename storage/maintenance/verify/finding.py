@@ -22,6 +22,8 @@ REPAIRABLE: Final = frozenset(
         "visibility",
         "visibility_counts",
         "rooms",
+        "stream_positions",
+        "sequences",
     }
 )
 """The checks whose findings `storage.maintenance.repair` mends: what they look at is derived from the events and their states."""
@@ -39,7 +41,7 @@ class Finding:
 
     @property
     def repairable(self) -> bool:
-        """Whether a repair of the room mends it."""
+        """Whether a repair mends it: of the room, or, where there is none, `repair_positions`."""
         return self.check in REPAIRABLE
 
     def __str__(self) -> str:

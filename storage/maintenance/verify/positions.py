@@ -1,10 +1,11 @@
-"""What the whole database shares: stream positions that lie behind no fact, sequences that are ahead of the tables."""
+"""What the whole database shares: stream positions that lie behind no fact, sequences that are ahead of the tables, indexes that are whole."""
 
 from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.maintenance.verify.finding import Finding
+from storage.streams.registry import STREAMS
 
 SQL_BEHIND: Final[LiteralString] = """
 SELECT f.stream_name, f.instance_name, f.latest, p.stream_id AS position
@@ -14,6 +15,16 @@ FROM (
     LEFT JOIN writers w USING (writer_nid)
     WHERE NOT e.outlier
     GROUP BY 1, 2
+    UNION ALL
+    SELECT s.stream_name, w.instance_name, max(s.stream_id)
+    FROM (
+        SELECT 'account_data' AS stream_name, writer_nid, stream_id FROM account_data
+        UNION ALL SELECT 'to_device', writer_nid, stream_id FROM to_device
+        UNION ALL SELECT 'receipts', writer_nid, stream_id FROM receipts
+        UNION ALL SELECT 'caches', writer_nid, stream_id FROM cache_invalidations
+    ) AS s
+    LEFT JOIN writers w USING (writer_nid)
+    GROUP BY 1, 2
 ) AS f
 LEFT JOIN stream_positions p USING (stream_name, instance_name)
 WHERE p.stream_id IS NULL OR p.stream_id < f.latest
@@ -21,10 +32,21 @@ ORDER BY 1, 2
 """
 
 SQL_SEQUENCES: Final[LiteralString] = """
-SELECT s.name, s.largest, CASE WHEN q.last_value IS NULL THEN 0 ELSE q.last_value + q.increment_by END AS next
+SELECT s.name, max(s.largest) AS largest, max(CASE WHEN q.last_value IS NULL THEN 0 ELSE q.last_value + q.increment_by END) AS next
 FROM (
     SELECT 'event_nids' AS name, GREATEST((SELECT max(event_nid) FROM events), (SELECT max(event_nid) FROM missing_events)) AS largest
-    UNION ALL SELECT 'events_stream', (SELECT max(stream_ordering) FROM events)
+    UNION ALL SELECT 'events_stream', GREATEST((SELECT max(stream_ordering) FROM events), (SELECT max(stream_id) FROM outlier_memberships))
+    UNION ALL SELECT 'account_data_stream', (SELECT max(stream_id) FROM account_data)
+    UNION ALL SELECT 'to_device_stream', (SELECT max(stream_id) FROM to_device)
+    UNION ALL SELECT 'receipts_stream', (SELECT max(stream_id) FROM receipts)
+    UNION ALL SELECT 'caches_stream', (SELECT max(stream_id) FROM cache_invalidations)
+    UNION ALL SELECT 'writer_nids', (SELECT max(writer_nid) FROM writers)
+    UNION ALL
+    SELECT d.sequence_name, max(p.stream_id)  -- readers are past these
+    FROM unnest($1::text[], $2::text[]) AS d (stream_name, sequence_name)
+    JOIN stream_positions p USING (stream_name)
+    WHERE p.stream_id > 1
+    GROUP BY d.sequence_name
     UNION ALL SELECT 'state_group_nids', (SELECT max(state_group) FROM state_groups)
     UNION ALL SELECT 'auth_chain_nids', (SELECT max(chain_nid) FROM auth_chains)
     UNION ALL SELECT 'room_nids', (SELECT max(room_nid) FROM rooms)
@@ -35,6 +57,16 @@ FROM (
 LEFT JOIN pg_sequences q ON q.schemaname = current_schema() AND q.sequencename = s.name
 WHERE s.largest IS NOT NULL
     AND s.largest >= CASE WHEN q.last_value IS NULL THEN 0 ELSE q.last_value + q.increment_by END
+GROUP BY s.name
+ORDER BY 1
+"""
+
+
+SQL_INVALID_INDEXES: Final[LiteralString] = """
+SELECT c.relname
+FROM pg_index i
+JOIN pg_class c ON c.oid = i.indexrelid
+WHERE c.relnamespace = current_schema()::regnamespace AND NOT i.indisvalid
 ORDER BY 1
 """
 
@@ -65,5 +97,11 @@ async def check_positions(conn: Connection) -> AsyncIterator[Finding]:
 
 async def check_sequences(conn: Connection) -> AsyncIterator[Finding]:
     """No sequence gives out a number that is in use ("sequences")."""
-    for row in await conn.fetch(SQL_SEQUENCES, row=SequenceRow):
+    for row in await conn.fetch(SQL_SEQUENCES, list(STREAMS), [one.sequence for one in STREAMS.values()], row=SequenceRow):
         yield Finding("sequences", None, (row.name,), f"next {row.next}", f"more than {row.largest}")
+
+
+async def check_indexes(conn: Connection) -> AsyncIterator[Finding]:
+    """No index was left behind by a build that was interrupted ("indexes"): it slows writes down and serves no query. Migrate again."""
+    for name in await conn.fetchvals(SQL_INVALID_INDEXES):
+        yield Finding("indexes", None, (name,), "invalid", "valid: run the migration again, or drop it")

@@ -12,7 +12,7 @@ from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.graph import check_after_gaps, check_ends, check_gaps, check_order
 from storage.maintenance.verify.groups import check_groups
 from storage.maintenance.verify.moves import check_moves
-from storage.maintenance.verify.positions import check_positions, check_sequences
+from storage.maintenance.verify.positions import check_indexes, check_positions, check_sequences
 from storage.maintenance.verify.redactions import check_redactions
 from storage.maintenance.verify.room import SQL_ROOM, Room, RoomRow
 from storage.maintenance.verify.states import check_current_group, check_states
@@ -39,7 +39,7 @@ ROOM_CHECKS: Final[tuple[Callable[[Connection, Room], AsyncIterator[Finding]], .
     check_visibility,
     check_visibility_counts,
 )
-DATABASE_CHECKS: Final[tuple[Callable[[Connection], AsyncIterator[Finding]], ...]] = (check_positions, check_sequences)
+DATABASE_CHECKS: Final[tuple[Callable[[Connection], AsyncIterator[Finding]], ...]] = (check_positions, check_sequences, check_indexes)
 
 SQL_ROOM_IDS: Final[LiteralString] = """
 SELECT room_id

@@ -1,0 +1,52 @@
+"""`room-storage jobs`: the background jobs of migrations, done and to be done."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, run
+from storage.cli.maintaining import maintained
+from storage.database.background import JobRow, jobs, run_jobs
+from storage.database.migrate import script_directory
+
+if TYPE_CHECKING:
+    from storage.database.steps import Job
+
+
+def command(
+    dsn: DsnOption = None,
+    *,
+    listed: Annotated[bool, typer.Option("--list", help="Tell how far each is; do nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Do the long data steps that migrations have put off, in small batches beside running servers. Run it again after an interruption."""
+    rows = run(_jobs(dsn, work=not listed))
+    if as_json:
+        print_json([row._asdict() | {"state": row.state} for row in rows])
+        return
+    shown = [(row.name, row.revision, row.state, row.rows_done, row.rows_expected, row.error) for row in rows]
+    print_rows("Jobs", ["job", "revision", "state", "rows done", "of about", "error"], shown, as_json=False)
+    if not rows:
+        typer.echo("no jobs")
+
+
+async def _jobs(dsn: str | None, *, work: bool) -> list[JobRow]:
+    async with maintained(dsn) as database:
+        if work:
+            async with aclosing(run_jobs(database, _known())) as progress:
+                await _to_the_end(progress)
+        async with database.connection() as conn:
+            return await jobs(conn)
+
+
+async def _to_the_end(progress: AsyncIterator[JobRow]) -> None:
+    async for _ in progress:
+        pass
+
+
+def _known() -> "dict[str, Job]":
+    from storage.database.steps import jobs_of  # noqa: PLC0415  # alembic is slow to import
+
+    return {job.name: job for job in jobs_of(script_directory())}

@@ -1,0 +1,160 @@
+"""Background jobs: the long data steps of migrations, in small batches beside running servers.
+
+A step of a migration registers a job (storage/database/steps.py); `run_jobs` does it, here or on any other machine, now or later. A batch
+is one statement in a transaction of its own that also moves the job's row on: whoever is killed loses one batch, which is done again. Several
+runners on one job take turns. A batch has as many rows as take about BATCH_SECONDS, and is followed by a pause of the same length.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection, Database
+from storage.errors import StorageCorrupt, StorageError
+
+if TYPE_CHECKING:
+    from storage.database.steps import Job
+
+BATCH_SECONDS: Final = 0.2
+BATCH_ROWS_MAX: Final = 10_000
+
+SQL_JOBS: Final[LiteralString] = """
+SELECT name, revision, place, rows_done, rows_expected, batch_rows, registered_ts, started_ts, updated_ts, finished_ts, error
+FROM background_jobs
+ORDER BY revision, name
+"""
+
+SQL_TAKE: Final[LiteralString] = """
+SELECT name, revision, place, rows_done, rows_expected, batch_rows, registered_ts, started_ts, updated_ts, finished_ts, error
+FROM background_jobs
+WHERE name = $1::text
+FOR UPDATE
+"""
+
+SQL_START: Final[LiteralString] = """
+UPDATE background_jobs
+SET started_ts = $2::bigint,
+    rows_expected = $3::bigint
+WHERE name = $1::text AND started_ts IS NULL
+"""
+
+SQL_PROGRESS: Final[LiteralString] = """
+UPDATE background_jobs
+SET place = COALESCE($2::bigint, place),
+    rows_done = rows_done + $3::bigint,
+    batch_rows = $4::int,
+    updated_ts = $5::bigint,
+    finished_ts = CASE WHEN $2::bigint IS NULL THEN $5::bigint END,
+    error = NULL
+WHERE name = $1::text
+"""
+
+SQL_FAILED: Final[LiteralString] = """
+UPDATE background_jobs
+SET error = $2::text,
+    updated_ts = $3::bigint
+WHERE name = $1::text
+"""
+
+
+class JobRow(NamedTuple):
+    """How far a job is (schema.sql)."""
+
+    name: str
+    revision: str
+    place: int
+    rows_done: int
+    rows_expected: int | None
+    batch_rows: int
+    registered_ts: int
+    started_ts: int | None
+    updated_ts: int | None
+    finished_ts: int | None
+    error: str | None
+
+    @property
+    def state(self) -> str:
+        """In a word: waiting, running, done, failed."""
+        if self.finished_ts is not None:
+            return "done"
+        if self.error is not None:
+            return "failed"
+        return "waiting" if self.started_ts is None else "running"
+
+
+class BatchRow(NamedTuple):
+    """What a batch answers (`Job.batch`)."""
+
+    rows: int
+    place: int | None
+
+
+async def jobs(conn: Connection) -> list[JobRow]:
+    """All jobs, done or not, in the order of the migrations."""
+    return await conn.fetch(SQL_JOBS, row=JobRow)
+
+
+async def run_jobs(
+    database: Database, known: "Mapping[str, Job]", *, pause: float | None = None, clock: Callable[[], float] = time.perf_counter
+) -> AsyncGenerator[JobRow, None]:
+    """Do what is registered, one job after the other; the row of a job after each batch.
+
+    ``known``: what the migrations say of their jobs, by name; `StorageCorrupt` for one that none of them knows. A batch that fails ends the
+    run, with its error in the row and raised: what was done before stays done, and the next run goes on there. ``pause``: seconds after
+    each batch; None: as long as it took.
+    """
+    async with database.connection() as conn:
+        waiting = [row for row in await jobs(conn) if row.finished_ts is None]
+    for row in waiting:
+        job = known.get(row.name)
+        if job is None:
+            raise StorageCorrupt("a background job is registered that no migration knows: install the release that did", job=row.name)
+        await _begin(database, job, row)
+        while row.finished_ts is None:
+            begun = clock()
+            row = await _batch(database, job, clock)  # noqa: PLW2901  # the row as it is by now
+            yield row
+            await asyncio.sleep(clock() - begun if pause is None else pause)
+
+
+async def _begin(database: Database, job: "Job", row: JobRow) -> None:
+    if row.started_ts is None:
+        async with database.connection() as conn:
+            expected = None if job.expected is None else await conn.fetchval(job.expected)
+            await conn.execute(SQL_START, job.name, _now(), expected)
+
+
+async def _batch(database: Database, job: "Job", clock: Callable[[], float]) -> JobRow:
+    """One batch, under the lock of the job's row."""
+    try:
+        async with database.transaction() as conn:
+            taken = await _taken(conn, job.name)
+            if taken.finished_ts is None:  # another runner may have done the last one
+                begun = clock()
+                done = await conn.fetchrow(job.batch, taken.place, taken.batch_rows, row=BatchRow) or BatchRow(0, None)
+                size = fitting(taken.batch_rows, clock() - begun)
+                await conn.execute(SQL_PROGRESS, job.name, done.place, done.rows, size, _now())
+            return await _taken(conn, job.name)
+    except StorageError as error:
+        async with database.connection() as conn:
+            await conn.execute(SQL_FAILED, job.name, str(error), _now())
+        raise
+
+
+async def _taken(conn: Connection, name: str) -> JobRow:
+    row = await conn.fetchrow(SQL_TAKE, name, row=JobRow)
+    if row is None:
+        raise StorageCorrupt("the row of a background job is gone", job=name)
+    return row
+
+
+def fitting(rows: int, seconds: float) -> int:
+    """How many rows the next batch should have: twice as many after a short one, half after a long one, within bounds."""
+    if seconds > BATCH_SECONDS:
+        return max(rows // 2, 1)
+    return min(rows * 2, BATCH_ROWS_MAX) if seconds < BATCH_SECONDS / 2 else rows
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,29 @@
+"""What all rooms share: sequences are set past what the tables use, positions of writers up to their facts.
+
+A store that opens sets the sequences forward as well (storage/streams/startup.py); this is for a store that goes on.
+"""
+
+from typing import Final, LiteralString
+
+from storage.database.connection import Connection, Database
+from storage.maintenance.verify.positions import SQL_BEHIND, BehindRow
+from storage.streams.startup import SQL_LOCK, set_sequences_forward
+
+SQL_SET_POSITION: Final[LiteralString] = """
+INSERT INTO stream_positions (stream_name, instance_name, stream_id)
+VALUES ($1::text, $2::text, $3::bigint)
+ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
+"""
+
+
+async def repair_positions(database: Database) -> None:
+    """Set sequences and positions forward, in one transaction in which nobody writes. What an unknown writer wrote stays as it is."""
+
+    async def work(conn: Connection) -> None:
+        await conn.execute(SQL_LOCK)
+        for row in await conn.fetch(SQL_BEHIND, row=BehindRow):
+            if row.instance_name is not None:
+                await conn.execute(SQL_SET_POSITION, row.stream_name, row.instance_name, row.latest)
+        await set_sequences_forward(conn)
+
+    await database.run(work)

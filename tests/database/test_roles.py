@@ -1,0 +1,289 @@
+"""Each role does what it is for, and nothing else may be done under it: sessions are logged in as members of the roles."""
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+import storage
+from storage import InputError, PermissionRefused, Store, UserId
+from storage.database import Database
+from storage.database.migrate import How, current_revision, migrate
+from storage.database.roles import checked_prefix, grant, grants_sql
+from storage.maintenance.garbage import collect
+from storage.maintenance.repair import rebuild_visibility, repair, repair_positions
+from storage.replication import Client, Server
+from storage.testing import RoomBuilder, build_room, deliver_with_gap
+from tests.cli.running import room_storage
+from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
+
+ALICE = UserId("@alice:s1.test")
+QUICK = storage.Config(follow_ms=20)
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Logins:
+    """DSNs of one database, by role."""
+
+    owner: str
+    runtime: str
+    other_runtime: str
+    reader: str
+    purger: str
+
+
+def as_user(dsn: str, user: str) -> str:
+    parts = urlsplit(dsn)
+    if parts.hostname:
+        return urlunsplit((parts.scheme, f"{user}@{parts.netloc.rpartition('@')[2]}", parts.path, parts.query, ""))
+    query = urlencode([*((name, value) for name, value in parse_qsl(parts.query) if name != "user"), ("user", user)])
+    return urlunsplit((parts.scheme, "@", parts.path, query, ""))
+
+
+@pytest.fixture
+async def logins(dsn: str, worker_id: str) -> AsyncIterator[Logins]:
+    names = {
+        role: f"storage_test_{os.getpid()}_{worker_id}_{next(_numbers)}_{role}" for role in ("runtime", "other_runtime", "reader", "purger")
+    }
+    connection = await asyncpg.connect(dsn)
+    try:
+        for role, name in names.items():
+            await connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'x' IN ROLE room_storage_{role.removeprefix('other_')}")
+        yield Logins(owner=dsn, **{role: as_user(dsn, name) for role, name in names.items()})
+    finally:
+        for name in names.values():
+            await connection.execute(f"DROP ROLE {name}")
+        await connection.close()
+
+
+async def filled(store: Store) -> RoomBuilder:
+    room = build_room(LIVELY, 200, seed=4, sign=False)
+    delivery = deliver_with_gap(room, 60, 70)
+    await deliver(store, replace(delivery, events=delivery.events[:-5]), batch=40)  # the gap is not filled
+    return room
+
+
+# ---------------------------------------------------------------------------------------------------------------- runtime
+
+
+async def test_a_homeserver_runs_as_runtime(logins: Logins) -> None:
+    """Appends of every kind, all streams, what is read, a second process under another login, and workers that follow."""
+    async with (
+        storage.open(logins.runtime, server_name=SERVER, config=QUICK) as store,
+        storage.open(logins.other_runtime, server_name=SERVER, instance_name="second", config=QUICK) as second,
+    ):
+        room = await filled(store)
+        assert room.room_id in await store.rooms_of(UserId("@user1:s1.test"))
+        reader = UserId("@user1:s1.test")
+        answer = await second.sync(reader)
+        page = await second.messages(room.room_id, reader, from_=answer.join[room.room_id].timeline.prev_batch, limit=50)
+        assert len(page.chunk) == 50
+        await store.erase_user("@user2:s1.test")
+        await store.account_data.set(reader, "m.direct", {"a": 1})
+        await store.account_data.set(reader, "m.direct", {"a": 2})
+        await store.receipts.set(room.room_id, "m.read", reader, room.events[0].event_id, {})
+        await store.receipts.set(room.room_id, "m.read", reader, room.events[1].event_id, {})
+        await store.to_device.send({reader: {"device": {"n": 1}}})
+        await store.to_device.delete(reader, "device", 1 << 40)
+        gaps = await store.gaps(room.room_id)
+        assert gaps
+        await store.gap_failed(room.room_id, [gap.event_id for gap in gaps], "away", server_names=["s2.test"])
+        await store.server_up("s2.test")
+        async with await Server(store).serve(port=0) as server, Client(second, "127.0.0.1", server.port):
+            more = build_room(LIVELY, 30, seed=5, sign=False)
+            await store.append([event.pdu for event in more.events])
+            async with asyncio.timeout(30):
+                until = store.streams["events"].current().min
+                while second.streams["events"].current().min < until:  # noqa: ASYNC110  # its end is what is waited for
+                    await asyncio.sleep(0.01)
+        assert await findings(second) == []
+
+
+async def test_each_sees_that_the_other_is_alive(logins: Logins) -> None:
+    """The positions of a writer are moved along only if its sessions are gone: so they must be seen from another login."""
+    async with (
+        storage.open(logins.runtime, server_name=SERVER, config=QUICK),
+        await Database.open(logins.other_runtime) as other,
+        other.connection() as conn,
+    ):
+        alive = "SELECT EXISTS (SELECT FROM pg_stat_activity a WHERE a.datname = current_database() AND is_session_of(a.application_name, 'main'))"
+        assert await conn.fetchval(alive)
+
+
+REFUSED_TO_RUNTIME = [
+    "DELETE FROM events",
+    "TRUNCATE events",
+    "UPDATE events SET json = ''",
+    "UPDATE events SET event_id = 'x'",
+    "UPDATE events SET room_nid = 1",
+    "UPDATE events SET sender_nid = 1",
+    "UPDATE events SET auth_events = '{}'",
+    "UPDATE events SET redacted_form = true",
+    "UPDATE rooms SET room_version = '1'",
+    "UPDATE state_groups SET digest = 0",
+    "DELETE FROM rooms",
+    "DELETE FROM state_groups",
+    "DELETE FROM state_deltas",
+    "DELETE FROM auth_chains",
+    "DELETE FROM visibility",
+    "DELETE FROM memberships",
+    "INSERT INTO purged_streams VALUES ('events', 1)",
+    "UPDATE schema_compatibility SET code_revision = '0'",
+    "UPDATE alembic_version SET version_num = '0'",
+    "INSERT INTO background_jobs (name, revision, registered_ts) VALUES ('x', '1', 1)",
+    "CREATE TABLE mine (a int)",
+    "DROP TABLE events",
+    "ALTER TABLE events DISABLE TRIGGER ALL",
+]
+
+
+@pytest.mark.parametrize("statement", REFUSED_TO_RUNTIME)
+async def test_runtime_only_appends(logins: Logins, statement: str) -> None:
+    async with await Database.open(logins.runtime) as database, database.connection() as conn:
+        with pytest.raises(PermissionRefused):
+            await conn.execute(statement)
+
+
+# ----------------------------------------------------------------------------------------------------------------- reader
+
+
+async def test_a_reader_verifies_counts_and_explains(logins: Logins) -> None:
+    async with storage.open(logins.owner, server_name=SERVER) as store:
+        room = await filled(store)
+    for command in (
+        ["verify"],
+        ["stats"],
+        ["explain", "sync", "--user", "@user1:s1.test"],
+        ["explain-visibility", room.events[0].event_id, "@user1:s1.test"],
+        ["export", os.devnull],
+        ["jobs", "--list"],
+        ["migrate", "--list"],
+    ):
+        done = room_storage(*command, "--dsn", logins.reader)
+        assert done.returncode == 0, (command, done.stderr)
+    done = room_storage("verify", "--repair", "--dsn", logins.reader)
+    assert done.returncode == 0, "there is nothing to repair"
+
+
+async def test_a_reader_writes_nothing(logins: Logins) -> None:
+    async with await Database.open(logins.owner) as owner, owner.connection() as conn:
+        tables = await conn.fetchvals("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'")
+        sequences = await conn.fetchvals("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'S'")
+    assert len(tables) > 25
+    async with await Database.open(logins.reader) as database, database.connection() as conn:
+        for table in tables:
+            await conn.fetchval(f"SELECT count(*) FROM {table}")
+            for statement in (f"DELETE FROM {table}", f"INSERT INTO {table} DEFAULT VALUES", f"TRUNCATE {table}"):
+                with pytest.raises(PermissionRefused):
+                    await conn.execute(statement)
+            rights = "SELECT has_any_column_privilege($1::text, 'INSERT, UPDATE')"
+            assert not await conn.fetchval(rights, table), table
+        for sequence in sequences:
+            with pytest.raises(PermissionRefused):
+                await conn.fetchval("SELECT nextval($1::text::regclass)", sequence)
+    with pytest.raises(PermissionRefused):
+        await storage.open(logins.reader, server_name=SERVER).__aenter__()
+
+
+# ----------------------------------------------------------------------------------------------------------------- purger
+
+
+async def test_a_purger_collects_and_mends(logins: Logins) -> None:
+    async with storage.open(logins.owner, server_name=SERVER) as store, await Database.open(logins.purger) as database:
+        room = await filled(store)
+        await collect(database, room.room_id)
+        async with database.connection() as conn:
+            for table in ("visibility", "auth_chain_links", "memberships", "current_state", "missing_events", "audiences"):
+                assert (await conn.execute(f"DELETE FROM {table}")) != "DELETE 0", table
+        await repair(database, room.room_id, server_name=SERVER)
+        await rebuild_visibility(database, room.room_id, server_name=SERVER)
+        await repair_positions(database)
+        assert await findings(store) == []
+        async with database.transaction() as conn:
+            await conn.execute("UPDATE events SET json = json WHERE event_nid = (SELECT min(event_nid) FROM events)")
+            await conn.execute("DELETE FROM events WHERE event_nid = (SELECT max(event_nid) FROM events)")
+        for statement in (
+            "INSERT INTO events SELECT * FROM events",
+            "UPDATE alembic_version SET version_num = '0'",
+            "DELETE FROM deployment",
+        ):
+            async with database.connection() as conn:
+                with pytest.raises(PermissionRefused):
+                    await conn.execute(statement)
+
+
+# ------------------------------------------------------------------------------------------------------ making the roles
+
+
+async def test_no_table_is_forgotten(dsn: str) -> None:
+    """Every table and sequence of the schema is in grants.sql: a reader may read it."""
+    async with await Database.open(dsn) as database, database.connection() as conn:
+        forgotten = await conn.fetchvals(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'v', 'S')"
+            " AND NOT CASE relkind WHEN 'S' THEN has_sequence_privilege('room_storage_reader', oid, 'SELECT')"
+            " ELSE has_table_privilege('room_storage_reader', oid, 'SELECT') END"
+        )
+        assert forgotten == []
+
+
+async def test_who_may_not_make_roles_is_told_how(empty_dsn: str, caplog: pytest.LogCaptureFixture, worker_id: str) -> None:
+    owner = f"storage_test_{os.getpid()}_{worker_id}_{next(_numbers)}_owner"
+    prefix = f"other_{os.getpid()}_{worker_id}".lower()
+    admin = await asyncpg.connect(empty_dsn)
+    try:
+        await admin.execute(f"CREATE ROLE {owner} LOGIN PASSWORD 'x'; GRANT ALL ON SCHEMA public TO {owner}")
+        with caplog.at_level(logging.WARNING):
+            await migrate(as_user(empty_dsn, owner), how=How(role_prefix=prefix))
+        assert f"the roles {prefix}_runtime, {prefix}_reader, {prefix}_purger do not exist and {owner} may not make them" in caplog.text
+        assert f"CREATE ROLE {prefix}_runtime NOLOGIN; CREATE ROLE {prefix}_reader NOLOGIN;" in caplog.text
+        async with storage.open(as_user(empty_dsn, owner), server_name=SERVER) as store:
+            room = RoomBuilder("11")
+            room.start(ALICE)
+            assert [result.outcome for result in await store.append(room.pdus)] == ["stored"] * len(room.pdus)
+        assert len(await grant(as_user(empty_dsn, owner), prefix=prefix)) == 1
+        for role in ("runtime", "reader", "purger"):
+            await admin.execute(f"CREATE ROLE {prefix}_{role} NOLOGIN")
+        assert await grant(as_user(empty_dsn, owner), prefix=prefix) == []
+        assert await admin.fetchval(f"SELECT has_table_privilege('{prefix}_reader', 'events', 'SELECT')")
+        assert not await admin.fetchval(f"SELECT has_table_privilege('{prefix}_runtime', 'events', 'DELETE')")
+    finally:
+        for role in (f"{prefix}_runtime", f"{prefix}_reader", f"{prefix}_purger", owner):
+            if await admin.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", role):
+                await admin.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+        await admin.close()
+
+
+async def test_grants_are_exactly_these_whatever_was_before(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute("GRANT ALL ON events TO room_storage_reader; GRANT UPDATE (json) ON events TO room_storage_runtime")
+        done = room_storage("migrate", "--grants", "--json", "--dsn", dsn)
+        assert (done.returncode, done.stdout) == (0, '{"warnings": "none"}\n')
+        assert not await connection.fetchval("SELECT has_table_privilege('room_storage_reader', 'events', 'DELETE')")
+        assert not await connection.fetchval("SELECT has_column_privilege('room_storage_runtime', 'events', 'json', 'UPDATE')")
+    finally:
+        await connection.close()
+
+
+async def test_a_database_without_roles(empty_dsn: str) -> None:
+    await migrate(empty_dsn, how=How(role_prefix="none"))
+    async with await Database.open(empty_dsn) as database, database.connection() as conn:
+        assert await current_revision(conn) is not None
+        assert await conn.fetchval("SELECT count(*) FROM pg_class WHERE relname = 'events' AND relacl IS NOT NULL") == 0
+
+
+def test_a_prefix_is_part_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checked_prefix(None) == "room_storage"
+    monkeypatch.setenv("STORAGE_ROLE_PREFIX", "matrix")
+    assert checked_prefix(None) == "matrix"
+    assert grants_sql("mine").startswith("SET room_storage.role_prefix = 'mine';")
+    for wrong in ("Mine", "a'b", "a-b", "x" * 42, "1a"):
+        with pytest.raises(InputError, match="cannot begin the name of a role"):
+            checked_prefix(wrong)
