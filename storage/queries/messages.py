@@ -5,9 +5,9 @@ meantime neither shift it nor fall through. The limit is exact, as visibility is
 within the stretch that a page covers, the page says so (`Gap`), so that it can be backfilled and asked for again.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, LiteralString, NamedTuple
+from typing import Final, Literal, LiteralString, NamedTuple, TypeVar
 
 from storage.database.connection import Connection
 from storage.errors import InputError, UnknownRoom
@@ -22,6 +22,7 @@ from storage.streams.positions import LARGEST_POSITION
 from storage.streams.tokens import is_sync_token
 
 Direction = Literal["b", "f"]
+_Row = TypeVar("_Row")
 
 SQL_BACKWARDS: Final[LiteralString] = """
 WITH
@@ -347,12 +348,16 @@ async def messages(
     What the ``ignored`` have sent is left out, but for state (client-server API, "Ignoring Users"); so is what is not ``wanted``.
     """
     given, asked = asked, await exact(conn, asked, room_id=room_id)
-    was_asked = asked is not given
-    stretch = stretch_of(asked.start, asked.stop)
-    arguments = room_id, user_id, *stretch, asked.limit, list(ignored), *wanted.arguments
-    rows = [] if was_asked else await _ordinary(conn, asked, arguments)
-    if not rows:
-        rows = await _moved(conn, asked, arguments)
+    arguments = room_id, user_id, *stretch_of(asked.start, asked.stop), asked.limit, list(ignored), *wanted.arguments
+    ends = numbers(asked.start), numbers(asked.stop)
+    backwards = asked.direction == "b"
+    ordinary, moved = (SQL_BACKWARDS, SQL_BACKWARDS_MOVED) if backwards else (SQL_FORWARDS, SQL_FORWARDS_MOVED)
+    rows = await with_care(
+        asked,
+        asked is not given,
+        lambda moves: conn.fetch(ordinary, *arguments, moves, row=PageRow),
+        lambda: conn.fetch(moved, *arguments, *ends, row=PageRow),
+    )
     if not rows:
         raise UnknownRoom(room_id)
     found = [stored_of(row[EVENT:], withheld=bool(row.withheld)) for row in rows if row.event_nid is not None]
@@ -360,20 +365,21 @@ async def messages(
     return replace(page, gaps=_gaps(rows[0], page.chunk, asked, more=page.end is not None))
 
 
-async def _ordinary(conn: Connection, asked: Between, arguments: tuple[object, ...]) -> list[PageRow]:
-    """No rows if events have moved since a token was made; or for an unknown room."""
+async def with_care(
+    asked: Between,
+    was_asked: bool,
+    ordinary: Callable[[int], Awaitable[list[_Row]]],
+    moved: Callable[[], Awaitable[list[_Row]]],
+) -> list[_Row]:
+    """The rows of the ordinary statement if there are no more moves than when the tokens were made, else of the one that reads what has moved.
+
+    The former gives none for a room that has had more moves than it is told, or where there is nothing to be seen. Where a statement was
+    asked before, the latter alone, so that a page takes two.
+    """
     moves = min(as_of(asked.start), as_of(asked.stop))
-    if asked.direction == "b":
-        return await conn.fetch(SQL_BACKWARDS, *arguments, moves, row=PageRow)
-    return await conn.fetch(SQL_FORWARDS, *arguments, moves, row=PageRow)
-
-
-async def _moved(conn: Connection, asked: Between, arguments: tuple[object, ...]) -> list[PageRow]:
-    """The same, whatever has moved."""
-    ends = numbers(asked.start), numbers(asked.stop)
-    if asked.direction == "b":
-        return await conn.fetch(SQL_BACKWARDS_MOVED, *arguments, *ends, row=PageRow)
-    return await conn.fetch(SQL_FORWARDS_MOVED, *arguments, *ends, row=PageRow)
+    if moves == LARGEST_POSITION:
+        return await ordinary(moves)
+    return (not was_asked and await ordinary(moves)) or await moved()
 
 
 def page_of(found: Sequence[StoredEvent], asked: Between, deployment: str, moved: Moved) -> Page:

@@ -1,4 +1,4 @@
-"""What relates to an event: edits, reactions, references, threads, in the order and with the tokens of `messages`. One statement.
+"""What relates to an event: edits, reactions, references, threads, in the order and with the tokens of `messages`. One statement, two after a move.
 
 Client-server API, "Event relationships". An event relates to another one as long as it does in the eyes of who asks: it is not
 redacted (nor shown redacted, for its sender was erased), of the same room, and they may see it. With `recurse` what relates to
@@ -13,8 +13,9 @@ from storage.database.connection import Connection
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, UserId
 from storage.queries.events import StoredEvent, stored_of
-from storage.queries.messages import Between, Page, exact, page_of, stretch_of
+from storage.queries.messages import Between, Direction, Page, exact, page_of, stretch_of, with_care
 from storage.queries.moved import Moved, numbers
+from storage.queries.moved_relations import SQL_BACKWARDS_MOVED, SQL_FORWARDS_MOVED, SQL_RECURSIVE_MOVED
 
 LEVELS: Final = 3
 """How many steps from the event a recursive answer goes; the specification recommends at least three."""
@@ -26,11 +27,12 @@ reader AS MATERIALIZED (
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
 ),
 target AS MATERIALIZED (
-    SELECT relation_key(e.event_id) AS key, e.room_nid, reader.ignored, sight.*
+    SELECT relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version, r.moves, reader.ignored, sight.*
     FROM reader
     CROSS JOIN events e
+    JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
-    WHERE e.event_id = $1::text
+    WHERE e.event_id = $1::text AND r.moves <= $13::bigint  -- else the tokens are to be read with care (moved_relations.py)
         AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
 ),
 found AS (  -- the types of relations to it, from one to the next by the index
@@ -55,40 +57,19 @@ kind AS MATERIALIZED (
     UNION ALL
     SELECT type_nid FROM event_types WHERE type = $4::text
 ),
-brought AS MATERIALIZED (  -- what belongs below the upper end, and has moved above it
-    SELECT m.event_nid, m.topological_ordering, m.stream_ordering
-    FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $13::bigint[], false) AS m
-    WHERE r.moves > ($13::bigint[])[2]
-),
-left_out AS MATERIALIZED (  -- what belongs below the lower end, likewise
-    SELECT m.event_nid, m.topological_ordering, m.levels
-    FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $14::bigint[], false) AS m
-    WHERE r.moves > ($14::bigint[])[2]
-),
-stretch AS MATERIALIZED (  -- each of what has moved is a stretch of its own
-    SELECT 0::bigint AS lower, 0::bigint AS lower_stream, $6::bigint AS upper, $7::bigint AS upper_stream
-    UNION ALL
-    SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
-),
 page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     SELECT e.*
     FROM target t
     CROSS JOIN kind
-    CROSS JOIN stretch AS s
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json
         FROM events e
         WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) <= (s.upper, s.upper_stream)
-            AND (e.topological_ordering, e.stream_ordering) >= (s.lower, s.lower_stream)
+            AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND (
-                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
+                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
                 OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
             )
             AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
@@ -100,12 +81,11 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT $12::bigint + 1
 )
-SELECT CASE WHEN r.moves > 0 THEN ARRAY[r.moves] END AS moved,
-    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering, page.topological_ordering, page.depth,
+SELECT CASE WHEN t.moves > 0 THEN ARRAY[t.moves] END AS moved,
+    page.event_nid, page.event_id, t.room_id, t.room_version, page.stream_ordering, page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
     page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
-FROM target
-JOIN rooms r USING (room_nid)
+FROM target t
 LEFT JOIN page ON true
 ORDER BY page.topological_ordering DESC, page.stream_ordering DESC
 """
@@ -117,11 +97,12 @@ reader AS MATERIALIZED (
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
 ),
 target AS MATERIALIZED (
-    SELECT relation_key(e.event_id) AS key, e.room_nid, reader.ignored, sight.*
+    SELECT relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version, r.moves, reader.ignored, sight.*
     FROM reader
     CROSS JOIN events e
+    JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
-    WHERE e.event_id = $1::text
+    WHERE e.event_id = $1::text AND r.moves <= $13::bigint  -- else the tokens are to be read with care (moved_relations.py)
         AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
 ),
 found AS (  -- the types of relations to it, from one to the next by the index
@@ -146,40 +127,19 @@ kind AS MATERIALIZED (
     UNION ALL
     SELECT type_nid FROM event_types WHERE type = $4::text
 ),
-brought AS MATERIALIZED (  -- what belongs below the upper end, and has moved above it
-    SELECT m.event_nid, m.topological_ordering, m.stream_ordering
-    FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $13::bigint[], true) AS m
-    WHERE r.moves > ($13::bigint[])[2]
-),
-left_out AS MATERIALIZED (  -- what belongs below the lower end, likewise
-    SELECT m.event_nid, m.topological_ordering, m.levels
-    FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $14::bigint[], true) AS m
-    WHERE r.moves > ($14::bigint[])[2]
-),
-stretch AS MATERIALIZED (  -- each of what has moved is a stretch of its own
-    SELECT 0::bigint AS lower, 0::bigint AS lower_stream, $6::bigint AS upper, $7::bigint AS upper_stream
-    UNION ALL
-    SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
-),
 page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     SELECT e.*
     FROM target t
     CROSS JOIN kind
-    CROSS JOIN stretch AS s
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json
         FROM events e
         WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) <= (s.upper, s.upper_stream)
-            AND (e.topological_ordering, e.stream_ordering) >= (s.lower, s.lower_stream)
+            AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND (
-                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
+                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
                 OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
             )
             AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
@@ -191,15 +151,11 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     ORDER BY e.topological_ordering, e.stream_ordering
     LIMIT $12::bigint + 1
 )
-SELECT CASE WHEN r.moves > 0 THEN (
-        SELECT r.moves || COALESCE(array_agg(topological_ordering ORDER BY event_nid) || array_agg(levels ORDER BY event_nid), '{}')
-        FROM left_out
-    ) END AS moved,
-    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering, page.topological_ordering, page.depth,
+SELECT CASE WHEN t.moves > 0 THEN ARRAY[t.moves] END AS moved,
+    page.event_nid, page.event_id, t.room_id, t.room_version, page.stream_ordering, page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
     page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
-FROM target
-JOIN rooms r USING (room_nid)
+FROM target t
 LEFT JOIN page ON true
 ORDER BY page.topological_ordering, page.stream_ordering
 """
@@ -213,11 +169,12 @@ reader AS MATERIALIZED (
         (SELECT type_nid FROM event_types WHERE type = $5::text) AS type_nid
 ),
 target AS MATERIALIZED (
-    SELECT e.event_nid, relation_key(e.event_id) AS key, e.room_nid, reader.ignored, reader.rel_type_nid, reader.type_nid, sight.*
+    SELECT e.event_nid, relation_key(e.event_id) AS key, e.room_nid, r.moves, reader.ignored, reader.rel_type_nid, reader.type_nid, sight.*
     FROM reader
     CROSS JOIN events e
+    JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
-    WHERE e.event_id = $1::text
+    WHERE e.event_id = $1::text AND r.moves <= $16::bigint  -- else the tokens are to be read with care (moved_relations.py)
         AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
 ),
 walk AS (  -- level by level; what is not shown is not gone through. Each event relates to one other, so there are no circles but by the target
@@ -239,40 +196,22 @@ found AS (  -- stops the walk when it has read that many rows
     FROM walk
     LIMIT $14::bigint
 ),
-brought AS MATERIALIZED (  -- what belongs below the upper end, and has moved above it
-    SELECT m.event_nid, m.topological_ordering, m.stream_ordering
-    FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $16::bigint[], $13::bigint > 0) AS m
-    WHERE r.moves > ($16::bigint[])[2]
-),
-left_out AS MATERIALIZED (  -- what belongs below the lower end, likewise
-    SELECT m.event_nid, m.topological_ordering, m.levels
-    FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $17::bigint[], $13::bigint > 0) AS m
-    WHERE r.moves > ($17::bigint[])[2]
-),
 page AS MATERIALIZED (
     SELECT e.event_nid, e.topological_ordering, e.stream_ordering
     FROM found f
     JOIN events e USING (event_nid)
     WHERE f.shown AND f.level > 0
-        AND ((e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint) OR e.event_nid IN (SELECT event_nid FROM brought))
+        AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
         AND (e.backfilled OR e.stream_ordering <= $8::bigint)
         AND (
-            (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
+            (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
             OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
         )
     ORDER BY e.topological_ordering * $13::bigint, e.stream_ordering * $13::bigint
     LIMIT $12::bigint + 1
 )
-SELECT CASE WHEN r.moves > 0 THEN (
-        SELECT r.moves || COALESCE(array_agg(topological_ordering ORDER BY event_nid) || array_agg(levels ORDER BY event_nid), '{}')
-        FROM left_out
-    ) END AS moved, s.*
-FROM target
-JOIN rooms r USING (room_nid)
+SELECT CASE WHEN t.moves > 0 THEN ARRAY[t.moves] END AS moved, s.*
+FROM target t
 LEFT JOIN page ON true
 LEFT JOIN stored_events s ON s.event_nid = page.event_nid
 ORDER BY page.topological_ordering * $13::bigint, page.stream_ordering * $13::bigint
@@ -326,24 +265,32 @@ async def relations(
 ) -> RelationsPage:
     """Exactly ``limit`` events that relate to one, unless there are no more. `UnknownEvent` also where the user may not see the event.
 
-    One statement; one more for tokens of sync of a time when a writer was behind (`messages.exact`).
+    One statement; one more for tokens of sync of a time when a writer was behind (`messages.exact`), or where events have moved since.
     A recursive walk reads ``rows_max`` events at most, nearest to the event first; what it has found by then is all there is.
     """
     if any("\0" in (text or "") for text in (wanted.rel_type, wanted.event_type)):
         raise InputError("a type holds no NUL")
-    asked = await exact(conn, asked, event_id=event_id)
+    given, asked = asked, await exact(conn, asked, event_id=event_id)
     upper, lower = (asked.start, asked.stop) if asked.direction == "b" else (asked.stop, asked.start)
-    ends = numbers(upper), numbers(lower)
     arguments = (event_id, user_id, list(wanted.ignored), wanted.rel_type, wanted.event_type, *stretch_of(upper, lower), asked.limit)
     if wanted.recurse:
-        sign = -1 if asked.direction == "b" else 1
-        rows = await conn.fetch(SQL_RECURSIVE, *arguments, sign, rows_max, LEVELS, *ends, row=RelatedRow)
-    elif asked.direction == "b":
-        rows = await conn.fetch(SQL_BACKWARDS, *arguments, *ends, row=RelatedRow)
-    else:
-        rows = await conn.fetch(SQL_FORWARDS, *arguments, *ends, row=RelatedRow)
+        arguments += (-1 if asked.direction == "b" else 1, rows_max, LEVELS)
+    ordinary, moved = _statements(asked.direction, recurse=wanted.recurse)
+    rows = await with_care(
+        asked,
+        asked is not given,
+        lambda moves: conn.fetch(ordinary, *arguments, moves, row=RelatedRow),
+        lambda: conn.fetch(moved, *arguments, numbers(upper), numbers(lower), row=RelatedRow),
+    )
     if not rows:
         raise UnknownEvent(event_id)
     found: list[StoredEvent] = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
     page = page_of(found, asked, deployment, Moved.of(rows[0].moved))
     return RelationsPage(page.chunk, page.start, page.end, page.gaps, LEVELS if wanted.recurse else None)
+
+
+def _statements(direction: Direction, *, recurse: bool) -> tuple[LiteralString, LiteralString]:
+    """The ordinary one, and that for after a move."""
+    if recurse:
+        return SQL_RECURSIVE, SQL_RECURSIVE_MOVED
+    return (SQL_BACKWARDS, SQL_BACKWARDS_MOVED) if direction == "b" else (SQL_FORWARDS, SQL_FORWARDS_MOVED)
