@@ -17,6 +17,7 @@ from storage.store import Identity, Store
 from storage.streams import startup
 from storage.streams.following import follow
 from storage.streams.registry import Streams
+from storage.streams.restored import lost
 
 
 @asynccontextmanager
@@ -56,11 +57,12 @@ async def open_store(
             epochs = await startup.epochs(conn, instance_name)
         async with database.connection() as conn:
             streams = Streams(database, instance_name, await startup.positions(conn), epochs)
+            gone = await lost(conn)
         writer = Writer(database, streams, server_name=name, writer_nid=writer_nid)
         writer.start()
         stack.push_async_callback(writer.close)
         await stack.enter_async_context(running(follow(database, streams, every_ms=config.follow_ms)))
-        store = Store(database, streams, writer, Identity(name, instance_name, writer_nid, deployment_id))
+        store = Store(database, streams, writer, Identity(name, instance_name, writer_nid, deployment_id, gone))
         stack.callback(store.notifier.close)
         yield store
 

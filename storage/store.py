@@ -41,24 +41,27 @@ from storage.queries.relations import RelationsPage
 from storage.queries.state_texts import StateMap
 from storage.queries.sync import Asked, Look, Memory, Sync, is_quiet, look, quiet, until_news
 from storage.queries.sync.candidates import News, rooms_of
+from storage.queries.sync.positions import events_of
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.account_data import AccountData
 from storage.streams.caches import Caches, RoomsOf
 from storage.streams.notifier import Notifier
 from storage.streams.receipts import Receipts
 from storage.streams.registry import Streams
+from storage.streams.restored import Lost
 from storage.streams.to_device import ToDevice
 from storage.streams.writing import StreamWriter
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose store this is: the homeserver, the process, its number among the writers, and the database."""
+    """Whose store this is: the homeserver, the process, its number among the writers, and the database, with what restores took back."""
 
     server_name: str
     instance_name: str
     writer_nid: int
     deployment_id: str
+    lost: Lost
 
 
 class Store:
@@ -71,6 +74,7 @@ class Store:
         self.server_name = identity.server_name
         self.instance_name = identity.instance_name
         self.deployment_id = identity.deployment_id
+        self.lost = identity.lost
         self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
         self.caches = _caches(database.config, streams)
         self.memory = Memory(lambda name: streams[name].positions(), self.caches.rooms_of, self.caches.room_changes)
@@ -241,6 +245,8 @@ class Store:
             deployment=self.deployment_id,
             config=self.database.config,
         )
+        if (token := asked.token) is not None:
+            self.lost.refuse(since or "", events_of(token))
 
         waits = timeout_ms > 0
         return await until_news(

@@ -18,10 +18,13 @@ CREATE TABLE deployment (
     created_ts bigint NOT NULL,
     singleton boolean NOT NULL DEFAULT true,
     server_name text COLLATE "C",
+    incarnation text COLLATE "C",
     CONSTRAINT deployment_pkey PRIMARY KEY (singleton),
     CONSTRAINT deployment_singleton_check CHECK (singleton)
 );
 COMMENT ON TABLE deployment IS 'One row. Tokens carry the deployment id, so that a token of another database is refused.';
+COMMENT ON COLUMN deployment.incarnation IS
+    'Which cluster, database and timeline this was when a store was opened last. In another one it was restored (storage/streams/restored.py).';
 COMMENT ON COLUMN deployment.server_name IS
     'The homeserver whose users are local: visibility and memberships are kept for them. Set by the first store that opens, and no '
     'other is let in. NULL: everything so far was imported without a name.';
@@ -563,6 +566,18 @@ COMMENT ON TABLE purged_streams IS
     'among it) up to there may be gone, so a sync from before begins anew (ResyncNeeded). No row: nothing was.';
 COMMENT ON COLUMN purged_streams.purged_upto IS 'The largest such position. Whoever throws away sets it, in the same transaction.';
 COMMENT ON CONSTRAINT purged_streams_pkey ON purged_streams IS 'Serves: each sync.';
+
+CREATE TABLE lost_positions (
+    stream_name text COLLATE "C" NOT NULL,
+    lost_after bigint NOT NULL,
+    lost_upto bigint NOT NULL,
+    CONSTRAINT lost_positions_pkey PRIMARY KEY (stream_name, lost_upto),
+    CONSTRAINT lost_positions_check CHECK (lost_after < lost_upto)
+);
+COMMENT ON TABLE lost_positions IS
+    'Gaps that were left in the streams when the database had been restored: positions between were given, if at all, to facts that are gone, and '
+    'are never given again (storage/streams/restored.py).';
+COMMENT ON CONSTRAINT lost_positions_pkey ON lost_positions IS 'Serves: a store that opens learns which tokens to refuse.';
 
 CREATE SEQUENCE writer_nids AS smallint START 1;
 CREATE TABLE writers (

@@ -17,6 +17,7 @@ from storage.database.connection import Connection
 from storage.database.migrate import HEAD_REVISION
 from storage.errors import InstanceNameTaken, InvalidIdentifier
 from storage.streams.registry import STREAMS
+from storage.streams.restored import notice
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +179,7 @@ async def enter(conn: Connection, instance_name: str) -> int:
     names = list(STREAMS)
     sequences = [STREAMS[name].sequence for name in names]
     await set_sequences_forward(conn)
+    await notice(conn, zip(names, sequences, strict=True))
     writer_nid: int | None = await conn.fetchval(SQL_FIND_WRITER, instance_name)
     if writer_nid is None:
         writer_nid = await conn.fetchval(SQL_WRITER, instance_name)

@@ -41,6 +41,11 @@ class Asked:
     filter: SyncFilter = ANY_ROOM
     rows_max: int = 20_000
 
+    @property
+    def token(self) -> SyncToken | None:
+        """Where the user is: of ``since``, or of the parts of an initial sync."""
+        return self.since if self.part is None else self.part.upto
+
     @classmethod
     def of(
         cls,
@@ -132,7 +137,7 @@ async def quiet(conn: Connection, asked: Asked, memory: Memory) -> tuple[Sync, N
 
 def _refuse_purged(asked: Asked, purged_upto: int) -> None:
     """`ResyncNeeded` for a token from before what was thrown away."""
-    token = asked.since if asked.part is None else asked.part.upto
+    token = asked.token
     if token is not None and events_of(token).min < purged_upto:
         raise ResyncNeeded(token.print(asked.deployment), "what happened since then is not kept any more")
 
