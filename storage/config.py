@@ -119,6 +119,12 @@ class Config:
     """Rooms and users for which it is remembered, for each stream and writer, when they were last concerned. A sync that comes to wait
     and is further behind than that looks once more before it does."""
 
+    # ---------------------------------------------------------------------------------------------------- maintenance
+
+    censor_after_ms: int = 604_800_000
+    """How long after a redaction arrived the content that it took away may leave the disk (`room-storage censor`): seven days. Negative:
+    it stays for ever, unless the command says how old a redaction must be."""
+
     # ---------------------------------------------------------------------------------------------------- replication
 
     replication_ping_ms: int = 5_000

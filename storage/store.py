@@ -13,7 +13,7 @@ from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.maintenance.explain import Explanation, explain_visibility
 from storage.persist import AppendResult, Origin, Writer
 from storage.persist.append import append
-from storage.persist.erasure import erase_user
+from storage.persist.erasure import erase_user, restore_user
 from storage.persist.intake import Pdu, VerifyKeys
 from storage.queries import aggregations as aggregating
 from storage.queries import (
@@ -104,6 +104,12 @@ class Store:
         user = checks.user(user_id)
         async with self.database.connection() as conn:
             await erase_user(conn, user, time_ns() // 1_000_000)
+
+    async def restore_user(self, user_id: str) -> None:
+        """Take `erase_user` back. One who was not erased stays as they are. `InvalidIdentifier`."""
+        user = checks.user(user_id)
+        async with self.database.connection() as conn:
+            await restore_user(conn, user)
 
     # ---------------------------------------------------------------------------------------------- one thing
 

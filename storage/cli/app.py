@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import typer
 
 from storage.cli import (
+    censor,
     demo,
     explain,
     explain_visibility,
     export_file,
+    forget_user,
     gc,
     import_files,
     jobs,
@@ -53,6 +55,8 @@ app.command("rebuild-visibility")(rebuild_visibility.command)
 app.command("explain")(explain.command)
 app.command("explain-visibility")(explain_visibility.command)
 app.command("gc")(gc.command)
+app.command("censor")(censor.command)
+app.command("forget-user")(forget_user.command)
 app.add_typer(spark.app, name="spark")
 
 

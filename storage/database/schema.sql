@@ -233,11 +233,11 @@ COMMENT ON COLUMN events.stream_ordering IS 'When this server learned of the eve
 COMMENT ON COLUMN events.topological_ordering IS 'Causal order: larger than that of every held parent in the room. Computed here, never the claimed depth. NULL for outliers.';
 COMMENT ON COLUMN events.relates_to IS
     'What it relates to (m.relates_to), by relation_key(event id): so the target need not be held. NULL, as are the next two: nothing. '
-    'Told by the received bytes alone, whatever becomes of the event or its target.';
+    'Told by the bytes alone, whatever becomes of the event or its target; nothing once it is censored.';
 COMMENT ON COLUMN events.rel_type_nid IS 'The type of the relation, of event_types.';
 COMMENT ON COLUMN events.replaces IS
     'Of m.replace: whether it may replace another event, as far as it tells itself (storage/event/relation.py).';
-COMMENT ON COLUMN events.has_url IS 'Its content has a key "url", whether redacted since or not. NULL: it has none. Serves: filters with contains_url.';
+COMMENT ON COLUMN events.has_url IS 'Its content has a key "url", whether redacted since or not, but not censored. NULL: it has none. Serves: filters with contains_url.';
 COMMENT ON COLUMN events.after_gap IS
     'A live event some parent of which was not held when it arrived: a timeline does not go on across it, as history that is filled in later '
     'never comes down /sync. Stays so when the gap is filled. NULL: all parents were there.';
@@ -247,7 +247,8 @@ COMMENT ON COLUMN events.state_group_before IS 'The state before the event. NULL
 COMMENT ON COLUMN events.state_group_after IS 'The state after an accepted state event. NULL: the same as before it.';
 COMMENT ON COLUMN events.audience IS 'Who may see it: the audience that visibility.audiences speaks of. NULL for outliers.';
 COMMENT ON COLUMN events.redacted_by IS 'The redaction that took effect on it: smallest (origin_server_ts, event_id) if there are several.';
-COMMENT ON COLUMN events.encoding IS 'How json is packed: 0 = the bytes as received.';
+COMMENT ON COLUMN events.encoding IS
+    'What json holds: 0 = the bytes as received; 1 = censored, the canonical JSON of the redacted form (storage/maintenance/censor.py).';
 COMMENT ON COLUMN events.writer_nid IS 'Who gave it its stream ordering. Within a room stream orderings are in the order of commits, whoever writes.';
 COMMENT ON COLUMN events.membership IS 'Of m.room.member: 0 other or missing, 1 ban, 2 leave, 3 knock, 4 invite, 5 join.';
 COMMENT ON COLUMN events.backfilled IS 'History: never goes down /sync.';
@@ -259,7 +260,7 @@ COMMENT ON COLUMN events.ineffective IS
 COMMENT ON COLUMN events.rejected IS 'The auth rule that refused it, with the reason. NULL: accepted.';
 COMMENT ON COLUMN events.prev_events IS 'Parents, in the order of the PDU: nids of events or of missing_events. Empty for outliers.';
 COMMENT ON COLUMN events.auth_events IS 'Auth events, in the order of the PDU. All held.';
-COMMENT ON COLUMN events.json IS 'The received bytes, packed as encoding says.';
+COMMENT ON COLUMN events.json IS 'The received bytes, or what encoding says.';
 COMMENT ON CONSTRAINT events_pkey ON events IS 'Serves: events by nid; traversal of edges.';
 COMMENT ON CONSTRAINT events_event_id_key ON events IS 'Serves: events by id; duplicates.';
 COMMENT ON CONSTRAINT events_stream_ordering_key ON events IS 'Serves: rows of the streams "events" and "backfill" in order.';
@@ -276,6 +277,9 @@ CREATE INDEX events_gap_idx ON events (room_nid, stream_ordering) WHERE after_ga
 COMMENT ON INDEX events_gap_idx IS 'Serves: the last gap that a timeline would cross.';
 CREATE INDEX events_room_time_idx ON events (room_nid, origin_server_ts) WHERE NOT outlier;
 COMMENT ON INDEX events_room_time_idx IS 'Serves: the event nearest to a time (storage/queries/near.py).';
+CREATE INDEX events_uncensored_idx ON events (event_nid) WHERE encoding = 0 AND (redacted_by IS NOT NULL OR redacted_form);
+COMMENT ON INDEX events_uncensored_idx IS
+    'Serves: what is to be censored (storage/maintenance/censor.py). Redacted events only, and each leaves it when that is done.';
 CREATE INDEX events_relation_idx ON events (relates_to, rel_type_nid, topological_ordering, stream_ordering)
     WHERE relates_to IS NOT NULL AND NOT outlier;
 COMMENT ON INDEX events_relation_idx IS

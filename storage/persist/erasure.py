@@ -20,7 +20,20 @@ SELECT principal_nid, $2::bigint FROM principals WHERE name = $1::text
 ON CONFLICT (principal_nid) DO NOTHING
 """
 
+SQL_RESTORE: Final[LiteralString] = """
+DELETE FROM erased_users
+WHERE principal_nid = (SELECT principal_nid FROM principals WHERE name = $1::text)
+"""
 
-async def erase_user(conn: Connection, user_id: UserId, erased_ts: int) -> None:
-    """From now on, what this user ever sent is shown whole only to users, and servers of users, who were in the room then."""
-    await conn.execute(SQL_ERASE, user_id, erased_ts)
+
+async def erase_user(conn: Connection, user_id: UserId, erased_ts: int) -> bool:
+    """From now on, what this user ever sent is shown whole only to users, and servers of users, who were in the room then.
+
+    What is state is told whole all the same where a state is told: it is the room's. Whether that is new.
+    """
+    return await conn.execute(SQL_ERASE, user_id, erased_ts) != "INSERT 0 0"
+
+
+async def restore_user(conn: Connection, user_id: UserId) -> bool:
+    """Take that back: their events are shown as they are again. Whether the user was erased."""
+    return await conn.execute(SQL_RESTORE, user_id) != "DELETE 0"

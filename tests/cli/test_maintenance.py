@@ -74,3 +74,39 @@ async def test_gc_rebuild_and_explain(dsn: str) -> None:
 def test_an_empty_database(dsn: str) -> None:
     for command in ("verify", "gc"):
         assert room_storage(command, "--dsn", dsn).returncode == 0
+
+
+async def test_censor(dsn: str) -> None:
+    """A time in days, a dry run, and what is left to wait."""
+    room = await filled(dsn)
+    redacted = sum(event.type == "m.room.redaction" for event in room.events)
+    assert redacted > 0
+    assert room_storage("censor", "--dsn", dsn).stdout.startswith("0 events censored\n")
+    done = room_storage("censor", "--older-than", "0", "--dry-run", "--json", "--dsn", dsn)
+    counted = json.loads(done.stdout)
+    assert (done.returncode, counted["dry_run"], counted["waiting"]) == (0, True, 0)
+    assert counted["censored"] > 0
+    done = room_storage("censor", "--older-than", "0", STORAGE_DSN=dsn)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"{counted['censored']} events censored")
+    assert json.loads(room_storage("censor", "--older-than", "0", "--json", "--dsn", dsn).stdout)["censored"] == 0
+    assert room_storage("verify", "--dsn", dsn).returncode == 0
+    done = room_storage("censor", "--dsn", dsn, STORAGE_CENSOR_AFTER_MS="-1")
+    assert (done.returncode, "switched off" in done.stderr) == (2, True)
+
+
+async def test_forget_user(dsn: str) -> None:
+    await filled(dsn)
+    user = f"@user1:{SERVER}"
+    assert room_storage("forget-user", user, "--dsn", dsn).stdout == f"{user} is forgotten\n"
+    assert room_storage("forget-user", user, STORAGE_DSN=dsn).stdout == f"{user} is forgotten, and was so before\n"
+    async with await Database.open(dsn) as database, database.connection() as conn:
+        erased = "SELECT array_agg(p.name) FROM erased_users u JOIN principals p USING (principal_nid)"
+        assert await conn.fetchval(erased) == [user]
+        assert json.loads(room_storage("forget-user", "--undo", user, "--json", "--dsn", dsn).stdout) == {
+            "user": user,
+            "erased": False,
+            "changed": True,
+        }
+        assert await conn.fetchval(erased) is None
+    assert room_storage("forget-user", "--undo", user, "--dsn", dsn).stdout == f"{user} is not forgotten, and was so before\n"
+    assert room_storage("forget-user", "user1", "--dsn", dsn).returncode == 2

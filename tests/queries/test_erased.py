@@ -77,3 +77,47 @@ async def test_an_invitation_shows_history_but_who_was_invited_only_was_not_ther
         said.event_id: True,
         again.event_id: not joins,
     }
+
+
+async def test_every_other_read_that_knows_its_reader_follows(store: Store) -> None:
+    """Relations, aggregations and first syncs, too; a state is told whole, as it is the room's: its name does not vanish."""
+    room = new_room(members=[OTHER])
+    root = room.message(ADMIN)
+    threaded = room.threaded(OTHER, root, "my name is Rose")
+    room.power_levels(ADMIN, users={OTHER: 100})
+    named = room.name(OTHER, "Rose's room")
+    room.join(LOCAL)
+    await deliver(store, room)
+    await store.erase_user(OTHER)
+    for user, shown in ((ADMIN, True), (LOCAL, False)):
+        related = (await store.relations(root.event_id, user)).chunk
+        assert [event.event_id for event in related] == ([threaded.event_id] if shown else [])
+        [event] = [
+            event
+            for event in (await store.messages(room.room_id, user, limit=100, aggregations=True)).chunk
+            if event.event_id == root.event_id
+        ]
+        assert (event.relations is not None) == shown
+        assert (root.event_id in await store.aggregations(user, [root.event_id])) == shown
+        first = (await store.sync(user, timeline_limit=100)).join[room.room_id]
+        assert {one.event_id for one in first.timeline.events if one.withheld} == (
+            set() if shown else {one.event_id for one in room.events if one.sender == OTHER}
+        )
+        around = await store.context(root.event_id, user, limit=0)
+        assert [one.content["name"] for one in around.state if one.event_id == named.event_id] in ([], ["Rose's room"])
+        state = (await store.sync(user, timeline_limit=1)).join[room.room_id].state
+        assert [one.content["name"] for one in state if one.event_id == named.event_id] == ["Rose's room"]
+
+
+async def test_what_was_taken_back_is_shown_again(store: Store) -> None:
+    room = new_room(members=[OTHER])
+    said = room.message(OTHER, "my name is Rose")
+    room.join(LOCAL)
+    await deliver(store, room)
+    await store.restore_user(OTHER)
+    for change, withheld in ((store.erase_user, True), (store.restore_user, False), (store.restore_user, False)):
+        await change(OTHER)
+        [event] = [one for one in (await store.messages(room.room_id, LOCAL, limit=100)).chunk if one.event_id == said.event_id]
+        assert event.withheld == withheld
+    with pytest.raises(InvalidIdentifier):
+        await store.restore_user("Rose")

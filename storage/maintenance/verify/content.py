@@ -6,13 +6,17 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER, membership_code
 from storage.errors import InvalidEvent
-from storage.event import Event, parse, relation_of
+from storage.event import Event, parse, redact, relation_of
+from storage.event.hashes import canonical
+from storage.event.reading import read_trusted
 from storage.event.relation import target_key
+from storage.event.versions import version_of
+from storage.maintenance.censor import AS_RECEIVED, CENSORED
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import Room, event_ids
 
 SQL_CONTENTS: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.outlier, e.json, t.type, p.name AS sender, k.state_key,
+SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.redacted_by, e.outlier, e.json, t.type, p.name AS sender, k.state_key,
     k.type_nid AS key_type_nid, e.type_nid, e.depth, e.origin_server_ts, e.membership, e.prev_events, e.auth_events,
     e.relates_to, x.type AS rel_type, e.replaces, e.has_url
 FROM events e
@@ -41,6 +45,7 @@ class ContentsRow(NamedTuple):
     event_id: str
     encoding: int
     redacted_form: bool
+    redacted_by: int | None
     outlier: bool
     json: bytes
     type: str | None
@@ -78,8 +83,21 @@ async def check_contents(conn: Connection, room: Room) -> AsyncIterator[Finding]
 def _bytes(room: Room, row: ContentsRow, event: Event) -> Iterator[Finding]:
     if event.event_id != row.event_id:
         yield room.finding("bytes", [row.event_id], "another event id", f"bytes of {event.event_id}")
-    if event.content_hash_valid == row.redacted_form:
+    if row.encoding == CENSORED:
+        yield from _censored(room, row)
+    elif row.encoding != AS_RECEIVED:
+        yield room.finding("bytes", [row.event_id], f"encoding {row.encoding}", f"{AS_RECEIVED} or {CENSORED}")
+    elif event.content_hash_valid == row.redacted_form:
         yield room.finding("bytes", [row.event_id], f"redacted_form {row.redacted_form}", not event.content_hash_valid)
+
+
+def _censored(room: Room, row: ContentsRow) -> Iterator[Finding]:
+    """Only what is redacted is censored, and then just the redacted form is there; the content hash says nothing of that."""
+    if row.redacted_by is None and not row.redacted_form:
+        yield room.finding("bytes", [row.event_id], "censored", "not redacted")
+    version = version_of(room.row.room_version)
+    if row.json != canonical(redact(read_trusted(row.json, strict=version.strict_canonical_json), version)):
+        yield room.finding("bytes", [row.event_id], "censored", "the canonical JSON of the redacted form")
 
 
 def _columns(room: Room, row: ContentsRow, event: Event, ids: Mapping[int, str]) -> Iterator[Finding]:

@@ -1,0 +1,42 @@
+"""`room-storage censor`: what redactions took away leaves the disk."""
+
+from typing import Annotated, Final
+
+import typer
+
+from storage.cli.common import DsnOption, JsonOption, print_json, run
+from storage.cli.maintaining import maintained
+from storage.maintenance.censor import Censored, censor
+
+DAY_MS: Final = 86_400_000
+
+
+def command(
+    dsn: DsnOption = None,
+    *,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS", min=0, help="How long ago the redaction arrived; without it, STORAGE_CENSOR_AFTER_MS: 7.", show_default=False
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Replace redacted events by their redacted form, for good. Beside running servers, some at a time; run it every day."""
+    done = run(_censor(dsn, None if older_than is None else round(older_than * DAY_MS), dry_run=dry_run))
+    if as_json:
+        print_json({"dry_run": dry_run, "censored": done.censored, "left": done.left, "busy": done.busy, "waiting": done.waiting})
+        return
+    typer.echo(f"{done.censored} events {'to be censored' if dry_run else 'censored'}")
+    if done.left:
+        typer.echo(f"{done.left} left: what a redaction takes from them is still needed to judge other events")
+    if done.busy:
+        typer.echo(f"{done.busy} in use: run it again")
+    if done.waiting:
+        typer.echo(f"{done.waiting} redacted too short a while ago")
+
+
+async def _censor(dsn: str | None, older_than_ms: int | None, *, dry_run: bool) -> Censored:
+    async with maintained(dsn) as database:
+        return await censor(database, older_than_ms=older_than_ms, dry_run=dry_run)

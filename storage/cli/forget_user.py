@@ -1,0 +1,33 @@
+"""`room-storage forget-user`: somebody who asked to be forgotten."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from storage.cli.common import DsnOption, JsonOption, print_json, run
+from storage.cli.maintaining import maintained
+from storage.persist.erasure import erase_user, restore_user
+from storage.queries import checks
+
+
+def command(
+    user: Annotated[str, typer.Argument(metavar="USER", help="@localpart:server", show_default=False)],
+    *,
+    undo: Annotated[bool, typer.Option("--undo", help="Show their events as they are again.")] = False,
+    dsn: DsnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a user has sent redacted to users and servers who were not in the room then. Nothing is deleted."""
+    changed = run(_forget(dsn, user, undo=undo))
+    if as_json:
+        print_json({"user": user, "erased": not undo, "changed": changed})
+        return
+    state = "is not forgotten" if undo else "is forgotten"
+    typer.echo(f"{user} {state}" + ("" if changed else ", and was so before"))
+
+
+async def _forget(dsn: str | None, user: str, *, undo: bool) -> bool:
+    user_id = checks.user(user)
+    async with maintained(dsn) as database, database.connection() as conn:
+        return await (restore_user(conn, user_id) if undo else erase_user(conn, user_id, time.time_ns() // 1_000_000))
