@@ -5,12 +5,14 @@ Every method does one thing: take a connection (or a snapshot), call one functio
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from time import time_ns
+from time import perf_counter, time_ns
 
+from storage.calls import measured
 from storage.config import Config
 from storage.database.connection import Connection, Database
 from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.maintenance.explain import Explanation, explain_visibility
+from storage.measures import Measures
 from storage.persist import AppendResult, Origin, Writer
 from storage.persist.append import append
 from storage.persist.erasure import erase_user, restore_user
@@ -83,8 +85,14 @@ class Store:
         self.to_device = ToDevice(small["to_device"])
         self.receipts = Receipts(small["receipts"])
 
+    @property
+    def measures(self) -> Measures:
+        """What is counted and timed of this store; `storage.metrics` gives it to Prometheus."""
+        return self.database.measures
+
     # ---------------------------------------------------------------------------------------------- writing
 
+    @measured("append")
     async def append(
         self,
         pdus: Sequence[Pdu],
@@ -95,9 +103,12 @@ class Store:
         verify_keys: VerifyKeys | None = None,
     ) -> list[AppendResult]:
         """Store PDUs; one result per PDU, in order (api.md, "Writing"). A bad PDU is an outcome, never an exception."""
-        return await append(
+        results = await append(
             self.database, self.writer, pdus, room_version=room_version, origin=origin, state_before=state_before, verify_keys=verify_keys
         )
+        self.measures.append_events.add(len(pdus))
+        self.measures.outcomes.update(result.outcome for result in results)
+        return results
 
     async def erase_user(self, user_id: str) -> None:
         """From now on, who was not in the room when this user sent something gets it redacted; so do servers. `InvalidIdentifier`."""
@@ -117,6 +128,7 @@ class Store:
         """One event, or None if it is not held. ``redact`` False shows its content also where a redaction took effect."""
         return (await self.events([event_id], redact=redact)).get(event_id)
 
+    @measured("events")
     async def events(self, event_ids: Iterable[EventId], *, redact: bool = True) -> dict[EventId, StoredEvent]:
         """The events that are held, by id."""
         wanted = [event_id for event_id in event_ids if checks.is_text(event_id)]
@@ -141,6 +153,7 @@ class Store:
         """The state after an event; that before it unless it is an accepted state event."""
         return (await self.states_after([event_id], types=types, keys=keys))[event_id]
 
+    @measured("state")
     async def states_before(
         self, event_ids: Iterable[EventId], *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
     ) -> dict[EventId, StateMap]:
@@ -152,6 +165,7 @@ class Store:
         async with self.database.connection() as conn:
             return await state_at.states_at(conn, ids, after=False, types=wanted, keys=checks.keys(keys))
 
+    @measured("state")
     async def states_after(
         self, event_ids: Iterable[EventId], *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
     ) -> dict[EventId, StateMap]:
@@ -160,6 +174,7 @@ class Store:
         async with self.database.connection() as conn:
             return await state_at.states_at(conn, ids, after=True, types=wanted, keys=checks.keys(keys))
 
+    @measured("current_state")
     async def current_state(self, room_id: RoomId, *, types: Iterable[str] | None = None) -> StateMap:
         """The current state of a room. `UnknownRoom`."""
         room, wanted = checks.room(room_id), None if types is None else checks.texts(types)
@@ -218,6 +233,7 @@ class Store:
 
     # ---------------------------------------------------------------------------------------------- sync and pages
 
+    @measured("sync", timed=False)
     async def sync(
         self,
         user_id: str,
@@ -267,6 +283,14 @@ class Store:
         return SyncToken.parse(token, self.deployment_id).positions()
 
     async def _look(self, asked: Asked, *, waits: bool) -> Look:
+        """One look at what is new, timed; a sync that waits looks several times."""
+        began = perf_counter()
+        try:
+            return await self._looked(asked, waits=waits)
+        finally:
+            self.measures.call("sync" if asked.since is not None else "first_sync").add(perf_counter() - began)
+
+    async def _looked(self, asked: Asked, *, waits: bool) -> Look:
         was_quiet = is_quiet(asked, self.memory)
         if was_quiet:
             async with self.database.connection() as conn:
@@ -281,6 +305,7 @@ class Store:
         rooms = None if news is None else news.room_ids
         return Look(answer, (asked.user_id, *(await state.rooms_of(conn, asked.user_id) if rooms is None else rooms)))
 
+    @measured("messages")
     async def messages(
         self,
         room_id: RoomId,
@@ -305,6 +330,7 @@ class Store:
             page = await messages.messages(conn, room, user, asked, self.deployment_id, ignored=silent, wanted=filter)
             return await aggregating.of_page(conn, user, page, ignored=silent) if aggregations else page
 
+    @measured("context")
     async def context(
         self,
         event_id: EventId,
@@ -322,6 +348,7 @@ class Store:
             found = await context.context(conn, target, user, limit=most, deployment=self.deployment_id, ignored=silent, wanted=filter)
             return await aggregating.of_context(conn, user, found, ignored=silent) if aggregations else found
 
+    @measured("relations")
     async def relations(
         self,
         event_id: str,
@@ -352,6 +379,7 @@ class Store:
             page = await relations.relations(conn, target, user, wanted, asked, deployment=self.deployment_id, rows_max=rows_max)
             return await aggregating.of_page(conn, user, page, ignored=silent) if aggregations else page
 
+    @measured("aggregations")
     async def aggregations(
         self, user_id: str, event_ids: Iterable[str], *, ignored: Collection[UserId] = ()
     ) -> dict[EventId, Aggregations]:
@@ -363,6 +391,7 @@ class Store:
         async with self.database.connection() as conn:
             return await aggregating.aggregations(conn, user, ids, ignored=silent)
 
+    @measured("event_near")
     async def event_near(self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: Direction) -> StoredEvent | None:
         """The visible event at, or nearest before ("b") or after ("f") a time. None if there is none. `UnknownRoom`."""
         room, user = checks.room(room_id), checks.local_user(user_id, self.server_name)
@@ -372,6 +401,7 @@ class Store:
 
     # ---------------------------------------------------------------------------------------------- federation
 
+    @measured("backfill")
     async def backfill(self, room_id: RoomId, from_ids: Iterable[str], limit: int, *, server_name: str | None = None) -> list[StoredEvent]:
         """These events and their ancestors, newest first; for a server, what it may not see comes redacted. `UnknownRoom`."""
         room, ids, server = checks.room(room_id), checks.events(from_ids), None if server_name is None else checks.server(server_name)
@@ -380,6 +410,7 @@ class Store:
                 conn, room, ids, self._limit(limit), server_name=server, rows_max=self.database.config.traversal_rows_max
             )
 
+    @measured("missing_events")
     async def missing_events(
         self,
         room_id: RoomId,
@@ -405,12 +436,14 @@ class Store:
                 rows_max=self.database.config.traversal_rows_max,
             )
 
+    @measured("state_ids")
     async def state_ids(self, event_id: EventId) -> StateIds:
         """The state before an event, and the auth chain of that state. `UnknownEvent`, `StateUnknown` for an outlier."""
         wanted = checks.event(event_id)
         async with self.database.connection() as conn:
             return await authorisation.state_ids(conn, wanted)
 
+    @measured("event_auth")
     async def event_auth(self, event_id: EventId) -> list[StoredEvent]:
         """The auth chain of an event, without itself, as far as it lies in the event's room. `UnknownEvent`."""
         wanted = checks.event(event_id)

@@ -4,16 +4,19 @@ import asyncio
 import ipaddress
 import re
 import signal
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from ssl import SSLContext
 from typing import Annotated
 
 import typer
+from prometheus_client import REGISTRY, start_http_server
 
 from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, run
 from storage.config import Config
 from storage.errors import InputError
+from storage.metrics import expose
 from storage.opening import open_store
 from storage.replication import Exchange, Server
 from storage.replication.tls import server_context
@@ -37,6 +40,12 @@ def command(
     tls_client_authorities: Annotated[
         Path | None, typer.Option(metavar="FILE", help="PEM: only clients with a certificate signed by one of these.", show_default=False)
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve metrics for Prometheus there, on the same address. 0: any free one.", min=0, max=65535, show_default=False
+        ),
+    ] = None,
     instance_name: Annotated[str, typer.Option(metavar="NAME", help="Of this process; no other may have it.")] = "serve",
     as_json: JsonOption = False,
 ) -> None:
@@ -46,7 +55,8 @@ def command(
     context = _tls(tls_certificate, tls_key, tls_client_authorities)
     if context is None and not _is_loopback(host):
         typer.echo(f"note: on {host} rows can be read on the way, and anybody may connect: see --tls-certificate", err=True)
-    run(_serve(dsn, server_name, instance_name, (host, port, context) if tcp else None, redis, as_json=as_json))
+    metrics = None if metrics_port is None else (host, metrics_port)
+    run(_serve(dsn, server_name, instance_name, (host, port, context) if tcp else None, redis, metrics=metrics, as_json=as_json))
 
 
 async def _serve(
@@ -56,6 +66,7 @@ async def _serve(
     listen: tuple[str, int, SSLContext | None] | None,
     redis: str | None,
     *,
+    metrics: tuple[str, int] | None,
     as_json: bool,
 ) -> None:
     config = Config.from_env()
@@ -69,6 +80,8 @@ async def _serve(
         if listen is not None:
             server = await stack.enter_async_context(await _listening(store, *listen))
             places |= {"host": server.address[0], "port": server.port, "tls": listen[2] is not None}
+        if metrics is not None:
+            places["metrics"] = stack.enter_context(_scraped(store, *metrics))
         _tell(places, as_json=as_json)
         await stopped.wait()
 
@@ -78,6 +91,23 @@ async def _listening(store: Store, host: str, port: int, context: SSLContext | N
         return await Server(store).serve(host, port, context)
     except OSError as error:
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+@contextmanager
+def _scraped(store: Store, host: str, port: int) -> Iterator[str]:
+    """Metrics over HTTP, of the store and of this process; where they are."""
+    try:
+        server, thread = start_http_server(port, host, REGISTRY)
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    collector = expose(store, REGISTRY)
+    try:
+        yield f"http://{host}:{server.server_port}/metrics"
+    finally:
+        REGISTRY.unregister(collector)
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def _over_redis(store: Store, url: str, config: Config) -> Exchange:
@@ -104,6 +134,8 @@ def _tell(places: dict[str, object], *, as_json: bool) -> None:
         typer.echo(f"listening on {places['host']}:{places['port']}{' (TLS)' if places['tls'] else ''}")
     if "redis" in places:
         typer.echo(f"publishing on {places['redis']}")
+    if "metrics" in places:
+        typer.echo(f"metrics at {places['metrics']}")
 
 
 def _tls(certificate: Path | None, key: Path | None, authorities: Path | None) -> SSLContext | None:

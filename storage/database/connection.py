@@ -25,6 +25,7 @@ import asyncpg
 from storage.config import Config
 from storage.database.translate import DRIVER_ERRORS, translate
 from storage.errors import CommitUnknown, DatabaseConflict, DatabaseError, DatabaseUnavailable, StorageClosed
+from storage.measures import Measures
 
 T = TypeVar("T")
 
@@ -63,11 +64,14 @@ class Observer(Protocol):
 class Connection:
     """One connection, inside or outside a transaction. Parameters are numbered (`$1`), with casts in the statement."""
 
-    __slots__ = ("_driver", "_observer", "is_at_rest")
+    __slots__ = ("_driver", "_measures", "_observer", "is_at_rest", "statements")
 
-    def __init__(self, driver: Any, observer: Observer | None = None) -> None:
+    def __init__(self, driver: Any, observer: Observer | None = None, measures: Measures | None = None) -> None:
         self._driver = driver
         self._observer = observer
+        self._measures = measures
+        self.statements = 0
+        """How many were sent, BEGIN and COMMIT included."""
         self.is_at_rest = True
         """Whether the last statement came to its end: it neither failed nor was cancelled, so nothing of it can be on its way still."""
 
@@ -114,6 +118,7 @@ class Connection:
         """Send one statement between the observer's two calls, and translate what the driver raises."""
         observer = self._observer
         self.is_at_rest = False
+        self.statements += 1
         start = 0.0
         try:
             if observer is not None:
@@ -123,7 +128,10 @@ class Connection:
         except DRIVER_ERRORS as error:
             if isinstance(error, asyncpg.InternalClientError):
                 self._driver.terminate()  # Postgres has ended the session while it was idle, and the driver is halfway to know it
-            raise translate(error, closed=_is_closed(self._driver)) from error
+            told = translate(error, closed=_is_closed(self._driver))
+            if self._measures is not None:
+                self._measures.database_errors[type(told).__name__] += 1
+            raise told from error
         self.is_at_rest = True
         if observer is not None:
             observer.after(statement, perf_counter() - start)
@@ -137,6 +145,8 @@ class Database:
         self._pool = pool
         self._config = config
         self._observer = observer
+        self.measures = Measures()
+        """What is counted of everything that works on this database."""
         self._closed = False
         self._at_hand: list[Any] = []
         self._waiting = 0
@@ -184,6 +194,12 @@ class Database:
         """The limits this database was opened with."""
         return self._config
 
+    @property
+    def connections(self) -> tuple[int, int, int]:
+        """How many connections are open, how many of them are in use, and how many callers wait for one."""
+        size = int(self._pool.get_size())
+        return size, size - int(self._pool.get_idle_size()) - len(self._at_hand), self._waiting
+
     def connection(self) -> "Use":
         """A connection in autocommit: each statement is a transaction of its own. To be entered with `async with`."""
         return Use(self)
@@ -230,18 +246,24 @@ class Database:
         while self._at_hand:
             driver = self._at_hand.pop()
             if not _is_closed(driver):
-                return Connection(driver, self._observer)
+                return Connection(driver, self._observer, self.measures)
         self._waiting += 1
+        began = perf_counter()
         try:
-            return Connection(await self._pool.acquire(timeout=self._config.pool_acquire_timeout_ms / 1000), self._observer)
+            driver = await self._pool.acquire(timeout=self._config.pool_acquire_timeout_ms / 1000)
         except DRIVER_ERRORS as error:
-            raise translate(error, connecting=True) from error
+            told = translate(error, connecting=True)
+            self.measures.database_errors[type(told).__name__] += 1
+            raise told from error
         finally:
             self._waiting -= 1
+            self.measures.pool_waits.add(perf_counter() - began)
+        return Connection(driver, self._observer, self.measures)
 
     async def release(self, conn: Connection) -> None:
         """Take it back: to be at hand, or into the pool if somebody waits there, or something of it may still be under way."""
         driver = conn._driver  # noqa: SLF001  # the classes of this module are one thing in parts
+        self.measures.statements += conn.statements
         if (
             conn.is_at_rest
             and not (self._waiting or self._closed or _is_closed(driver) or conn.in_transaction)

@@ -18,6 +18,7 @@ Source: client-server API, "Redactions"; the servers in the field do the same, m
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from storage.event.reading import read_trusted
 from storage.event.versions import RoomVersion, version_of
 from storage.maintenance.announce import announce, introduce
 from storage.persist.columns import columns
+
+logger = logging.getLogger(__name__)
 
 AS_RECEIVED: Final = 0
 """`events.encoding`: the bytes as received."""
@@ -123,6 +126,7 @@ async def censor(
     if done.censored:
         async with database.transaction() as conn:
             await announce(conn, "events")
+    logger.info("censored %s events", done.censored, extra={"censored": done.censored, "left": done.left, "busy": done.busy})
     return done
 
 

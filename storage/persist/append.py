@@ -1,5 +1,6 @@
 """`append`: PDUs in, results out, in the order given."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
@@ -11,6 +12,12 @@ from storage.persist.intake import Pdu, VerifyKeys
 from storage.persist.plan import Incoming
 from storage.persist.results import AppendResult, Origin
 from storage.persist.writer import Writer
+from storage.tracing import tracing
+
+logger = logging.getLogger(__name__)
+
+USUAL: Final = frozenset({"stored", "duplicate"})
+JUDGED: Final = frozenset({"rejected", "soft_failed"})
 
 SQL_ROOM_VERSIONS: Final[LiteralString] = """
 SELECT room_id, room_version
@@ -56,7 +63,25 @@ async def append(
     incoming = [Incoming(events[index], origin, given.get(events[index].event_id)) for index in ordered]
     if incoming:
         results.update(zip(ordered, await writer.append(incoming), strict=True))
-    return [results[index] for index in range(len(pdus))]
+    answers = [results[index] for index in range(len(pdus))]
+    _note(answers, rooms)
+    return answers
+
+
+def _note(answers: Sequence[AppendResult], rooms: Sequence[str | None]) -> None:
+    """What was not simply stored goes into the log: the ids and the rule, never what an event says, nor a reason made of it.
+
+    A span, if there is one, learns the ids of all.
+    """
+    if tracing.tracer is not None:
+        tracing.name(rooms, (answer.event_id for answer in answers))
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    for answer, room_id in zip(answers, rooms, strict=True):
+        if answer.outcome not in USUAL:
+            rule = (answer.reason or "").partition(":")[0] if answer.outcome in JUDGED else None
+            ids = {"event_id": answer.event_id, "room_id": room_id, "outcome": answer.outcome, "rule": rule}
+            logger.info("%s: %s", answer.outcome, answer.event_id, extra=ids)
 
 
 async def _known_versions(database: Database, writer: Writer, room_ids: set[str]) -> dict[str, str]:

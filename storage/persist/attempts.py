@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, LiteralString, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import ConstraintViolated, DatabaseConflict, DatabaseError, StorageCorrupt
@@ -27,6 +27,7 @@ from storage.persist.write import Written, write
 from storage.streams.following import learn_writers
 from storage.streams.in_flight import LOST, InFlight
 from storage.streams.registry import Streams
+from storage.tracing import some, tracing
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Attempts:
     def __init__(self, database: Database, streams: Streams, caches: Caches, *, server_name: str, writer_nid: int) -> None:
         self.caches = caches
         self._database = database
+        self._measures = database.measures
         self._streams = streams
         self._server_name = server_name
         self._blocks = Blocks()
@@ -108,6 +110,7 @@ class Attempts:
         with self._in_flight.writing():
             async with self._database.connection() as conn:
                 written = await self._written(conn, plan)
+            self._measures.writer_statements += conn.statements
             await self._answered(written)
         self._tell(plan, written)
 
@@ -162,6 +165,7 @@ class Attempts:
                 incoming = [one for _, part in parts for one in part]
                 await self.extend(plan, parts, partial(load, conn), named=incoming, assume_new=optimistic)
                 written = await self._written(conn, plan)
+            self._measures.writer_statements += conn.statements
             await self._answered(written)
         absorb(self.caches, plan.draft)
         self._tell(plan, written)
@@ -171,7 +175,12 @@ class Attempts:
             return Written({}, 0)
         plan.sent = True
         self._in_flight.sent(conn)
-        return await write(conn, plan.draft, self._in_flight.author, time.time_ns() // 1_000_000)
+        began = time.perf_counter()
+        with tracing.commit((job.caller for job in plan.answers), _ids(plan) if tracing.tracer else {}):
+            written = await write(conn, plan.draft, self._in_flight.author, time.time_ns() // 1_000_000)
+        self._measures.writes.add(time.perf_counter() - began)
+        self._measures.write_events.add(plan.size)
+        return written
 
     async def _answered(self, written: Written) -> None:
         """The answer is here: know the other writers before the position is told."""
@@ -194,6 +203,13 @@ class Attempts:
         if rows:
             plan.done(self.caches, {row.event_nid: row.stream_ordering for row in rows})
         return bool(rows)
+
+
+def _ids(plan: Plan) -> dict[str, Any]:
+    """What is told of a write where somebody traces."""
+    events = [one.event for job in plan.answers for one in job.incoming]
+    ids = {"matrix.room_ids": some(one.room_id for one in events), "matrix.event_ids": some(one.event_id for one in events)}
+    return {**ids, "storage.events": plan.size}
 
 
 async def _decide(load_needs: Load, draft: Draft, incoming: Incoming, lacking: Needs, ahead: Ahead) -> AppendResult:

@@ -13,6 +13,7 @@ from storage.database.names import Names
 from storage.errors import StorageCorrupt
 from storage.event import Event
 from storage.graph.chains import Chain, Place
+from storage.measures import Distribution
 from storage.persist.rows import UNSEEN, Allowed, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.groups import Group
 from storage.state.groups import Step as Row
@@ -102,7 +103,13 @@ class Caches:
         self.places: Bounded[int, Place] = Bounded(events)
         self.chains: Bounded[int, Chain] = Bounded(events)
         self.allowed: Bounded[tuple[object, ...], Allowed] = Bounded(events)
+        self.resolutions = Distribution()
+        """Seconds that state resolutions took, without the loading."""
         self._bounded = [cache for cache in vars(self).values() if isinstance(cache, Bounded)]
+
+    def sizes(self) -> dict[str, int]:
+        """How many entries each cache has."""
+        return {name: len(cache) for name, cache in vars(self).items() if isinstance(cache, Bounded)}
 
     def add_row(self, row: EventRow) -> None:
         """Remember an event's row under its id and its nid."""

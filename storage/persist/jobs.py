@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from storage.persist.context import Caches
 from storage.persist.draft import Draft
@@ -19,6 +20,8 @@ class Job:
     planned: int = 0
     answers: list[AppendResult] = field(default_factory=list)
     failed: bool = False
+    caller: Any = None
+    """The span it is made for, if somebody traces."""
 
     @property
     def rest(self) -> Sequence[Incoming]:

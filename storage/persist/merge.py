@@ -5,6 +5,7 @@ costs work proportional to the size of the room's state.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from time import perf_counter
 
 from storage.auth import needed_events, resolve_conflicts
 from storage.errors import StorageCorrupt
@@ -39,6 +40,7 @@ def resolution(step: Step, states: Sequence[Group]) -> dict[int, int]:
     draft, room = step.draft, step.room
     if len(states) == 1:
         return {}
+    began = perf_counter()
     keys = set[int]().union(*(changed_keys(states[0], other) for other in states[1:]))
     values = {key: {group.entries[key] for group in states if key in group.entries} for key in keys}
     chains = auth_difference(draft, states, keys)
@@ -49,7 +51,9 @@ def resolution(step: Step, states: Sequence[Group]) -> dict[int, int]:
     while wanted := needed_events(*arguments, events, rejected=events.rejected, absent=events.absent, conflicted_subgraph=chains.subgraph):
         events.add(wanted)  # in rounds: what is found tells what to look for next
     result = resolve_conflicts(*arguments, events, rejected=events.rejected, conflicted_subgraph=chains.subgraph)
-    return {key: _nid(draft, result.get(_text_key(draft, key))) for key in keys}
+    resolved = {key: _nid(draft, result.get(_text_key(draft, key))) for key in keys}
+    draft.caches.resolutions.add(perf_counter() - began)  # the last time over: what was lacking is here
+    return resolved
 
 
 class Loaded(Mapping[EventId, Event]):

@@ -22,6 +22,7 @@ from storage.persist.plan import Incoming
 from storage.persist.results import AppendResult
 from storage.streams.in_flight import LOST
 from storage.streams.registry import Streams
+from storage.tracing import tracing
 
 STRETCH: Final = 128  # events planned before others have their turn, and written though more wait; a write costs as much as 20 events
 
@@ -44,6 +45,8 @@ class Writer:
         )
         self.looking_up = asyncio.Lock()
         """Held while the versions of rooms are looked up, before appends are queued."""
+        self.in_hand = 0
+        """Appends that wait for their answer: queued, planned or being written."""
         self._database = database
         self._attempts = Attempts(database, streams, self.caches, server_name=server_name, writer_nid=writer_nid)
         self._queue: deque[Job] = deque()
@@ -78,10 +81,19 @@ class Writer:
         async with self._room:
             if self._closed:
                 raise StorageClosed("writer")
-            job = Job(incoming, asyncio.get_running_loop().create_future())
+            job = Job(incoming, asyncio.get_running_loop().create_future(), caller=tracing.caller())
             self._queue.append(job)
             self._wake.set()
-            return await job.future
+            self.in_hand += 1
+            try:
+                return await job.future
+            finally:
+                self.in_hand -= 1
+
+    @property
+    def queued(self) -> int:
+        """Appends of which not everything is planned yet."""
+        return len(self._queue)
 
     async def _work(self) -> None:
         while True:
@@ -138,6 +150,7 @@ class Writer:
             raise _Baseless
         async with self._database.connection() as conn:
             await load(conn, draft, needs)
+            self._database.measures.writer_statements += conn.statements
 
     def _may_send(self) -> bool:
         return self._next is not None and self._sent is None and (not self._queue or self._next.size >= self._stretch)

@@ -176,10 +176,13 @@ class Caches(Generic[E, S]):
         self.room_changes = LastChange(rooms, listening_since)
         self._by_name: dict[str, Cache[Any]] = {cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)}
 
+    def counted(self) -> "dict[str, Cache[Any] | LastChange]":
+        """What counts hits and misses, by name."""
+        return {**self._by_name, "room_changes": self.room_changes}
+
     def hit_rates(self) -> dict[str, float]:
         """Hits by all look-ups of each cache, 0 where there was none."""
-        counted: dict[str, Cache[Any] | LastChange] = {**self._by_name, "room_changes": self.room_changes}
-        return {name: cache.hits / max(1, cache.hits + cache.misses) for name, cache in counted.items()}
+        return {name: cache.hits / max(1, cache.hits + cache.misses) for name, cache in self.counted().items()}
 
     def told(self, advance: Advance) -> None:
         """A subscriber of the feed."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -113,9 +114,10 @@ async def test_a_plan_that_goes_wrong_on_what_the_database_says_is_believed(dsn:
         async with one.database.connection() as conn:
             await conn.execute(SQL_OLD_ENDS, old.before[0], old.room.room_id)
         said = old.other.message(old.admin, "said")
-        broken, fine = await asyncio.gather(
+        answers: list[Any] = await asyncio.gather(
             one.append([old.lost.pdu, old.strange("$unknown")]), one.append([said.pdu]), return_exceptions=True
         )
+        broken, fine = answers
         assert isinstance(broken, IndexError)
         assert not isinstance(fine, BaseException)
         assert [result.outcome for result in fine] == ["stored"]
