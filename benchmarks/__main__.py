@@ -1,4 +1,7 @@
-"""`python -m benchmarks [names] [--quick] [--profile]`: run them all, or those named; results go to benchmarks/results."""
+"""`python -m benchmarks [names] [--quick] [--profile]`: run them all, or those named; results go to benchmarks/results.
+
+Of results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`, `readme` (the README's table of the peer).
+"""
 
 import argparse
 import importlib
@@ -7,7 +10,10 @@ from pathlib import Path
 
 import uvloop
 
+from benchmarks import compare, readme, report
 from benchmarks.harness import RESULTS, Bench, bench_server
+
+OF_RESULTS = {"report": report.main, "compare": compare.main, "readme": readme.main}
 
 
 def names() -> list[str]:
@@ -17,6 +23,8 @@ def names() -> list[str]:
 
 def main() -> int:
     """Run what the command line names."""
+    if sys.argv[1:2] and sys.argv[1] in OF_RESULTS:
+        return OF_RESULTS[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(names())}; all if none is given")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it works")

@@ -43,7 +43,7 @@ async def _reads(bench: Bench, sides: writes.Sides) -> None:
     note("storing rooms to read")
     world = reads.build(bench)
     await reads.store(sides, world)
-    rounds, told = bench.size(20, 4), bench.results.setdefault("reads", {})
+    rounds, told = bench.size(8, 3), bench.results.setdefault("reads", {})
     for name, prepare in reads.questions().items():
         note(name)
         told[name] = await reads.measure(sides, world, prepare, rounds)
@@ -60,6 +60,7 @@ async def both(bench: Bench, *, alone: bool = False) -> AsyncIterator[writes.Sid
         dsn, raw_dsn = [await stack.enter_async_context(bench.database()) for _ in range(2)]
         counts = writes.Counts()
         store = await stack.enter_async_context(storage.open(dsn, server_name=SERVER, observer=counts))
+        counts.opened()
         peer = None if alone else await stack.enter_async_context(synapse(bench.server.dsn, SERVER))
         pool = await stack.enter_async_context(asyncpg.create_pool(raw_dsn, min_size=1, max_size=8))
         await pool.execute(limits.RAW_TABLE)

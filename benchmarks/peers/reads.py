@@ -8,6 +8,7 @@ Not comparable: a sync of Synapse also looks for receipts, account data, presenc
 of those there are none here, but it asks. A page there is asked for by its pagination handler, a sync by its sync handler.
 """
 
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,7 @@ async def store(sides: Sides, world: World) -> None:
         await sides.peer.load([batches])
         await sides.peer.ask("persist", how="linear")
     await sides.peer.ask("register", user_id=ME)
+    await sides.peer.ask("settle", quiet_seconds=2.0, timeout_seconds=60.0)
     for look in sides.looks.values():
         await look.execute("VACUUM ANALYZE")
 
@@ -243,6 +245,10 @@ class Asked:
     postgres: list[float] = field(default_factory=list)
     statements: list[int] = field(default_factory=list)
 
+    def cpu(self) -> float:
+        """The median of what it took of processors, here and in Postgres, in seconds."""
+        return statistics.median(map(sum, zip(self.python, self.postgres, strict=True)))
+
     def told(self) -> dict[str, Any]:
         """As JSON."""
         return {
@@ -258,6 +264,7 @@ async def measure(sides: Sides, world: World, prepare: Prepare, rounds: int) -> 
     asked = {"ours": Asked(), "synapse_cold": Asked(), "synapse_warm": Asked()}
     for number in range(-2, rounds):  # two to warm up
         pair = await prepare(sides, world, number + 2)
+        await _settled(sides)
         into = asked if number >= 0 else {name: Asked() for name in asked}
         mine = await _ask_here(sides, pair.ours, into["ours"])
         cold = await _ask_there(sides, pair, into["synapse_cold"], cold=True)
@@ -301,6 +308,7 @@ def _told(asked: dict[str, Asked]) -> dict[str, Any]:
     for name in ("cold", "warm"):
         theirs = asked[f"synapse_{name}"].clock
         told[f"ratio_{name}"] = spread([other / own for own, other in zip(asked["ours"].clock, theirs, strict=True)], digits=2)
+        told[f"cpu_ratio_{name}"] = round(asked[f"synapse_{name}"].cpu() / asked["ours"].cpu(), 2)
     return told
 
 
@@ -319,6 +327,7 @@ async def merges(sides: Sides, world: World, rounds: int) -> dict[str, Any]:
         last = await _fork(sides, world, number)
         name = "warm" if number % 2 else "cold"
         into = asked if number >= 2 else {side: Asked() for side in asked}
+        await _settled(sides)
         await _ask_here(sides, lambda last=last: stored(sides.store, [last]), into["ours"])  # type: ignore[misc]
         if number >= 2:
             ours[name].append(into["ours"].clock[-1])
@@ -334,6 +343,7 @@ async def merges(sides: Sides, world: World, rounds: int) -> dict[str, Any]:
     for name, own in ours.items():
         theirs = asked[f"synapse_{name}"].clock
         told[f"ratio_{name}"] = spread([other / mine for mine, other in zip(own, theirs, strict=True)], digits=2)
+        told[f"cpu_ratio_{name}"] = round(asked[f"synapse_{name}"].cpu() / asked["ours"].cpu(), 2)
     return told
 
 
@@ -356,3 +366,9 @@ async def _both(sides: Sides, pdus: Sequence[bytes]) -> None:
     await stored(sides.store, pdus)
     await sides.peer.load([[[pdu] for pdu in pdus]])
     await sides.peer.ask("persist", how="single")
+
+
+async def _settled(sides: Sides) -> None:
+    """The peer does nothing in the background."""
+    assert sides.peer is not None
+    await sides.peer.ask("settle", quiet_seconds=0.3, timeout_seconds=10.0)

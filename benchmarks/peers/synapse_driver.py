@@ -33,6 +33,7 @@ from synapse.streams.config import PaginationConfig
 from synapse.types import StreamToken, UserID, create_requester
 from synapse.util.caches.expiringcache import ExpiringCache
 from synapse.util.caches.lrucache import LruCache
+from synapse.util.duration import Duration
 from synapse.util.json import json_decoder
 from twisted.internet import defer, reactor
 
@@ -218,6 +219,15 @@ class Peer:
         gc.collect()
         gc.freeze()
         return {"emptied": emptied}
+
+    async def settle(self, quiet_seconds: float, timeout_seconds: float) -> Answer:
+        """Wait until its background work (user directory, room statistics) has sent nothing for so long, at most so long."""
+        start = time.perf_counter()
+        while True:
+            before = Counted.statements
+            await self.hs.get_clock().sleep(Duration(seconds=quiet_seconds))
+            if Counted.statements == before or time.perf_counter() - start > timeout_seconds:
+                return {"seconds": time.perf_counter() - start, "quiet": Counted.statements == before}
 
     async def token(self) -> Answer:
         """Where a client is that has seen everything."""

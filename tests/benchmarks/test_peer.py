@@ -36,7 +36,7 @@ def test_what_is_asked_of_the_peer_is_what_its_driver_has() -> None:
     methods = {node.name: [one.arg for one in node.args.args[1:]] for node in driver.body if isinstance(node, ast.AsyncFunctionDef)}
     source = "".join(map(inspect.getsource, (peer, process, reads, writes)))
     asked = set(re.findall(r"\.ask\(\"(\w+)\"", source))
-    assert {"room", "load", "persist", "register", "forget", "token", "ask", "versions"} == asked
+    assert {"settle", "room", "load", "persist", "register", "forget", "token", "ask", "versions"} == asked
     assert asked <= methods.keys()
     pairs = re.findall(r"Pair\(.*?, \"(\w+)\", ", source)
     assert len(pairs) >= 8

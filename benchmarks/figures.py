@@ -1,0 +1,59 @@
+"""The figures in a results file, each under its path, with what is better and how far it spread; for the page and for comparisons."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+MORE_IS_BETTER: Final = ("per_second", "share", "ratio")
+LESS_IS_BETTER: Final = ("_ms", "ms", "_us", "us", "bytes", "statements", "transactions", "trips")
+SPREAD: Final = {"median", "min", "max"}
+PERCENTILES: Final = {"p50", "p95", "p99", "max"}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One: a median over rounds with its smallest and largest, a median of many (`low` and `high` unknown: itself), or a count."""
+
+    path: tuple[str, ...]
+    value: float
+    low: float
+    high: float
+    timed: bool
+    """Of a clock: it depends on what else the machine does."""
+
+    @property
+    def better(self) -> int:
+        """1 where more is better, -1 where less is, 0 where neither can be said."""
+        for name in reversed(self.path):
+            words = name.split()
+            if any(word in name for word in MORE_IS_BETTER):
+                return 1
+            if any(part in LESS_IS_BETTER for word in words for part in (word, *word.split("_"))):
+                return -1
+        return 0
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A results file."""
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def figures(document: dict[str, Any]) -> dict[tuple[str, ...], Figure]:
+    """All of a results file, by path."""
+    return {one.path: one for one in _walk((), document["results"])}
+
+
+def _walk(path: tuple[str, ...], value: Any) -> Iterator[Figure]:
+    if isinstance(value, dict) and value.keys() == SPREAD:
+        yield Figure(path, value["median"], value["min"], value["max"], timed=True)
+    elif isinstance(value, dict) and value.keys() == PERCENTILES:
+        yield Figure(path, value["p50"], value["p50"], value["p50"], timed=True)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _walk((*path, name), inner)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        timed = any(part in path[-1].split("_") for part in ("second", "ms", "us"))
+        yield Figure(path, value, value, value, timed=timed)

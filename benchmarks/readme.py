@@ -1,0 +1,133 @@
+"""`python -m benchmarks readme`: the README's table of the comparison with Synapse, written between its two markers from the results."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.figures import read
+from benchmarks.harness import RESULTS, note
+
+README: Final = Path(__file__).parents[1] / "README.md"
+BEGIN: Final = "<!-- from benchmarks/results/peer.json, by python -m benchmarks readme -->"
+END: Final = "<!-- end -->"
+CPU: Final = ("python_us_per_event", "postgres_us_per_event")
+COUNTS: Final = ("statements_per_event", "transactions_per_event")
+BYTES: Final = ("wal_bytes_per_event", "bytes_per_event")
+GOALS: Final = {
+    "one at a time, small rooms": "10",
+    "8 rooms at once": "20",
+    "batches of 100, one room": "15",
+    "joins and leaves, one at a time": "15",
+    "incremental sync, 10 of 100 rooms changed": "10",
+    "initial sync, 100 rooms, 20 events each": "15",
+    "a page of 100": "15",
+    "backfill of 100": "8",
+    "auth chain of the current state": "10",
+    "auth chain difference, old and current state": "10",
+    "storing an event that merges two branches": "9",
+}
+"""So many times as fast it is meant to be."""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks readme", description=__doc__)
+    parser.parse_args(arguments)
+    text = README.read_text(encoding="utf-8")
+    README.write_text(with_table(text, read(RESULTS / "peer.json")), encoding="utf-8")
+    note(f"written to {README}")
+    return 0
+
+
+def with_table(text: str, document: dict[str, Any]) -> str:
+    """The README with the table of these results."""
+    pattern = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise ValueError("the README has not both markers, once each")
+    return pattern.sub(lambda _: f"{BEGIN}\n{rendered(document)}\n{END}", text)
+
+
+def rendered(document: dict[str, Any]) -> str:
+    """What stands between the markers: where it ran, what storing takes, what reading takes, the limits."""
+    results = document["results"]
+    return "\n\n".join(
+        [_where(document), _writes(results["writes"]), _costs(results["writes"]), _reads(results["reads"]), _limits(results)]
+    )
+
+
+def _where(document: dict[str, Any]) -> str:
+    on, machine = document["on"], document["on"]["machine"]
+    peer = document["results"]["peer"]["packages"]["matrix-synapse"]
+    each = next(iter(document["results"]["writes"].values()))
+    return (
+        f"Commit {on['commit']}, {document['when'][:10]}; Synapse {peer}; Python {on['python']}, {on['postgres']}; {machine['processor']}, "
+        f"{machine['cores']} cores; the load was {machine['load'][1]:.0f}. {each['rounds']} rounds of {each['events_per_round']} events."
+    )
+
+
+def _writes(writes: dict[str, Any]) -> str:
+    lines = [
+        "| Storing | events/s | Synapse | times as fast, median (rounds) | goal | share of the bare insert |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in writes.items():
+        ratio = one["ratio"]["events_per_second"]
+        own, theirs = one["ours"]["events_per_second"]["median"], one["synapse"]["events_per_second"]["median"]
+        cells = [name, f"{own:,.0f}", f"{theirs:,.0f}", _ratio(ratio), GOALS.get(name, ""), f"{one['share_of_limit']['median']:.0%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _costs(writes: dict[str, Any]) -> str:
+    lines = [
+        "| Per event, here / Synapse | Python us | Postgres us | statements | transactions | WAL bytes | bytes of tables and indexes | raw |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for name, one in writes.items():
+        cells = [name]
+        cells += [f"{one['ours'][key]['median']:,.0f} / {one['synapse'][key]['median']:,.0f}" for key in CPU]
+        cells += [f"{one['ours'][key]:.2f} / {one['synapse'][key]:.1f}" for key in COUNTS]
+        cells += [f"{one['ours'][key]:,} / {one['synapse'][key]:,}" for key in BYTES]
+        lines.append(f"| {' | '.join([*cells, str(one['raw_bytes_per_event'])])} |")
+    return "\n".join(lines)
+
+
+def _reads(reads: dict[str, Any]) -> str:
+    lines = [
+        "| Reading | ms | Synapse, caches emptied | times as fast | goal | Synapse, caches warm | times as fast | statements, here / cold / warm |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for name, one in reads.items():
+        own, cold, warm = (one[side] for side in ("ours", "synapse_cold", "synapse_warm"))
+        statements = " / ".join(f"{side['statements']:.0f}" for side in (own, cold, warm))
+        cells = [
+            name,
+            _ms(own),
+            _ms(cold),
+            _ratio(one["ratio_cold"]),
+            GOALS.get(name, ""),
+            _ms(warm),
+            _ratio(one["ratio_warm"]),
+            statements,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _limits(results: dict[str, Any]) -> str:
+    limits = results["limits"]
+    page = results["reads"]["a page of 100"]["ours"]["ms"]["p50"]
+    return (
+        f"In the same run this Postgres took {limits['copy_rows_per_second']:,} rows a second by COPY, {limits['commit_ms']:.2f} ms for a bare commit, "
+        f"{limits['point_select_ms']:.2f} ms for a row by its key, {limits['index_range_100_ms']:.2f} ms for 100 rows by index: "
+        f"a page takes {page / limits['index_range_100_ms']:.1f} times that."
+    )
+
+
+def _ratio(spread: dict[str, float]) -> str:
+    return f"{spread['median']:.1f} ({spread['min']:.1f} to {spread['max']:.1f})"
+
+
+def _ms(side: dict[str, Any]) -> str:
+    return f"{side['ms']['p50']:.2f}" if side["ms"]["p50"] < 10 else f"{side['ms']['p50']:.0f}"
