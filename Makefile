@@ -6,6 +6,8 @@ LOCK   := .ci/requirements.lock
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEBIAN := /usr/lib/postgresql/15/bin
 
+BENCH  ?= --quick
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-spark test lint bench lock format
 
@@ -29,8 +31,9 @@ lint: .venv/.dev ## formatting, ruff, mypy strict, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/.dev ## benchmarks, with their report in benchmarks/results
-	$(BIN)/python -m benchmarks
+bench: .venv/.dev ## benchmarks in their quick sizes, with a page in benchmarks/results; BENCH= for the full ones
+	$(BIN)/python -m benchmarks $(BENCH)
+	$(BIN)/python -m benchmarks report
 
 format: .venv/.dev ## rewrite the source as lint wants it
 	$(BIN)/ruff format .

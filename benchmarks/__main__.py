@@ -1,4 +1,4 @@
-"""`python -m benchmarks [names] [--quick] [--profile]`: run them all, or those named; results go to benchmarks/results.
+"""`python -m benchmarks [names] [--quick] [--profile]`: run them, all but the peer, or those named; results go to benchmarks/results.
 
 Of results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`, `readme` (the README's table of the peer).
 """
@@ -13,6 +13,7 @@ import uvloop
 from benchmarks import compare, readme, report
 from benchmarks.harness import RESULTS, Bench, bench_server
 
+BY_NAME_ONLY = {"peer"}  # it installs another engine on first use
 OF_RESULTS = {"report": report.main, "compare": compare.main, "readme": readme.main}
 
 
@@ -26,7 +27,9 @@ def main() -> int:
     if sys.argv[1:2] and sys.argv[1] in OF_RESULTS:
         return OF_RESULTS[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(names())}; all if none is given")
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help=f"of {', '.join(names())}; all but {', '.join(BY_NAME_ONLY)} if none is given"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it works")
     parser.add_argument("--events", type=int, metavar="N", help="events a round, where a benchmark leaves that open (peer)")
     parser.add_argument("--profile", action="store_true", help="show where the time goes in Python, instead of measuring")
@@ -36,7 +39,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}")
     with bench_server() as server:
-        for name in chosen.names or names():
+        for name in chosen.names or [name for name in names() if name not in BY_NAME_ONLY]:
             module = importlib.import_module(f"benchmarks.{name}")
             bench = Bench(name, server, results_folder=chosen.results, quick=chosen.quick, profile=chosen.profile, events=chosen.events)
             uvloop.run(module.run(bench))

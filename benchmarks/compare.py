@@ -58,7 +58,7 @@ def warnings(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def regressions(before: dict[str, Any], after: dict[str, Any], noise: float = NOISE) -> list[tuple[Figure, Figure]]:
     """The figures that became worse, the worst first."""
     old, new = figures(before), figures(after)
-    pairs = [(old[path], new[path]) for path in old.keys() & new.keys()]
+    pairs = [(old[path], new[path]) for path in old.keys() & new.keys() if old[path].ours]
     return sorted((pair for pair in pairs if _worse(*pair, noise)), key=lambda pair: (-abs(_change(*pair)), pair[0].path))
 
 

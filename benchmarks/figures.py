@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-MORE_IS_BETTER: Final = ("per_second", "share", "ratio")
-LESS_IS_BETTER: Final = ("_ms", "ms", "_us", "us", "bytes", "statements", "transactions", "trips")
+MORE_IS_BETTER: Final = ("per_second", "share")
+LESS_IS_BETTER: Final = ("ms", "us", "bytes", "statements", "transactions", "trips")
 SPREAD: Final = {"median", "min", "max"}
 PERCENTILES: Final = {"p50", "p95", "p99", "max"}
 
@@ -24,8 +24,15 @@ class Figure:
     """Of a clock: it depends on what else the machine does."""
 
     @property
+    def ours(self) -> bool:
+        """Not of a peer, and no limit of the database itself."""
+        return not any(name.startswith(("synapse", "limit", "raw", "bare")) for name in self.path)
+
+    @property
     def better(self) -> int:
         """1 where more is better, -1 where less is, 0 where neither can be said."""
+        if any("ratio" in name for name in self.path):
+            return 1
         for name in reversed(self.path):
             words = name.split()
             if any(word in name for word in MORE_IS_BETTER):

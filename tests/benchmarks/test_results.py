@@ -1,0 +1,97 @@
+"""Of results: what counts as worse, and the page with plots."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks import compare, report
+from benchmarks.figures import figures
+from tests.cli.running import ROOT
+
+MACHINE = {"processor": "one", "cores": 8, "memory_gb": 4, "load": [0.5, 0.5, 0.5]}
+ON = {"commit": "abc", "changed_since": False, "python": "3.11.0", "postgres": "postgres 18", "machine": MACHINE}
+
+
+def document(**results: Any) -> dict[str, Any]:
+    return {"benchmark": "some", "quick": False, "when": "2026-01-01T00:00:00+00:00", "on": ON, "results": results}
+
+
+def spread(low: float, median: float, high: float) -> dict[str, float]:
+    return {"median": median, "min": low, "max": high}
+
+
+@pytest.mark.parametrize(
+    "name, before, after, worse",
+    [
+        ("events_per_second", spread(90, 100, 110), spread(45, 50, 55), True),
+        ("events_per_second", spread(90, 100, 110), spread(190, 200, 210), False),
+        ("events_per_second", spread(90, 100, 110), spread(75, 80, 85), False),  # within a quarter
+        ("events_per_second", spread(40, 100, 160), spread(45, 50, 55), False),  # A itself was as low
+        ("events_per_second", spread(90, 100, 110), spread(45, 50, 105), False),  # B reached it, too
+        ("python_us_per_event", spread(9, 10, 11), spread(19, 20, 21), True),
+        ("python_us_per_event", spread(9, 10, 11), spread(4, 5, 6), False),
+        ("batch_ms", {"p50": 1.0, "p95": 2.0, "p99": 3.0, "max": 4.0}, {"p50": 1.3, "p95": 1.0, "p99": 1.0, "max": 1.3}, True),
+        ("batch_ms", {"p50": 1.0, "p95": 2.0, "p99": 3.0, "max": 4.0}, {"p50": 1.2, "p95": 9.0, "p99": 9.0, "max": 9.0}, False),
+        ("statements_per_event", 2.0, 2.2, True),
+        ("statements_per_event", 2.0, 2.05, False),
+        ("statements_per_event", 2.0, 1.0, False),
+        ("share_of_limit", spread(0.4, 0.5, 0.6), spread(0.1, 0.2, 0.3), True),
+        ("ratio of bytes", 2.0, 1.5, True),
+        ("synapse_ms", 1.0, 5.0, False),  # not ours
+        ("limit_events_per_second", 5_000, 50, False),
+        ("rooms", 5, 50, False),  # says nothing about better or worse
+    ],
+)
+def test_worse_is_what_lies_beyond_the_noise(name: str, before: Any, after: Any, worse: bool) -> None:
+    found = compare.regressions(document(one={name: before}), document(one={name: after}))
+    assert [old.path for old, _ in found] == ([("one", name)] if worse else [])
+
+
+def test_the_command_fails_on_a_regression_and_only_then(tmp_path: Path) -> None:
+    before = document(one={"statements": 2, "ms": {"p50": 1.0, "p95": 1.0, "p99": 1.0, "max": 1.0}})
+    after = copy.deepcopy(before)
+    after["results"]["one"]["statements"] = 3
+    other = before | {"benchmark": "other"}
+    for name, one in (("a", before), ("b", after), ("c", other)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(one))
+
+    def run(*names: str) -> subprocess.CompletedProcess[str]:
+        files = [str(tmp_path / f"{name}.json") for name in names]
+        return subprocess.run(
+            [sys.executable, "-m", "benchmarks", "compare", *files], cwd=ROOT, check=False, capture_output=True, text=True
+        )
+
+    same, worse, unlike = run("a", "a"), run("a", "b"), run("a", "c")
+    assert (same.returncode, worse.returncode, unlike.returncode) == (0, 1, 2)
+    assert "2 figures compared, 1 worse" in worse.stdout
+    assert "one / statements" in worse.stdout
+    assert "different benchmarks" in unlike.stderr
+
+
+def test_the_page_has_a_plot_for_what_scenarios_share_and_escapes_names() -> None:
+    told = {f"<{name}> & rooms": {"events_per_second": spread(1, 2, value)} for name, value in (("a", 4), ("b", 8))}
+    made = report.page([document(**told)])
+    root = ET.fromstring(made[made.index("<body>") : made.index("</html>")])
+    [plot] = root.findall("svg")
+    assert [bar.get("height") for bar in plot.findall("rect")] == ["13", "13"]
+    assert [text.text for text in plot.findall("text")] == ["<a> & rooms", "2", "<b> & rooms", "2"]
+    assert [heading.text for heading in root.findall("h3")] == ["events_per_second"]
+    assert len(root.findall("details/table/tr")) == 2
+
+
+def test_sides_stand_in_one_plot() -> None:
+    told = {name: {side: {"statements": 1} for side in ("ours", "synapse_cold")} for name in ("sync", "page")}
+    [(title, bars)] = report.shared(list(figures(document(reads=told)).values()))
+    assert title == "reads / statements"
+    assert [(label, side) for label, side, _ in bars] == [
+        ("sync", "ours"),
+        ("sync", "synapse_cold"),
+        ("page", "ours"),
+        ("page", "synapse_cold"),
+    ]
