@@ -12,7 +12,7 @@ no stream tells that they are new, are written again each time: the latest copy 
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, timedelta
 from typing import Any, Final, LiteralString, NamedTuple
@@ -186,13 +186,24 @@ def _empty(folder: str) -> None:
     where.delete_dir_contents(inner)
 
 
+def _tasks(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
+    """What each task writes: a stretch of events, or all else of some rooms, which is little."""
+    rooms: dict[int, list[Stretch]] = {}
+    for one in stretches:
+        if one.name != "events" or one.outliers:
+            rooms.setdefault(one.begin, []).append(one)
+    return [*([one] for one in stretches if one.name == "events" and not one.outliers), *rooms.values()]
+
+
 def _run(spark: SparkSession, stretches: list[Stretch], task: "Task") -> list[Any]:
+    tasks = _tasks(stretches)
+
     def write(batches: Any) -> Any:
         for batch in batches:
-            for index in batch.column(0).to_pylist():
-                yield pa.RecordBatch.from_pylist(list(task.files(stretches[index])), schema=WRITTEN)
+            for stretch in (one for index in batch.column(0).to_pylist() for one in tasks[index]):
+                yield pa.RecordBatch.from_pylist(list(task.files(stretch)), schema=WRITTEN)
 
-    frame = spark.range(0, len(stretches), 1, max(len(stretches), 1))
+    frame = spark.range(0, len(tasks), 1, max(len(tasks), 1))
     return frame.mapInArrow(write, spark_ddl(WRITTEN)).collect()
 
 

@@ -33,6 +33,9 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # the JVM hands things on: little of it gets hot
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
+    "spark.sql.codegen.wholeStage": "false",  # rows are few, what has many is Python's: to compile a stage costs more than it saves
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
 }
 
 
