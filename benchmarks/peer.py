@@ -43,7 +43,7 @@ async def _reads(bench: Bench, sides: writes.Sides) -> None:
     note("storing rooms to read")
     world = reads.build(bench)
     await reads.store(sides, world)
-    rounds, told = bench.size(8, 3), bench.results.setdefault("reads", {})
+    rounds, told = bench.size(6, 3), bench.results.setdefault("reads", {})
     for name, prepare in reads.questions().items():
         note(name)
         told[name] = await reads.measure(sides, world, prepare, rounds)

@@ -27,7 +27,7 @@ from synapse.config.homeserver import HomeServerConfig
 from synapse.events.snapshot import UnpersistedEventContext
 from synapse.federation.federation_base import event_from_pdu_json
 from synapse.handlers.sync import SyncConfig
-from synapse.logging.context import LoggingContext, defer_to_thread, make_deferred_yieldable
+from synapse.logging.context import LoggingContext, defer_to_thread, make_deferred_yieldable, run_in_background
 from synapse.storage.database import DatabasePool, LoggingTransaction
 from synapse.streams.config import PaginationConfig
 from synapse.types import StreamToken, UserID, create_requester
@@ -143,7 +143,7 @@ class Peer:
         store = {"single": self._single, "linear": self._linear, "receive": self._receive}[how]
         answer: Answer = {"latencies": []}
         with measured(answer):
-            running = [defer.ensureDeferred(self._client(batches, store, answer["latencies"])) for batches in self.clients]
+            running = [run_in_background(self._client, batches, store, answer["latencies"]) for batches in self.clients]
             await make_deferred_yieldable(defer.gatherResults(running, consumeErrors=True))
         return answer
 

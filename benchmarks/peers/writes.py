@@ -58,7 +58,7 @@ class Scenario:
 
 def scenarios(bench: Bench) -> list[Scenario]:
     """In the order in which they run."""
-    members, rooms = bench.size(5_000, 200), bench.size(20, 4)
+    members, rooms = bench.size(5_000, 200), bench.size(10, 4)
     crowd = SHAPES["big_room"].replaced(members=members, rush=1.0, fork_rate=0.0)
     return [
         Scenario("one at a time, small rooms", 11_000, rooms, 1, 1, "single"),
@@ -97,9 +97,9 @@ def _chat(shape: Shape, events: int, seed: int) -> Room:
 
 
 def _storm(events: int, seed: int) -> Room:
-    """A room of 300 who come and go."""
+    """A room of 300 who come and go, and one of this server who stays: a room without any would be given up there."""
     room = RoomBuilder("11", seed=seed)
-    room.start(room.user(0))
+    room.start("@stays:s1.test")
     at = 0
     while len(room.events) < events:
         user = room.user(1 + at % 300)
