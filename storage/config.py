@@ -107,7 +107,8 @@ class Config:
     """Most events in one page, timeline or federation answer; a larger limit counts as this."""
 
     traversal_rows_max: int = 20_000
-    """Most events that one walk over the event graph reads, or of a room one sync looks through; what it has found by then is the answer."""
+    """Most events that one walk over the event graph reads, or of a room one sync looks through; what it has found by then is the answer.
+    Also most moves of events that are read for a place of a pagination token; one with more is `InvalidToken`."""
 
     gap_retry_ms_first: int = 60_000
     """How long a missing event is not asked for again after a failed attempt (`Store.gap_failed`); it doubles with each further one."""

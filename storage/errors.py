@@ -156,7 +156,7 @@ class WrongServerName(InputError):
 
 
 class InvalidToken(InputError):
-    """The token is damaged, of another kind or of another deployment: start without one."""
+    """The token is damaged, of another kind or of another deployment, or too much has moved since it was made: start without one."""
 
     def __init__(self, token: str, reason: str) -> None:
         super().__init__(f"token {token!r}: {reason}")

@@ -326,8 +326,9 @@ class Store:
         """
         room, user, silent = checks.room(room_id), checks.local_user(user_id, self.server_name), checks.users(ignored)
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
+        rows_max = self.database.config.traversal_rows_max
         async with self.database.connection() as conn:
-            page = await messages.messages(conn, room, user, asked, self.deployment_id, ignored=silent, wanted=filter)
+            page = await messages.messages(conn, room, user, asked, self.deployment_id, rows_max=rows_max, ignored=silent, wanted=filter)
             return await aggregating.of_page(conn, user, page, ignored=silent) if aggregations else page
 
     @measured("context")

@@ -909,12 +909,16 @@ COMMENT ON FUNCTION stretches_of IS
     'sight_of tells. The strays are those of the room. What is hidden within the stretches (little) is for user_sees to leave out. It is put '
     'into the queries, whose plans are kept: for who came once and is there it costs them one probe, and calls nothing.';
 
-CREATE FUNCTION moved_across(room_nid int, token bigint[], forwards boolean)
+CREATE FUNCTION moved_across(room_nid int, token bigint[], forwards boolean, rows_max bigint)
 RETURNS TABLE (event_nid bigint, topological_ordering bigint, stream_ordering bigint, levels bigint)
 LANGUAGE plpgsql STABLE ROWS 10 AS $$
 DECLARE
     base CONSTANT int := CASE WHEN token[1] = 1 THEN 2 ELSE cardinality(token) - 2 END;
+    readable CONSTANT bigint := rows_max / (cardinality(token) / 3);
 BEGIN
+    IF (SELECT count(*) FROM (SELECT FROM moved_events m WHERE m.room_nid = $1 AND m.moves > token[2] LIMIT readable + 1) AS m) > readable THEN
+        RAISE EXCEPTION 'more than % moves of events since the token was made', readable USING ERRCODE = 'RS004';
+    END IF;
     RETURN QUERY
     WITH level AS MATERIALIZED (
         SELECT i AS number, token[3 * i + 2] AS moves, token[3 * i + 3] AS topological, token[3 * i + 4] AS stream
@@ -965,7 +969,8 @@ COMMENT ON FUNCTION moved_across IS
     'is 1 (below is what lies below all of its levels) or 0 (below any), then of each level: moves, topological, stream (storage/streams/tokens.py). '
     '"levels" has a bit for each level below which the event belongs. "forwards": with their parents that stand above it. Those have arrived since '
     '(else they would have stood below, too), and whoever walks forwards and has met a child is not to meet its parent after it. '
-    'Reads what has moved since then; plpgsql, so that it costs nothing where it is not called.';
+    'Reads what has moved since then, for each level; refuses (RS004) where that is more than "rows_max". plpgsql, so that it costs nothing where it '
+    'is not called.';
 
 CREATE FUNCTION server_sees(
     event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange

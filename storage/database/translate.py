@@ -42,6 +42,9 @@ STALE_PLAN: Final = "RS001"
 OLD_WRITER: Final = "RS002"
 """SQLSTATE of `refuse_old_writer` (schema.sql): another process has taken over the name of this one."""
 
+TOO_MANY_MOVES: Final = "RS004"
+"""SQLSTATE of `moved_across` (schema.sql): a pagination token is too old to be read. `storage.queries.messages` makes it `InvalidToken`."""
+
 SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
     # The same work may succeed when it is done again.
     "40001": DatabaseConflict,  # serialization_failure

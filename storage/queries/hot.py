@@ -136,14 +136,18 @@ async def _sync_some(conn: Connection, given: Any) -> object:
 def _pages(direction: messages.Direction) -> Ask:
     async def page(conn: Connection, given: Any) -> object:
         asked = messages.between(None, None, direction, given.limit, given.deployment)
-        return await messages.messages(conn, RoomId(given.room), UserId(given.user), asked, given.deployment)
+        return await messages.messages(
+            conn, RoomId(given.room), UserId(given.user), asked, given.deployment, rows_max=given.config.traversal_rows_max
+        )
 
     return page
 
 
 async def _since(conn: Connection, given: Any) -> object:
     asked = messages.between(None, given.since, "b", given.limit, given.deployment)
-    return await messages.messages(conn, RoomId(given.room), UserId(given.user), asked, given.deployment)
+    return await messages.messages(
+        conn, RoomId(given.room), UserId(given.user), asked, given.deployment, rows_max=given.config.traversal_rows_max
+    )
 
 
 async def _context(conn: Connection, given: Any) -> object:

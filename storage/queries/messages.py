@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, LiteralString, NamedTuple, TypeVar
 
 from storage.database.connection import Connection
-from storage.errors import InputError, UnknownRoom
+from storage.database.translate import TOO_MANY_MOVES
+from storage.errors import DatabaseError, InputError, InvalidToken, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
@@ -340,11 +341,13 @@ async def messages(
     asked: Between,
     deployment: str,
     *,
+    rows_max: int,
     ignored: Collection[UserId] = (),
     wanted: EventFilter = ANY_EVENT,
 ) -> Page:
     """One page: exactly ``limit`` events that the user may see, unless there are no more. `UnknownRoom`.
 
+    `InvalidToken` where more than ``rows_max`` moves are to be read for a token: each event that has moved since it was made, for each of its places.
     What the ``ignored`` have sent is left out, but for state (client-server API, "Ignoring Users"); so is what is not ``wanted``.
     """
     given, asked = asked, await exact(conn, asked, room_id=room_id)
@@ -354,9 +357,10 @@ async def messages(
     ordinary, moved = (SQL_BACKWARDS, SQL_BACKWARDS_MOVED) if backwards else (SQL_FORWARDS, SQL_FORWARDS_MOVED)
     rows = await with_care(
         asked,
+        deployment,
         asked is not given,
         lambda moves: conn.fetch(ordinary, *arguments, moves, row=PageRow),
-        lambda: conn.fetch(moved, *arguments, *ends, row=PageRow),
+        lambda: conn.fetch(moved, *arguments, *ends, rows_max, row=PageRow),
     )
     if not rows:
         raise UnknownRoom(room_id)
@@ -367,6 +371,7 @@ async def messages(
 
 async def with_care(
     asked: Between,
+    deployment: str,
     was_asked: bool,
     ordinary: Callable[[int], Awaitable[list[_Row]]],
     moved: Callable[[], Awaitable[list[_Row]]],
@@ -374,12 +379,18 @@ async def with_care(
     """The rows of the ordinary statement if there are no more moves than when the tokens were made, else of the one that reads what has moved.
 
     The former gives none for a room that has had more moves than it is told, or where there is nothing to be seen. Where a statement was
-    asked before, the latter alone, so that a page takes two.
+    asked before, the latter alone, so that a page takes two. `InvalidToken` where it refuses, as there are too many.
     """
     moves = min(as_of(asked.start), as_of(asked.stop))
     if moves == LARGEST_POSITION:
         return await ordinary(moves)
-    return (not was_asked and await ordinary(moves)) or await moved()
+    try:
+        return (not was_asked and await ordinary(moves)) or await moved()
+    except DatabaseError as error:
+        if error.sqlstate != TOO_MANY_MOVES:
+            raise
+        token = min(asked.start, asked.stop, key=as_of)
+        raise InvalidToken(token.print(deployment), "too many events of the room have moved since: begin the walk anew") from error
 
 
 def page_of(found: Sequence[StoredEvent], asked: Between, deployment: str, moved: Moved) -> Page:

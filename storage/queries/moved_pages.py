@@ -31,13 +31,13 @@ sight AS MATERIALIZED (  -- where in the order the reader's audiences lie: what 
 brought AS MATERIALIZED (  -- what belongs below `from`, and has moved above it
     SELECT m.event_nid, m.topological_ordering, m.stream_ordering
     FROM room r
-    CROSS JOIN LATERAL moved_across(r.room_nid, $16::bigint[], false) AS m
+    CROSS JOIN LATERAL moved_across(r.room_nid, $16::bigint[], false, $18::bigint) AS m
     WHERE r.moves > ($16::bigint[])[2]
 ),
 left_out AS MATERIALIZED (  -- what belongs below `to`, likewise
     SELECT m.event_nid, m.topological_ordering, m.levels
     FROM room r
-    CROSS JOIN LATERAL moved_across(r.room_nid, $17::bigint[], false) AS m
+    CROSS JOIN LATERAL moved_across(r.room_nid, $17::bigint[], false, $18::bigint) AS m
     WHERE r.moves > ($17::bigint[])[2]
 ),
 stretch AS (  -- each of what has moved is a stretch of its own
@@ -134,13 +134,13 @@ sight AS MATERIALIZED (  -- where in the order the reader's audiences lie: what 
 brought AS MATERIALIZED (  -- what belongs below `to`, and has moved above it
     SELECT m.event_nid, m.topological_ordering, m.stream_ordering
     FROM room r
-    CROSS JOIN LATERAL moved_across(r.room_nid, $17::bigint[], true) AS m
+    CROSS JOIN LATERAL moved_across(r.room_nid, $17::bigint[], true, $18::bigint) AS m
     WHERE r.moves > ($17::bigint[])[2]
 ),
 left_out AS MATERIALIZED (  -- what belongs below `from`, likewise
     SELECT m.event_nid, m.topological_ordering, m.levels
     FROM room r
-    CROSS JOIN LATERAL moved_across(r.room_nid, $16::bigint[], true) AS m
+    CROSS JOIN LATERAL moved_across(r.room_nid, $16::bigint[], true, $18::bigint) AS m
     WHERE r.moves > ($16::bigint[])[2]
 ),
 stretch AS (  -- each of what has moved is a stretch of its own

@@ -12,9 +12,10 @@ reader AS MATERIALIZED (
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
 ),
 target AS MATERIALIZED (
-    SELECT relation_key(e.event_id) AS key, e.room_nid, reader.ignored, sight.*
+    SELECT relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version, r.moves, reader.ignored, sight.*
     FROM reader
     CROSS JOIN events e
+    JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
     WHERE e.event_id = $1::text
         AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
@@ -44,19 +45,18 @@ kind AS MATERIALIZED (
 brought AS MATERIALIZED (  -- what belongs below the upper end, and has moved above it
     SELECT m.event_nid, m.topological_ordering, m.stream_ordering
     FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $13::bigint[], false) AS m
-    WHERE r.moves > ($13::bigint[])[2]
+    CROSS JOIN LATERAL moved_across(t.room_nid, $13::bigint[], false, $15::bigint) AS m
+    WHERE t.moves > ($13::bigint[])[2]
 ),
 left_out AS MATERIALIZED (  -- what belongs below the lower end, likewise
     SELECT m.event_nid, m.topological_ordering, m.levels
     FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $14::bigint[], false) AS m
-    WHERE r.moves > ($14::bigint[])[2]
+    CROSS JOIN LATERAL moved_across(t.room_nid, $14::bigint[], false, $15::bigint) AS m
+    WHERE t.moves > ($14::bigint[])[2]
 ),
 stretch AS MATERIALIZED (  -- each of what has moved is a stretch of its own
-    SELECT 0::bigint AS lower, 0::bigint AS lower_stream, $6::bigint AS upper, $7::bigint AS upper_stream
+    SELECT CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE 0 END AS lower, 0::bigint AS lower_stream,
+        $6::bigint AS upper, $7::bigint AS upper_stream
     UNION ALL
     SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
 ),
@@ -86,12 +86,11 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT $12::bigint + 1
 )
-SELECT CASE WHEN r.moves > 0 THEN ARRAY[r.moves] END AS moved,
-    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering, page.topological_ordering, page.depth,
+SELECT CASE WHEN t.moves > 0 THEN ARRAY[t.moves] END AS moved,
+    page.event_nid, page.event_id, t.room_id, t.room_version, page.stream_ordering, page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
     page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
-FROM target
-JOIN rooms r USING (room_nid)
+FROM target t
 LEFT JOIN page ON true
 ORDER BY page.topological_ordering DESC, page.stream_ordering DESC
 """
@@ -103,9 +102,10 @@ reader AS MATERIALIZED (
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
 ),
 target AS MATERIALIZED (
-    SELECT relation_key(e.event_id) AS key, e.room_nid, reader.ignored, sight.*
+    SELECT relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version, r.moves, reader.ignored, sight.*
     FROM reader
     CROSS JOIN events e
+    JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
     WHERE e.event_id = $1::text
         AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
@@ -135,19 +135,18 @@ kind AS MATERIALIZED (
 brought AS MATERIALIZED (  -- what belongs below the upper end, and has moved above it
     SELECT m.event_nid, m.topological_ordering, m.stream_ordering
     FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $13::bigint[], true) AS m
-    WHERE r.moves > ($13::bigint[])[2]
+    CROSS JOIN LATERAL moved_across(t.room_nid, $13::bigint[], true, $15::bigint) AS m
+    WHERE t.moves > ($13::bigint[])[2]
 ),
 left_out AS MATERIALIZED (  -- what belongs below the lower end, likewise
     SELECT m.event_nid, m.topological_ordering, m.levels
     FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $14::bigint[], true) AS m
-    WHERE r.moves > ($14::bigint[])[2]
+    CROSS JOIN LATERAL moved_across(t.room_nid, $14::bigint[], true, $15::bigint) AS m
+    WHERE t.moves > ($14::bigint[])[2]
 ),
 stretch AS MATERIALIZED (  -- each of what has moved is a stretch of its own
-    SELECT 0::bigint AS lower, 0::bigint AS lower_stream, $6::bigint AS upper, $7::bigint AS upper_stream
+    SELECT CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE 0 END AS lower, 0::bigint AS lower_stream,
+        $6::bigint AS upper, $7::bigint AS upper_stream
     UNION ALL
     SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
 ),
@@ -177,15 +176,14 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
     ORDER BY e.topological_ordering, e.stream_ordering
     LIMIT $12::bigint + 1
 )
-SELECT CASE WHEN r.moves > 0 THEN (
-        SELECT r.moves || COALESCE(array_agg(topological_ordering ORDER BY event_nid) || array_agg(levels ORDER BY event_nid), '{}')
+SELECT CASE WHEN t.moves > 0 THEN (
+        SELECT t.moves || COALESCE(array_agg(topological_ordering ORDER BY event_nid) || array_agg(levels ORDER BY event_nid), '{}')
         FROM left_out
     ) END AS moved,
-    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering, page.topological_ordering, page.depth,
+    page.event_nid, page.event_id, t.room_id, t.room_version, page.stream_ordering, page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
     page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
-FROM target
-JOIN rooms r USING (room_nid)
+FROM target t
 LEFT JOIN page ON true
 ORDER BY page.topological_ordering, page.stream_ordering
 """
@@ -199,9 +197,10 @@ reader AS MATERIALIZED (
         (SELECT type_nid FROM event_types WHERE type = $5::text) AS type_nid
 ),
 target AS MATERIALIZED (
-    SELECT e.event_nid, relation_key(e.event_id) AS key, e.room_nid, reader.ignored, reader.rel_type_nid, reader.type_nid, sight.*
+    SELECT e.event_nid, relation_key(e.event_id) AS key, e.room_nid, r.moves, reader.ignored, reader.rel_type_nid, reader.type_nid, sight.*
     FROM reader
     CROSS JOIN events e
+    JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
     WHERE e.event_id = $1::text
         AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
@@ -228,16 +227,14 @@ found AS (  -- stops the walk when it has read that many rows
 brought AS MATERIALIZED (  -- what belongs below the upper end, and has moved above it
     SELECT m.event_nid, m.topological_ordering, m.stream_ordering
     FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $16::bigint[], $13::bigint > 0) AS m
-    WHERE r.moves > ($16::bigint[])[2]
+    CROSS JOIN LATERAL moved_across(t.room_nid, $16::bigint[], $13::bigint > 0, $18::bigint) AS m
+    WHERE t.moves > ($16::bigint[])[2]
 ),
 left_out AS MATERIALIZED (  -- what belongs below the lower end, likewise
     SELECT m.event_nid, m.topological_ordering, m.levels
     FROM target t
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL moved_across(r.room_nid, $17::bigint[], $13::bigint > 0) AS m
-    WHERE r.moves > ($17::bigint[])[2]
+    CROSS JOIN LATERAL moved_across(t.room_nid, $17::bigint[], $13::bigint > 0, $18::bigint) AS m
+    WHERE t.moves > ($17::bigint[])[2]
 ),
 page AS MATERIALIZED (
     SELECT e.event_nid, e.topological_ordering, e.stream_ordering
@@ -253,12 +250,11 @@ page AS MATERIALIZED (
     ORDER BY e.topological_ordering * $13::bigint, e.stream_ordering * $13::bigint
     LIMIT $12::bigint + 1
 )
-SELECT CASE WHEN r.moves > 0 THEN (
-        SELECT r.moves || COALESCE(array_agg(topological_ordering ORDER BY event_nid) || array_agg(levels ORDER BY event_nid), '{}')
+SELECT CASE WHEN t.moves > 0 THEN (
+        SELECT t.moves || COALESCE(array_agg(topological_ordering ORDER BY event_nid) || array_agg(levels ORDER BY event_nid), '{}')
         FROM left_out
     ) END AS moved, s.*
-FROM target
-JOIN rooms r USING (room_nid)
+FROM target t
 LEFT JOIN page ON true
 LEFT JOIN stored_events s ON s.event_nid = page.event_nid
 ORDER BY page.topological_ordering * $13::bigint, page.stream_ordering * $13::bigint

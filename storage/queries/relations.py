@@ -67,6 +67,7 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
         FROM events e
         WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+            AND e.topological_ordering >= CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE 0 END  -- beside a timeline all
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
@@ -137,6 +138,7 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
         FROM events e
         WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+            AND e.topological_ordering >= CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE 0 END  -- beside a timeline all
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
@@ -267,6 +269,7 @@ async def relations(
 
     One statement; one more for tokens of sync of a time when a writer was behind (`messages.exact`), or where events have moved since.
     A recursive walk reads ``rows_max`` events at most, nearest to the event first; what it has found by then is all there is.
+    `InvalidToken` where more than ``rows_max`` moves are to be read for a token.
     """
     if any("\0" in (text or "") for text in (wanted.rel_type, wanted.event_type)):
         raise InputError("a type holds no NUL")
@@ -278,9 +281,10 @@ async def relations(
     ordinary, moved = _statements(asked.direction, recurse=wanted.recurse)
     rows = await with_care(
         asked,
+        deployment,
         asked is not given,
         lambda moves: conn.fetch(ordinary, *arguments, moves, row=RelatedRow),
-        lambda: conn.fetch(moved, *arguments, numbers(upper), numbers(lower), row=RelatedRow),
+        lambda: conn.fetch(moved, *arguments, numbers(upper), numbers(lower), rows_max, row=RelatedRow),
     )
     if not rows:
         raise UnknownEvent(event_id)

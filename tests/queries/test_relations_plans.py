@@ -61,8 +61,9 @@ async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
             assert plan.event_rows <= (kinds + 1) * 21 + 10
             assert is_inlined(plan)
     middle = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, busy.many + busy.many // 2, 0, LARGEST_POSITION)
-    plan = await plan_of(busy.store, relations.SQL_BACKWARDS, busy.root_id, LOCAL, [], "m.thread", None, *middle, 20, LARGEST_POSITION)
-    assert plan.event_rows <= 2 * 21 + 10
+    for sql in (relations.SQL_BACKWARDS, relations.SQL_FORWARDS):
+        plan = await plan_of(busy.store, sql, busy.root_id, LOCAL, [], "m.thread", None, *middle, 20, LARGEST_POSITION)
+        assert plan.event_rows <= 2 * 21 + 10
 
 
 async def test_a_walk_stops_at_its_limit(busy: Busy) -> None:
