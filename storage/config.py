@@ -126,6 +126,26 @@ class Config:
     """How long after a redaction arrived the content that it took away may leave the disk (`room-storage censor`): seven days. Negative:
     it stays for ever, unless the command says how old a redaction must be."""
 
+    # --------------------------------------------------------------------------------------------------------- purges
+
+    purge_batch_max: int = 500
+    """Most events that a purge takes in one transaction; fewer where that takes longer than `purge_hold_ms`."""
+
+    purge_hold_ms: int = 50
+    """How long a purge means to hold a room's writers up at a time."""
+
+    purge_pause_ms: int = 150
+    """Pause between two such transactions."""
+
+    retention_lifetime_ms_default: int = 0
+    """How long history of rooms is kept that have no m.room.retention of their own, for `room-storage purge --retention`. 0: for ever."""
+
+    retention_lifetime_ms_min: int = 86_400_000
+    """Smallest lifetime that a room's m.room.retention can ask for (a day); a smaller one counts as this."""
+
+    retention_lifetime_ms_max: int = 0
+    """Largest such lifetime; a larger one counts as this. 0: no limit."""
+
     # ---------------------------------------------------------------------------------------------------- replication
 
     replication_ping_ms: int = 5_000

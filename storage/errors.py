@@ -12,6 +12,8 @@ StorageError
 │  ├─ UnknownUser
 │  ├─ StateUnknown            the event is held, the state at it is not
 │  ├─ WrongServerName         the database is another homeserver's
+│  ├─ PurgeRefused            what is to be purged cannot be, or not now
+│  │  └─ PurgeRunning         another purge of the room is under way
 │  ├─ InvalidToken            a sync or page token cannot be used
 │  └─ ResyncNeeded            the reader is too far behind; start again
 ├─ ProtocolError              a replication line is malformed
@@ -153,6 +155,19 @@ class WrongServerName(InputError):
         )
         self.server_name = server_name
         self.found = found
+
+
+class PurgeRefused(InputError):
+    """The purge cannot be done, or not now: nothing has changed, the message says what would help."""
+
+    def __init__(self, reason: str, *, room_id: str) -> None:
+        super().__init__(f"{room_id} is not purged: {reason}")
+        self.reason = reason
+        self.room_id = room_id
+
+
+class PurgeRunning(PurgeRefused):
+    """Another purge of the room is under way: wait for its end (`room-storage purge --jobs`), then repeat."""
 
 
 class InvalidToken(InputError):

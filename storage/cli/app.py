@@ -19,6 +19,7 @@ from storage.cli import (
     import_files,
     jobs,
     migrate,
+    purge,
     rebuild_visibility,
     serve,
     spark,
@@ -57,6 +58,7 @@ app.command("explain-visibility")(explain_visibility.command)
 app.command("gc")(gc.command)
 app.command("censor")(censor.command)
 app.command("forget-user")(forget_user.command)
+app.command("purge")(purge.command)
 app.add_typer(spark.app, name="spark")
 
 

@@ -269,8 +269,8 @@ CREATE INDEX events_room_topological_idx ON events (room_nid, topological_orderi
 COMMENT ON INDEX events_room_topological_idx IS 'Serves: pages of history; children within a range of the order (repair).';
 CREATE INDEX events_create_idx ON events (room_nid) WHERE type_nid = 1;
 COMMENT ON INDEX events_create_idx IS 'Serves: does a room have its create event already.';
-CREATE INDEX events_room_outlier_idx ON events (room_nid) WHERE outlier;
-COMMENT ON INDEX events_room_outlier_idx IS 'Serves: the outliers of a room, for verification.';
+CREATE INDEX events_room_outlier_idx ON events (room_nid, event_nid) WHERE outlier;
+COMMENT ON INDEX events_room_outlier_idx IS 'Serves: the outliers of a room, for verification; some at a time, for a purge.';
 CREATE INDEX events_room_stream_idx ON events (room_nid, stream_ordering) WHERE NOT outlier AND NOT backfilled;
 COMMENT ON INDEX events_room_stream_idx IS 'Serves: the timeline of a room for /sync.';
 CREATE INDEX events_gap_idx ON events (room_nid, stream_ordering) WHERE after_gap;
@@ -314,7 +314,8 @@ COMMENT ON TABLE missing_events IS
     'Parents that are named by a held event and are not held themselves, or only as outliers: the backward extremities, or gaps. '
     'When the event arrives it takes over the nid and leaves this table, so that edges never need rewriting.';
 COMMENT ON COLUMN missing_events.covered IS
-    'An accepted live event stands on it, directly or over events that were not accepted: it will be no forward extremity.';
+    'An accepted live event stands on it, directly or over events that were not accepted: it will be no forward extremity. Also where those were '
+    'purged since, and where it was held and purged itself.';
 COMMENT ON COLUMN missing_events.child_nids IS 'The held events that name it.';
 COMMENT ON CONSTRAINT missing_events_event_id_key ON missing_events IS 'Serves: an arriving event finds the nid that waits for it.';
 CREATE INDEX missing_events_room_idx ON missing_events (room_nid);
@@ -346,8 +347,8 @@ CREATE TABLE dropped_extremities (
     CONSTRAINT dropped_extremities_pkey PRIMARY KEY (room_nid, event_nid)
 );
 COMMENT ON TABLE dropped_extremities IS
-    'Events that would be forward extremities but for the limit of them, and whose state the others covered (storage/persist/pruning.py). '
-    'An event that was dropped is never one again.';
+    'Events that would be forward extremities but for the limit of them, and whose state the others covered (storage/persist/pruning.py), or '
+    'because what named them was purged. An event that was dropped is never one again.';
 COMMENT ON CONSTRAINT dropped_extremities_pkey ON dropped_extremities IS 'Serves: the forward extremities of a room from its events, for verification.';
 
 CREATE TABLE waiting_redactions (
@@ -399,6 +400,8 @@ COMMENT ON COLUMN state_groups.key_nids IS 'NULL: no key but members.';
 COMMENT ON COLUMN state_groups.event_nids IS '0 removes the key.';
 COMMENT ON COLUMN state_groups.member_key_nids IS 'NULL: no member.';
 COMMENT ON COLUMN state_groups.member_event_nids IS '0 removes the key.';
+CREATE INDEX state_groups_room_idx ON state_groups (room_nid, state_group);
+COMMENT ON INDEX state_groups_room_idx IS 'Serves: the groups of a room: garbage, purge, verification.';
 CREATE INDEX state_groups_digest_idx ON state_groups (digest);
 COMMENT ON INDEX state_groups_digest_idx IS 'Serves: a merge finds the group that already holds the resolved state.';
 
@@ -660,6 +663,59 @@ CREATE TABLE cache_invalidations (
 COMMENT ON TABLE cache_invalidations IS 'What other processes have to forget: the facts of the stream "caches".';
 COMMENT ON COLUMN cache_invalidations.keys IS 'The key of the entry. NULL: the whole cache.';
 COMMENT ON CONSTRAINT cache_invalidations_pkey ON cache_invalidations IS 'Serves: rows of the stream in order.';
+
+-- ------------------------------------------------------------------------------------------------ purges
+
+CREATE SEQUENCE purge_job_ids AS int START 1;
+CREATE TABLE purge_jobs (
+    topological_cut bigint,
+    stream_cut bigint,
+    arrived_upto bigint NOT NULL,
+    started_ts bigint NOT NULL,
+    updated_ts bigint NOT NULL,
+    finished_ts bigint,
+    deleted_count bigint NOT NULL DEFAULT 0,
+    set_aside_count bigint NOT NULL DEFAULT 0,
+    swept_count bigint NOT NULL DEFAULT 0,
+    state_group_count bigint NOT NULL DEFAULT 0,
+    job_id int NOT NULL,
+    room_nid int NOT NULL,
+    local boolean NOT NULL,
+    room_id text COLLATE "C" NOT NULL,
+    phase text COLLATE "C" NOT NULL,
+    error text,
+    CONSTRAINT purge_jobs_pkey PRIMARY KEY (job_id),
+    CONSTRAINT purge_jobs_cut_check CHECK ((topological_cut IS NULL) = (stream_cut IS NULL)),
+    CONSTRAINT purge_jobs_finished_check CHECK ((finished_ts IS NULL) = (phase <> 'done'))
+);
+COMMENT ON TABLE purge_jobs IS
+    'Purges of rooms and how far they are (storage/maintenance/purge). One that is not done was interrupted, or is under way: then somebody holds the '
+    'advisory lock (1919905646, room_nid). Rows of finished ones stay: by them verification knows that history is gone on purpose.';
+COMMENT ON COLUMN purge_jobs.topological_cut IS 'What stands below it goes. NULL, as the next: the whole room.';
+COMMENT ON COLUMN purge_jobs.stream_cut IS 'Of live events only those go that are not above it: purged_streams never passes it.';
+COMMENT ON COLUMN purge_jobs.arrived_upto IS 'Where the stream was when the job began. What has arrived since is not touched.';
+COMMENT ON COLUMN purge_jobs.deleted_count IS 'Timeline events that are gone for good.';
+COMMENT ON COLUMN purge_jobs.set_aside_count IS 'Timeline events that became outliers.';
+COMMENT ON COLUMN purge_jobs.swept_count IS 'Those of the outliers that nothing needed in the end, and that are gone, too.';
+COMMENT ON COLUMN purge_jobs.state_group_count IS 'State groups that are gone.';
+COMMENT ON COLUMN purge_jobs.local IS 'Also what local users sent, which no other server may hold.';
+COMMENT ON COLUMN purge_jobs.room_id IS 'For people: of a whole room that was purged nothing else tells it.';
+COMMENT ON COLUMN purge_jobs.phase IS 'What it is at: history, deltas, groups, leavings, room; done.';
+COMMENT ON COLUMN purge_jobs.error IS 'Why it ended before it was done, the last time.';
+CREATE INDEX purge_jobs_room_idx ON purge_jobs (room_nid);
+COMMENT ON INDEX purge_jobs_room_idx IS 'Serves: the job to be resumed; whether a room was purged, for verification.';
+
+CREATE TABLE purge_leavings (
+    event_nid bigint NOT NULL,
+    room_nid int NOT NULL,
+    local boolean NOT NULL,
+    CONSTRAINT purge_leavings_pkey PRIMARY KEY (room_nid, event_nid)
+);
+COMMENT ON TABLE purge_leavings IS
+    'What a purge has left of the history it took: events that became outliers, or stay in the timeline, because something may need them. Those that '
+    'nothing needs go at its end; the others leave this table when they come back in the timeline.';
+COMMENT ON COLUMN purge_leavings.local IS 'Sent by a local user: goes only if a purge is to take those, too.';
+COMMENT ON CONSTRAINT purge_leavings_pkey ON purge_leavings IS 'Serves: the end of a purge.';
 
 -- ------------------------------------------------------------------------------------------------ imports
 

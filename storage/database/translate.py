@@ -95,6 +95,10 @@ CONFLICTS: Final[Mapping[str, str]] = {
 
 INVARIANTS: Final[Mapping[str, str]] = {
     # Numbers come from sequences, and no row is written under an old one.
+    "purge_jobs_pkey": "purge_job_ids is a sequence",
+    "purge_leavings_pkey": "written by INSERT … ON CONFLICT",
+    "purge_jobs_cut_check": "both come from one cut",
+    "purge_jobs_finished_check": "both are set by one statement",
     "principals_pkey": "principal_nids is a sequence",
     "erased_users_pkey": "who is erased again stays so: ON CONFLICT DO NOTHING",
     "event_types_pkey": "type_nids is a sequence",

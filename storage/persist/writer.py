@@ -3,6 +3,9 @@
 A lone append waits for nobody. While a write is under way, what arrives is planned already, as if that write were done: its rows go
 into the caches when it is sent. If it is not done after all, the caches are dropped with all that was planned on them. So the database
 and this process work at the same time, also on one room.
+
+What others have written shows when a plan is refused. What was thrown away may not: a purged event that comes back would be taken for a duplicate.
+So whoever purges says so in the stream "caches" (`storage.maintenance.announce`), and everything is forgotten before the next plan.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ from storage.persist.jobs import Job, Plan
 from storage.persist.load import load, tells_of
 from storage.persist.plan import Incoming
 from storage.persist.results import AppendResult
+from storage.streams.feed import Advance
 from storage.streams.in_flight import LOST
 from storage.streams.registry import Streams
 from storage.tracing import tracing
@@ -57,8 +61,10 @@ class Writer:
         self._room = asyncio.Semaphore(config.writer_queue_max)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._stale = False
         self._batch_max = config.writer_batch_max
         self._stretch = min(STRETCH, config.writer_batch_max)
+        streams.feed.subscribe(self._told)
 
     def start(self) -> None:
         """Begin to work; needs a running event loop."""
@@ -110,10 +116,21 @@ class Writer:
             else:
                 await self._wake.wait()
 
+    def _told(self, advance: Advance) -> None:
+        """Events were thrown away: all that is remembered may be of those."""
+        if advance.stream_name == "caches" and any(fact.row[:2] == ["events", None] for fact in advance.facts):
+            self._stale = True
+
     # ---------------------------------------------------------------------------------------------- planned and sent ahead
 
     async def _plan(self) -> None:
         """Plan the next events on top of what is being written."""
+        if self._stale and self._next is None:
+            await self._landed()
+            if self._sent is None:
+                self._stale = False
+                self.caches.forget()
+            return
         self._next = self._next or self._attempts.plan(after=self._sent)
         parts = self._gather(min(self._stretch, self._batch_max - self._next.size))
         named = [one for job, part in parts for one in (job.incoming if job.planned == len(part) else part)]

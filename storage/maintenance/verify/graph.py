@@ -59,7 +59,8 @@ LEFT JOIN events e USING (event_nid)
 WHERE f.event_nid IS NULL
     OR g.event_nid IS NULL
     OR NOT (f.child_nids @> g.child_nids AND g.child_nids @> f.child_nids)
-    OR f.covered <> g.covered
+    OR g.covered > f.covered
+    OR (f.covered > g.covered AND NOT EXISTS (SELECT FROM purge_jobs j WHERE j.room_nid = $1::int))
     OR f.event_id <> e.event_id
 """
 

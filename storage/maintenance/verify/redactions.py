@@ -29,7 +29,8 @@ SQL_REDACTED: Final[LiteralString] = """
 SELECT e.event_id, r.event_id AS redaction_id, e.redacted_by
 FROM events e
 LEFT JOIN events r ON r.event_nid = e.redacted_by
-WHERE e.room_nid = $1::int AND NOT e.outlier AND (e.redacted_by IS NOT NULL OR e.event_id = ANY($2::text[]))
+LEFT JOIN purge_leavings l ON l.room_nid = e.room_nid AND l.event_nid = r.event_nid AND r.outlier  -- a purge came between the two
+WHERE e.room_nid = $1::int AND NOT e.outlier AND l.event_nid IS NULL AND (e.redacted_by IS NOT NULL OR e.event_id = ANY($2::text[]))
 """
 
 SQL_INEFFECTIVE: Final[LiteralString] = """
@@ -143,7 +144,8 @@ async def redactions(conn: Connection, room: Room) -> Redactions:
                 result.effective[target.event_id] = min(rank, result.effective.get(target.event_id, rank))
             if target is None and held.event.redacts is not None:
                 result.waiting[row.event_nid] = held.event.redacts
-            if row.ineffective == applies:
+            purged = target is None and row.event_nid in result.waiting and room.row.purged_below is not None
+            if row.ineffective == applies and not (purged and not row.ineffective):
                 result.mistaken[row.event_id] = not applies
     return result
 

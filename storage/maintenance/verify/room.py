@@ -11,7 +11,8 @@ from storage.maintenance.verify.finding import Finding
 
 SQL_ROOM: Final[LiteralString] = """
 SELECT room_nid, room_id, room_version, next_audience, current_state_group, last_stream_ordering, max_topological_ordering,
-    forward_extremities, current_audience
+    forward_extremities, current_audience,
+    (SELECT max(j.topological_cut) FROM purge_jobs j WHERE j.room_nid = rooms.room_nid) AS purged_below
 FROM rooms
 WHERE room_id = $1::text
 """
@@ -42,7 +43,7 @@ BEFORE_ALL: Final = -(1 << 63)
 
 
 class RoomRow(NamedTuple):
-    """A row of `rooms`."""
+    """A row of `rooms`. ``purged_below``: the topological ordering below which history was purged, None if none ever was."""
 
     room_nid: int
     room_id: str
@@ -53,6 +54,7 @@ class RoomRow(NamedTuple):
     max_topological_ordering: int
     forward_extremities: list[int]
     current_audience: int
+    purged_below: int | None
 
 
 class TimelineRow(NamedTuple):

@@ -1,0 +1,132 @@
+"""`room-storage purge`: history before a point, whole rooms, what policies of retention say; and the jobs of all that."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, print_rows, run
+from storage.cli.maintaining import maintained
+from storage.errors import InputError
+from storage.maintenance.locality import local_server_name
+from storage.maintenance.purge import Job, Purged, jobs, purge_history, purge_retention, purge_room, resume
+
+RoomArgument = Annotated[str | None, typer.Argument(metavar="ROOM_ID", help="The room.", show_default=False)]
+BeforeOption = Annotated[
+    str | None, typer.Option("--before", metavar="EVENT_ID", help="Purge what stands before this event.", show_default=False)
+]
+BeforeDateOption = Annotated[
+    str | None,
+    typer.Option("--before-date", metavar="DATE", help="Purge what this server received before (ISO 8601, UTC).", show_default=False),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Purge the whole room: it is unknown afterwards.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="With --all: also while local users are joined.")]
+LocalOption = Annotated[bool, typer.Option("--local", help="Also what local users sent, which no other server may hold.")]
+RetentionOption = Annotated[bool, typer.Option("--retention", help="Every room, as its m.room.retention says.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with every purge that was interrupted.")]
+JobsOption = Annotated[bool, typer.Option("--jobs", help="Show purges, and how far they are.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count the events that would go.")]
+
+COLUMNS = ["job", "room", "phase", "deleted", "set aside", "swept", "state groups", "started", "finished", "error"]
+
+
+def command(
+    room_id: RoomArgument = None,
+    dsn: DsnOption = None,
+    server_name: ServerNameOption = None,
+    *,
+    before: BeforeOption = None,
+    before_date: BeforeDateOption = None,
+    whole: AllOption = False,
+    force: ForceOption = False,
+    local: LocalOption = False,
+    retention: RetentionOption = False,
+    go_on: ResumeOption = False,
+    show_jobs: JobsOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Purge history, in small steps beside running servers. What was interrupted goes on when it is asked for again."""
+    modes = [room_id is not None, retention, go_on, show_jobs]
+    if sum(modes) != 1:
+        raise InputError("give a room, or one of --retention, --resume and --jobs")
+    if room_id is not None and sum([before is not None, before_date is not None, whole]) != 1:
+        raise InputError("give one of --before, --before-date and --all")
+    before_ts = None if before_date is None else _milliseconds(before_date)
+    if show_jobs:
+        _print_jobs(run(_jobs(dsn)), as_json=as_json)
+        return
+
+    async def work() -> list[Purged]:
+        async with maintained(dsn) as database:
+            name = await local_server_name(database, server_name)
+            if retention:
+                return [one async for one in purge_retention(database, server_name=name, dry_run=dry_run)]
+            if room_id is None:
+                return [one async for one in resume(database, server_name=name)]
+            if whole:
+                return [await purge_room(database, room_id, server_name=name, force=force, dry_run=dry_run)]
+            return [
+                await purge_history(
+                    database, room_id, server_name=name, before_event_id=before, before_ts=before_ts, local=local, dry_run=dry_run
+                )
+            ]
+
+    _print_purged(run(work()), dry_run=dry_run, as_json=as_json)
+
+
+async def _jobs(dsn: str | None) -> list[Job]:
+    async with maintained(dsn) as database:
+        return await jobs(database)
+
+
+def _milliseconds(date: str) -> int:
+    """A date or time of ISO 8601, UTC unless it says otherwise."""
+    try:
+        moment = datetime.fromisoformat(date)
+    except ValueError:
+        raise InputError(f"{date!r} is no date: give one such as 2026-01-31 or 2026-01-31T12:00") from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _print_purged(purged: list[Purged], *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"dry_run": dry_run, "rooms": [_document(one) for one in purged]})
+        return
+    for one in purged:
+        told = f"{one.room_id}: {one.events} events"
+        job = one.job
+        more = "" if job is None else f" ({job.deleted_count} deleted, {job.set_aside_count} set aside, {job.swept_count} of them swept)"
+        typer.echo(f"{told} would go" if dry_run else f"{told} purged{more}")
+    if not purged:
+        typer.echo("nothing to purge")
+
+
+def _document(purged: Purged) -> dict[str, Any]:
+    return {"room_id": purged.room_id, "events": purged.events, "job": None if purged.job is None else purged.job._asdict()}
+
+
+def _print_jobs(found: list[Job], *, as_json: bool) -> None:
+    if as_json:
+        print_json([job._asdict() for job in found])
+        return
+    rows = [
+        (
+            job.job_id,
+            job.room_id,
+            job.phase,
+            job.deleted_count,
+            job.set_aside_count,
+            job.swept_count,
+            job.state_group_count,
+            _told(job.started_ts),
+            _told(job.finished_ts),
+            job.error or "",
+        )
+        for job in found
+    ]
+    print_rows("Purges", COLUMNS, rows, as_json=False)
+
+
+def _told(ts: int | None) -> str:
+    return "" if ts is None else datetime.fromtimestamp(ts / 1000, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,138 @@
+"""The history of a room: batches of it go, from the cut downwards, each in a transaction of its own with the room held.
+
+    deleted      messages, and what was rejected
+    set aside    state events and redactions: outliers until the end of the purge, and for as long as anything needs them (leavings.py);
+                 what local users sent, unless it is to go, too
+    staying      forward extremities; what the job does not take (keeping.py); rejected state events, what redacted something that stays,
+                 what a rejected event cites: these until the end of the purge
+
+A batch is read before the room is held: what stands there does not change while the job runs, but for what moves up in the order, and then
+everything is looked up anew.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, LiteralString
+
+from storage.database.connection import Connection, Database
+from storage.database.names import TYPE_REDACTION
+from storage.maintenance.hold import hold
+from storage.maintenance.purge.job import Job, count
+from storage.maintenance.purge.keeping import Keeping, Moved, keeping, stand_of
+from storage.maintenance.purge.pacing import Pace
+from storage.maintenance.purge.removal import Removal, TimelineRow, remove
+
+SQL_BELOW: Final[LiteralString] = """
+SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.type_nid, e.state_key_nid IS NOT NULL AS is_state,
+    e.rejected IS NOT NULL AS is_rejected, e.soft_failed, e.ineffective, e.backfilled, s.local, e.prev_events
+FROM (
+    SELECT *
+    FROM events
+    WHERE room_nid = $1::int AND NOT outlier AND (topological_ordering, stream_ordering) < ($2::bigint, $3::bigint)
+    ORDER BY topological_ordering DESC, stream_ordering DESC
+    LIMIT $4::bigint
+) AS e
+CROSS JOIN LATERAL (
+    SELECT substr(p.name, strpos(p.name, ':') + 1) = $5::text AS local
+    FROM principals p
+    WHERE p.principal_nid = e.sender_nid
+    OFFSET 0
+) AS s
+ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+"""
+
+SQL_TAKEN: Final[LiteralString] = """
+SELECT count(*) FILTER (WHERE e.taken) AS taken, count(*) AS looked_at, min(e.topological_ordering) AS topological_ordering,
+    min(e.stream_ordering) FILTER (WHERE e.topological_ordering = e.lowest) AS stream_ordering
+FROM (
+    SELECT e.topological_ordering, e.stream_ordering, min(e.topological_ordering) OVER () AS lowest,
+        e.stream_ordering <= CASE WHEN e.backfilled THEN $4::bigint ELSE $5::bigint END
+            AND e.event_nid <> ALL ((SELECT r.forward_extremities FROM rooms r WHERE r.room_nid = $1::int)::bigint[]) AS taken
+    FROM events e
+    WHERE e.room_nid = $1::int AND NOT e.outlier AND (e.topological_ordering, e.stream_ordering) < ($2::bigint, $3::bigint)
+    ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+    LIMIT $6::bigint
+) AS e
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A purge under way: where, by which job, and whose users are local."""
+
+    database: Database
+    room_version: str
+    server_name: str
+    pace: Pace
+
+
+async def purge_below(asked: Asked, job: Job) -> tuple[Job, Keeping]:
+    """Take what stands below the cut out of the timeline; the job as it is then, and what was found to stay."""
+    assert job.cut is not None  # noqa: S101  # a job of history has one
+    while True:
+        kept = await keeping(asked.database, job.room_id, asked.room_version, job.cut, job.arrived_upto)
+        try:
+            return await _walk(asked, job, kept), kept
+        except Moved:
+            continue
+
+
+async def _walk(asked: Asked, job: Job, kept: Keeping) -> Job:
+    at = (kept.cut.topological, -1)
+    while True:
+        async with asked.database.connection() as conn:
+            rows = await conn.fetch(SQL_BELOW, job.room_nid, *at, asked.pace.batch, asked.server_name, row=TimelineRow)
+        if not rows:
+            return job
+        job = await _take(asked, job, kept, rows)
+        at = (rows[-1].topological_ordering, rows[-1].stream_ordering)
+        await asked.pace.rest(job)
+
+
+async def _take(asked: Asked, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> Job:
+    async def work(conn: Connection) -> tuple[Job, int]:
+        await hold(conn, job.room_id)
+        position = await kept.since(conn)
+        removal = await _sorted(conn, job, kept, rows)
+        await remove(conn, kept, removal)
+        return await count(conn, job, deleted=len(removal.deleted), set_aside=len(removal.set_aside)), position
+
+    with asked.pace.measured():
+        job, kept.position = await asked.database.run(work)
+    return job
+
+
+async def _sorted(conn: Connection, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> Removal:
+    """What becomes of these events."""
+    stand = await stand_of(conn, job.room_nid)
+    removal = Removal()
+    for row in rows:
+        if (
+            kept.stays(row.topological_ordering, row.stream_ordering, backfilled=row.backfilled)
+            or row.event_nid in stand.forward_extremities
+        ):
+            _stay(removal, row, ends=row.event_nid not in stand.forward_extremities)
+        elif row.stream_ordering == stand.last_stream_ordering:
+            _stay(removal, row, ends=True)
+        elif (row.is_rejected and row.is_state) or (row.event_nid in kept.held and (not row.is_state or row.type_nid == TYPE_REDACTION)):
+            _stay(removal, row, ends=True)
+            removal.leavings[row.event_nid] = row.local
+        elif row.is_rejected:
+            removal.deleted.append(row)
+        elif row.is_state or _takes_effect(row) or (row.local and not job.local):
+            removal.set_aside.append(row)
+            removal.leavings[row.event_nid] = row.local
+        else:
+            removal.deleted.append(row)
+    return removal
+
+
+def _stay(removal: Removal, row: TimelineRow, *, ends: bool) -> None:
+    removal.staying.append(row)
+    if ends and not (row.is_rejected or row.soft_failed or row.backfilled):
+        removal.ends.append(row.event_nid)
+
+
+def _takes_effect(row: TimelineRow) -> bool:
+    """Whether an event may have redacted something."""
+    return row.type_nid == TYPE_REDACTION and not (row.ineffective or row.soft_failed)

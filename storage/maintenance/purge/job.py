@@ -1,0 +1,147 @@
+"""The rows of `purge_jobs`: what was asked, how far it is, and that one purge of a room runs at a time.
+
+A job has a row from its first transaction on, in which it counts. Whoever runs it holds an advisory lock of the session, so a process that is
+killed lets go of it, and the next call goes on with the row that is not done.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection, Database
+from storage.errors import PurgeRunning
+from storage.maintenance.purge.cut import Cut
+
+SQL_LOCK: Final[LiteralString] = "SELECT pg_try_advisory_lock(1919905646, $1::int)"
+SQL_UNLOCK: Final[LiteralString] = "SELECT pg_advisory_unlock(1919905646, $1::int)"
+
+SQL_BEGIN: Final[LiteralString] = """
+INSERT INTO purge_jobs (job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, started_ts, updated_ts)
+SELECT nextval('purge_job_ids'), r.room_nid, r.room_id, $2::bigint, $3::bigint, (SELECT last_value FROM events_stream), $4::boolean, $5::text,
+    $6::bigint, $6::bigint
+FROM rooms r
+WHERE r.room_nid = $1::int
+RETURNING job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, deleted_count, set_aside_count, swept_count,
+    state_group_count, started_ts, updated_ts, finished_ts, error
+"""
+
+SQL_UNFINISHED: Final[LiteralString] = """
+SELECT job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, deleted_count, set_aside_count, swept_count,
+    state_group_count, started_ts, updated_ts, finished_ts, error
+FROM purge_jobs
+WHERE room_nid = $1::int AND finished_ts IS NULL
+ORDER BY job_id
+LIMIT 1
+"""
+
+SQL_JOBS: Final[LiteralString] = """
+SELECT job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, deleted_count, set_aside_count, swept_count,
+    state_group_count, started_ts, updated_ts, finished_ts, error
+FROM purge_jobs
+ORDER BY job_id DESC
+LIMIT $1::bigint
+"""
+
+SQL_BEGUN: Final[LiteralString] = """
+SELECT job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, deleted_count, set_aside_count, swept_count,
+    state_group_count, started_ts, updated_ts, finished_ts, error
+FROM purge_jobs
+WHERE finished_ts IS NULL
+ORDER BY job_id
+"""
+
+SQL_COUNT: Final[LiteralString] = """
+UPDATE purge_jobs
+SET deleted_count = deleted_count + $2::bigint,
+    set_aside_count = set_aside_count + $3::bigint,
+    swept_count = swept_count + $4::bigint,
+    state_group_count = state_group_count + $5::bigint,
+    phase = $6::text,
+    updated_ts = (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+    finished_ts = CASE WHEN $6::text = 'done' THEN (extract(epoch FROM clock_timestamp()) * 1000)::bigint END,
+    error = NULL
+WHERE job_id = $1::int
+RETURNING job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, deleted_count, set_aside_count, swept_count,
+    state_group_count, started_ts, updated_ts, finished_ts, error
+"""
+
+SQL_FAILED: Final[LiteralString] = """
+UPDATE purge_jobs
+SET error = $2::text
+WHERE job_id = $1::int
+"""
+
+
+class Job(NamedTuple):
+    """A purge: what it takes, where it is (`phase`), what it has done so far, when (ms)."""
+
+    job_id: int
+    room_nid: int
+    room_id: str
+    topological_cut: int | None
+    stream_cut: int | None
+    arrived_upto: int
+    local: bool
+    phase: str
+    deleted_count: int
+    set_aside_count: int
+    swept_count: int
+    state_group_count: int
+    started_ts: int
+    updated_ts: int
+    finished_ts: int | None
+    error: str | None
+
+    @property
+    def cut(self) -> Cut | None:
+        """Where it cuts; None: it takes the whole room."""
+        return None if self.topological_cut is None or self.stream_cut is None else Cut(self.topological_cut, self.stream_cut)
+
+
+@asynccontextmanager
+async def alone(database: Database, room_id: str, room_nid: int) -> AsyncIterator[None]:
+    """Be the only purge of a room. `PurgeRunning`."""
+    async with database.connection() as conn:
+        if not await conn.fetchval(SQL_LOCK, room_nid):
+            raise PurgeRunning("another purge of it is under way, see `room-storage purge --jobs`", room_id=room_id)
+        try:
+            yield
+        finally:
+            await conn.fetchval(SQL_UNLOCK, room_nid)
+
+
+async def begin(conn: Connection, room_nid: int, cut: Cut | None, *, local: bool, now_ts: int) -> Job | None:
+    """A new job. In a transaction in which its room is held, so that all that has arrived lies below the position it remembers."""
+    phase = "room" if cut is None else "history"
+    topological, stream = (None, None) if cut is None else cut
+    return await conn.fetchrow(SQL_BEGIN, room_nid, topological, stream, local, phase, now_ts, row=Job)
+
+
+async def unfinished(conn: Connection, room_nid: int) -> Job | None:
+    """The job of a room that was interrupted, if any."""
+    return await conn.fetchrow(SQL_UNFINISHED, room_nid, row=Job)
+
+
+async def begun(database: Database) -> list[Job]:
+    """All jobs that are not done: interrupted, or under way."""
+    async with database.connection() as conn:
+        return await conn.fetch(SQL_BEGUN, row=Job)
+
+
+async def jobs(database: Database, limit: int = 100) -> list[Job]:
+    """The latest jobs, the latest first."""
+    async with database.connection() as conn:
+        return await conn.fetch(SQL_JOBS, limit, row=Job)
+
+
+async def count(
+    conn: Connection, job: Job, *, deleted: int = 0, set_aside: int = 0, swept: int = 0, state_groups: int = 0, phase: str | None = None
+) -> Job:
+    """Note progress, in the transaction that makes it; the job as it is then."""
+    counted = await conn.fetchrow(SQL_COUNT, job.job_id, deleted, set_aside, swept, state_groups, phase or job.phase, row=Job)
+    return job if counted is None else counted
+
+
+async def failed(conn: Connection, job: Job, reason: str) -> None:
+    """Note why it ended."""
+    await conn.execute(SQL_FAILED, job.job_id, reason)

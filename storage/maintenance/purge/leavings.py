@@ -1,0 +1,297 @@
+"""What a purge has left behind, at its end: what nothing needs any more goes for good.
+
+An event is needed if a state group names it, the current state, a membership, or an event that is itself no leaving or needed: as auth event, or as
+what redacted it. All that is looked up without holding anybody up, some at a time; and what was written since once more under the room's
+lock, before each batch goes. Who cites goes before what is cited, so between two batches everything that is there is whole, and chains of the
+auth cover lose their ends only.
+"""
+
+from collections.abc import Iterable
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection, Database
+from storage.maintenance.hold import hold
+from storage.maintenance.purge.history import Asked
+from storage.maintenance.purge.job import Job, count
+from storage.maintenance.purge.keeping import Keeping, stand_of
+from storage.maintenance.purge.removal import Removal, TimelineRow, remove
+
+PAGE: Final = 2_000
+GROUPS: Final = 500
+
+SQL_BACK: Final[LiteralString] = """
+DELETE FROM purge_leavings l
+WHERE l.room_nid = $1::int AND NOT EXISTS (
+    SELECT
+    FROM events e
+    WHERE e.event_nid = l.event_nid AND (e.outlier OR (e.topological_ordering < $2::bigint AND e.stream_ordering <= $3::bigint))
+)
+"""
+
+SQL_LEAVINGS: Final[LiteralString] = """
+SELECT l.event_nid, l.local, e.outlier, array_remove(array_append(e.auth_events, e.redacted_by), NULL) AS named
+FROM (
+    SELECT *
+    FROM purge_leavings
+    WHERE room_nid = $1::int AND event_nid > $2::bigint
+    ORDER BY event_nid
+    LIMIT $3::bigint
+) AS l
+CROSS JOIN LATERAL (SELECT x.* FROM events x WHERE x.event_nid = l.event_nid OFFSET 0) AS e
+ORDER BY l.event_nid
+"""
+
+SQL_GROUPS: Final[LiteralString] = """
+SELECT state_group, COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
+FROM state_groups
+WHERE room_nid = $1::int AND state_group > $2::bigint
+ORDER BY state_group
+LIMIT $3::bigint
+"""
+
+SQL_NEW_GROUPS: Final[LiteralString] = """
+SELECT g.state_group, COALESCE(g.event_nids, '{}') || COALESCE(g.member_event_nids, '{}') AS event_nids
+FROM (
+    SELECT state_group FROM state_groups WHERE room_nid = $1::int
+    EXCEPT
+    SELECT unnest($2::bigint[])
+) AS n
+JOIN state_groups g USING (state_group)
+"""
+
+SQL_TIMELINE: Final[LiteralString] = """
+SELECT event_nid, topological_ordering, stream_ordering, array_remove(array_append(auth_events, redacted_by), NULL) AS named
+FROM events
+WHERE room_nid = $1::int AND NOT outlier AND (topological_ordering, stream_ordering) > ($2::bigint, $3::bigint)
+ORDER BY topological_ordering, stream_ordering
+LIMIT $4::bigint
+"""
+
+SQL_OUTLIERS: Final[LiteralString] = """
+SELECT event_nid, array_remove(array_append(auth_events, redacted_by), NULL) AS event_nids
+FROM events
+WHERE room_nid = $1::int AND outlier AND event_nid > $2::bigint
+ORDER BY event_nid
+LIMIT $3::bigint
+"""
+
+SQL_SINCE: Final[LiteralString] = """
+SELECT event_nid, array_remove(array_append(auth_events, redacted_by), NULL) AS event_nids
+FROM events
+WHERE room_nid = $1::int AND NOT outlier AND stream_ordering > $2::bigint
+UNION ALL
+SELECT event_nid, array_remove(array_append(auth_events, redacted_by), NULL)
+FROM events
+WHERE room_nid = $1::int AND outlier
+"""
+
+SQL_MEMBERS: Final[LiteralString] = """
+SELECT event_nid
+FROM current_state
+WHERE room_nid = $1::int
+UNION
+SELECT m.event_nid
+FROM unnest($2::bigint[]) AS l (event_nid)
+CROSS JOIN LATERAL (SELECT x.state_key_nid FROM events x WHERE x.event_nid = l.event_nid AND x.membership IS NOT NULL OFFSET 0) AS e
+JOIN state_keys k USING (state_key_nid)
+JOIN principals p ON p.name = k.state_key
+JOIN memberships m ON m.principal_nid = p.principal_nid AND m.room_nid = $1::int
+UNION
+SELECT o.event_nid
+FROM outlier_memberships o
+WHERE o.event_nid = ANY($2::bigint[])
+"""
+
+SQL_ROWS: Final[LiteralString] = """
+SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.type_nid, e.state_key_nid IS NOT NULL AS is_state,
+    e.rejected IS NOT NULL AS is_rejected, e.soft_failed, e.ineffective, e.backfilled, false AS local, e.prev_events
+FROM events e
+WHERE e.event_nid = ANY($1::bigint[]) AND NOT e.outlier
+"""
+
+SQL_SWEEP: Final[LiteralString] = """
+WITH
+gone AS (
+    DELETE FROM events
+    WHERE event_nid = ANY($2::bigint[]) AND room_nid = $1::int AND outlier
+    RETURNING event_nid
+),
+place AS (
+    DELETE FROM auth_chains
+    WHERE event_nid = ANY($2::bigint[]) AND event_nid IN (SELECT event_nid FROM gone)
+    RETURNING chain_nid, sequence_number
+),
+link AS (
+    DELETE FROM auth_chain_links l
+    USING place
+    WHERE l.chain_nid = place.chain_nid AND l.sequence_number = place.sequence_number
+),
+leaving AS (
+    DELETE FROM purge_leavings
+    WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
+)
+SELECT count(*)
+FROM gone
+"""
+
+
+class LeavingRow(NamedTuple):
+    """A leaving, and what it names: its auth events, and what redacted it."""
+
+    event_nid: int
+    local: bool
+    outlier: bool
+    named: list[int]
+
+
+class NamingRow(NamedTuple):
+    """An event, or a state group, and the events that it names."""
+
+    nid: int
+    event_nids: list[int]
+
+
+class PlacedRow(NamedTuple):
+    """An event of the timeline, and the events that it names."""
+
+    event_nid: int
+    topological_ordering: int
+    stream_ordering: int
+    named: list[int]
+
+
+class Leavings:
+    """The leavings of a room, and who needs which."""
+
+    def __init__(self, job: Job, position: int, write_version: int) -> None:
+        self.job = job
+        self.position = position
+        self.write_version = write_version
+        self.rows: dict[int, LeavingRow] = {}
+        self.groups: set[int] = set()
+        self.needed: set[int] = set()
+
+    def need(self, nids: Iterable[int]) -> None:
+        """These are needed, and what they name."""
+        front = [nid for nid in nids if nid in self.rows and nid not in self.needed]
+        while front:
+            nid = front.pop()
+            if nid not in self.needed:
+                self.needed.add(nid)
+                front.extend(one for one in self.rows[nid].named if one in self.rows)
+
+    def free(self) -> list[int]:
+        """Those that nothing needs, each before those that it names."""
+        free = self.rows.keys() - self.needed
+        naming = dict.fromkeys(free, 0)
+        for nid in free:
+            for one in set(self.rows[nid].named) & free:
+                naming[one] += 1
+        front = sorted(nid for nid, number in naming.items() if not number)
+        ordered: list[int] = []
+        while front:
+            nid = front.pop()
+            ordered.append(nid)
+            for one in set(self.rows[nid].named) & free:
+                naming[one] -= 1
+                if not naming[one]:
+                    front.append(one)
+        return ordered
+
+
+async def sweep(asked: Asked, job: Job, kept: Keeping) -> Job:
+    """Let go of what nothing needs."""
+    leavings = await _look(asked.database, job)
+    front = leavings.free()
+    while front:
+        batch = front[: asked.pace.batch]
+        job, gone = await _sweep(asked, job, kept, leavings, batch)
+        kept.gone |= gone
+        for nid in batch:
+            if nid in gone:
+                del leavings.rows[nid]
+        front = leavings.free() if len(gone) < len(batch) else front[len(batch) :]
+        await asked.pace.rest(job)
+    return job
+
+
+async def _look(database: Database, job: Job) -> Leavings:
+    """What is left, and what of it is needed."""
+
+    async def begin(conn: Connection) -> Leavings:
+        await hold(conn, job.room_id)
+        stand = await stand_of(conn, job.room_nid)
+        return Leavings(job, stand.position, stand.write_version)
+
+    leavings = await database.run(begin)
+    room_nid, cut = job.room_nid, job.cut
+    async with database.connection() as conn:
+        await conn.execute(SQL_BACK, room_nid, 0 if cut is None else cut.topological, job.arrived_upto)
+        at = 0
+        while rows := await conn.fetch(SQL_LEAVINGS, room_nid, at, PAGE, row=LeavingRow):
+            leavings.rows.update((row.event_nid, row) for row in rows)
+            at = rows[-1].event_nid
+        leavings.need(nid for nid, row in leavings.rows.items() if row.local and not job.local)
+        await _roots(conn, leavings)
+    return leavings
+
+
+async def _roots(conn: Connection, leavings: Leavings) -> None:
+    room_nid = leavings.job.room_nid
+    at = 0
+    while groups := await conn.fetch(SQL_GROUPS, room_nid, at, GROUPS, row=NamingRow):
+        for group in groups:
+            leavings.groups.add(group.nid)
+            leavings.need(group.event_nids)
+        at = groups[-1].nid
+    nids = list(leavings.rows)
+    for start in range(0, len(nids) or 1, PAGE):
+        leavings.need(await conn.fetchvals(SQL_MEMBERS, room_nid, nids[start : start + PAGE]))
+    place = (-(1 << 62), 0)
+    while rows := await conn.fetch(SQL_TIMELINE, room_nid, *place, PAGE, row=PlacedRow):
+        for row in rows:
+            if row.event_nid not in leavings.rows:
+                leavings.need(row.named)
+        place = (rows[-1].topological_ordering, rows[-1].stream_ordering)
+    at = 0
+    while outliers := await conn.fetch(SQL_OUTLIERS, room_nid, at, PAGE, row=NamingRow):
+        for one in outliers:
+            if one.nid not in leavings.rows:
+                leavings.need(one.event_nids)
+        at = outliers[-1].nid
+
+
+async def _sweep(asked: Asked, job: Job, kept: Keeping, leavings: Leavings, batch: list[int]) -> tuple[Job, set[int]]:
+    """One batch, but for what has come to be needed since; the job, and what is gone."""
+
+    async def work(conn: Connection) -> tuple[Job, set[int], int, int]:
+        await hold(conn, job.room_id)
+        stand = await stand_of(conn, job.room_nid)
+        position = await kept.since(conn)
+        if stand.write_version != leavings.write_version + 1:
+            await _since(conn, leavings)
+        going = [nid for nid in batch if nid not in leavings.needed]
+        staying = [nid for nid in going if not leavings.rows[nid].outlier]
+        if staying:
+            rows = await conn.fetch(SQL_ROWS, staying, row=TimelineRow)
+            await remove(conn, kept, Removal(deleted=rows))
+        swept = int(await conn.fetchval(SQL_SWEEP, job.room_nid, [nid for nid in going if leavings.rows[nid].outlier]))
+        counted = await count(conn, job, swept=swept, deleted=len(staying), phase="leavings")
+        return counted, set(going), position, stand.write_version
+
+    with asked.pace.measured():
+        job, gone, position, version = await asked.database.run(work)
+    kept.position = leavings.position = position
+    leavings.write_version = version
+    return job, gone
+
+
+async def _since(conn: Connection, leavings: Leavings) -> None:
+    """What was written since the last look may need some of the leavings."""
+    room_nid = leavings.job.room_nid
+    for one in await conn.fetch(SQL_SINCE, room_nid, leavings.position, row=NamingRow):
+        if one.nid not in leavings.rows:
+            leavings.need(one.event_nids)
+    for group in await conn.fetch(SQL_NEW_GROUPS, room_nid, list(leavings.groups), row=NamingRow):
+        leavings.groups.add(group.nid)
+        leavings.need(group.event_nids)

@@ -1,0 +1,200 @@
+"""Taking events out of the timeline: rows go or become outliers, and all that refers to them follows in the same transaction.
+
+children that stay    the parent becomes a gap under its own number: edges are never rewritten, and who fills the gap takes the number back
+gaps below            lose the children that went; a gap without children is none
+redactions that stay  wait for their target, so that it is redacted again if it comes back
+extremities           what stays without the children that named it never is one (`dropped_extremities`)
+the stream            `purged_streams`: a client from before begins anew
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.maintenance.purge.keeping import Keeping
+
+SQL_DELETE: Final[LiteralString] = """
+WITH
+gone AS (
+    DELETE FROM events
+    WHERE event_nid = ANY($2::bigint[]) AND room_nid = $1::int
+    RETURNING event_nid
+),
+place AS (
+    DELETE FROM auth_chains
+    WHERE event_nid = ANY($3::bigint[]) AND event_nid IN (SELECT event_nid FROM gone)
+    RETURNING chain_nid, sequence_number
+),
+link AS (
+    DELETE FROM auth_chain_links l
+    USING place
+    WHERE l.chain_nid = place.chain_nid AND l.sequence_number = place.sequence_number
+),
+leaving AS (
+    DELETE FROM purge_leavings
+    WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
+)
+SELECT count(*)
+FROM gone
+"""
+
+SQL_SET_ASIDE: Final[LiteralString] = """
+UPDATE events
+SET outlier = true,
+    stream_ordering = NULL,
+    topological_ordering = NULL,
+    state_group_before = NULL,
+    state_group_after = NULL,
+    audience = NULL,
+    backfilled = false,
+    soft_failed = false,
+    ineffective = false,
+    after_gap = NULL,
+    prev_events = '{}'
+WHERE event_nid = ANY($2::bigint[]) AND room_nid = $1::int AND NOT outlier
+"""
+
+SQL_LEAVE: Final[LiteralString] = """
+INSERT INTO purge_leavings (event_nid, room_nid, local)
+SELECT i.event_nid, $1::int, i.local
+FROM unnest($2::bigint[], $3::boolean[]) AS i (event_nid, local)
+ON CONFLICT (room_nid, event_nid) DO UPDATE SET local = EXCLUDED.local
+"""
+
+SQL_SHRINK_GAPS: Final[LiteralString] = """
+WITH
+gap AS (
+    SELECT m.event_nid, ARRAY(SELECT c.nid FROM unnest(m.child_nids) WITH ORDINALITY AS c (nid, place) WHERE c.nid <> ALL($2::bigint[]) ORDER BY c.place)
+        AS child_nids
+    FROM missing_events m
+    WHERE m.event_nid = ANY($1::bigint[]) AND m.child_nids && $2::bigint[]
+),
+closed AS (
+    DELETE FROM missing_events
+    WHERE event_nid IN (SELECT event_nid FROM gap WHERE child_nids = '{}')
+)
+UPDATE missing_events m
+SET child_nids = gap.child_nids
+FROM gap
+WHERE m.event_nid = gap.event_nid AND gap.child_nids <> '{}'
+"""
+
+SQL_OPEN_GAPS: Final[LiteralString] = """
+WITH opened AS (
+    INSERT INTO missing_events (event_nid, event_id, room_nid, covered, child_nids)
+    SELECT i.event_nid, i.event_id, $1::int, true, i.child_nids::bigint[]
+    FROM unnest($2::bigint[], $3::text[], $4::text[]) AS i (event_nid, event_id, child_nids)
+    ON CONFLICT (event_nid) DO UPDATE
+    SET child_nids = ARRAY(SELECT DISTINCT c.nid FROM unnest(missing_events.child_nids || EXCLUDED.child_nids) AS c (nid))
+)
+UPDATE events
+SET after_gap = true
+WHERE event_nid = ANY($5::bigint[]) AND NOT outlier AND NOT backfilled AND after_gap IS NOT TRUE
+"""
+
+SQL_FOLLOW: Final[LiteralString] = """
+WITH
+waiting AS (
+    DELETE FROM waiting_redactions
+    WHERE redaction_nid = ANY($2::bigint[])
+),
+dropped AS (
+    DELETE FROM dropped_extremities
+    WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
+),
+moved AS (
+    DELETE FROM moved_events
+    WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
+),
+purged AS (
+    INSERT INTO purged_streams (stream_name, purged_upto)
+    SELECT 'events', $3::bigint
+    WHERE $3::bigint IS NOT NULL
+    ON CONFLICT (stream_name) DO UPDATE SET purged_upto = EXCLUDED.purged_upto
+    WHERE purged_streams.purged_upto < EXCLUDED.purged_upto
+),
+ended AS (  -- what these have named, and what stays without what named it: neither is ever an extremity again
+    INSERT INTO dropped_extremities (event_nid, room_nid)
+    SELECT e.event_nid, r.room_nid
+    FROM rooms r
+    CROSS JOIN (SELECT DISTINCT event_nid FROM unnest($4::bigint[]) AS i (event_nid)) AS i
+    CROSS JOIN LATERAL (SELECT x.* FROM events x WHERE x.event_nid = i.event_nid OFFSET 0) AS e
+    WHERE r.room_nid = $1::int AND e.room_nid = r.room_nid AND NOT e.outlier AND NOT e.backfilled AND NOT e.soft_failed AND e.rejected IS NULL
+        AND e.event_nid <> ALL (r.forward_extremities)
+    ON CONFLICT DO NOTHING
+)
+INSERT INTO waiting_redactions (redaction_nid, room_nid, target_event_id)
+SELECT i.redaction_nid, $1::int, i.target_event_id
+FROM unnest($5::bigint[], $6::text[]) AS i (redaction_nid, target_event_id)
+ON CONFLICT DO NOTHING
+"""
+
+
+class TimelineRow(NamedTuple):
+    """An event below the cut, without its content. ``local``: a local user sent it."""
+
+    event_nid: int
+    event_id: str
+    topological_ordering: int
+    stream_ordering: int
+    type_nid: int
+    is_state: bool
+    is_rejected: bool
+    soft_failed: bool
+    ineffective: bool
+    backfilled: bool
+    local: bool
+    prev_events: list[int]
+
+
+@dataclass(slots=True)
+class Removal:
+    """What one transaction takes out of the timeline, and what it leaves there."""
+
+    deleted: list[TimelineRow] = field(default_factory=list)
+    set_aside: list[TimelineRow] = field(default_factory=list)
+    staying: list[TimelineRow] = field(default_factory=list)
+    """In the timeline, for good or until the end of the purge: their parents become gaps."""
+    leavings: dict[int, bool] = field(default_factory=dict)
+    """Which of those that are set aside, or stay, are looked at again at the end of the purge; and whether they are local."""
+    ends: list[int] = field(default_factory=list)
+    """Of those that stay, what would be a forward extremity once the events that named it are gone."""
+
+    @property
+    def removed(self) -> list[TimelineRow]:
+        """What leaves the timeline."""
+        return [*self.deleted, *self.set_aside]
+
+
+async def remove(conn: Connection, keeping: Keeping, removal: Removal) -> None:
+    """Do it, in a transaction in which the room is held."""
+    room_nid, removed = keeping.room_nid, removal.removed
+    nids = [row.event_nid for row in removed]
+    for row in removal.staying:
+        keeping.name(row.event_nid, row.prev_events)
+    if removal.deleted:
+        chained = [row.event_nid for row in removal.deleted if row.is_state]
+        await conn.fetchval(SQL_DELETE, room_nid, [row.event_nid for row in removal.deleted], chained)
+    if removal.set_aside:
+        await conn.execute(SQL_SET_ASIDE, room_nid, [row.event_nid for row in removal.set_aside])
+    if removal.leavings:
+        await conn.execute(SQL_LEAVE, room_nid, list(removal.leavings), list(removal.leavings.values()))
+    if removed:
+        await conn.execute(SQL_SHRINK_GAPS, list({parent for row in removed for parent in row.prev_events}), nids)
+        await _open_gaps(conn, keeping, removed)
+    gone = {*nids, *keeping.gone}
+    waiting = [(one, row.event_id) for row in removed for one in keeping.redactions.get(row.event_id, ()) if one not in gone]
+    purged_upto = max((row.stream_ordering for row in removed if not row.backfilled), default=None)
+    named = {*removal.ends, *(parent for row in removed for parent in row.prev_events)} - set(nids)
+    if named or removed:
+        await conn.execute(SQL_FOLLOW, room_nid, nids, purged_upto, list(named), [one for one, _ in waiting], [one for _, one in waiting])
+
+
+async def _open_gaps(conn: Connection, keeping: Keeping, removed: Sequence[TimelineRow]) -> None:
+    gone = {row.event_nid for row in removed} | keeping.gone
+    gaps = [(row.event_nid, row.event_id, children) for row in removed if (children := keeping.children.get(row.event_nid, set()) - gone)]
+    if gaps:
+        texts = ["{" + ",".join(map(str, sorted(children))) + "}" for _, _, children in gaps]
+        naming = sorted(set[int]().union(*(children for _, _, children in gaps)))
+        await conn.execute(SQL_OPEN_GAPS, keeping.room_nid, [nid for nid, _, _ in gaps], [one for _, one, _ in gaps], texts, naming)

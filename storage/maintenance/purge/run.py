@@ -1,0 +1,303 @@
+"""Purging, from the first look to the last batch."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection, Database
+from storage.errors import InputError, PurgeRunning, StorageError, UnknownRoom
+from storage.maintenance.announce import announce, introduce
+from storage.maintenance.garbage import collect
+from storage.maintenance.hold import hold
+from storage.maintenance.purge import job as job_rows
+from storage.maintenance.purge.cut import SQL_ROOM, Cut, RoomRow, before_event, before_time
+from storage.maintenance.purge.history import SQL_TAKEN, Asked, purge_below
+from storage.maintenance.purge.job import Job
+from storage.maintenance.purge.keeping import Moved
+from storage.maintenance.purge.leavings import sweep
+from storage.maintenance.purge.pacing import Pace, Watcher
+from storage.maintenance.purge.retention import policies
+from storage.maintenance.purge.whole import hide, purge_tables, refuse_joined
+
+DELTAS: Final = 1_000
+COUNTED: Final = 10_000
+"""Events counted by one statement of a dry run."""
+
+SQL_DELTAS: Final[LiteralString] = """
+WITH
+gone AS (
+    DELETE FROM state_deltas d
+    USING (
+        SELECT room_nid, stream_ordering, state_key_nid
+        FROM state_deltas
+        WHERE room_nid = $1::int AND stream_ordering <= $2::bigint
+        ORDER BY stream_ordering
+        LIMIT $3::bigint
+    ) AS old
+    WHERE d.room_nid = old.room_nid AND d.stream_ordering = old.stream_ordering AND d.state_key_nid = old.state_key_nid
+    RETURNING d.stream_ordering
+),
+purged AS (
+    INSERT INTO purged_streams (stream_name, purged_upto)
+    SELECT 'events', max(stream_ordering)
+    FROM gone
+    HAVING count(*) > 0
+    ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto, EXCLUDED.purged_upto)
+)
+SELECT count(*)
+FROM gone
+"""
+
+SQL_LOWEST: Final[LiteralString] = """
+UPDATE rooms r
+SET strays = r.strays * int8multirange(int8range((
+    SELECT e.topological_ordering
+    FROM events e
+    WHERE e.room_nid = r.room_nid AND NOT e.outlier
+    ORDER BY e.topological_ordering, e.stream_ordering
+    LIMIT 1
+), NULL))
+WHERE r.room_nid = $1::int AND r.strays <> '{}'
+"""
+
+
+class CountRow(NamedTuple):
+    """How many of a page of events would be taken, and where the page ends."""
+
+    taken: int
+    looked_at: int
+    topological_ordering: int | None
+    stream_ordering: int | None
+
+
+class Purged(NamedTuple):
+    """What a purge did, or (``job`` None) would do: ``events`` is how many events leave the timeline."""
+
+    room_id: str
+    events: int
+    job: Job | None
+
+
+async def purge_history(
+    database: Database,
+    room_id: str,
+    *,
+    server_name: str,
+    before_event_id: str | None = None,
+    before_ts: int | None = None,
+    local: bool = False,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> Purged:
+    """Purge the history of a room below an event, or below the first live event that this server received at a time (ms) or later.
+
+    An earlier job of the room that was interrupted is finished first. ``local``: also what users of ``server_name`` sent. ``watcher`` is awaited
+    with the job after each transaction; what it raises ends the purge there, to be resumed. `UnknownRoom`, `UnknownEvent`, `PurgeRefused`,
+    `PurgeRunning`: nothing has changed.
+    """
+    if (before_event_id is None) == (before_ts is None):
+        raise InputError("name either the event or the time before which history goes")
+    room = await _room(database, room_id)
+    now_ts = time.time_ns() // 1_000_000
+    async with database.connection() as conn:
+        if before_event_id is not None:
+            cut: Cut | None = await before_event(conn, room_id, room, before_event_id)
+        else:
+            cut = await before_time(conn, room_id, room, before_ts or 0, now_ts)
+    if dry_run or cut is None:
+        return Purged(room_id, 0 if cut is None else await _counted(database, room, cut), None)
+    async with job_rows.alone(database, room_id, room.room_nid):
+        asked = Asked(database, room.room_version, server_name, Pace(database.config, watcher))
+        finished = await _finish(asked, room.room_nid)
+        if finished is not None and finished.cut == cut and finished.local == local:
+            return Purged(room_id, finished.deleted_count + finished.set_aside_count, finished)
+        if not await _counted(database, room, cut, enough=1):
+            return Purged(room_id, 0, None)
+        job = await _begin(database, room_id, room.room_nid, cut, local=local, now_ts=now_ts)
+        job = await _run(asked, job)
+    return Purged(room_id, job.deleted_count + job.set_aside_count, job)
+
+
+async def purge_room(
+    database: Database, room_id: str, *, server_name: str, force: bool = False, dry_run: bool = False, watcher: Watcher | None = None
+) -> Purged:
+    """Purge all of a room: afterwards it is unknown. ``force``: also while local users are joined.
+
+    A writer that comes upon it meanwhile loses what it writes. `UnknownRoom`, `PurgeRefused`, `PurgeRunning`: nothing has changed.
+    """
+    room = await _room(database, room_id)
+    if dry_run:
+        return Purged(room_id, await _counted(database, room, Cut(1 << 62, 1 << 62)), None)
+    async with job_rows.alone(database, room_id, room.room_nid):
+        await introduce(database)
+        asked = Asked(database, room.room_version, server_name, Pace(database.config, watcher))
+
+        async def begin(conn: Connection) -> Job | None:
+            await hold(conn, room_id)
+            if not force:
+                await refuse_joined(conn, room_id, room.room_nid)
+            job = await job_rows.unfinished(conn, room.room_nid)
+            if job is not None and job.cut is not None:  # history that was being purged goes with the rest
+                await job_rows.count(conn, job, phase="done")
+                job = None
+            if job is None:
+                job = await job_rows.begin(conn, room.room_nid, None, local=True, now_ts=time.time_ns() // 1_000_000)
+                await hide(conn, room.room_nid)
+            return job
+
+        job = await database.run(begin)
+        if job is None:
+            raise UnknownRoom(room_id)
+        job = await _run(asked, job)
+    return Purged(room_id, job.deleted_count, job)
+
+
+async def purge_retention(
+    database: Database, *, server_name: str, dry_run: bool = False, watcher: Watcher | None = None
+) -> AsyncIterator[Purged]:
+    """Purge, in every room that keeps its history for a bounded time only, what has outlived it; the rooms where something has gone.
+
+    What local users sent goes, too: that is what a policy means. A room that another purge is at is passed over.
+    """
+    after: str | None = ""
+    while after is not None:
+        async with database.connection() as conn:
+            found, after = await policies(conn, database.config, after)
+        for policy in found:
+            before_ts = time.time_ns() // 1_000_000 - policy.lifetime_ms
+            try:
+                purged = await purge_history(
+                    database, policy.room_id, server_name=server_name, before_ts=before_ts, local=True, dry_run=dry_run, watcher=watcher
+                )
+            except (PurgeRunning, UnknownRoom):
+                continue
+            if purged.events:
+                yield purged
+
+
+async def resume(database: Database, *, server_name: str, watcher: Watcher | None = None) -> AsyncIterator[Purged]:
+    """Finish every purge that was interrupted; each as it is done. Those that are under way elsewhere are left alone."""
+    for job in await job_rows.begun(database):
+        try:
+            async with job_rows.alone(database, job.room_id, job.room_nid):
+                room = await _room(database, job.room_id)
+                asked = Asked(database, room.room_version, server_name, Pace(database.config, watcher))
+                finished = await _finish(asked, job.room_nid)
+        except (PurgeRunning, UnknownRoom):
+            continue
+        if finished is not None:
+            yield Purged(job.room_id, finished.deleted_count + finished.set_aside_count, finished)
+
+
+async def _room(database: Database, room_id: str) -> RoomRow:
+    async with database.connection() as conn:
+        room = await conn.fetchrow(SQL_ROOM, room_id, row=RoomRow)
+    if room is None:
+        raise UnknownRoom(room_id)
+    return room
+
+
+async def _counted(database: Database, room: RoomRow, cut: Cut, enough: int | None = None) -> int:
+    """How many events a purge would take out of the timeline, or the first of them."""
+    taken, at = 0, (cut.topological, -1)
+    while enough is None or taken < enough:
+        async with database.connection() as conn:
+            upto = (1 << 62, cut.stream)
+            row = await conn.fetchrow(SQL_TAKEN, room.room_nid, *at, *upto, COUNTED, row=CountRow)
+        if row is None or row.topological_ordering is None or row.stream_ordering is None:
+            break
+        taken += row.taken
+        at = (row.topological_ordering, row.stream_ordering)
+    return taken
+
+
+async def _begin(database: Database, room_id: str, room_nid: int, cut: Cut | None, *, local: bool, now_ts: int) -> Job:
+    async def work(conn: Connection) -> Job | None:
+        await hold(conn, room_id)
+        return await job_rows.begin(conn, room_nid, cut, local=local, now_ts=now_ts)
+
+    job = await database.run(work)
+    if job is None:
+        raise UnknownRoom(room_id)
+    return job
+
+
+async def _finish(asked: Asked, room_nid: int) -> Job | None:
+    """Finish what was interrupted; the last such job as it is now, if there was one."""
+    finished = None
+    while True:
+        async with asked.database.connection() as conn:
+            job = await job_rows.unfinished(conn, room_nid)
+        if job is None:
+            return finished
+        finished = await _run(asked, job)
+
+
+async def _run(asked: Asked, job: Job) -> Job:
+    """All phases of a job, from the beginning: what is done already costs a look."""
+    try:
+        await introduce(asked.database)
+        if job.cut is None:
+            return await purge_tables(asked, job)
+        while True:
+            job, kept = await purge_below(asked, job)
+            job = await _deltas(asked, job)
+            job = await _groups(asked, job)
+            try:
+                job = await sweep(asked, job, kept)
+            except Moved:
+                continue
+            return await _end(asked, job)
+    except StorageError as error:
+        await _note(asked.database, job, error)
+        raise
+
+
+async def _note(database: Database, job: Job, error: StorageError) -> None:
+    """Leave the reason in the job's row, if the database still answers."""
+    try:
+        async with database.connection() as conn:
+            await job_rows.failed(conn, job, str(error))
+    except StorageError as second:
+        error.add_note(f"nor could it be noted: {second}")
+
+
+async def _deltas(asked: Asked, job: Job) -> Job:
+    """What changed in the room's state, up to the cut's position."""
+    stream = 0 if job.cut is None else job.cut.stream
+
+    async def work(conn: Connection) -> tuple[Job, int]:
+        gone = int(await conn.fetchval(SQL_DELTAS, job.room_nid, stream, DELTAS))
+        return await job_rows.count(conn, job, phase="deltas"), gone
+
+    gone = DELTAS
+    while gone == DELTAS:
+        job, gone = await asked.database.run(work)
+        await asked.pace.rest(job)
+    return job
+
+
+async def _groups(asked: Asked, job: Job) -> Job:
+    """State groups that nothing refers to any more."""
+    collected = await collect(asked.database, job.room_id)
+
+    async def work(conn: Connection) -> Job:
+        return await job_rows.count(conn, job, state_groups=collected.state_groups, phase="groups")
+
+    job = await asked.database.run(work)
+    await asked.pace.rest(job)
+    return job
+
+
+async def _end(asked: Asked, job: Job) -> Job:
+    """What is left: stretches in which nothing strays any more, and the caches of other processes."""
+    collected = await collect(asked.database, job.room_id)
+
+    async def work(conn: Connection) -> Job:
+        await hold(conn, job.room_id)
+        await conn.execute(SQL_LOWEST, job.room_nid)
+        done = await job_rows.count(conn, job, state_groups=collected.state_groups, phase="done")
+        await announce(conn, "events")
+        return done
+
+    return await asked.database.run(work)

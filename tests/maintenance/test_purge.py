@@ -1,0 +1,378 @@
+"""Purging by hand-made rooms: the point, what comes back, interruptions, beside writers, whole rooms, retention."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import storage
+from storage import Config, PurgeRefused, PurgeRunning, ResyncNeeded, Store, UnknownEvent, UnknownRoom
+from storage.errors import InputError
+from storage.maintenance.purge import Job, jobs, purge_history, purge_retention, purge_room, resume
+from storage.maintenance.purge.retention import lifetime_ms
+from storage.streams.following import follow_once
+from storage.testing import RoomBuilder, build_room
+from tests.maintenance.rooms import LIVELY, SERVER, findings
+
+CONFIG = Config(purge_batch_max=5, purge_pause_ms=0)
+ALICE, BOB = "@alice:s1.test", "@bob:s2.test"
+
+
+class Killed(Exception):  # noqa: N818  # what a test throws into a purge
+    """The purge is cut short."""
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[Store]:
+    async with storage.open(dsn, server_name=SERVER, config=CONFIG) as opened:
+        yield opened
+
+
+def chat(messages: int) -> RoomBuilder:
+    room = RoomBuilder("11")
+    room.start(ALICE, name="The pantry")
+    room.join(BOB)
+    for number in range(messages):
+        room.message(BOB if number % 2 else ALICE, f"message {number}")
+    return room
+
+
+async def value(store: Store, sql: str, *args: object) -> Any:
+    async with store.database.connection() as conn:
+        return await conn.fetchval(sql, *args)
+
+
+async def purge(store: Store, room: RoomBuilder, at: int, **more: Any) -> int:
+    """Purge below an event, and have the store hear of it."""
+    point = room.events[at].event_id
+    purged = await purge_history(store.database, room.room_id, server_name=SERVER, before_event_id=point, **more)
+    await follow_once(store.database, store.streams)
+    return purged.events
+
+
+async def test_history_goes_and_what_is_kept_answers(store: Store) -> None:
+    room = chat(40)
+    await store.append(room.pdus)
+    states = [await store.state_before(event.event_id) for event in room.events[30:]]
+    page = await store.messages(room.room_id, ALICE, limit=15)
+    since = (await store.sync(ALICE)).next_batch
+    assert await purge(store, room, 30) == 30
+    assert await findings(store) == []
+    assert [await store.state_before(event.event_id) for event in room.events[30:]] == states
+    left = await store.messages(room.room_id, ALICE, limit=100)
+    assert [event.event_id for event in left.chunk] == [event.event_id for event in reversed(room.events[30:])]
+    assert [event.event_id for event in left.chunk[:15]] == [event.event_id for event in page.chunk][: len(left.chunk)]
+    assert [gap.event_id for gap in await store.gaps(room.room_id)] == [room.events[29].event_id]
+    assert room.events[29].event_id in {one for gap in left.gaps for one in gap.backfill_from}
+    assert await store.events([event.event_id for event in room.events[20:30] if event.sender == BOB]) == {}
+    kept = await store.events([event.event_id for event in room.events[20:30]])
+    assert {event.sender for event in kept.values()} == {ALICE}, "only this server may hold what its users sent"
+    assert await store.current_state(room.room_id) == dict(room.state)
+    assert await store.sync(ALICE, since=since) is not None
+
+
+async def test_a_client_from_before_begins_anew(store: Store) -> None:
+    room = chat(20)
+    await store.append(room.pdus[:10])
+    old = (await store.sync(ALICE)).next_batch
+    await store.append(room.pdus[10:])
+    await purge(store, room, 15)
+    with pytest.raises(ResyncNeeded):
+        await store.sync(ALICE, since=old)
+    upto = await value(store, "SELECT purged_upto FROM purged_streams WHERE stream_name = 'events'")
+    assert upto < await value(store, "SELECT stream_ordering FROM events WHERE event_id = $1::text", room.events[15].event_id)
+
+
+async def test_what_was_purged_comes_back_under_its_number(store: Store) -> None:
+    room = chat(20)
+    await store.append(room.pdus)
+    parent, child = room.events[14], room.events[15]
+    nid = await value(store, "SELECT event_nid FROM events WHERE event_id = $1::text", parent.event_id)
+    await purge(store, room, 15, local=True)
+    assert await value(store, "SELECT event_id FROM events WHERE event_id = $1::text", parent.event_id) is None
+    given = {event.event_id: sorted(event.state_before.values()) for event in room.events[10:15]}
+    results = await store.append([event.pdu for event in room.events[10:15]], origin="backfill", state_before=given)
+    assert {result.outcome for result in results} == {"stored"}
+    assert await value(store, "SELECT event_nid FROM events WHERE event_id = $1::text", parent.event_id) == nid
+    assert await value(store, "SELECT prev_events FROM events WHERE event_id = $1::text", child.event_id) == [nid]
+    assert await findings(store) == []
+    chunk = (await store.messages(room.room_id, ALICE, limit=100)).chunk
+    assert [event.event_id for event in chunk] == [event.event_id for event in reversed(room.events[10:])]
+
+
+async def test_a_redaction_of_what_was_purged_is_done_again(store: Store) -> None:
+    room = chat(20)
+    target = room.events[12]
+    redaction = room.redact(ALICE, target.event_id)
+    room.message(ALICE, "after")
+    await store.append(room.pdus)
+    await purge(store, room, 15, local=True)
+    assert await findings(store) == []
+    assert redaction.event_id in {event.event_id for event in (await store.messages(room.room_id, ALICE, limit=100)).chunk}
+    given = {event.event_id: sorted(event.state_before.values()) for event in room.events[12:15]}
+    await store.append([event.pdu for event in room.events[12:15]], origin="backfill", state_before=given)
+    back = await store.event(target.event_id)
+    assert back is not None
+    assert "body" not in back.content
+    assert await findings(store) == []
+
+
+async def test_purging_twice_takes_nothing_more(store: Store) -> None:
+    room = chat(20)
+    await store.append(room.pdus)
+    assert await purge(store, room, 15, dry_run=True) == 15
+    assert await purge(store, room, 15) == 15
+    counts = await value(store, "SELECT (SELECT count(*) FROM events) * 1000 + (SELECT count(*) FROM missing_events)")
+    assert await purge(store, room, 15) == 0
+    with pytest.raises(UnknownEvent):
+        await purge(store, room, 10, local=True)
+    assert await value(store, "SELECT (SELECT count(*) FROM events) * 1000 + (SELECT count(*) FROM missing_events)") == counts
+
+
+async def test_what_local_users_sent_goes_when_it_is_asked_for(store: Store) -> None:
+    room = chat(20)
+    await store.append(room.pdus)
+    await purge(store, room, 15)
+    assert await value(store, "SELECT count(*) FROM purge_leavings WHERE local") > 0
+    room.message(ALICE, "later")
+    room.message(ALICE, "later still")
+    await store.append(room.pdus[-2:])
+    await purge(store, room, 18, local=True)
+    assert await findings(store) == []
+    held = await store.events([event.event_id for event in room.events[8:15]])
+    assert held == {}, "no message of before is held"
+
+
+async def test_points_that_cannot_be(store: Store) -> None:
+    room, other = chat(5), RoomBuilder("11", seed=1)
+    other.start(ALICE, name="Elsewhere")
+    await store.append(room.pdus)
+    await store.append(other.pdus)
+    database = store.database
+    everything = await value(store, "SELECT count(*) FROM events")
+    with pytest.raises(UnknownRoom):
+        await purge_history(database, "!nowhere:s1.test", server_name=SERVER, before_event_id=room.events[3].event_id)
+    with pytest.raises(UnknownEvent):
+        await purge_history(database, room.room_id, server_name=SERVER, before_event_id="$unknown")
+    with pytest.raises(PurgeRefused, match="another room"):
+        await purge_history(database, room.room_id, server_name=SERVER, before_event_id=other.events[-1].event_id)
+    with pytest.raises(PurgeRefused, match="future"):
+        await purge_history(database, room.room_id, server_name=SERVER, before_ts=time.time_ns() // 1_000_000 + 60_000)
+    with pytest.raises(InputError, match="either"):
+        await purge_history(database, room.room_id, server_name=SERVER)
+    async with database.connection() as conn:
+        await conn.execute("UPDATE events SET topological_ordering = 1000 WHERE event_id = $1::text", room.events[4].event_id)
+    with pytest.raises(PurgeRefused, match="above the forward extremities"):
+        await purge_history(database, room.room_id, server_name=SERVER, before_event_id=room.events[4].event_id)
+    assert await value(store, "SELECT count(*) FROM events") == everything
+    assert await jobs(database) == []
+
+
+async def test_before_a_time(store: Store) -> None:
+    room = chat(20)
+    await store.append(room.pdus)
+    now = time.time_ns() // 1_000_000
+    async with store.database.connection() as conn:
+        await conn.execute("UPDATE events SET received_ts = $1::bigint - (20 - topological_ordering) * 1000", now)
+    first = await value(store, "SELECT received_ts FROM events WHERE event_id = $1::text", room.events[9].event_id)
+    assert (await purge_history(store.database, room.room_id, server_name=SERVER, before_ts=first - 999_999)).events == 0
+    assert (await purge_history(store.database, room.room_id, server_name=SERVER, before_ts=first)).events == 9
+    assert (await purge_history(store.database, room.room_id, server_name=SERVER, before_ts=first + 1)).events == 1
+    assert (await purge_history(store.database, room.room_id, server_name=SERVER, before_ts=now)).events > 5
+    assert len((await store.messages(room.room_id, ALICE, limit=100)).chunk) >= 1
+    assert await findings(store) == []
+
+
+async def test_two_at_once(store: Store) -> None:
+    room = chat(30)
+    await store.append(room.pdus)
+
+    async def second(_: Job) -> None:
+        with pytest.raises(PurgeRunning):
+            await purge(store, room, 20)
+        assert [one async for one in resume(store.database, server_name=SERVER)] == []
+
+    assert await purge(store, room, 20, watcher=second) == 20
+
+
+@pytest.mark.parametrize("local", [False, True])
+async def test_killed_between_any_two_batches(store: Store, *, local: bool) -> None:
+    """Wherever it ends, the room is whole; and the next call goes on."""
+    room = build_room(LIVELY, 120, seed=3, sign=False)
+    await store.append(room.pdus, room_version=room.version)
+    states = {event.event_id: await store.state_before(event.event_id) for event in room.events[90:]}
+    kills = 0
+    while True:
+        left = kills + 1  # each time one transaction more, so it comes to an end
+
+        async def kill(_: Job) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Killed
+
+        try:
+            done = await purge(store, room, 90, local=local, watcher=kill)
+        except Killed:
+            kills += 1
+            [job] = await jobs(store.database)
+            assert job.finished_ts is None
+            assert await findings(store) == []
+            continue
+        break
+    assert done > 0
+    assert kills > 5
+    assert await findings(store) == []
+    assert {event_id: await store.state_before(event_id) for event_id in states} == states
+    assert [job.phase for job in await jobs(store.database)] == ["done"]
+
+
+async def test_beside_appends_and_syncs(store: Store) -> None:
+    room = build_room(LIVELY, 300, seed=8, sign=False)
+    await store.append(room.pdus[:150], room_version=room.version)
+    since = (await store.sync(room.events[0].sender)).next_batch
+    done = False
+
+    async def purging() -> None:
+        nonlocal done
+        for at in (60, 100, 140):
+            await purge(store, room, at)
+        done = True
+
+    task = asyncio.create_task(purging())
+    at = 150
+    while at < 300 or not done:
+        for event in room.events[at : at + 2]:
+            [result] = await store.append([event.pdu], room_version=room.version)
+            assert result.outcome in {"stored", "soft_failed"}
+        at += 2
+        since = (await store.sync(room.events[0].sender, since=since)).next_batch
+        await asyncio.sleep(0)
+    await task
+    assert await store.current_state(room.room_id) == dict(room.state)
+    assert await findings(store) == []
+
+
+REFERENCES = ("room_nid", "event_nid", "event_nids", "state_group", "redaction_nid", "chain_nid", "child_nids", "prev_event_nid")
+FOLLOWED = {
+    "account_data",
+    "audiences",
+    "auth_chain_links",
+    "auth_chains",
+    "current_state",
+    "dropped_extremities",
+    "events",
+    "gap_failures",
+    "memberships",
+    "missing_events",
+    "moved_events",
+    "outlier_memberships",
+    "purge_jobs",
+    "purge_leavings",
+    "receipts",
+    "rooms",
+    "state_deltas",
+    "state_groups",
+    "visibility",
+    "waiting_redactions",
+}
+"""Tables with a column that refers to a room, an event, a state group or a chain. A purge takes care of each of these."""
+
+
+async def referring(store: Store) -> dict[str, list[str]]:
+    """The tables of the catalogue with such columns."""
+    async with store.database.connection() as conn:
+        rows: list[str] = await conn.fetchvals(
+            "SELECT c.relname || '.' || a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid "
+            "WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace AND a.attnum > 0 AND NOT a.attisdropped "
+            "AND (a.attname ~ '(room|event|redaction|child|chain)_nids?$' OR a.attname ~ '^state_group(_|$)' OR a.attname ~ 'audience'"
+            "  OR a.attname IN ('prev_events', 'auth_events', 'forward_extremities', 'redacted_by', 'room_id', 'event_id'))"
+        )
+    tables: dict[str, list[str]] = {}
+    for row in rows:
+        table, _, column = row.partition(".")
+        tables.setdefault(table, []).append(column)
+    return tables
+
+
+async def test_no_table_with_a_reference_is_forgotten(store: Store) -> None:
+    """Whoever adds a table that refers to rooms or events adds it to the purge, and to this list."""
+    assert set(await referring(store)) == FOLLOWED
+
+
+async def test_a_whole_room_leaves_nothing(store: Store) -> None:
+    room, other = build_room(LIVELY, 150, seed=4, sign=False), chat(10)
+    await store.append(other.pdus)
+    kept = {name: await value(store, f"SELECT count(*) FROM {name}") for name in FOLLOWED - {"purge_jobs"}}
+    await store.append(room.pdus, room_version=room.version)
+    user = next(event.sender for event in room.events if event.sender.endswith(f":{SERVER}"))
+    room_nid = await value(store, "SELECT room_nid FROM rooms WHERE room_id = $1::text", room.room_id)
+    with pytest.raises(PurgeRefused, match="is joined"):
+        await purge_room(store.database, room.room_id, server_name=SERVER)
+    killed = 0
+
+    async def kill(job: Job) -> None:
+        nonlocal killed
+        killed += 1
+        if killed < 4:
+            raise Killed
+
+    while True:
+        try:
+            purged = await purge_room(store.database, room.room_id, server_name=SERVER, force=True, watcher=kill)
+        except Killed:
+            assert room.room_id not in await store.rooms_of(user)
+            assert room.room_id not in (await store.sync(user)).join
+            continue
+        break
+    assert purged.events == len(room.events)
+    await follow_once(store.database, store.streams)
+    tables = await referring(store)
+    for table, columns in tables.items():
+        if "room_nid" in columns and table != "purge_jobs":
+            assert await value(store, f"SELECT count(*) FROM {table} WHERE room_nid = $1::int", room_nid) == 0, table
+    assert {name: await value(store, f"SELECT count(*) FROM {name}") for name in kept} == kept
+    assert await findings(store) == []
+    with pytest.raises(UnknownRoom):
+        await purge_room(store.database, room.room_id, server_name=SERVER)
+    results = await store.append(room.pdus, room_version=room.version)
+    assert {result.outcome for result in results} <= {"stored", "soft_failed"}, "it can come back"
+    assert await findings(store) == []
+
+
+def retention(content: dict[str, Any]) -> bytes:
+    return json.dumps({"content": content}).encode()
+
+
+def test_lifetimes_lie_within_the_limits_of_the_operator() -> None:
+    day = 86_400_000
+    config = Config()
+    assert lifetime_ms(None, config) is None
+    assert lifetime_ms(retention({"max_lifetime": 5 * day}), config) == 5 * day
+    assert lifetime_ms(retention({"max_lifetime": 1}), config) == day
+    for odd in ("5", True, -1, 0, None, 1.5):
+        assert lifetime_ms(retention({"max_lifetime": odd}), config) is None
+        assert lifetime_ms(retention({"max_lifetime": odd}), replace(config, retention_lifetime_ms_default=3)) == 3
+    assert lifetime_ms(retention({"max_lifetime": 50 * day}), replace(config, retention_lifetime_ms_max=9 * day)) == 9 * day
+
+
+async def test_rooms_keep_what_their_policy_says(store: Store) -> None:
+    day = 86_400_000
+    keeps, forgets = RoomBuilder("11", seed=1), chat(11)
+    keeps.start(ALICE, name="The attic")
+    for number in range(10):
+        keeps.message(ALICE, f"message {number}")
+    forgets.state_event(ALICE, "m.room.retention", {"max_lifetime": 2 * day})
+    await store.append(keeps.pdus)
+    await store.append(forgets.pdus)
+    now = time.time_ns() // 1_000_000
+    async with store.database.connection() as conn:
+        await conn.execute("UPDATE events SET received_ts = $1::bigint WHERE topological_ordering < 10", now - 3 * day)
+    purged = [one async for one in purge_retention(store.database, server_name=SERVER)]
+    assert [(one.room_id, one.events) for one in purged] == [(forgets.room_id, 9)]
+    assert await findings(store) == []
+    assert [one async for one in purge_retention(store.database, server_name=SERVER)] == []
