@@ -42,7 +42,7 @@ ORDER BY l.event_nid
 """
 
 SQL_GROUPS: Final[LiteralString] = """
-SELECT state_group, COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
+SELECT state_group AS nid, COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
 FROM state_groups
 WHERE room_nid = $1::int AND state_group > $2::bigint
 ORDER BY state_group
@@ -50,7 +50,7 @@ LIMIT $3::bigint
 """
 
 SQL_NEW_GROUPS: Final[LiteralString] = """
-SELECT g.state_group, COALESCE(g.event_nids, '{}') || COALESCE(g.member_event_nids, '{}') AS event_nids
+SELECT g.state_group AS nid, COALESCE(g.event_nids, '{}') || COALESCE(g.member_event_nids, '{}') AS event_nids
 FROM (
     SELECT state_group FROM state_groups WHERE room_nid = $1::int
     EXCEPT
@@ -68,7 +68,7 @@ LIMIT $4::bigint
 """
 
 SQL_OUTLIERS: Final[LiteralString] = """
-SELECT event_nid, array_remove(array_append(auth_events, redacted_by), NULL) AS event_nids
+SELECT event_nid AS nid, array_remove(array_append(auth_events, redacted_by), NULL) AS event_nids
 FROM events
 WHERE room_nid = $1::int AND outlier AND event_nid > $2::bigint
 ORDER BY event_nid
@@ -76,11 +76,11 @@ LIMIT $3::bigint
 """
 
 SQL_SINCE: Final[LiteralString] = """
-SELECT event_nid, array_remove(array_append(auth_events, redacted_by), NULL) AS event_nids
+SELECT event_nid AS nid, array_remove(array_append(auth_events, redacted_by), NULL) AS event_nids
 FROM events
 WHERE room_nid = $1::int AND NOT outlier AND stream_ordering > $2::bigint
 UNION ALL
-SELECT event_nid, array_remove(array_append(auth_events, redacted_by), NULL)
+SELECT event_nid AS nid, array_remove(array_append(auth_events, redacted_by), NULL)
 FROM events
 WHERE room_nid = $1::int AND outlier
 """
