@@ -87,12 +87,16 @@ def _note(answers: Sequence[AppendResult], rooms: Sequence[str | None]) -> None:
 async def _known_versions(database: Database, writer: Writer, room_ids: set[str]) -> dict[str, str]:
     """The versions of the rooms that the store knows. Calls have their answer in the order in which they came: a child's after its parent's."""
     cached = _cached_versions(writer, room_ids)
-    if len(cached) < len(room_ids) or writer.looking_up.locked():
-        async with writer.looking_up:
-            cached = _cached_versions(writer, room_ids)
-            if lacking := room_ids - cached.keys():
-                async with database.connection() as conn:
-                    cached.update(await conn.fetch(SQL_ROOM_VERSIONS, list(lacking), row=RoomVersionRow))
+    if len(cached) < len(room_ids) or writer.lookers:
+        writer.lookers += 1  # not the lock's state: between one who lets go of it and the next one who waits it is free
+        try:
+            async with writer.looking_up:
+                cached = _cached_versions(writer, room_ids)
+                if lacking := room_ids - cached.keys():
+                    async with database.connection() as conn:
+                        cached.update(await conn.fetch(SQL_ROOM_VERSIONS, list(lacking), row=RoomVersionRow))
+        finally:
+            writer.lookers -= 1
     return cached
 
 

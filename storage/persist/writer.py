@@ -51,6 +51,8 @@ class Writer:
         """Held while the versions of rooms are looked up, before appends are queued."""
         self.in_hand = 0
         """Appends that wait for their answer: queued, planned or being written."""
+        self.lookers = 0
+        """How many hold that lock or wait for it: who comes after them waits, too."""
         self._database = database
         self._attempts = Attempts(database, streams, self.caches, server_name=server_name, writer_nid=writer_nid)
         self._queue: deque[Job] = deque()

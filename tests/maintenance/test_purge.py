@@ -12,6 +12,7 @@ import pytest
 import storage
 from storage import Config, PurgeRefused, PurgeRunning, ResyncNeeded, Store, UnknownEvent, UnknownRoom
 from storage.errors import InputError
+from storage.maintenance.hold import hold
 from storage.maintenance.purge import Job, jobs, purge_history, purge_retention, purge_room, resume
 from storage.maintenance.purge.retention import lifetime_ms
 from storage.streams.following import follow_once
@@ -376,3 +377,29 @@ async def test_rooms_keep_what_their_policy_says(store: Store) -> None:
     assert [(one.room_id, one.events) for one in purged] == [(forgets.room_id, 9)]
     assert await findings(store) == []
     assert [one async for one in purge_retention(store.database, server_name=SERVER)] == []
+
+
+async def test_calls_keep_their_order_while_a_room_is_taken_again_and_again(store: Store) -> None:
+    """A purge refuses the plans of writers, and they forget what they know: even then a child is never looked at before its parent."""
+    room = chat(400)
+    await store.append(room.pdus[:20])
+    held = 0
+
+    async def taking() -> None:
+        nonlocal held
+        while True:
+            async with store.database.transaction() as conn:
+                await hold(conn, room.room_id)
+                held += 1
+
+    task = asyncio.create_task(taking())
+    calls = []
+    for start in range(20, len(room.pdus), 10):
+        calls += [asyncio.create_task(store.append([pdu])) for pdu in room.pdus[start : start + 10]]
+        await calls[-10]
+    answers = await asyncio.gather(*calls)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert held > 10
+    assert {result.outcome for [result] in answers} == {"stored"}
