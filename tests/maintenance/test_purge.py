@@ -12,6 +12,7 @@ import pytest
 import storage
 from storage import Config, PurgeRefused, PurgeRunning, ResyncNeeded, Store, UnknownEvent, UnknownRoom
 from storage.errors import InputError
+from storage.ids import UserId
 from storage.maintenance.hold import hold
 from storage.maintenance.purge import Job, jobs, purge_history, purge_retention, purge_room, resume
 from storage.maintenance.purge.retention import lifetime_ms
@@ -310,7 +311,7 @@ async def test_a_whole_room_leaves_nothing(store: Store) -> None:
     await store.append(other.pdus)
     kept = {name: await value(store, f"SELECT count(*) FROM {name}") for name in FOLLOWED - {"purge_jobs"}}
     await store.append(room.pdus, room_version=room.version)
-    user = next(event.sender for event in room.events if event.sender.endswith(f":{SERVER}"))
+    user = UserId(next(event.sender for event in room.events if event.sender.endswith(f":{SERVER}")))
     room_nid = await value(store, "SELECT room_nid FROM rooms WHERE room_id = $1::text", room.room_id)
     with pytest.raises(PurgeRefused, match="is joined"):
         await purge_room(store.database, room.room_id, server_name=SERVER)
