@@ -50,7 +50,8 @@ def warnings(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What makes the comparison weak."""
     old, new = before["on"]["machine"], after["on"]["machine"]
     found = [f"{name}: {old[name]} and {new[name]}" for name in ("processor", "cores") if old[name] != new[name]]
-    found += [f"the load was {one['load'][0]}" for one in (old, new) if one["load"][0] > one["cores"] / 2]
+    loads = [(name, one["load"][0], one["cores"]) for name, one in (("first", old), ("second", new))]
+    found += [f"the {name} ran at a load of {load} on {cores} cores" for name, load, cores in loads if load > cores / 2]
     lost = figures(before).keys() - figures(after).keys()
     return found + ([f"{len(lost)} figures of the first are not in the second, such as {' / '.join(min(lost))}"] if lost else [])
 

@@ -34,6 +34,8 @@ def main(arguments: list[str]) -> int:
     """Write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks readme", description=__doc__)
     parser.parse_args(arguments)
+    if not (RESULTS / "peer.json").exists():
+        parser.error("there is no benchmarks/results/peer.json: run the peer first, in full")
     text = README.read_text(encoding="utf-8")
     README.write_text(with_table(text, read(RESULTS / "peer.json")), encoding="utf-8")
     note(f"written to {README}")
