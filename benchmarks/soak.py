@@ -1,0 +1,368 @@
+"""A soak: `python -m benchmarks.soak --minutes 30`. Not part of `python -m benchmarks`, nor of CI.
+
+Several writer processes append the same random rooms, each its share; clients in this process sync, page and get messages for their devices;
+rooms are purged, collected and verified; writers are killed (SIGKILL), Postgres is restarted, in turn fast and as in a crash. In the end
+`verify` must find nothing, and each client, who knows only what its syncs have told, must have the state and the timelines that the server tells
+anew. Exit code 1 if not.
+"""
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import json
+import logging
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+import storage
+from benchmarks.soak_writer import SERVER, events_of
+from storage import EventId, RoomId, StateKey, Store, UserId
+from storage.config import Config
+from storage.database import Database
+from storage.database.embedded import EmbeddedPostgres
+from storage.database.migrate import migrate
+from storage.maintenance.garbage import collect
+from storage.maintenance.verify import verify
+
+EVENTS: Final = 240  # a room
+KILL_SECONDS: Final = 20.0
+RESTART_SECONDS: Final = 60.0
+UPKEEP_SECONDS: Final = 10.0
+CLIENTS: Final = 4
+SERVER_CONFIG: Final = Config(embedded_shared_buffers_mb=256, embedded_connections_max=100)
+CONFIG: Final = Config(pool_size_max=10, follow_ms=100, connect_timeout_ms=5_000)
+PURGE: Final = "storage.maintenance.purge"
+
+
+@dataclass(slots=True)
+class Client:
+    """What a user's client knows: told by syncs, and by nothing else."""
+
+    user_id: UserId
+    since: str | None = None
+    states: dict[RoomId, dict[StateKey, EventId]] = field(default_factory=dict)
+    timelines: dict[RoomId, list[EventId]] = field(default_factory=dict)
+    starts: dict[RoomId, str] = field(default_factory=dict)
+    messages: list[int] = field(default_factory=list)
+    sent: int = 0
+    failed: set[int] = field(default_factory=set)
+    unsure: set[int] = field(default_factory=set)
+
+    def hear(self, answer: storage.Sync) -> None:
+        """Apply an answer. RuntimeError if an event is told twice."""
+        for room_id, told in answer.join.items():
+            state = self.states.setdefault(room_id, {})
+            state.update({(event.type, event.state_key or ""): event.event_id for event in told.state_after})
+            for key in told.state_removed:
+                state.pop(key, None)
+            if told.timeline.limited:
+                self.timelines[room_id] = []
+                self.starts[room_id] = told.timeline.prev_batch
+            timeline = self.timelines.setdefault(room_id, [])
+            new = [event.event_id for event in told.timeline.events]
+            if set(timeline) & set(new):
+                raise RuntimeError(f"{self.user_id} was told events of {room_id} twice")
+            timeline += new
+        for room_id in {*answer.leave, *answer.invite, *answer.knock}:
+            self.states.pop(room_id, None)
+            self.timelines.pop(room_id, None)
+            self.starts.pop(room_id, None)
+        self.since = answer.next_batch
+
+    def forget(self) -> None:
+        """Begin anew (`ResyncNeeded`)."""
+        self.since = None
+        self.states.clear()
+        self.timelines.clear()
+        self.starts.clear()
+
+
+@dataclass(slots=True)
+class Soak:
+    """The run: its Postgres, its processes, what has happened."""
+
+    server: EmbeddedPostgres
+    writers: int
+    chance: random.Random
+    counts: Counter[str] = field(default_factory=Counter)
+    processes: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    at: dict[int, int] = field(default_factory=dict)
+    rooms: list[RoomId] = field(default_factory=list)
+    over: bool = False
+
+    # ------------------------------------------------------------------------------------------------------- writers
+
+    def start(self, index: int) -> None:
+        """A writer, from the room at which it was."""
+        arguments = [self.server.dsn, f"writer{index}", self.at.get(index, 0), self.writers, index, EVENTS]
+        command = [sys.executable, "-m", "benchmarks.soak_writer", *map(str, arguments)]
+        self.processes[index] = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent)
+
+    async def listen(self, index: int) -> None:
+        """Note which room a writer is at, over all its lives."""
+        while not self.over:
+            process = self.processes[index]
+            assert process.stdout is not None
+            line = await asyncio.to_thread(process.stdout.readline)
+            if line:
+                self.at[index] = int(line)
+            elif process is self.processes[index]:
+                await asyncio.sleep(0.05)
+
+    async def kill(self) -> None:
+        """Kill a writer, and start it again."""
+        index = self.chance.randrange(self.writers)
+        self.end(index)
+        self.counts["writers killed"] += 1
+        await asyncio.sleep(self.chance.random())
+        if not self.over:
+            self.start(index)
+
+    def end(self, index: int) -> None:
+        """Kill a writer."""
+        self.processes[index].send_signal(signal.SIGKILL)
+        self.processes[index].wait()
+
+    # ------------------------------------------------------------------------------------------------------ Postgres
+
+    async def restart(self) -> None:
+        """Stop Postgres, in turn as an operator does and as a crash, and start it again."""
+        crash = self.counts["Postgres restarts"] % 2 == 1
+        assert self.server.pid is not None
+        process = psutil.Process(self.server.pid)
+        process.send_signal(signal.SIGQUIT if crash else signal.SIGINT)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110  # another program's process
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(self.server.start)
+        self.counts["Postgres restarts"] += 1
+        self.counts["of them as a crash"] += crash
+
+    # -------------------------------------------------------------------------------------------------------- upkeep
+
+    async def upkeep(self, database: Database) -> None:
+        """Purge, collect or verify a room, beside all the rest."""
+        async with database.connection() as conn:
+            found = await conn.fetchvals("SELECT room_id FROM rooms ORDER BY room_nid")
+        self.rooms = [RoomId(room_id) for room_id in found]
+        if not self.rooms:
+            return
+        room_id = self.chance.choice(self.rooms)
+        await self.chance.choice([self._purge, self._collect, self._verify])(database, room_id)
+
+    async def _purge(self, database: Database, room_id: RoomId) -> None:
+        if importlib.util.find_spec(PURGE) is None:
+            self.counts["purges left out: there is no purge"] += 1
+            return
+        purge = importlib.import_module(PURGE)
+        async with database.connection() as conn:
+            event_id = await conn.fetchval(
+                "SELECT event_id FROM events JOIN rooms USING (room_nid) WHERE room_id = $1 AND NOT outlier AND NOT backfilled "
+                "ORDER BY random() LIMIT 1",
+                room_id,
+            )
+        try:
+            done = await purge.purge_history(database, room_id, server_name=SERVER, before_event_id=event_id)
+        except storage.InputError as error:
+            self.counts[f"purges refused: {type(error).__name__}"] += 1
+            return
+        self.counts["purges"] += 1
+        self.counts["events purged"] += done.events
+
+    async def _collect(self, database: Database, room_id: RoomId) -> None:
+        self.counts["state groups freed"] += (await collect(database, room_id)).state_groups
+
+    async def _verify(self, database: Database, room_id: RoomId) -> None:
+        found = [finding async for finding in verify(database, server_name=SERVER, room_ids=[room_id])]
+        self.counts["rooms verified meanwhile"] += 1
+        self.counts["findings meanwhile"] += len(found)
+        for finding in found:
+            print("finding:", finding)
+
+    # ------------------------------------------------------------------------------------------------------- clients
+
+    async def sync(self, store: Store, client: Client) -> bool:
+        """One sync; whether there was nothing new."""
+        try:
+            answer = await store.sync(client.user_id, since=client.since, timeline_limit=self.chance.choice((5, 20, 100)))
+        except storage.ResyncNeeded:
+            self.counts["resyncs"] += 1
+            client.forget()
+            return False
+        client.hear(answer)
+        self.counts["syncs"] += 1
+        for message in await store.to_device.inbox(client.user_id, "device", limit=1000):
+            number = int(json.loads(message.content)["n"])
+            if number not in client.messages[-1000:]:  # it was heard, and then could not be deleted
+                client.messages.append(number)
+            await store.to_device.delete(client.user_id, "device", message.stream_id)
+        return answer.is_empty
+
+    async def page(self, store: Store, client: Client) -> None:
+        """A walk back from where a timeline begins. RuntimeError if it meets an event twice."""
+        if not client.starts:
+            return
+        room_id = self.chance.choice(list(client.starts))
+        place: str | None = client.starts[room_id]
+        met = set(client.timelines[room_id])
+        while place is not None:
+            page = await store.messages(room_id, client.user_id, from_=place, limit=30)
+            self.counts["pages"] += 1
+            new = [event.event_id for event in page.chunk]
+            if met & set(new):
+                raise RuntimeError(f"{client.user_id} met events of {room_id} twice: {met & set(new)}")
+            met.update(new)
+            place = page.end
+
+    async def tell(self, store: Store, client: Client) -> None:
+        """A message to the client's device, and an account datum."""
+        number = client.sent
+        client.sent += 1
+        try:
+            await store.to_device.send({client.user_id: {"device": {"n": number}}})
+        except storage.CommitUnknown:
+            client.unsure.add(number)
+            raise
+        except storage.DatabaseError:
+            client.failed.add(number)
+            raise
+        await store.account_data.set(client.user_id, "m.soak", {"n": number})
+
+    async def live(self, store: Store, client: Client) -> None:
+        """A client's life: syncs, pages, messages, until it is over."""
+        while not self.over:
+            try:
+                await self.sync(store, client)
+                await self.chance.choice([self.page, self.tell])(store, client)
+            except storage.DatabaseError as error:
+                self.counts[f"client errors: {type(error).__name__}"] += 1
+                await asyncio.sleep(0.2)
+            except storage.UnknownRoom:
+                self.counts["pages of purged rooms"] += 1
+            await asyncio.sleep(0.1 * self.chance.random())
+
+    async def every(self, seconds: float, what: Callable[..., Awaitable[None]], *given: Any) -> None:
+        """Do something again and again; while Postgres is away it is left out."""
+        due = time.monotonic() + seconds
+        while not self.over:
+            if time.monotonic() < due:
+                await asyncio.sleep(0.2)
+                continue
+            due = time.monotonic() + seconds * (0.5 + self.chance.random())
+            try:
+                await what(*given)
+            except storage.DatabaseError as error:
+                self.counts[f"upkeep errors: {type(error).__name__}"] += 1
+
+
+async def differences(store: Store, client: Client) -> list[str]:
+    """What the client has otherwise than the server tells anew."""
+    fresh = Client(client.user_id)
+    fresh.hear(await store.sync(client.user_id, timeline_limit=5_000))
+    told = []
+    if fresh.states != client.states:
+        rooms = {room for room in {*fresh.states, *client.states} if fresh.states.get(room) != client.states.get(room)}
+        told += [f"{client.user_id}: state of {room}" for room in rooms]
+    for room_id, timeline in fresh.timelines.items():
+        held = await store.events(client.timelines.get(room_id, []))
+        kept = [event_id for event_id in client.timelines.get(room_id, []) if event_id in held and not held[event_id].outlier]
+        count = min(len(kept), len(timeline))
+        if count and kept[-count:] != timeline[-count:]:
+            told.append(f"{client.user_id}: timeline of {room_id}")
+    if client.messages != sorted(set(client.messages)):
+        told.append(f"{client.user_id}: messages to the device out of order or twice")
+    return told
+
+
+async def finished(soak: Soak, store: Store, clients: list[Client]) -> list[str]:
+    """Let everything come to rest; then what is wrong."""
+    told = []
+    for client in clients:
+        quiet = 0
+        while quiet < 3:
+            quiet = quiet + 1 if await soak.sync(store, client) else 0
+            await asyncio.sleep(0.2)
+        told += await differences(store, client)
+        soak.counts["rooms of clients compared"] += len(client.states)
+        soak.counts["timeline events compared"] += sum(map(len, client.timelines.values()))
+        heard = set(client.messages)
+        soak.counts["messages to devices"] += len(heard)
+        if lost := set(range(client.sent)) - heard - client.failed - client.unsure:
+            told.append(f"{client.user_id}: messages to the device lost: {lost}")
+        if heard & client.failed:
+            told.append(f"{client.user_id}: messages that were said not to be written came: {heard & client.failed}")
+    told += [str(finding) async for finding in verify(store.database, server_name=SERVER)]
+    async with store.database.connection() as conn:
+        soak.counts["rooms"], soak.counts["events"] = (
+            await conn.fetchval("SELECT count(*) FROM rooms"),
+            await conn.fetchval("SELECT count(*) FROM events"),
+        )
+    return told
+
+
+@asynccontextmanager
+async def tasks(*work: Any) -> AsyncIterator[list["asyncio.Task[None]"]]:
+    """Tasks that are awaited at the end, so that what they raise is seen."""
+    started = [asyncio.create_task(one) for one in work]
+    yield started
+    await asyncio.gather(*started)
+
+
+async def run_soak(server: EmbeddedPostgres, *, minutes: float, writers: int, seed: int) -> int:
+    """The whole of it; how many things were wrong."""
+    soak = Soak(server, writers, random.Random(seed))
+    await migrate(server.dsn)
+    users = sorted({event.sender for event in events_of(0, EVENTS) if event.sender.endswith(f":{SERVER}")})
+    clients = [Client(UserId(user)) for user in users[:CLIENTS]]
+    async with storage.open(server.dsn, server_name=SERVER, instance_name="clients", config=CONFIG) as store:
+        for index in range(writers):
+            soak.start(index)
+        work = [soak.live(store, client) for client in clients] + [soak.listen(index) for index in range(writers)]
+        work += [soak.every(KILL_SECONDS, soak.kill), soak.every(RESTART_SECONDS, soak.restart)]
+        async with await Database.open(server.dsn, config=Config(instance_name="upkeep", statement_timeout_ms=600_000)) as database:
+            async with tasks(*work, soak.every(UPKEEP_SECONDS, soak.upkeep, database)) as started:
+                await asyncio.wait(started, timeout=minutes * 60, return_when=asyncio.FIRST_EXCEPTION)
+                soak.over = True
+                for index in range(writers):
+                    soak.end(index)
+            wrong = await finished(soak, store, clients)
+    print(json.dumps(soak.counts, indent=1))
+    print("\n".join(wrong) or "nothing is wrong")
+    return len(wrong) + soak.counts["findings meanwhile"]
+
+
+def main() -> int:
+    """The command."""
+    logging.getLogger("storage").setLevel(logging.ERROR)  # that Postgres goes away is known
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--writers", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="room-storage-soak-", ignore_cleanup_errors=True) as folder:
+        server = EmbeddedPostgres(Path(folder) / "server", config=SERVER_CONFIG)
+        server.start()
+        start = time.monotonic()
+        try:
+            wrong = asyncio.run(run_soak(server, minutes=given.minutes, writers=given.writers, seed=given.seed))
+        finally:
+            with suppress(storage.DatabaseError):
+                server.stop()
+        print(f"{(time.monotonic() - start) / 60:.1f} minutes, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
