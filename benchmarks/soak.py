@@ -11,7 +11,6 @@ import asyncio
 import importlib
 import importlib.util
 import json
-import logging
 import random
 import signal
 import subprocess
@@ -28,7 +27,7 @@ from typing import Any, Final
 import psutil
 
 import storage
-from benchmarks.soak_writer import SERVER, events_of
+from benchmarks.soak_writer import SERVER, events_of, quiet
 from storage import EventId, RoomId, StateKey, Store, UserId
 from storage.config import Config
 from storage.database import Database
@@ -345,7 +344,7 @@ async def run_soak(server: EmbeddedPostgres, *, minutes: float, writers: int, se
 
 def main() -> int:
     """The command."""
-    logging.getLogger("storage").setLevel(logging.ERROR)  # that Postgres goes away is known
+    quiet()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--writers", type=int, default=3)

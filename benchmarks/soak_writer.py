@@ -6,6 +6,7 @@ and waits for the others where parents are lacking; where they do not come it ap
 
 import asyncio
 import itertools
+import logging
 import random
 import sys
 import time
@@ -29,6 +30,12 @@ CONFIG: Final = storage.Config(pool_size_max=4, follow_ms=100, connect_timeout_m
 STRETCH: Final = 8  # events in a row that are one writer's
 STALLED_SECONDS: Final = 1.5
 PAUSE_SECONDS: Final = 0.02
+
+
+def quiet() -> None:
+    """That Postgres goes away is known: nobody need say so."""
+    logging.getLogger("storage").setLevel(logging.ERROR)
+    logging.getLogger("asyncpg").setLevel(logging.CRITICAL)
 
 
 def events_of(number: int, count: int) -> list[BuiltEvent]:
@@ -72,5 +79,6 @@ async def main(dsn: str, name: str, *, first: int, writers: int, index: int, cou
 
 
 if __name__ == "__main__":
+    quiet()
     given = sys.argv
     asyncio.run(main(given[1], given[2], first=int(given[3]), writers=int(given[4]), index=int(given[5]), count=int(given[6])))
