@@ -16,6 +16,7 @@ from storage import InputError, PermissionRefused, Store, UserId
 from storage.database import Database
 from storage.database.migrate import How, current_revision, migrate
 from storage.database.roles import checked_prefix, grant, grants_sql
+from storage.maintenance.censor import Censored, censor
 from storage.maintenance.garbage import collect
 from storage.maintenance.repair import rebuild_visibility, repair, repair_positions
 from storage.replication import Client, Server
@@ -193,6 +194,21 @@ async def test_a_reader_writes_nothing(logins: Logins) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- purger
+
+
+async def test_a_purger_censors_and_nobody_else_may(logins: Logins) -> None:
+    async with storage.open(logins.owner, server_name=SERVER) as store:
+        room = RoomBuilder("11", sign=False)
+        room.start(ALICE)
+        room.redact(ALICE, room.message(ALICE, "the key hangs behind the door"))
+        await store.append(room.pdus)
+        for dsn in (logins.runtime, logins.reader):
+            async with await Database.open(dsn) as database:
+                with pytest.raises(PermissionRefused):
+                    await censor(database, older_than_ms=0)
+        async with await Database.open(logins.purger) as database:
+            assert await censor(database, older_than_ms=0) == Censored(censored=1)
+        assert await findings(store) == []
 
 
 async def test_a_purger_collects_and_mends(logins: Logins) -> None:
