@@ -200,6 +200,7 @@ async def _purged_beside(load: Load, dsn: str, scene: Scene) -> dict[str, Any]:
     process = multiprocessing.get_context("spawn").Process(target=_purge_process, args=arguments)
     async with load.running():
         process.start()
+        theirs.close()  # so that the end of the other process ends the wait
         done: dict[str, Any] = await asyncio.to_thread(ours.recv)
     await asyncio.to_thread(process.join)
     return done

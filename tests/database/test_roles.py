@@ -18,6 +18,7 @@ from storage.database.migrate import How, current_revision, migrate
 from storage.database.roles import checked_prefix, grant, grants_sql
 from storage.maintenance.censor import Censored, censor
 from storage.maintenance.garbage import collect
+from storage.maintenance.purge import purge_history, purge_room
 from storage.maintenance.repair import rebuild_visibility, repair, repair_positions
 from storage.replication import Client, Server
 from storage.testing import RoomBuilder, build_room, deliver_with_gap
@@ -236,6 +237,17 @@ async def test_a_purger_collects_and_mends(logins: Logins) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ making the roles
+
+
+async def test_a_purger_purges(logins: Logins) -> None:
+    room = build_room(LIVELY, 100, seed=6, sign=False)
+    async with storage.open(logins.owner, server_name=SERVER) as store, await Database.open(logins.purger) as database:
+        await store.append(room.pdus, room_version=room.version)
+        purged = await purge_history(database, room.room_id, server_name=SERVER, before_event_id=room.events[60].event_id)
+        assert purged.events > 10
+        assert await findings(store) == []
+        await purge_room(database, room.room_id, server_name=SERVER, force=True)
+        assert await findings(store) == []
 
 
 async def test_no_table_is_forgotten(dsn: str) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import storage
-from storage import Config, PurgeRefused, PurgeRunning, ResyncNeeded, Store, UnknownEvent, UnknownRoom
+from storage import Config, DatabaseFull, PurgeRefused, PurgeRunning, ResyncNeeded, Store, UnknownEvent, UnknownRoom
+from storage.database import Database
 from storage.errors import InputError
 from storage.ids import UserId
 from storage.maintenance.hold import hold
-from storage.maintenance.purge import Job, jobs, purge_history, purge_retention, purge_room, resume
+from storage.maintenance.purge import Job, jobs, purge_history, purge_retention, purge_room, resume, run
 from storage.maintenance.purge.retention import lifetime_ms
 from storage.streams.following import follow_once
 from storage.testing import RoomBuilder, build_room
@@ -123,7 +124,8 @@ async def test_a_redaction_of_what_was_purged_is_done_again(store: Store) -> Non
     assert await findings(store) == []
 
 
-async def test_purging_twice_takes_nothing_more(store: Store) -> None:
+async def test_purging_twice_takes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "COUNTED", 4)
     room = chat(20)
     await store.append(room.pdus)
     assert await purge(store, room, 15, dry_run=True) == 15
@@ -231,6 +233,42 @@ async def test_killed_between_any_two_batches(store: Store, *, local: bool) -> N
     assert await findings(store) == []
     assert {event_id: await store.state_before(event_id) for event_id in states} == states
     assert [job.phase for job in await jobs(store.database)] == ["done"]
+
+
+class Full:
+    """An observer that lets so many statements pass, and then says that the disk is full."""
+
+    def __init__(self, passing: int) -> None:
+        self.passing = passing
+
+    def before(self, statement: str) -> None:  # noqa: ARG002  # the observer's interface
+        self.passing -= 1
+        if self.passing == 0:
+            raise DatabaseFull("no space left on device")
+
+    def after(self, statement: str, seconds: float) -> None:
+        pass
+
+
+async def test_a_full_disk_at_any_statement(dsn: str, store: Store) -> None:
+    """The error is ours, the room is whole, the reason stands in the job's row, and the next call goes on."""
+    room = build_room(LIVELY, 60, seed=3, sign=False)
+    await store.append(room.pdus, room_version=room.version)
+    failures, reasons = 0, set[str | None]()
+    while True:
+        async with await Database.open(dsn, config=CONFIG, observer=Full(3 + 4 * failures)) as database:
+            try:
+                await purge_history(database, room.room_id, server_name=SERVER, before_event_id=room.events[40].event_id)
+            except DatabaseFull:
+                failures += 1
+            else:
+                break
+        reasons.update(job.error for job in await jobs(store.database))
+        if failures % 5 == 0:
+            assert await findings(store) == []
+    assert failures > 10
+    assert reasons == {None, "no space left on device"}
+    assert await findings(store) == []
 
 
 async def test_beside_appends_and_syncs(store: Store) -> None:

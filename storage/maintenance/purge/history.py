@@ -42,10 +42,11 @@ ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
 """
 
 SQL_TAKEN: Final[LiteralString] = """
-SELECT count(*) FILTER (WHERE e.taken) AS taken, count(*) AS looked_at, min(e.topological_ordering) AS topological_ordering,
-    min(e.stream_ordering) FILTER (WHERE e.topological_ordering = e.lowest) AS stream_ordering
+SELECT count(*) FILTER (WHERE e.taken) AS taken, count(*) AS looked_at,
+    (array_agg(e.topological_ordering ORDER BY e.topological_ordering, e.stream_ordering))[1] AS topological_ordering,
+    (array_agg(e.stream_ordering ORDER BY e.topological_ordering, e.stream_ordering))[1] AS stream_ordering
 FROM (
-    SELECT e.topological_ordering, e.stream_ordering, min(e.topological_ordering) OVER () AS lowest,
+    SELECT e.topological_ordering, e.stream_ordering,
         e.stream_ordering <= CASE WHEN e.backfilled THEN $4::bigint ELSE $5::bigint END
             AND e.event_nid <> ALL ((SELECT r.forward_extremities FROM rooms r WHERE r.room_nid = $1::int)::bigint[]) AS taken
     FROM events e

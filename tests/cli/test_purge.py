@@ -1,0 +1,80 @@
+"""`room-storage purge` as a process: what it says, how it is refused, and that one that is killed goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import storage
+from storage.database import Database
+from storage.testing import RoomBuilder, build_room
+from tests.cli.running import room_storage
+from tests.maintenance.rooms import LIVELY, SERVER
+
+
+async def filled(dsn: str, events: int = 120) -> RoomBuilder:
+    room = build_room(LIVELY, events, seed=4, sign=False)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(room.pdus, room_version=room.version)
+    return room
+
+
+async def test_purge_and_its_jobs(dsn: str) -> None:
+    room = await filled(dsn)
+    point = room.events[80].event_id
+    would = room_storage("purge", room.room_id, "--before", point, "--dry-run", "--json", "--dsn", dsn)
+    assert would.returncode == 0
+    [told] = json.loads(would.stdout)["rooms"]
+    assert told["job"] is None
+    done = room_storage("purge", room.room_id, "--before", point, "--dsn", dsn)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"{room.room_id}: {told['events']} events purged (")
+    assert room_storage("verify", "--dsn", dsn).returncode == 0
+    [job] = json.loads(room_storage("purge", "--jobs", "--json", "--dsn", dsn).stdout)
+    assert job["phase"] == "done"
+    assert job["deleted_count"] + job["set_aside_count"] == told["events"]
+    assert "done" in room_storage("purge", "--jobs", "--dsn", dsn).stdout
+    assert room_storage("purge", "--retention", "--dsn", dsn).stdout == "nothing to purge\n"
+    assert room_storage("purge", "--resume", "--dsn", dsn).stdout == "nothing to purge\n"
+    assert room_storage("purge", room.room_id, "--all", "--dsn", dsn).returncode == 2
+    assert room_storage("purge", room.room_id, "--all", "--force", "--dsn", dsn).returncode == 0
+    assert room_storage("verify", "--dsn", dsn).returncode == 0
+
+
+async def test_what_is_refused(dsn: str) -> None:
+    room = await filled(dsn, 20)
+    for arguments, said in (
+        ((), "give a room"),
+        ((room.room_id,), "give one of --before"),
+        ((room.room_id, "--all", "--before", "$x"), "give one of --before"),
+        ((room.room_id, "--before", "$unknown"), "unknown event $unknown"),
+        ((room.room_id, "--before-date", "soon"), "is no date"),
+        ((room.room_id, "--before-date", "2999-01-01"), "in the future"),
+        (("!nowhere:s1.test", "--all"), "unknown room"),
+    ):
+        done = room_storage("purge", *arguments, "--dsn", dsn)
+        assert done.returncode == 2, arguments
+        assert said in done.stderr, arguments
+        assert done.stdout == ""
+
+
+async def test_one_that_is_killed_goes_on(dsn: str) -> None:
+    room = await filled(dsn, 300)
+    command = [sys.executable, "-m", "storage", "purge", room.room_id, "--before", room.events[250].event_id, "--dsn", dsn]
+    environ = os.environ | {"STORAGE_PURGE_BATCH_MAX": "10", "STORAGE_PURGE_PAUSE_MS": "50"}
+    killed = 0
+    async with await Database.open(dsn) as database, database.connection() as conn:
+        while True:
+            process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)  # killed soon
+            deleted = await conn.fetchval("SELECT COALESCE(sum(deleted_count), 0) FROM purge_jobs")
+            while process.poll() is None and killed < 3:
+                if await conn.fetchval("SELECT COALESCE(sum(deleted_count), 0) FROM purge_jobs") > deleted + 20:
+                    process.send_signal(signal.SIGKILL)
+                    killed += 1
+                    break
+            if process.wait() == 0:
+                break
+        assert killed == 3
+        assert await conn.fetchval("SELECT string_agg(phase, ',') FROM purge_jobs") == "done"
+    assert room_storage("verify", "--dsn", dsn).returncode == 0
