@@ -30,16 +30,18 @@ async def test_purge_and_its_jobs(dsn: str) -> None:
     done = room_storage("purge", room.room_id, "--before", point, "--dsn", dsn)
     assert done.returncode == 0
     assert done.stdout.startswith(f"{room.room_id}: {told['events']} events purged (")
-    assert room_storage("verify", "--dsn", dsn).returncode == 0
     [job] = json.loads(room_storage("purge", "--jobs", "--json", "--dsn", dsn).stdout)
     assert job["phase"] == "done"
     assert job["deleted_count"] + job["set_aside_count"] == told["events"]
-    assert "done" in room_storage("purge", "--jobs", "--dsn", dsn).stdout
-    assert room_storage("purge", "--retention", "--dsn", dsn).stdout == "nothing to purge\n"
-    assert room_storage("purge", "--resume", "--dsn", dsn).stdout == "nothing to purge\n"
     assert room_storage("purge", room.room_id, "--all", "--dsn", dsn).returncode == 2
     assert room_storage("purge", room.room_id, "--all", "--force", "--dsn", dsn).returncode == 0
     assert room_storage("verify", "--dsn", dsn).returncode == 0
+
+
+async def test_nothing_to_do(dsn: str) -> None:
+    assert room_storage("purge", "--retention", "--dsn", dsn).stdout == "nothing to purge\n"
+    assert room_storage("purge", "--resume", "--dsn", dsn).stdout == "nothing to purge\n"
+    assert room_storage("purge", "--jobs", "--dsn", dsn).stdout == ""
 
 
 async def test_what_is_refused(dsn: str) -> None:
