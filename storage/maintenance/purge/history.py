@@ -93,6 +93,7 @@ async def _walk(asked: Asked, job: Job, kept: Keeping) -> Job:
 async def _take(asked: Asked, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> Job:
     async def work(conn: Connection) -> tuple[Job, int]:
         await hold(conn, job.room_id)
+        asked.pace.held()
         position = await kept.since(conn)
         removal = await _sorted(conn, job, kept, rows)
         await remove(conn, kept, removal)

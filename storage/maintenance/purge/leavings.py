@@ -266,6 +266,7 @@ async def _sweep(asked: Asked, job: Job, kept: Keeping, leavings: Leavings, batc
 
     async def work(conn: Connection) -> tuple[Job, set[int], int, int]:
         await hold(conn, job.room_id)
+        asked.pace.held()
         stand = await stand_of(conn, job.room_nid)
         position = await kept.since(conn)
         if stand.write_version != leavings.write_version + 1:

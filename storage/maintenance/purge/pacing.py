@@ -23,21 +23,27 @@ class Pace:
         self._hold_ms = config.purge_hold_ms
         self._pause_ms = config.purge_pause_ms
         self._watcher = watcher
+        self._start = self._waited_s = 0.0
         self.batch = min(self.batch, self._most)
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """The block is one transaction; the next batch follows from how long it took."""
-        start = perf_counter()
+        """The block is one transaction; the next batch follows from how long it held the room (`held`)."""
+        start = self._start = perf_counter()
         yield
-        took_ms = (perf_counter() - start) * 1000
+        took_ms = (perf_counter() - self._start) * 1000
+        self._waited_s = self._start - start
         if took_ms > self._hold_ms:
             self.batch = max(self.batch // 2, min(BATCH_MIN, self._most))
         elif took_ms < self._hold_ms / 2:
             self.batch = min(self.batch * 2, self._most)
 
+    def held(self) -> None:
+        """The room is held from now on: what it waited for writers before is none of its time."""
+        self._start = perf_counter()
+
     async def rest(self, job: Job) -> None:
-        """Let the others have their turn."""
+        """Let the others have their turn: for at least as long as they had the room while this waited for it."""
         if self._watcher is not None:
             await self._watcher(job)
-        await asyncio.sleep(self._pause_ms / 1000)
+        await asyncio.sleep(max(self._pause_ms / 1000, self._waited_s))

@@ -168,6 +168,7 @@ async def _take(asked: Asked, job: Job) -> Job:
 
     async def work(conn: Connection) -> Job:
         await hold(conn, job.room_id)
+        asked.pace.held()
         if gone := int(await conn.fetchval(SQL_EVENTS, room_nid, batch)):
             return await count(conn, job, deleted=gone, phase="room")
         groups = int(await conn.fetchval(SQL_GROUPS, room_nid, batch))
