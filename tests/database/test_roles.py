@@ -236,6 +236,21 @@ async def test_a_purger_collects_and_mends(logins: Logins) -> None:
                     await conn.execute(statement)
 
 
+async def test_a_purger_purges_and_censors(logins: Logins) -> None:
+    async with storage.open(logins.runtime, server_name=SERVER) as store:
+        room = await filled(store)
+        done = room_storage("purge", room.room_id, "--before", room.events[150].event_id, "--json", "--dsn", logins.purger)
+        assert done.returncode == 0, done.stderr
+        done = room_storage("censor", "--older-than", "0", "--json", "--dsn", logins.purger)
+        assert done.returncode == 0, done.stderr
+        async with store.database.connection() as conn:
+            assert await conn.fetchval("SELECT sum(deleted_count) FROM purge_jobs") > 10
+            assert await conn.fetchval("SELECT count(*) FROM events WHERE encoding = 1") > 0
+        assert await findings(store) == []
+    done = room_storage("purge", room.room_id, "--before", room.events[170].event_id, "--dsn", logins.runtime)
+    assert (done.returncode, "permission denied" in done.stderr) == (3, True), done.stderr
+
+
 # ------------------------------------------------------------------------------------------------------ making the roles
 
 
