@@ -13,9 +13,10 @@ from storage.database.deployment import settled
 from storage.database.embedded import embedded_postgres
 from storage.database.migrate import check_schema, migrate
 from storage.persist import Writer
-from storage.store import Identity, Store
+from storage.store import Store
 from storage.streams import startup
 from storage.streams.following import follow
+from storage.streams.identity import Identity
 from storage.streams.registry import Streams
 from storage.streams.restored import lost
 

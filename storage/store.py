@@ -4,7 +4,6 @@ Every method does one thing: take a connection (or a snapshot), call one functio
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter, time_ns
 
 from storage.calls import measured
@@ -47,23 +46,12 @@ from storage.queries.sync.positions import events_of
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.account_data import AccountData
 from storage.streams.caches import Caches, RoomsOf
+from storage.streams.identity import Identity
 from storage.streams.notifier import Notifier
 from storage.streams.receipts import Receipts
 from storage.streams.registry import Streams
-from storage.streams.restored import Lost
 from storage.streams.to_device import ToDevice
 from storage.streams.writing import StreamWriter
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Whose store this is: the homeserver, the process, its number among the writers, and the database, with what restores took back."""
-
-    server_name: str
-    instance_name: str
-    writer_nid: int
-    deployment_id: str
-    lost: Lost
 
 
 class Store:

@@ -1,0 +1,16 @@
+"""Whose store it is that writes to the streams."""
+
+from dataclasses import dataclass
+
+from storage.streams.restored import Lost
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The homeserver, the process, its number among the writers, and the database, with what restores took back."""
+
+    server_name: str
+    instance_name: str
+    writer_nid: int
+    deployment_id: str
+    lost: Lost
