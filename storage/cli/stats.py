@@ -1,19 +1,14 @@
 """`room-storage stats`: what the store holds, and what it costs on disk."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, database_dsn, print_json, print_rows, print_values, run
-from storage.config import Config
-from storage.database.connection import Connection, Database
-from storage.database.migrate import check_schema
+from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, print_values, run
+from storage.cli.maintaining import maintained
+from storage.database.connection import Connection
 from storage.maintenance.sizes import Counts, LargeState, TableSize, counts, largest_states, table_sizes
-
-STATEMENT_TIMEOUT_MS = 3_600_000
-"""Counting reads whole tables."""
 
 
 class Stats(NamedTuple):
@@ -31,7 +26,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Rooms, events, sizes on disk per table and per event, the largest states."""
-    stats = run(_stats(dsn, Config.from_env(), top))
+    stats = run(_stats(dsn, top))
     if as_json:
         print_json(as_document(stats))
         return
@@ -81,11 +76,6 @@ def _per(size: int, events: int) -> float:
     return round(size / events, 1) if events else 0.0
 
 
-async def _stats(dsn: str | None, config: Config, top: int) -> Stats:
-    async with (
-        database_dsn(dsn, config) as target,
-        await Database.open(target, config=replace(config, statement_timeout_ms=STATEMENT_TIMEOUT_MS, pool_size_max=1)) as database,
-        database.transaction(isolation="repeatable_read", readonly=True) as conn,
-    ):
-        await check_schema(conn)
+async def _stats(dsn: str | None, top: int) -> Stats:
+    async with maintained(dsn) as database, database.transaction(isolation="repeatable_read", readonly=True) as conn:
         return await read_stats(conn, top)

@@ -22,6 +22,7 @@ SAMPLES: list[StorageError] = [
     errors.InvalidToken("t", "damaged"),
     errors.WrongServerName("s2.test", found="s1.test"),
     errors.ResyncNeeded("t", "too old"),
+    errors.PurgeRunning("a purge is under way", room_id="!r:s"),
     errors.ProtocolError("no such command", line="X"),
     errors.DatabaseUnavailable("refused"),
     errors.DatabaseFull("disk", sqlstate="53100"),
