@@ -42,7 +42,7 @@ from tests.oracle.store_subject import StoreSubject
 from tests.persist.tables import SQL_LOGICAL
 from tests.pipeline.stores import tables
 
-EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "3"))
 OF_ALL_ROOMS = {"stream_positions", "sequences", "indexes"}
 """Checks of what rooms share: a rebuild of rooms leaves that as it is."""
 
