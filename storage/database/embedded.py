@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -37,6 +38,7 @@ import psutil
 from storage.config import Config
 from storage.database import binaries as programs
 from storage.database.binaries import Account, Binaries
+from storage.database.migrate import scripts_directory
 from storage.errors import DatabaseError, DatabaseFull, DatabaseUnavailable
 
 APPLICATION: Final = "room-event-storage"
@@ -341,9 +343,16 @@ async def embedded_postgres(
 
 
 def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """`STORAGE_DATA_DIR`, else the platform's folder for the user's data."""
+    """`STORAGE_DATA_DIR`, else a folder in the platform's one for the user's data.
+
+    It is named by the first migration, which is still rewritten until the first release: data of another one cannot be brought up to this
+    schema, stay in their folder, and are in nobody's way.
+    """
     given = environ.get("STORAGE_DATA_DIR")
-    return Path(given) if given else platformdirs.user_data_path(APPLICATION, appauthor=False)
+    if given:
+        return Path(given)
+    initial = scripts_directory() / "versions" / "0001_initial.sql"
+    return platformdirs.user_data_path(APPLICATION, appauthor=False) / sha256(initial.read_bytes()).hexdigest()[:8]
 
 
 def _server_options(config: Config, sockets: str) -> list[str]:

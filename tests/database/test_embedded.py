@@ -356,7 +356,19 @@ def test_programs_that_are_not_there_say_so(place: Path) -> None:
 
 def test_the_data_directory_comes_from_the_environment() -> None:
     assert data_directory({"STORAGE_DATA_DIR": "/srv/rooms"}) == Path("/srv/rooms")
-    assert data_directory({}).name == "room-event-storage"
+    assert data_directory({}).parent.name == "room-event-storage"
+
+
+def test_the_users_data_of_another_first_migration_are_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the first release it is rewritten; what was made by another one cannot be brought up to date."""
+    (tmp_path / "versions").mkdir()
+    monkeypatch.setattr("storage.database.embedded.scripts_directory", lambda: tmp_path)
+    found = []
+    for text in ("CREATE TABLE a ();", "CREATE TABLE b ();"):
+        (tmp_path / "versions" / "0001_initial.sql").write_text(text)
+        found.append(data_directory({}))
+    assert found[0] != found[1]
+    assert data_directory({"STORAGE_DATA_DIR": "/srv/rooms"}) == Path("/srv/rooms")
 
 
 def test_nothing_listens_on_the_network(place: Path) -> None:
