@@ -14,7 +14,7 @@ from storage.maintenance.hold import hold
 from storage.maintenance.purge.history import Asked
 from storage.maintenance.purge.job import Job, count
 from storage.maintenance.purge.keeping import Keeping, stand_of
-from storage.maintenance.purge.removal import Removal, TimelineRow, remove
+from storage.maintenance.purge.removal import Removal, TimelineRow, delete, remove
 
 PAGE: Final = 2_000
 GROUPS: Final = 500
@@ -107,31 +107,6 @@ SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.typ
     e.rejected IS NOT NULL AS is_rejected, e.soft_failed, e.ineffective, e.backfilled, false AS local, e.prev_events
 FROM events e
 WHERE e.event_nid = ANY($1::bigint[]) AND NOT e.outlier
-"""
-
-SQL_SWEEP: Final[LiteralString] = """
-WITH
-gone AS (
-    DELETE FROM events
-    WHERE event_nid = ANY($2::bigint[]) AND room_nid = $1::int AND outlier
-    RETURNING event_nid
-),
-place AS (
-    DELETE FROM auth_chains
-    WHERE event_nid = ANY($2::bigint[]) AND event_nid IN (SELECT event_nid FROM gone)
-    RETURNING chain_nid, sequence_number
-),
-link AS (
-    DELETE FROM auth_chain_links l
-    USING place
-    WHERE l.chain_nid = place.chain_nid AND l.sequence_number = place.sequence_number
-),
-leaving AS (
-    DELETE FROM purge_leavings
-    WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
-)
-SELECT count(*)
-FROM gone
 """
 
 
@@ -276,7 +251,8 @@ async def _sweep(asked: Asked, job: Job, kept: Keeping, leavings: Leavings, batc
         if staying:
             rows = await conn.fetch(SQL_ROWS, staying, row=TimelineRow)
             await remove(conn, kept, Removal(deleted=rows))
-        swept = int(await conn.fetchval(SQL_SWEEP, job.room_nid, [nid for nid in going if leavings.rows[nid].outlier]))
+        outliers = [nid for nid in going if leavings.rows[nid].outlier]
+        swept = await delete(conn, job.room_nid, outliers, outliers, outliers_only=True)
         counted = await count(conn, job, swept=swept, deleted=len(staying), phase="leavings")
         return counted, set(going), position, stand.write_version
 

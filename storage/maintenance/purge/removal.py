@@ -18,10 +18,10 @@ SQL_DELETE: Final[LiteralString] = """
 WITH
 gone AS (
     DELETE FROM events
-    WHERE event_nid = ANY($2::bigint[]) AND room_nid = $1::int
+    WHERE event_nid = ANY($2::bigint[]) AND room_nid = $1::int AND (outlier OR NOT $4::boolean)
     RETURNING event_nid
 ),
-place AS (
+place AS (  -- of those that can have one
     DELETE FROM auth_chains
     WHERE event_nid = ANY($3::bigint[]) AND event_nid IN (SELECT event_nid FROM gone)
     RETURNING chain_nid, sequence_number
@@ -175,7 +175,7 @@ async def remove(conn: Connection, keeping: Keeping, removal: Removal) -> None:
         keeping.name(row.event_nid, row.prev_events)
     if removal.deleted:
         chained = [row.event_nid for row in removal.deleted if row.is_state]
-        await conn.fetchval(SQL_DELETE, room_nid, [row.event_nid for row in removal.deleted], chained)
+        await delete(conn, room_nid, [row.event_nid for row in removal.deleted], chained)
     if removal.set_aside:
         await conn.execute(SQL_SET_ASIDE, room_nid, [row.event_nid for row in removal.set_aside])
     if removal.leavings:
@@ -189,6 +189,11 @@ async def remove(conn: Connection, keeping: Keeping, removal: Removal) -> None:
     named = {*removal.ends, *(parent for row in removed for parent in row.prev_events)} - set(nids)
     if named or removed:
         await conn.execute(SQL_FOLLOW, room_nid, nids, purged_upto, list(named), [one for one, _ in waiting], [one for _, one in waiting])
+
+
+async def delete(conn: Connection, room_nid: int, nids: Sequence[int], chained: Sequence[int], *, outliers_only: bool = False) -> int:
+    """Delete these events of a room, with their places in the chain cover as far as they are ``chained``; how many went."""
+    return int(await conn.fetchval(SQL_DELETE, room_nid, list(nids), list(chained), outliers_only))
 
 
 async def _open_gaps(conn: Connection, keeping: Keeping, removed: Sequence[TimelineRow]) -> None:
