@@ -21,9 +21,10 @@ from storage.event import parse
 from storage.persist.intake import check_signatures
 from storage.persist.write import SQL_WRITE
 from storage.persist.write_plain import SQL_WRITE_PLAIN
-from storage.testing import SHAPES, RoomBuilder, generate_room, verify_keys
+from storage.testing import SHAPES, RoomBuilder, Shape, generate_room, verify_keys
 
 SEED: Final = 9_000
+TALKING: Final = SHAPES["small_chat"].replaced(mix={"message": 62, "reply": 8, "thread": 5, "reaction": 12, "edit": 4})
 BASE_EVENTS: Final = 60  # of each room, stored before any clock runs
 BARE_BATCH: Final = 100
 BARE_ONES: Final = 500
@@ -42,7 +43,7 @@ class Pdu(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """So many clients take the next batch in turn, each when its last is answered. ``storm``: nothing but joins and leaves."""
+    """So many clients take the next batch in turn, each when its last is answered; ``kind``: of which events."""
 
     name: str
     rooms: int
@@ -50,15 +51,19 @@ class Scenario:
     clients: int
     events: int
     """Per round."""
-    storm: bool = False
+    kind: str = "mix"
 
 
 SCENARIOS: Final = (
+    Scenario("talk, one at a time", 1, 1, 1, 1_000, "talk"),
+    Scenario("talk, 64 at once, 50 rooms", 50, 1, 64, 6_000, "talk"),
+    Scenario("talk, batches of 100, one room", 1, 100, 1, 6_000, "talk"),
+    Scenario("talk, batches of 100, one room, from 4", 1, 100, 4, 8_000, "talk"),
     Scenario("one at a time", 1, 1, 1, 1_000),
     Scenario("64 at once, 50 rooms", 50, 1, 64, 4_000),
     Scenario("batches of 100, one room", 1, 100, 1, 4_000),
     Scenario("batches of 100, one room, from 4", 1, 100, 4, 8_000),
-    Scenario("joins and leaves, 64 at once", 1, 1, 64, 1_500, storm=True),
+    Scenario("joins and leaves, 64 at once", 1, 1, 64, 1_500, "storm"),
     Scenario("64 at once, 1 room", 1, 1, 64, 2_000),
     Scenario("64 at once, 8 rooms", 8, 1, 64, 2_000),
     Scenario("64 at once, 200 rooms", 200, 1, 64, 2_000),
@@ -119,14 +124,24 @@ async def run(bench: Bench) -> None:
 def _input(scenario: Scenario, events: int) -> tuple[list[list[bytes]], list[list[Pdu]]]:
     """What is stored before, and the batches in the order in which they are taken."""
     each = -(-events // scenario.rooms)
-    rooms = [_storm(each, SEED + number) if scenario.storm else _chat(each, SEED + number) for number in range(scenario.rooms)]
+    rooms = [KINDS[scenario.kind](each, SEED + number) for number in range(scenario.rooms)]
     in_turn = [event for row in zip(*(room[BASE_EVENTS:] for room in rooms), strict=True) for event in row]
     batches = [in_turn[at : at + scenario.batch] for at in range(0, len(in_turn), scenario.batch)]
     return [[event.pdu for event in room[:BASE_EVENTS]] for room in rooms], batches
 
 
-def _chat(events: int, seed: int) -> list[Pdu]:
-    return [Pdu(event.event_id, event.pdu) for event in generate_room(SHAPES["small_chat"], BASE_EVENTS + events, seed=seed)]
+def _mix(events: int, seed: int) -> list[Pdu]:
+    """What a room sees in its life: of sixteen events one changes the state, of a hundred one forks."""
+    return _room(SHAPES["small_chat"], events, seed)
+
+
+def _talk(events: int, seed: int) -> list[Pdu]:
+    """The same without the changes of state: messages, replies, threads, reactions, edits."""
+    return _room(TALKING, events, seed)
+
+
+def _room(shape: Shape, events: int, seed: int) -> list[Pdu]:
+    return [Pdu(event.event_id, event.pdu) for event in generate_room(shape, BASE_EVENTS + events, seed=seed)]
 
 
 def _storm(events: int, seed: int) -> list[Pdu]:
@@ -138,6 +153,9 @@ def _storm(events: int, seed: int) -> list[Pdu]:
         (room.leave if room.membership(user) == "join" else room.join)(user)
         at += 1
     return [Pdu(event.event_id, event.pdu) for event in room.events[: BASE_EVENTS + events]]
+
+
+KINDS: Final = {"mix": _mix, "talk": _talk, "storm": _storm}
 
 
 # ----------------------------------------------------------------------------------------------------------------- measuring

@@ -28,7 +28,8 @@ from storage.streams.in_flight import LOST
 from storage.streams.registry import Streams
 from storage.tracing import tracing
 
-STRETCH: Final = 128  # events planned before others have their turn, and written though more wait; a write costs as much as 20 events
+STRETCH: Final = 128  # events planned before others have their turn, and written though more wait
+LEAST: Final = 16  # the least that is written though more wait: a write costs as much as 20 events
 
 
 class _Baseless(Exception):  # noqa: N818  # a turn of the plan, not an error
@@ -65,7 +66,8 @@ class Writer:
         self._closed = False
         self._stale = False
         self._batch_max = config.writer_batch_max
-        self._stretch = min(STRETCH, config.writer_batch_max)
+        self._events = 0  # of the appends in hand
+        self._planning = False  # what is planned may not be written before that is over
         streams.feed.subscribe(self._told)
 
     def start(self) -> None:
@@ -93,10 +95,12 @@ class Writer:
             self._queue.append(job)
             self._wake.set()
             self.in_hand += 1
+            self._events += len(incoming)
             try:
                 return await job.future
             finally:
                 self.in_hand -= 1
+                self._events -= len(incoming)
 
     @property
     def queued(self) -> int:
@@ -108,15 +112,24 @@ class Writer:
             self._wake.clear()
             if (failed := self._failed()) is not None:
                 await self._mend(failed)
-            elif self._may_send():
-                self._send()
-                await asyncio.sleep(0)  # it is on its way before more is planned
+            elif (plan := self._taken()) is not None:
+                self._writing = asyncio.create_task(self._write_ahead(plan), name="storage-writer")
+                await self._others(bool(self._queue))  # it is on its way before more is planned
             elif self._queue and (self._next is None or self._next.size < self._batch_max):
+                self._planning = True
                 await self._plan()
+                self._planning = False
+                await self._others(bool(self._queue or self._sent))  # among them the answer to the write
             elif self._closed and self._sent is None:
                 return
             else:
                 await self._wake.wait()
+
+    @staticmethod
+    async def _others(there_is_more: bool) -> None:
+        """Others have their turn, before what else there is to do."""
+        if there_is_more:
+            await asyncio.sleep(0)
 
     def _told(self, advance: Advance) -> None:
         """Events were thrown away: all that is remembered may be of those."""
@@ -134,23 +147,22 @@ class Writer:
                 self.caches.forget()
             return
         self._next = self._next or self._attempts.plan(after=self._sent)
-        parts = self._gather(min(self._stretch, self._batch_max - self._next.size))
+        left = self._batch_max - self._next.size
+        parts = self._gather(min(self._stretch, left), whole=min(STRETCH, left))
         named = [one for job, part in parts for one in (job.incoming if job.planned == len(part) else part)]
         try:
             await self._attempts.extend(self._next, parts, self._load, named=named, assume_new=True)
         except Exception as error:  # noqa: BLE001  # whatever it is, the slow way finds out whose answer it is
             self._next.error = error
             await self._landed()
-        if self._queue or self._sent is not None:
-            await asyncio.sleep(0)  # others have their turn, among them the answer to the write
 
-    def _gather(self, most: int) -> list[Part]:
-        """The next events of the queue: of whole jobs, or the beginning of one that is larger."""
+    def _gather(self, most: int, *, whole: int) -> list[Part]:
+        """The next events of the queue: of jobs that stay whole, or the beginning of one that is larger than ``whole``."""
         parts: list[Part] = []
         while self._queue and most > 0:
             job = self._queue[0]
             part = job.incoming[job.planned :]
-            if len(part) <= most:
+            if len(part) <= most or (not parts and len(part) <= whole):
                 self._queue.popleft()
             elif parts:
                 break
@@ -171,24 +183,37 @@ class Writer:
             await load(conn, draft, needs)
             self._database.measures.writer_statements += conn.statements
 
-    def _may_send(self) -> bool:
-        return self._next is not None and self._sent is None and (not self._queue or self._next.size >= self._stretch)
+    @property
+    def _stretch(self) -> int:
+        """So many events are written though more wait: half of what is in hand, and the other half is planned meanwhile."""
+        return min(STRETCH, max(LEAST, self._events // 2), self._batch_max)
 
-    def _send(self) -> None:
-        """Write what is planned, and go on as if that were done."""
+    def _may_send(self) -> bool:
+        plan = self._next
+        if plan is None or plan.error is not None or self._sent is not None or self._planning:
+            return False
+        return not self._queue or plan.size >= self._stretch
+
+    def _taken(self) -> Plan | None:
+        """What is planned, if it may be written now; from here on it is as if that were done."""
+        if not self._may_send():
+            return None
         plan, self._next = self._next, None
         if plan is not None:
             self._sent = plan
             absorb(self.caches, plan.draft)
-            self._writing = asyncio.create_task(self._write_ahead(plan), name="storage-writer")
+        return plan
 
-    async def _write_ahead(self, plan: Plan) -> None:
-        try:
-            await self._attempts.send(plan)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer to whoever waits
-            plan.error = error
-        else:
-            self._sent = None
+    async def _write_ahead(self, plan: Plan | None) -> None:
+        """Write this, then what was planned meanwhile, before those who have their answers now come with more."""
+        while plan is not None:
+            try:
+                await self._attempts.send(plan)
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer to whoever waits
+                plan.error = error
+            else:
+                self._sent = None
+            plan = self._taken()
         self._wake.set()
 
     async def _landed(self) -> None:

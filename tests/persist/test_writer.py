@@ -159,6 +159,46 @@ async def test_while_one_write_is_under_way_the_others_gather(dsn: str) -> None:
     assert sent.writes() == 2
 
 
+async def test_one_half_is_written_while_the_other_is_planned(dsn: str) -> None:
+    """And the second half is sent before those of the first hear of their answers."""
+    answered: list[int] = []
+    heard: list[int] = []  # when each write began, how many had heard
+
+    class Watching(Sent):
+        def before(self, statement: str) -> None:
+            super().before(statement)
+            if statement in WRITES:
+                heard.append(len(answered))
+
+    async def append(store: Store, pdus: list[bytes]) -> AppendResult:
+        [result] = await store.append(pdus)
+        answered.append(1)
+        return result
+
+    rooms = [room_of(seed, 1) for seed in range(64)]
+    async with storage.open(dsn, server_name="s1.test", config=QUIET, observer=Watching()) as store:
+        await store.append([pdu for room in rooms for pdu in room.pdus[:-1]], room_version="11")
+        heard.clear()
+        results = await asyncio.gather(*(append(store, room.pdus[-1:]) for room in rooms))
+    assert outcomes(results) == {"stored"}
+    assert heard == [0, 0]
+
+
+async def test_a_batch_is_one_write_alone_and_beside_others(dsn: str) -> None:
+    sent = Sent()
+    rooms = [room_of(seed, 100) for seed in range(3)]
+    async with storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store, admin_of(dsn) as admin:
+        for room in rooms:
+            await store.append(room.pdus[:-100])
+        sent.sent.clear()
+        await store.append(rooms[0].pdus[-100:])
+        await asyncio.gather(*(store.append(room.pdus[-100:]) for room in rooms[1:]))
+        assert sent.writes() <= 3
+        for room in rooms:
+            of_room = "SELECT count(DISTINCT xmin::text) FROM events WHERE event_id = ANY($1::text[])"
+            assert await admin.fetchval(of_room, [event.event_id for event in room.events[-100:]]) == 1
+
+
 async def test_one_that_fails_is_answered_alone(dsn: str) -> None:
     rooms = [room_of(seed, 1) for seed in range(10)]
     bad = rooms[4].events[-1].event_id
