@@ -98,6 +98,10 @@ class Config:
     cache_memberships_max: int = 200_000
     """Memberships (about 100 bytes each) that a process remembers, of the users who synced last, to know which rooms to look at."""
 
+    cache_states_entries_max: int = 100_000
+    """Entries (about 300 bytes each) of the whole states that a process remembers, of those asked for last; a state counts as a hundredth of
+    that at least. That an event has the state is asked of the database each time."""
+
     cache_names_max: int = 500_000
     """State keys, users and servers whose numbers a process remembers."""
 

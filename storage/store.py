@@ -151,7 +151,7 @@ class Store:
         """
         ids, wanted = checks.events(event_ids), None if types is None else checks.texts(types)
         async with self.database.connection() as conn:
-            return await state_at.states_at(conn, ids, after=False, types=wanted, keys=checks.keys(keys))
+            return await state_at.states_at(conn, ids, after=False, types=wanted, keys=checks.keys(keys), remembered=self.caches.states)
 
     @measured("state")
     async def states_after(
@@ -160,7 +160,7 @@ class Store:
         """The states after many events at once; see `states_before`."""
         ids, wanted = checks.events(event_ids), None if types is None else checks.texts(types)
         async with self.database.connection() as conn:
-            return await state_at.states_at(conn, ids, after=True, types=wanted, keys=checks.keys(keys))
+            return await state_at.states_at(conn, ids, after=True, types=wanted, keys=checks.keys(keys), remembered=self.caches.states)
 
     @measured("current_state")
     async def current_state(self, room_id: RoomId, *, types: Iterable[str] | None = None) -> StateMap:
@@ -488,6 +488,7 @@ def _caches(config: Config, streams: Streams) -> Caches[StoredEvent, StateMap]:
         events=config.cache_events_max,
         rooms=config.cache_rooms_max,
         memberships=config.cache_memberships_max,
+        state_entries=config.cache_states_entries_max,
         listening_since=streams["events"].current().furthest(),
     )
     streams.feed.subscribe(caches.told)

@@ -8,11 +8,12 @@ A state is read by folding the rows of its group's path (storage/state/levels.py
   a second statement, as lists in the order of their numbers: 20,000 rows cost more to send than to find, and folding
   them in Postgres takes three times as long. States that have rows in common share these, and their texts.
 
-Neither ever changes for an event of the timeline, so two statements need no common snapshot.
+Neither ever changes for an event of the timeline, so two statements need no common snapshot. Nor does what a group comes to: whole states
+that were asked for last are remembered by their groups, if the caller has a cache for them. The first statement is told which these are, and
+leaves them out; if it finds no other, there is no second. That an event has this group is asked each time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from storage.database.connection import Connection
@@ -20,8 +21,11 @@ from storage.errors import InputError, StateUnknown, StorageCorrupt, UnknownEven
 from storage.ids import EventId, StateKey
 from storage.queries.state_texts import MEMBER, Folded, StateMap, in_words
 from storage.state.groups import REMOVED
+from storage.streams.caches import Cache, Ticket
 
 T = TypeVar("T")
+States = Cache[StateMap]
+"""Whole states by their groups."""
 
 PICKED_MEMBERS_MAX: Final = 16  # more member keys than this are cheaper picked from the whole
 
@@ -36,11 +40,11 @@ WITH at AS MATERIALIZED (  -- the groups wanted, each with the events that want 
 SELECT g.state_group, at.at_event_ids, g.back, g.key_nids, g.event_nids, g.member_key_nids, g.member_event_nids
 FROM state_groups g
 LEFT JOIN at USING (state_group)
-WHERE g.state_group IN (SELECT state_group - unnest(back) FROM at JOIN state_groups USING (state_group))
+WHERE g.state_group IN (SELECT state_group - unnest(back) FROM at JOIN state_groups USING (state_group) WHERE state_group <> ALL($3::bigint[]))
 UNION ALL
-SELECT NULL, at_event_ids, '{}', NULL, NULL, NULL, NULL
+SELECT state_group, at_event_ids, '{}', NULL, NULL, NULL, NULL
 FROM at
-WHERE state_group IS NULL
+WHERE state_group IS NULL OR state_group = ANY($3::bigint[])
 """
 
 SQL_STATE_OF_TYPES: Final[LiteralString] = """
@@ -128,7 +132,10 @@ LEFT JOIN named n USING (state_group)
 
 
 class PathRow(NamedTuple):
-    """A row to fold. ``at_event_ids``: the events whose state the group is, if any asks for it; ``state_group`` None: outliers."""
+    """A row to fold. ``at_event_ids``: the events whose state the group is, if any asks for it; ``state_group`` None: outliers.
+
+    ``back`` is empty where there is nothing to fold: of outliers, and of groups whose state is remembered.
+    """
 
     state_group: int | None
     at_event_ids: list[str] | None
@@ -156,10 +163,11 @@ async def states_at(
     after: bool,
     types: Iterable[str] | None = None,
     keys: Iterable[StateKey] | None = None,
+    remembered: States | None = None,
 ) -> dict[EventId, StateMap]:
     """The state before or after each of these events: whole, or only of some types, or only under some (type, state key).
 
-    `UnknownEvent` for an id that is not held, `StateUnknown` for an outlier, `InputError` for types and keys at once.
+    ``remembered``: whole states are looked for here, and kept here. `UnknownEvent` for an id that is not held, `StateUnknown` for an outlier, `InputError` for types and keys at once.
     """
     if types is not None and keys is not None:
         message = "state is filtered by types or by keys, not by both"
@@ -169,16 +177,16 @@ async def states_at(
         only = set(types)
         if MEMBER not in only:
             return _told(wanted, await conn.fetch(SQL_STATE_OF_TYPES, wanted, after, list(only), row=EntryRow))
-        states = await _whole(conn, wanted, after=after)
+        states = await _whole(conn, wanted, remembered, after=after)
         return {event_id: {key: one for key, one in state.items() if key[0] in only} for event_id, state in states.items()}
     if keys is not None:
         pairs = set(keys)
         if sum(kind == MEMBER for kind, _ in pairs) <= PICKED_MEMBERS_MAX:
             split = [kind for kind, _ in pairs], [state_key for _, state_key in pairs]
             return _told(wanted, await conn.fetch(SQL_STATE_OF_KEYS, wanted, after, *split, row=EntryRow))
-        states = await _whole(conn, wanted, after=after)
+        states = await _whole(conn, wanted, remembered, after=after)
         return {event_id: {key: state[key] for key in pairs if key in state} for event_id, state in states.items()}
-    return await _whole(conn, wanted, after=after)
+    return await _whole(conn, wanted, remembered, after=after)
 
 
 def _told(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[EventId, StateMap]:
@@ -195,33 +203,47 @@ def _told(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[EventId, 
 
 async def event_nids_before(conn: Connection, event_id: EventId) -> list[int]:
     """The state before an event as numbers of events, in order. `UnknownEvent`, `StateUnknown` for an outlier."""
-    [state] = (await _folded_at(conn, [event_id], after=False)).values()
+    _, folded = await _groups_at(conn, [event_id], after=False)
+    [state] = folded.values()
     return [*state.members, *state.others]
 
 
-async def _whole(conn: Connection, wanted: Sequence[EventId], *, after: bool) -> dict[EventId, StateMap]:
-    """Whole states."""
-    folded = await _folded_at(conn, wanted, after=after)
-    distinct = list({id(state): state for state in folded.values()}.values())
-    named = dict(zip(map(id, distinct), await in_words(conn, distinct), strict=True))
-    states: dict[EventId, StateMap] = {}
-    for event_id in wanted:
-        state = named[id(folded[event_id])]
-        states[event_id] = dict(state) if len(distinct) < len(wanted) else state
-    return states
+async def _whole(conn: Connection, wanted: Sequence[EventId], remembered: States | None, *, after: bool) -> dict[EventId, StateMap]:
+    """Whole states, each the caller's own."""
+    states = {} if remembered is None else {int(group): state for (group,), state in remembered.held().items()}
+    groups, folded = await _groups_at(conn, wanted, after=after, known=states)
+    if folded:
+        states.update(zip(folded, await in_words(conn, list(folded.values())), strict=True))
+    if remembered is not None:
+        _remember(remembered, {group: states[group] for group in groups.values()})
+    return {event_id: dict(states[group]) for event_id, group in groups.items()}
 
 
-async def _folded_at(conn: Connection, wanted: Sequence[EventId], *, after: bool) -> dict[EventId, Folded]:
-    """The states at these events; events with the same state share the value. `UnknownEvent`, `StateUnknown`."""
-    rows = await conn.fetch(SQL_PATHS, wanted, after, row=PathRow)
-    by_group = {row.state_group: row for row in rows}
-    states: dict[EventId, Folded] = {}
+def _remember(remembered: States, states: Mapping[int, StateMap]) -> None:
+    """A state that is larger than all may be together does not push the others out."""
+    for group, state in states.items():
+        entry = remembered.get(str(group))
+        if isinstance(entry, Ticket) and len(state) <= remembered.limit:
+            remembered.fill(entry, state)
+
+
+async def _groups_at(
+    conn: Connection, wanted: Sequence[EventId], *, after: bool, known: Collection[int] = ()
+) -> tuple[dict[EventId, int], dict[int, Folded]]:
+    """The groups at these events, and what each of them comes to that is not known. `UnknownEvent`, `StateUnknown`."""
+    rows = await conn.fetch(SQL_PATHS, wanted, after, list(known), row=PathRow)
+    parts = {row.state_group: row for row in rows if row.back}
+    groups: dict[EventId, int] = {}
+    folded: dict[int, Folded] = {}
     for row in rows:
-        if row.at_event_ids:
-            if row.state_group is None:
-                raise StateUnknown(row.at_event_ids[0])
-            states.update(zip(map(EventId, row.at_event_ids), repeat(_folded(row, by_group)), strict=False))
-    return {event_id: _known(states, event_id) for event_id in wanted}
+        if not row.at_event_ids:
+            continue
+        if row.state_group is None:
+            raise StateUnknown(row.at_event_ids[0])
+        groups.update(dict.fromkeys(map(EventId, row.at_event_ids), row.state_group))
+        if row.state_group not in known:
+            folded[row.state_group] = _folded(row, parts)
+    return {event_id: _known(groups, event_id) for event_id in wanted}, folded
 
 
 def _known(states: Mapping[EventId, T], event_id: EventId) -> T:

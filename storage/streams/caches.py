@@ -10,7 +10,7 @@ A reader that fills a cache holds a `Ticket` from before it asked the database: 
 """
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -19,10 +19,11 @@ from storage.streams.feed import Advance
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
 E = TypeVar("E")
-S = TypeVar("S")
+S = TypeVar("S", bound=Sized)
 Key = tuple[str, ...]
 
 CURRENT_STATE: Final = "cs_cache_fake"
+STATES_MAX: Final = 100  # their groups are sent with each question
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ class Cache(Generic[V]):
     def peek(self, *key: str) -> V | None:
         """The entry, if it is there. Counts nothing, and keeps nothing longer."""
         return self._entries.get(key)
+
+    def held(self) -> dict[Key, V]:
+        """All entries. Counts nothing, and keeps nothing longer."""
+        return dict(self._entries)
 
     def fill(self, ticket: Ticket, value: V) -> None:
         """Put in what the database said, unless it may be stale already."""
@@ -166,19 +171,21 @@ class RoomsOf(NamedTuple):
 class Caches(Generic[E, S]):
     """The caches of one process, kept by the feed of its streams. ``memberships``: of all users whose rooms are remembered, together.
 
+    ``state_entries``: of all whole states by their groups, together; one counts as a hundredth of that at least. These never become stale.
     ``listening_since``: a position of the stream "events" above which every fact will be told.
     """
 
-    def __init__(self, *, events: int, rooms: int, memberships: int, listening_since: int) -> None:
+    def __init__(self, *, events: int, rooms: int, memberships: int, state_entries: int, listening_since: int) -> None:
         self.events: Cache[E] = Cache("events", events)
         self.current_state: Cache[S] = Cache("current_state", rooms)
         self.rooms_of: Cache[RoomsOf] = Cache("rooms_of", memberships, lambda rooms: 1 + len(rooms.joined))
+        self.states: Cache[S] = Cache("states", state_entries, lambda state: max(len(state), state_entries // STATES_MAX))
         self.room_changes = LastChange(rooms, listening_since)
         self._by_name: dict[str, Cache[Any]] = {cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)}
 
     def counted(self) -> "dict[str, Cache[Any] | LastChange]":
         """What counts hits and misses, by name."""
-        return {**self._by_name, "room_changes": self.room_changes}
+        return {**self._by_name, "states": self.states, "room_changes": self.room_changes}
 
     def hit_rates(self) -> dict[str, float]:
         """Hits by all look-ups of each cache, 0 where there was none."""

@@ -50,7 +50,7 @@ async def crowded(filled: Filled) -> Filled:
 
 
 async def test_the_state_at_an_event(crowded: Filled) -> None:
-    plan = await plan_of(crowded.store, state_at.SQL_PATHS, [crowded.last_event_id], False)
+    plan = await plan_of(crowded.store, state_at.SQL_PATHS, [crowded.last_event_id], False, [])
     assert {"events_event_id_key", "state_groups_pkey"} <= plan.indexes
     assert plan.event_rows <= 2
     async with crowded.store.database.connection() as conn:

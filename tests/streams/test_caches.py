@@ -135,7 +135,7 @@ async def test_last_changes_of_rooms(store: Store) -> None:
     assert not caches.room_changes.may_have_changed(room.room_id, after)
     assert caches.room_changes.may_have_changed(other.room_id, 0), "before this process began to listen"
     rates = caches.hit_rates()
-    assert set(rates) == {"events", "current_state", "rooms_of", "room_changes"}
+    assert set(rates) == {"events", "current_state", "rooms_of", "states", "room_changes"}
     assert rates["room_changes"] == 0.5
     assert await _rows(store) == [], "the events say it all"
 
