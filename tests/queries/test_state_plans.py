@@ -55,6 +55,9 @@ async def test_the_state_at_an_event(crowded: Filled) -> None:
     assert plan.event_rows <= 2
     async with crowded.store.database.connection() as conn:
         nids = await state_at.event_nids_before(conn, EventId(crowded.last_event_id))
+        group = await conn.fetchval("SELECT state_group_before FROM events WHERE event_id = $1::text", crowded.last_event_id)
+        rows = await conn.fetch(state_at.SQL_PATHS, [crowded.last_event_id], False, [group], row=state_at.PathRow)
+    assert [(row.state_group, row.back) for row in rows] == [(group, [])], "of a state that is remembered nothing is sent"
     plan = await plan_of(crowded.store, state_texts.SQL_TEXTS, [array(nids)], "{}")
     assert {"auth_chains_pkey"} <= plan.indexes
     assert plan.event_rows == 0
