@@ -59,7 +59,7 @@ async def _single(bench: Bench, rooms: Sequence[GeneratedRoom]) -> Row:
 
         with spent(bench.server) as cost:
             await asyncio.gather(*map(append, rooms))
-    return _row("one process", sum(map(len, rooms)), cost, 0.0)
+    return row_of("one process", sum(map(len, rooms)), cost, 0.0)
 
 
 def _on_spark(bench: Bench, folder: Path, inputs: Sequence[Sequence[GeneratedRoom]], dsn: str, master: str) -> list[Row]:
@@ -78,13 +78,13 @@ def _on_spark(bench: Bench, folder: Path, inputs: Sequence[Sequence[GeneratedRoo
         totals = [row for row in rows if row["what"].endswith("import")]
         rows.append(_marginal(f"{master} import, of the larger what it has more", *totals))
         events = sum(row["events"] for row in totals) + 200
-        with _measured(bench) as (cost, spark_seconds):
+        with measured(bench) as (cost, spark_seconds):
             export_parquet(spark, dsn, str(folder / master))
         size = sum(file.stat().st_size for file in (folder / master).rglob("*.parquet"))
-        rows.append(_row(f"{master} export, read back", events, cost, spark_seconds[0]) | {"megabytes": round(size / 1e6)})
-        with _measured(bench) as (cost, spark_seconds):
+        rows.append(row_of(f"{master} export, read back", events, cost, spark_seconds[0]) | {"megabytes": round(size / 1e6)})
+        with measured(bench) as (cost, spark_seconds):
             findings = verify(spark, dsn).count()
-        rows.append(_row(f"{master} verify", events, cost, spark_seconds[0]) | {"findings": findings})
+        rows.append(row_of(f"{master} verify", events, cost, spark_seconds[0]) | {"findings": findings})
     return rows
 
 
@@ -96,12 +96,12 @@ def _imported(bench: Bench, spark: Any, archive: Path, rooms: Sequence[Generated
     def stage(name: str) -> None:
         stages.append((name, time.perf_counter()))
 
-    with _measured(bench) as (cost, spark_seconds):
+    with measured(bench) as (cost, spark_seconds):
         summary = import_archive(spark, [str(archive)], dsn, server_name=SERVER, verify_keys=keys, stage=stage)
         stages.append(("end", time.perf_counter()))
     if summary.rejects or summary.lines != events:
         raise SystemExit(f"the import went wrong: {summary}")
-    whole = _row(f"{master} import", events, cost, spark_seconds[0]) | {"megabytes": round(archive.stat().st_size / 1e6)}
+    whole = row_of(f"{master} import", events, cost, spark_seconds[0]) | {"megabytes": round(archive.stat().st_size / 1e6)}
     return [
         whole,
         *(
@@ -125,7 +125,7 @@ def _marginal(what: str, small: Row, large: Row) -> Row:
 
 
 @contextmanager
-def _measured(bench: Bench) -> Iterator[tuple[Spent, list[float]]]:
+def measured(bench: Bench) -> Iterator[tuple[Spent, list[float]]]:
     """As `spent`, with the processor time of the JVM and its workers, and of the backends that have ended by then."""
     before, ended, seconds = _used(), _ended(bench), [0.0]
     with spent(bench.server) as cost:
@@ -148,7 +148,8 @@ def _used() -> float:
     return found
 
 
-def _row(what: str, events: int, cost: Spent, spark_seconds: float) -> Row:
+def row_of(what: str, events: int, cost: Spent, spark_seconds: float) -> Row:
+    """One line of the table: rates, and processor time an event in microseconds, by who used it."""
     together = cost.python + cost.backends + cost.background + spark_seconds
     return {
         "what": what,
