@@ -27,7 +27,7 @@ from tests.oracle.store_subject import StoreSubject
 from tests.oracle.syncing import Answer
 from tests.oracle.test_store import LOCAL, SERVER
 
-EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "5"))
 NEVER_MS = 3_600_000
 
 

@@ -22,7 +22,7 @@ from tests.oracle.oracle import Oracle
 from tests.oracle.store_subject import StoreSubject
 from tests.oracle.test_store import SQL_NO_SLACK, _execute
 
-ROOMS = int(os.environ.get("STORAGE_ROOMS", "40"))
+ROOMS = int(os.environ.get("STORAGE_ROOMS", "15"))
 SERVER = "s2.test"
 LOCAL = tuple(user for user in USERS if server_name_of(user) == SERVER)
 ERASED = {USERS[0], USERS[2]}

@@ -17,7 +17,7 @@ from tests.oracle.facts import Audience
 from tests.oracle.machine import SERVERS, USERS, RoomMachine, run_machine
 from tests.oracle.store_subject import StoreSubject
 
-EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "5"))
 SERVER = "s2.test"
 LOCAL = tuple(user for user in USERS if user.endswith(f":{SERVER}"))
 

@@ -6,6 +6,7 @@ cancel, announcement, crash and restart can be drawn, without an event loop and 
 """
 
 import asyncio
+import os
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from storage.streams import IdGenerator
+
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "100"))
 
 
 class Step:
@@ -230,7 +233,7 @@ def machine_for(generator: type[IdGenerator]) -> type[Writers]:
 
 
 def test_random_histories() -> None:
-    run_state_machine_as_test(Writers, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(Writers, settings=settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None))
 
 
 @pytest.mark.parametrize("generator", [LastCompleted, ForgetsWhatIsOnItsWay])

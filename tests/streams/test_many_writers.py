@@ -31,7 +31,7 @@ from tests.streams.writer_process import CONFIG
 WRITERS = 12
 PROCESSES = 4
 FACTS_EACH = 20
-KILLS_EACH = 3
+KILLS_EACH = 2
 REDIS_RESTARTS = 3
 INCARNATION = 1_000_000  # the numbers of a process that comes back begin anew
 
