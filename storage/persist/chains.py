@@ -1,112 +1,157 @@
-"""The auth difference of several states, and the conflicted subgraph, for state resolution.
+"""The auth difference of several states, and the conflicted subgraph, for state resolution: walked no farther than they go.
+
+Each event of the difference is reached from a conflicted one by way of events of the difference alone: had all states an event on the way
+in their chains, they had what it reaches as well. So a walk from the conflicted events that goes on only from what is in the difference
+finds all of it, and looks besides at its border only; whether an event is in a chain is seen by the closures (`storage.persist.closures`)
+of what the chain begins with. Likewise what lies between two conflicted events is reached by way of events that reach one.
 
 Source: room versions, state resolution v2 ("full conflicted set") and v2.1; rules.md, section 7.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
-from storage.ids import EventId
+from storage.graph.chains import Closure, reaches
+from storage.persist.closures import closures
 from storage.persist.draft import Draft
+from storage.persist.walk import Chains, asked, walked
 from storage.state.groups import Group
 
-Graph = Mapping[int, tuple[int, ...]]
-
-PLACES_AT_ONCE: Final = 256
-WALKED_STATE: Final = 500  # entries of a state whose auth chain is walked
+KNOWN_STATE: Final = 500  # entries of a state all of whose closures are kept at hand
 
 
-class Chains(NamedTuple):
-    """Event ids: those in the auth chain of some state but not of all, and those on a path between two conflicted events."""
-
-    difference: set[EventId]
-    subgraph: set[EventId]
+class Loose(Exception):  # noqa: N818  # a turn of the search, not an error
+    """An event in question has no place in the cover."""
 
 
 def auth_difference(draft: Draft, states: Sequence[Group], keys: set[int]) -> Chains:
-    """The auth difference of states that differ in these keys only."""
+    """The auth difference of states that differ in these keys only, and the conflicted subgraph."""
+    try:
+        return _searched(draft, states, keys)
+    except Loose:
+        return walked(draft, states, keys)
+
+
+def _searched(draft: Draft, states: Sequence[Group], keys: set[int]) -> Chains:
     conflicted = [{state.entries[key] for key in keys if key in state.entries} for state in states]
-    graph = auth_graph(draft, set().union(*conflicted))
-    chains = [reach(graph, nids) for nids in conflicted]
-    difference = set[int]().union(*chains) - chains[0].intersection(*chains[1:])
-    difference -= _reached_by_common(draft, states[0], keys, difference)
-    between = _between(graph, set().union(*conflicted))
-    return Chains(_ids(draft, difference), _ids(draft, between))
+    known = _closures(draft, set().union(*conflicted))
+    everywhere = Everywhere([[known[nid] for nid in nids] for nids in conflicted])
+    difference = _difference(draft, known, everywhere, Common(draft, states[0], keys))
+    return Chains(difference, _between(draft, known))
 
 
-def _reached_by_common(draft: Draft, state: Group, keys: set[int], nids: set[int]) -> set[int]:
-    """Which of these events the auth chain of what the states have in common holds.
-
-    Found from these upwards by the chain cover, a few places at a time, as nearly always one of the first is in the state:
-    what the states have in common is never walked, unless it is so little that walking it here costs less than asking.
-    """
-    if not nids:
-        return set()
-    common = [nid for key, nid in state.entries.items() if key not in keys] if len(state.entries) <= WALKED_STATE else []
-    if common:
-        return reach(auth_graph(draft, common), common) & nids
-    new = [nid for key, nid in state.entries.items() if key not in keys and nid in draft.new_events] if draft.new_places else []
-    found = reach(auth_graph(draft, new), new) & nids
-    limit = PLACES_AT_ONCE
-    left = frozenset(nids - found)
-    while left:
-        reaching = draft.answer(("reaching", left, limit))
-        found |= {one for one, nid, key in reaching if key not in keys and state.entries.get(key) == nid}
-        full = Counter(one for one, _, _ in reaching)
-        left = frozenset(nid for nid in left - found if full[nid] == limit)
-        limit *= 16
+def _difference(draft: Draft, conflicted: Iterable[int], everywhere: "Everywhere", common: "Common") -> set[int]:
+    found: set[int] = set()
+    seen: set[int] = set()
+    front: Collection[int] = list(conflicted)
+    while front:
+        parents = _parents(draft, front) - seen
+        seen |= parents
+        draft.ensure_places(parents)
+        apart = {nid for nid in parents if not everywhere.has(draft, nid)}
+        front = apart - common.reached(apart)
+        found.update(front)
     return found
 
 
-def auth_graph(draft: Draft, nids: Iterable[int]) -> Graph:
-    """The auth events of these events and of all that they reach: from the rows at hand, and of the others from the database."""
-    graph: dict[int, tuple[int, ...]] = {}
-    committed: set[int] = set()
-    front = list(nids)
+def _between(draft: Draft, conflicted: Mapping[int, Closure]) -> set[int]:
+    """What lies on an auth path between two of these, the ends included."""
+    lowest: dict[int, int] = {}
+    for nid in conflicted:
+        place = draft.places.get(nid) or draft.caches.places.get(nid)
+        if place is not None:  # the event in hand may have none yet; then nothing reaches it
+            lowest[place.chain_nid] = min(place.sequence_number, lowest.get(place.chain_nid, place.sequence_number))
+    found = set(conflicted)
+    front = {nid for nid, closure in conflicted.items() if _leads(closure, lowest)}
     while front:
-        nid = front.pop()
-        if nid in graph or nid in committed:
-            continue
-        row = draft.known_row(nid)
-        if row is None:
-            committed.add(nid)
-        else:
-            graph[nid] = row.auth_events
-            front.extend(row.auth_events)
-    if committed:
-        graph.update(draft.answer(("auth_graph", frozenset(committed))))
-    return graph
+        parents = _closures(draft, _parents(draft, front) - found)
+        front = {nid for nid, closure in parents.items() if _leads(closure, lowest)}
+        found |= front
+    return found
 
 
-def reach(graph: Graph, nids: Iterable[int]) -> set[int]:
-    """The auth chain of these events: all that they reach, themselves only if another one reaches them."""
-    reached: set[int] = set()
-    front = [parent for nid in nids for parent in graph[nid]]
-    while front:
-        nid = front.pop()
-        if nid not in reached:
-            reached.add(nid)
-            front.extend(graph[nid])
-    return reached
+def _leads(closure: Closure, lowest: Mapping[int, int]) -> bool:
+    return any(closure.get(chain_nid, 0) >= number for chain_nid, number in lowest.items())
 
 
-def _between(graph: Graph, conflicted: set[int]) -> set[int]:
-    """What lies on an auth path between two of these, the ends included: reached by one, and reaching one."""
-    down = reach(graph, conflicted) | conflicted
-    children: dict[int, list[int]] = {}
-    for nid in down:
-        for parent in graph[nid]:
-            children.setdefault(parent, []).append(nid)
-    up = set(conflicted)
-    front = list(conflicted)
-    while front:
-        for child in children.get(front.pop(), ()):
-            if child not in up:
-                up.add(child)
-                front.append(child)
-    return down & up
+def _parents(draft: Draft, nids: Collection[int]) -> set[int]:
+    draft.ensure_rows(nids)
+    return {auth for nid in nids for auth in draft.row_of(nid).auth_events}
 
 
-def _ids(draft: Draft, nids: Iterable[int]) -> set[EventId]:
-    return {EventId(draft.row_of(nid).event_id) for nid in nids}
+def _closures(draft: Draft, nids: Iterable[int]) -> dict[int, Closure]:
+    found = closures(draft, nids)
+    if found is None:
+        raise Loose
+    return found
+
+
+class Everywhere:
+    """What the chains of all these sets hold, given by the closures of their events."""
+
+    def __init__(self, sets: Sequence[Sequence[Closure]]) -> None:
+        self._sets = sets
+        self._upto: dict[int, int] = {}
+
+    def has(self, draft: Draft, nid: int) -> bool:
+        """Whether the event is in the chain of each."""
+        chain_nid, number = draft.place(nid)
+        upto = self._upto.get(chain_nid)
+        if upto is None:
+            farthest = (max((closure.get(chain_nid, 0) for closure in closures), default=0) for closures in self._sets)
+            upto = self._upto[chain_nid] = min(farthest)
+        return upto >= number
+
+
+class Common:
+    """The auth chain of what states have in common: those of their entries whose keys are not in conflict."""
+
+    def __init__(self, draft: Draft, state: Group, keys: set[int]) -> None:
+        self._draft = draft
+        self._state = state
+        self._entries = state.entries
+        self._keys = keys
+
+    def reached(self, nids: Collection[int]) -> set[int]:
+        """Which of these events it holds.
+
+        Nearly always the entries under their own keys tell. Then the others are looked at: all of a small state; of a large one those of
+        this draft, and the database is asked for the rest.
+        """
+        left = set(nids)
+        for entries in (self._near, self._others):
+            if left:
+                left -= self._reached_from(entries(left), left)
+        if left and not self._is_small:
+            left -= asked(self._draft, self._state, self._keys, {nid for nid in left if nid not in self._draft.new_places})
+        return set(nids) - left
+
+    @property
+    def _is_small(self) -> bool:
+        return len(self._entries) <= KNOWN_STATE
+
+    def _near(self, nids: Collection[int]) -> Iterator[int]:
+        self._draft.ensure_rows(nids)
+        for nid in nids:
+            key = self._draft.row_of(nid).state_key_nid
+            entry = None if key is None or key in self._keys else self._entries.get(key)
+            if entry is not None:
+                yield entry
+
+    def _others(self, _: Collection[int]) -> Iterator[int]:
+        if self._is_small:
+            yield from (nid for key, nid in self._entries.items() if key not in self._keys)
+            return
+        for nid in self._draft.new_places:
+            key = self._draft.row_of(nid).state_key_nid
+            if key is not None and key not in self._keys and self._entries.get(key) == nid:
+                yield nid
+
+    def _reached_from(self, entries: Iterable[int], nids: Collection[int]) -> set[int]:
+        left = {nid: self._draft.place(nid) for nid in nids}
+        for closure in _closures(self._draft, entries).values():
+            for nid in [nid for nid, place in left.items() if reaches(closure, place)]:
+                del left[nid]
+            if not left:
+                break
+        return set(nids) - left.keys()

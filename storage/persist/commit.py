@@ -23,6 +23,7 @@ def absorb(caches: Caches, draft: Draft) -> None:
     caches.audiences.update(draft.audiences)
     caches.places.update(draft.places)
     caches.chains.update(draft.chains)
+    caches.closures.update(draft.closures)
     caches.allowed.update(draft.allowed)
     for event_id, gap in draft.missing.items():
         if gap is None:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from storage.database.names import Names
 from storage.errors import StorageCorrupt
 from storage.event import Event
-from storage.graph.chains import Chain, Place
+from storage.graph.chains import Chain, Closure, Place
 from storage.measures import Distribution
 from storage.persist.rows import UNSEEN, Allowed, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.groups import Group
@@ -102,6 +102,7 @@ class Caches:
         self.merged: Bounded[frozenset[int], int] = Bounded(groups)
         self.places: Bounded[int, Place] = Bounded(events)
         self.chains: Bounded[int, Chain] = Bounded(events)
+        self.closures: Bounded[int, Closure] = Bounded(events)
         self.allowed: Bounded[tuple[object, ...], Allowed] = Bounded(events)
         self.resolutions = Distribution()
         """Seconds that state resolutions took, without the loading."""
@@ -157,6 +158,8 @@ class Reader:
         self.audiences: dict[tuple[int, int], AudienceRow] = {}
         self.places: dict[int, Place] = {}
         self.chains: dict[int, Chain] = {}
+        self.closures: dict[int, Closure] = {}
+        self.loose: set[int] = set()  # the database has no place for these
         self.allowed: dict[tuple[object, ...], Allowed] = {}
         self.rooms: dict[str, RoomRow | None] = {}
         self.types: dict[str, int | None] = {}

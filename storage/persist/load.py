@@ -12,6 +12,7 @@ from storage.errors import StorageCorrupt
 from storage.event import load as load_event
 from storage.graph.chains import Chain, Place
 from storage.persist.ahead import load_ahead
+from storage.persist.closures import load_closures
 from storage.persist.context import Needs
 from storage.persist.draft import BLOCK_LENGTHS, Blocks, Draft
 from storage.persist.prefetch import Lacking
@@ -406,5 +407,6 @@ LOADERS: Final[dict[str, Callable[[Connection, Draft, Any], Awaitable[None]]]] =
     "audiences": _audiences,
     "places": _places,
     "chains": _chains,
+    "closures": load_closures,
     "questions": _questions,
 }

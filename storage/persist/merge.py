@@ -44,13 +44,14 @@ def resolution(step: Step, states: Sequence[Group]) -> dict[int, int]:
     keys = set[int]().union(*(changed_keys(states[0], other) for other in states[1:]))
     values = {key: {group.entries[key] for group in states if key in group.entries} for key in keys}
     chains = auth_difference(draft, states, keys)
+    difference, subgraph = ({_event_id(draft, nid) for nid in nids} for nids in chains)
     conflicted = {_text_key(draft, key): {_event_id(draft, nid) for nid in nids} for key, nids in values.items()}
     events = Loaded(draft)
     unconflicted = Unconflicted(draft, states[0], keys)
-    arguments = (room.row.room_version, unconflicted, conflicted, chains.difference)
-    while wanted := needed_events(*arguments, events, rejected=events.rejected, absent=events.absent, conflicted_subgraph=chains.subgraph):
+    arguments = (room.row.room_version, unconflicted, conflicted, difference)
+    while wanted := needed_events(*arguments, events, rejected=events.rejected, absent=events.absent, conflicted_subgraph=subgraph):
         events.add(wanted)  # in rounds: what is found tells what to look for next
-    result = resolve_conflicts(*arguments, events, rejected=events.rejected, conflicted_subgraph=chains.subgraph)
+    result = resolve_conflicts(*arguments, events, rejected=events.rejected, conflicted_subgraph=subgraph)
     resolved = {key: _nid(draft, result.get(_text_key(draft, key))) for key in keys}
     draft.caches.resolutions.add(perf_counter() - began)  # the last time over: what was lacking is here
     return resolved

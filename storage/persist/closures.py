@@ -1,0 +1,127 @@
+"""Closures of events (`storage.graph.chains`): worked out from those of their auth events, or asked for where these are not at hand."""
+
+from collections.abc import Collection, Iterable
+from typing import Final, LiteralString, NamedTuple
+
+from immutables import Map
+
+from storage.database.connection import Connection
+from storage.graph.chains import Closure, Place, closure_of
+from storage.persist.context import Needs
+from storage.persist.draft import Draft
+from storage.persist.rows import EventRow
+
+SQL_CLOSURES: Final[LiteralString] = """
+WITH RECURSIVE
+placed AS MATERIALIZED (
+    SELECT event_nid, chain_nid, sequence_number
+    FROM auth_chains
+    WHERE event_nid = ANY($1::bigint[])
+),
+reach AS (  -- what an event reaches by the links of its own chain, and where that leads
+    SELECT p.event_nid, l.chain_nid, l.sequence_number
+    FROM placed p
+    CROSS JOIN LATERAL (
+        SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
+        FROM auth_chain_links
+        WHERE chain_nid = p.chain_nid AND sequence_number <= p.sequence_number
+        GROUP BY target_chain_nid
+        OFFSET 0
+    ) AS l
+    UNION
+    SELECT r.event_nid, l.chain_nid, l.sequence_number
+    FROM reach r
+    CROSS JOIN LATERAL (
+        SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
+        FROM auth_chain_links
+        WHERE chain_nid = r.chain_nid AND sequence_number <= r.sequence_number
+        GROUP BY target_chain_nid
+        OFFSET 0
+    ) AS l
+),
+farthest AS (
+    SELECT event_nid, chain_nid, max(sequence_number) AS sequence_number
+    FROM reach
+    GROUP BY event_nid, chain_nid
+)
+SELECT p.event_nid, p.chain_nid, p.sequence_number, f.chain_nids, f.sequence_numbers
+FROM placed p
+LEFT JOIN (
+    SELECT event_nid, array_agg(chain_nid) AS chain_nids, array_agg(sequence_number) AS sequence_numbers
+    FROM farthest
+    GROUP BY event_nid
+) AS f USING (event_nid)
+"""
+
+
+class ClosureRow(NamedTuple):
+    """An event's place, and the last numbers that it reaches on other chains; None if it reaches none."""
+
+    event_nid: int
+    chain_nid: int
+    sequence_number: int
+    chain_nids: list[int] | None
+    sequence_numbers: list[int] | None
+
+
+def closures(draft: Draft, nids: Iterable[int]) -> dict[int, Closure] | None:
+    """The closures of these events; None if one of them has no place in the cover, and so none."""
+    lacking: set[int] = set()
+    found: dict[int, Closure] = {}
+    for nid in nids:
+        closure = _known(draft, nid)
+        if closure is None:
+            closure = _closure(draft, nid, lacking)
+        if closure is not None:
+            found[nid] = closure
+    if not lacking.isdisjoint(draft.loose):
+        return None
+    if lacking:
+        raise Needs("closures", lacking)
+    return found
+
+
+def _closure(draft: Draft, nid: int, lacking: set[int]) -> Closure | None:
+    """The closure of an event, kept for later; None if it builds on what is not at hand, which is added to ``lacking``."""
+    stuck: set[int] = set()
+    front = [nid]
+    while front:
+        one = front[-1]
+        row = None if _known(draft, one) is not None else _placed_row(draft, one)
+        if row is not None and (ahead := [auth for auth in row.auth_events if auth not in stuck and _known(draft, auth) is None]):
+            front += ahead
+            continue
+        front.pop()
+        if row is not None and stuck.isdisjoint(row.auth_events):
+            draft.closures[one] = closure_of(
+                [(draft.place(auth), own) for auth in row.auth_events if (own := _known(draft, auth)) is not None]
+            )
+        elif _known(draft, one) is None:
+            stuck.add(one)
+            if row is None:
+                lacking.add(one)
+    return _known(draft, nid)
+
+
+def _known(draft: Draft, nid: int) -> Closure | None:
+    known = draft.closures.get(nid)
+    return draft.caches.closures.get(nid) if known is None else known
+
+
+def _placed_row(draft: Draft, nid: int) -> EventRow | None:
+    """The row of an event whose auth events have places, as far as is known here: it has one itself, or is about to get it."""
+    row = draft.known_row(nid)
+    if row is draft.pending or nid in draft.places or nid in draft.caches.places:
+        return row
+    return None
+
+
+async def load_closures(conn: Connection, draft: Draft, nids: Collection[int]) -> None:
+    """The places and closures of committed events; those without a place are `loose` for this draft."""
+    for row in await conn.fetch(SQL_CLOSURES, list(nids), row=ClosureRow):
+        draft.places[row.event_nid] = Place(row.chain_nid, row.sequence_number)
+        reached = dict(zip(row.chain_nids or (), row.sequence_numbers or (), strict=True))
+        if row.sequence_number > 1:
+            reached[row.chain_nid] = row.sequence_number - 1
+        draft.closures[row.event_nid] = Map(reached)
+    draft.loose.update(nid for nid in nids if nid not in draft.closures)
