@@ -16,7 +16,7 @@ from benchmarks.harness import RESULTS, note
 WIDTH: Final = 900
 LABELS: Final = 340
 BAR: Final = 16
-COLOURS: Final = {"ours": "#2a6f97", "synapse": "#c9742e", "synapse_cold": "#c9742e", "synapse_warm": "#e3b07c"}
+COLOURS: Final = {"ours": "#2a6f97", "ours_again": "#89b4cf", "synapse": "#c9742e", "synapse_cold": "#c9742e", "synapse_warm": "#e3b07c"}
 PLAIN: Final = "#2a6f97"
 STYLE: Final = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 940px; margin: 2em auto; padding: 0 1em; color: #222 }

@@ -11,7 +11,8 @@ RAW_ONE: Final = "INSERT INTO raw (event_id, json) VALUES ($1::text, $2::bytea)"
 RAW_MANY: Final = "INSERT INTO raw SELECT * FROM unnest($1::text[], $2::bytea[])"
 BARE_COMMIT: Final = "SELECT pg_logical_emit_message(true, 'bench', 'x')"
 POINT: Final = "SELECT json FROM raw WHERE event_id = $1::text"
-RANGE: Final = "SELECT json FROM raw WHERE event_id >= $1::text ORDER BY event_id LIMIT 100"
+RANGE: Final = "SELECT json FROM raw WHERE event_id >= $1::text ORDER BY event_id LIMIT $2::bigint"
+RANGE_OF_IDS: Final = "SELECT event_id FROM raw WHERE event_id >= $1::text ORDER BY event_id LIMIT $2::bigint"
 
 
 class Ids:
@@ -54,8 +55,20 @@ async def measured(pool: Any, pdus: Sequence[bytes], times: int) -> dict[str, fl
             "copy_rows_per_second": round(copied),
             "commit_ms": await _median(commit.fetch, [()] * times),
             "point_select_ms": await _median(point.fetch, [(ids[number % len(ids)],) for number in range(times)]),
-            "index_range_100_ms": await _median(span.fetch, [(ids[number % max(len(ids) - 100, 1)],) for number in range(times)]),
+            "index_range_100_ms": await _median(span.fetch, [(ids[number % max(len(ids) - 100, 1)], 100) for number in range(times)]),
         }
+
+
+async def index_range(pool: Any, rows: int, *, bodies: bool) -> float:
+    """Seconds for so many rows of `raw` by index, sent whole, or only their ids."""
+    async with pool.acquire() as connection:
+        statement = await connection.prepare(RANGE if bodies else RANGE_OF_IDS)
+        start = time.perf_counter()
+        found = await statement.fetch("", rows)
+        taken = time.perf_counter() - start
+    if len(found) != rows:
+        raise RuntimeError(f"{len(found)} rows for a range of {rows}")
+    return taken
 
 
 async def _median(ask: Callable[..., Awaitable[object]], arguments: Sequence[Sequence[object]]) -> float:

@@ -1,8 +1,12 @@
 """Reading the same rooms here and in Synapse, in turn on one Postgres: syncs, pages, federation, auth chains, and a merge.
 
-Synapse is asked twice: with its caches emptied (Postgres stays warm), and again with what the first question has left in them. Here nothing
-is remembered between questions but which rooms may have changed (README, "What can have changed") and what the writer knows of rooms.
-Both sides end with events whose JSON is parsed and do not encode an answer. Each answer is compared with the other's.
+Synapse is asked twice: with its caches emptied (Postgres stays warm), and again with what the first question has left in them. So is this
+side, but that nothing is emptied: little is remembered between questions (which rooms may have changed, what the writer knows of rooms, some
+whole states), and no round's question is that of another. First is compared with first, again with again. Both sides end with
+events whose JSON is parsed and do not encode an answer. Each answer is compared with the other's.
+
+The limit of a read is a bare index range of as many rows on the same server, asked in the same round: of the events' bytes, or, where the answer is
+ids, of these alone. Nothing is parsed there.
 
 Not comparable: a sync of Synapse also looks for receipts, account data, presence, devices and push counts, which are not this library's;
 of those there are none here, but it asks. A page there is asked for by its pagination handler, a sync by its sync handler.
@@ -15,9 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from benchmarks.harness import Bench, percentiles, spent, spread
+from benchmarks.peers import limits, whole
 from benchmarks.peers.writes import BATCH, Sides, stored
 from storage import StoredEvent
 from storage.ids import EventId, RoomId
+from storage.queries.authorisation import StateIds
 from storage.testing import RoomBuilder
 
 SERVER: Final = "s1.test"
@@ -49,12 +55,16 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A question to both: what is asked here, and the peer's command with what it is given; `same` tells whether the answers agree."""
+    """A question to both: what is asked here, and the peer's command with what it is given; `same` tells whether the answers agree.
+
+    `bodies`: the answer is events, not ids alone.
+    """
 
     ours: Callable[[], Awaitable[Any]]
     what: str
     given: dict[str, Any]
     same: Callable[[Any, Any], bool]
+    bodies: bool = False
 
 
 def build(bench: Bench) -> World:
@@ -82,22 +92,17 @@ def build(bench: Bench) -> World:
     return World(small, hall)
 
 
-async def store(sides: Sides, world: World) -> None:
-    """All of it on both sides, as chains."""
+async def store(sides: Sides, world: World) -> dict[str, Any]:
+    """All of it on both sides, as chains; what it took on disk, by kind of room."""
     assert sides.peer is not None
-    rooms = [*world.small, world.hall]
-    for room in rooms:
-        await sides.peer.ask("room", room_id=room.room_id, room_version="11")
-        pdus = world.unsent(room)
-        batches = [pdus[at : at + BATCH] for at in range(0, len(pdus), BATCH)]
-        for batch in batches:
-            await stored(sides.store, batch)
-        await sides.peer.load([batches])
-        await sides.peer.ask("persist", how="linear")
+    told = {}
+    for name, rooms in (("small rooms", world.small), ("a large room", [world.hall])):
+        told[name] = await whole.store(sides, [whole.Whole(room.room_id, world.unsent(room)) for room in rooms])
     await sides.peer.ask("register", user_id=ME)
     await sides.peer.ask("settle", quiet_seconds=2.0, timeout_seconds=60.0)
     for look in sides.looks.values():
         await look.execute("VACUUM ANALYZE")
+    return told
 
 
 # ------------------------------------------------------------------------------------------------------------ the questions
@@ -148,7 +153,7 @@ def _sync(sides: Sides, since: str | None, their_since: str | None, limit: int) 
         answer = await sides.store.sync(ME, since=since, timeline_limit=limit)
         return {room: _parsed(joined.timeline.events) for room, joined in answer.join.items()}
 
-    return Pair(ours, "sync", {"user_id": ME, "since": their_since, "limit": limit}, _equal)
+    return Pair(ours, "sync", {"user_id": ME, "since": their_since, "limit": limit}, _equal, bodies=True)
 
 
 def _old(world: World, number: int) -> EventId:
@@ -171,7 +176,7 @@ async def _page(sides: Sides, world: World, number: int) -> Pair:
         return _parsed((await sides.store.messages(room, ME, from_=start, limit=BATCH)).chunk)
 
     given = {"room_id": room, "user_id": ME, "start": end, "limit": BATCH}
-    return Pair(ours, "messages", given, lambda mine, told: bool(mine == told["ids"]))
+    return Pair(ours, "messages", given, lambda mine, told: bool(mine == told["ids"]), bodies=True)
 
 
 async def _backfill(sides: Sides, world: World, number: int) -> Pair:
@@ -180,7 +185,7 @@ async def _backfill(sides: Sides, world: World, number: int) -> Pair:
     async def ours() -> list[EventId]:
         return _parsed(await sides.store.backfill(room, [event], BATCH, server_name=SERVERS[1]))
 
-    return Pair(ours, "backfill", {"room_id": room, "event_id": event, "limit": BATCH, "server": SERVERS[1]}, _same_set)
+    return Pair(ours, "backfill", {"room_id": room, "event_id": event, "limit": BATCH, "server": SERVERS[1]}, _same_set, bodies=True)
 
 
 async def _missing(sides: Sides, world: World, number: int) -> Pair:
@@ -189,7 +194,7 @@ async def _missing(sides: Sides, world: World, number: int) -> Pair:
     async def ours() -> list[EventId]:
         return _parsed(await sides.store.missing_events(room, [], [event], limit=20, server_name=SERVERS[1]))
 
-    return Pair(ours, "missing", {"room_id": room, "event_id": event, "limit": 20, "server": SERVERS[1]}, _same_set)
+    return Pair(ours, "missing", {"room_id": room, "event_id": event, "limit": 20, "server": SERVERS[1]}, _same_set, bodies=True)
 
 
 async def _state_before(sides: Sides, world: World, number: int) -> Pair:
@@ -260,18 +265,33 @@ class Asked:
 
 
 async def measure(sides: Sides, world: World, prepare: Prepare, rounds: int) -> dict[str, Any]:
-    """Rounds of ours, theirs with empty caches, theirs with warm ones."""
-    asked = {"ours": Asked(), "synapse_cold": Asked(), "synapse_warm": Asked()}
+    """Rounds of ours, theirs with empty caches, and both again."""
+    asked, bare, rows = {name: Asked() for name in ("ours", "ours_again", "synapse_cold", "synapse_warm")}, list[float](), 0
     for number in range(-2, rounds):  # two to warm up
         pair = await prepare(sides, world, number + 2)
         await _settled(sides)
         into = asked if number >= 0 else {name: Asked() for name in asked}
         mine = await _ask_here(sides, pair.ours, into["ours"])
         cold = await _ask_there(sides, pair, into["synapse_cold"], cold=True)
+        again = await _ask_here(sides, pair.ours, into["ours_again"])
         warm = await _ask_there(sides, pair, into["synapse_warm"], cold=False)
-        if not (pair.same(mine, cold) and pair.same(mine, warm)):
+        if not (pair.same(mine, cold) and pair.same(mine, warm) and pair.same(again, warm)):
             raise AssertionError(f"{pair.what}: the answers differ: {str(mine)[:600]} and {str(cold)[:600]}")
-    return _told(asked)
+        rows = _rows(mine)
+        taken = await limits.index_range(sides.raw, rows, bodies=pair.bodies)
+        bare += [taken] if number >= 0 else []
+    return _told(asked) | {"rows": rows, "limit": {"ms": percentiles(bare, factor=1_000)}} | _share(bare, asked["ours"])
+
+
+def _rows(answer: Any) -> int:
+    """The events, or ids, of an answer."""
+    if isinstance(answer, dict):
+        return sum(map(len, answer.values()))
+    return len(answer.state_ids) + len(answer.auth_chain_ids) if isinstance(answer, StateIds) else len(answer)
+
+
+def _share(bare: list[float], ours: Asked) -> dict[str, Any]:
+    return {"share_of_limit": spread([limit / own for limit, own in zip(bare, ours.clock, strict=True)], digits=3)}
 
 
 async def _ask_here(sides: Sides, ask: Callable[[], Awaitable[Any]], into: Asked) -> Any:
@@ -305,10 +325,10 @@ def _note(into: Asked, told: dict[str, Any], postgres: float) -> None:
 
 def _told(asked: dict[str, Asked]) -> dict[str, Any]:
     told: dict[str, Any] = {name: side.told() for name, side in asked.items()} | {"rounds": len(asked["ours"].clock)}
-    for name in ("cold", "warm"):
-        theirs = asked[f"synapse_{name}"].clock
-        told[f"ratio_{name}"] = spread([other / own for own, other in zip(asked["ours"].clock, theirs, strict=True)], digits=2)
-        told[f"cpu_ratio_{name}"] = round(asked[f"synapse_{name}"].cpu() / asked["ours"].cpu(), 2)
+    for name, mine in (("cold", asked["ours"]), ("warm", asked["ours_again"])):
+        theirs = asked[f"synapse_{name}"]
+        told[f"ratio_{name}"] = spread([other / own for own, other in zip(mine.clock, theirs.clock, strict=True)], digits=2)
+        told[f"cpu_ratio_{name}"] = round(theirs.cpu() / mine.cpu(), 2)
     return told
 
 
@@ -318,11 +338,11 @@ def _told(asked: dict[str, Asked]) -> dict[str, Any]:
 async def merges(sides: Sides, world: World, rounds: int) -> dict[str, Any]:
     """Storing the event that makes the current state the resolution of two branches of the hall, each with ten changes, half of them the same keys.
 
-    The whole of storing it, on both sides; the peer's caches are emptied before every other one, and the other rounds are its warm ones.
+    The whole of storing it, on both sides; its limit is the durable insert of one bare row. The peer's caches are emptied before every other one, and the other rounds are its warm ones.
     """
     assert sides.peer is not None
     asked = {name: Asked() for name in ("ours", "synapse_cold", "synapse_warm")}
-    ours = {"cold": list[float](), "warm": list[float]()}
+    ours, bare = {"cold": list[float](), "warm": list[float]()}, list[float]()
     for number in range(2 * rounds + 2):
         last = await _fork(sides, world, number)
         name = "warm" if number % 2 else "cold"
@@ -331,6 +351,7 @@ async def merges(sides: Sides, world: World, rounds: int) -> dict[str, Any]:
         await _ask_here(sides, lambda last=last: stored(sides.store, [last]), into["ours"])  # type: ignore[misc]
         if number >= 2:
             ours[name].append(into["ours"].clock[-1])
+            bare.append(1 / await limits.bare_inserts(sides.raw, [[[last]]]))
         if name == "cold":
             await sides.peer.ask("forget")
         await sides.peer.load([[[last]]])
@@ -339,7 +360,8 @@ async def merges(sides: Sides, world: World, rounds: int) -> dict[str, Any]:
         _note(into[f"synapse_{name}"], told, used.backends)
         world.hall.message(ME, f"merged {number}")
         await _both(sides, world.unsent(world.hall))
-    told = {name: side.told() for name, side in asked.items()} | {"rounds": rounds}
+    told = {name: side.told() for name, side in asked.items()} | {"rounds": rounds, "limit": {"ms": percentiles(bare, factor=1_000)}}
+    told |= _share(bare, asked["ours"])
     for name, own in ours.items():
         theirs = asked[f"synapse_{name}"].clock
         told[f"ratio_{name}"] = spread([other / mine for mine, other in zip(own, theirs, strict=True)], digits=2)

@@ -1,0 +1,63 @@
+"""Whole rooms, from their first event on, stored here and in Synapse: what an event costs on disk, and in the write-ahead log.
+
+Sizes are those of all tables and indexes, less those before; nothing is vacuumed. The log is counted while a side stores, with the page images
+that follow a checkpoint; what the peer still does in the background afterwards is waited for, and counts. Both get chains of 100.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from benchmarks.peers.writes import BATCH, SQL_WAL, Sides, stored
+from storage.testing import RoomBuilder
+
+
+class Whole(NamedTuple):
+    """A room, with all its events in order."""
+
+    room_id: str
+    pdus: list[bytes]
+
+    def batches(self) -> list[list[bytes]]:
+        """As they are sent."""
+        return [self.pdus[at : at + BATCH] for at in range(0, len(self.pdus), BATCH)]
+
+
+STAYS: Final = "@stays:s1.test"
+
+
+def storm(users: int) -> Whole:
+    """One after the other joins and leaves again; one of this server stays: a room without any would be given up there."""
+    room = RoomBuilder("11", seed=40_000, checked=False, exact=False)
+    room.start(STAYS)
+    for number in range(users):
+        user = f"@spam{number}:s{number % 20}.test"
+        room.join(user)
+        room.leave(user)
+    return Whole(room.room_id, room.pdus)
+
+
+async def store(sides: Sides, rooms: Sequence[Whole]) -> dict[str, Any]:
+    """On both sides, one after the other; per event what it took."""
+    assert sides.peer is not None
+    events, before = sum(len(room.pdus) for room in rooms), await sides.sizes()
+    for room in rooms:
+        await sides.peer.ask("room", room_id=room.room_id, room_version="11")
+    log = [int(await sides.looks["ours"].fetchval(SQL_WAL))]
+    for room in rooms:
+        for batch in room.batches():
+            await stored(sides.store, batch)
+    log.append(int(await sides.looks["ours"].fetchval(SQL_WAL)))
+    for room in rooms:
+        await sides.peer.load([room.batches()])
+        await sides.peer.ask("persist", how="linear")
+    await sides.peer.ask("settle", quiet_seconds=1.0, timeout_seconds=30.0)
+    log.append(int(await sides.looks["ours"].fetchval(SQL_WAL)))
+    after = await sides.sizes()
+    told: dict[str, Any] = {"events": events, "raw_bytes_per_event": round(sum(len(pdu) for room in rooms for pdu in room.pdus) / events)}
+    for at, name in enumerate(("ours", "synapse")):
+        size, written = (after[name] - before[name]) / events, (log[at + 1] - log[at]) / events
+        told[name] = {"bytes_per_event": round(size), "wal_bytes_per_event": round(written)}
+    ratios = {
+        of: round(told["synapse"][key] / told["ours"][key], 2) for of, key in (("bytes", "bytes_per_event"), ("wal", "wal_bytes_per_event"))
+    }
+    return told | {"ratio": ratios}
