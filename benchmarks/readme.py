@@ -60,6 +60,7 @@ def rendered(document: dict[str, Any]) -> str:
         parts.append(_disk(results["disk"]))
     if "reads" in results:
         parts.append(_reads(results["reads"]))
+    if "limits" in results:
         parts.append(_limits(results))
     return "\n\n".join(parts)
 
@@ -133,7 +134,7 @@ def _reads(reads: dict[str, Any]) -> str:
             _ms(warm),
             _ratio(one["ratio_warm"]),
             f"{one['cpu_ratio_warm']:.1f}",
-            f"{one['share_of_limit']['median']:.0%}",
+            f"{one['share_of_limit']['median']:.0%}" if "share_of_limit" in one else "",
         ]
         lines.append(_row(cells, " / ".join(f"{side['statements']:.0f}" for side in (own, again, cold, warm))))
     return "\n".join(lines)

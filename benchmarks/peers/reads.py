@@ -68,7 +68,7 @@ class Pair:
 
 
 def build(bench: Bench) -> World:
-    """A hundred small rooms of one user, and a large one."""
+    """A hundred small rooms of one user, and a large one, to which most were invited."""
     small = []
     for number in range(ROOMS):
         room = RoomBuilder("11", seed=20_000 + number, servers=SERVERS)
@@ -82,6 +82,8 @@ def build(bench: Bench) -> World:
     hall.start(ME)
     members, talk = bench.size(5_000, 300), bench.size(3_000, 500)
     for user in range(2, members + 1):
+        if user % 5:  # so the auth chain of the state is nearly as long as the state
+            hall.invite(ME, hall.user(user))
         hall.join(hall.user(user))
     for at in range(talk):
         speaker = hall.user(2 + at * 7 % (members - 1))
