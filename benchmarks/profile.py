@@ -1,6 +1,6 @@
 """Where the time of an append goes, and what it buys: processor time by part, of Python and of Postgres, per event.
 
-    python -m benchmarks profile       # results/profile.json, and docs/append-profile.md from it
+    python -m benchmarks profile       # benchmarks/results/profile.json, and docs/append-profile.md from it
 
 Python is looked at every so often in its own CPU time (`Sampler`), and each look counts for the innermost function that is of the engine or of
 the driver, with what that calls in C. Looks are some hundreds, so parts below one in a hundred say little. Postgres is told by its clocks.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import storage
+from benchmarks.figures import read
 from benchmarks.harness import Bench, Sampler, Spent, note, show, spent
 from storage.testing import SHAPES, stream_room
 
@@ -69,7 +70,7 @@ async def run(bench: Bench) -> None:
     rows = [[part, *(bench.results[one.name]["python_us"].get(part, 0) for one in SCENARIOS)] for part in _names(bench.results)]
     show("processor time of an append, us an event", ["part", *(one.name for one in SCENARIOS)], rows)
     if not bench.quick:
-        PAGE.write_text(page(bench.results), encoding="utf-8")
+        PAGE.write_text(page(read(path)), encoding="utf-8")
         note(f"{PAGE} written from {path}")
 
 
@@ -143,8 +144,9 @@ def _names(results: dict[str, Any]) -> list[str]:
     return [name for name in [*(part.name for part in PARTS), ELSEWHERE] if name in met]
 
 
-def page(results: dict[str, Any]) -> str:
-    """The table in Markdown."""
+def page(document: dict[str, Any]) -> str:
+    """The table in Markdown, of a results file."""
+    results, on = document["results"], document["on"]
     buys = {part.name: part.buys for part in PARTS} | {ELSEWHERE: "tasks and futures; the callers themselves"}
     kinds = list(results)
     lines = [
@@ -152,6 +154,9 @@ def page(results: dict[str, Any]) -> str:
         "",
         "Made by `python -m benchmarks profile`: processor time in microseconds an event, of a small chat with 6 % state events and 3 % forks,",
         "by the part of the engine in which it is spent. Signatures are not checked.",
+        "",
+        f"Commit {on['commit']}, {document['when'][:10]}; Python {on['python']}, {on['postgres']}.",
+        f"{on['machine']['processor']}, {on['machine']['cores']} cores; the load was {on['machine']['load'][1]:.0f}.",
         "",
         f"| | {' | '.join(kinds)} | what it buys |",
         f"|---|{'---|' * len(kinds)}---|",
