@@ -1,4 +1,4 @@
-"""`python -m benchmarks [names] [--quick] [--profile]`: run them, all but peer and giant, or those named; results go to benchmarks/results.
+"""`python -m benchmarks [names] [--quick] [--profile]`: run them, all but peer, giant and scaling, or those named; results go to benchmarks/results.
 
 Of results: `python -m benchmarks report` (a page with plots), `compare A.json B.json`, `readme` (the README's table of the peer).
 """
@@ -13,7 +13,7 @@ import uvloop
 from benchmarks import compare, readme, report
 from benchmarks.harness import RESULTS, Bench, bench_server, whole_run
 
-BY_NAME_ONLY = {"peer", "giant"}  # one installs another engine on first use, the other is for an hour
+BY_NAME_ONLY = {"peer", "giant", "scaling"}  # one installs another engine on first use, one is for an hour, one starts a cluster
 OF_RESULTS = {"report": report.main, "compare": compare.main, "readme": readme.main}
 
 

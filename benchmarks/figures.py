@@ -1,6 +1,7 @@
 """The figures in a results file, each under its path, with what is better and how far it spread; for the page and for comparisons."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,16 @@ def figures(document: dict[str, Any]) -> dict[tuple[str, ...], Figure]:
     return {one.path: one for one in _walk((), document["results"])}
 
 
+def _named(rows: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a list by what they are about; of those about the same the second is "… (2)". What is no row has no name, and is left out."""
+    met: Counter[str] = Counter()
+    for row in rows:
+        if isinstance(row, dict):
+            name = str(row.get("what", row.get("name", ""))).strip()
+            met[name] += 1
+            yield (f"{name} ({met[name]})".strip() if met[name] > 1 or not name else name), row
+
+
 def _walk(path: tuple[str, ...], value: Any) -> Iterator[Figure]:
     if isinstance(value, dict) and value.keys() == SPREAD:
         yield Figure(path, value["median"], value["min"], value["max"], timed=True)
@@ -60,6 +71,9 @@ def _walk(path: tuple[str, ...], value: Any) -> Iterator[Figure]:
         yield Figure(path, value["p50"], value["p50"], value["p50"], timed=True)
     elif isinstance(value, dict):
         for name, inner in value.items():
+            yield from _walk((*path, name), inner)
+    elif isinstance(value, list):
+        for name, inner in _named(value):
             yield from _walk((*path, name), inner)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         timed = any(part in path[-1].split("_") for part in ("second", "ms", "us"))

@@ -53,6 +53,18 @@ def test_worse_is_what_lies_beyond_the_noise(name: str, before: Any, after: Any,
     assert [old.path for old, _ in found] == ([("one", name)] if worse else [])
 
 
+def test_rows_are_figures_by_what_they_are_about() -> None:
+    rows = [{"what": "import", "seconds": 2.0}, {"what": "import", "seconds": 3.0}, {"what": " loading", "events_per_second": 5}]
+    found = figures(document(rows=rows, sizes=[1, 2], growth=[{"rows": 7}]))
+    assert {path: one.value for path, one in found.items()} == {
+        ("rows", "import", "seconds"): 2.0,
+        ("rows", "import (2)", "seconds"): 3.0,
+        ("rows", "loading", "events_per_second"): 5,
+        ("growth", "(1)", "rows"): 7,
+    }
+    assert "loading" in report.page([document(rows=rows)])
+
+
 def test_the_command_fails_on_a_regression_and_only_then(tmp_path: Path) -> None:
     before = document(one={"statements": 2, "ms": {"p50": 1.0, "p95": 1.0, "p99": 1.0, "max": 1.0}})
     after = copy.deepcopy(before)
