@@ -139,6 +139,7 @@ CREATE TABLE rooms (
     max_topological_ordering bigint NOT NULL,
     current_audience bigint NOT NULL DEFAULT 0,
     moves bigint NOT NULL DEFAULT 0,
+    removals bigint NOT NULL DEFAULT 0,
     joined_count int NOT NULL DEFAULT 0,
     invited_count int NOT NULL DEFAULT 0,
     room_id text COLLATE "C" NOT NULL,
@@ -160,6 +161,9 @@ COMMENT ON COLUMN rooms.max_topological_ordering IS 'Largest topological orderin
 COMMENT ON COLUMN rooms.current_audience IS 'The audience of the current state: the number of the main line opened last. 0 for none.';
 COMMENT ON COLUMN rooms.moves IS
     'How many writes have moved events of the room in its topological order (moved_events). 0 nearly everywhere: where depths are honest none does.';
+COMMENT ON COLUMN rooms.removals IS
+    'Grows by one with each transaction that throws away events or state groups of the room, or takes events out of its timeline. A writer that '
+    'planned on an older number is refused only if what it builds on has gone (has_lost_footing).';
 COMMENT ON COLUMN rooms.joined_count IS 'Members of the current state that are joined. Serves: the summary of a room, without counting.';
 COMMENT ON COLUMN rooms.invited_count IS 'The same for invited.';
 COMMENT ON COLUMN rooms.strays IS
@@ -743,6 +747,43 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION refuse_stale_plan IS 'Ends a write whose plan no longer fits the tables; the writer plans again.';
+
+CREATE FUNCTION has_lost_footing(
+    standing bigint[], held bigint[], state_groups bigint[], event_ids text[], event_nids bigint[], settled bigint[]
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN EXISTS (  -- $1: in the timeline still
+        SELECT
+        FROM unnest($1) AS n (event_nid)
+        LEFT JOIN LATERAL (SELECT true AS there FROM events x WHERE x.event_nid = n.event_nid AND NOT x.outlier OFFSET 0) AS e ON true
+        WHERE e.there IS NULL
+    ) OR EXISTS (  -- $2: held still
+        SELECT
+        FROM unnest($2) AS n (event_nid)
+        LEFT JOIN LATERAL (SELECT true AS there FROM events x WHERE x.event_nid = n.event_nid OFFSET 0) AS e ON true
+        WHERE e.there IS NULL
+    ) OR EXISTS (  -- $3: there still
+        SELECT
+        FROM unnest($3) AS n (state_group)
+        LEFT JOIN LATERAL (SELECT true AS there FROM state_groups x WHERE x.state_group = n.state_group OFFSET 0) AS g ON true
+        WHERE g.there IS NULL
+    ) OR EXISTS (  -- $4 and $5: not waited for under another number
+        SELECT
+        FROM unnest($4, $5) AS n (event_id, event_nid)
+        CROSS JOIN LATERAL (SELECT x.event_nid FROM missing_events x WHERE x.event_id = n.event_id OFFSET 0) AS m
+        WHERE m.event_nid <> n.event_nid
+    ) OR EXISTS (  -- nor by other redactions than $6
+        SELECT
+        FROM unnest($4) AS n (event_id)
+        CROSS JOIN LATERAL (SELECT x.redaction_nid FROM waiting_redactions x WHERE x.target_event_id = n.event_id OFFSET 0) AS w
+        WHERE w.redaction_nid <> ALL ($6)
+    );
+END
+$$;
+COMMENT ON FUNCTION has_lost_footing IS
+    'Whether something has gone that a write builds on (storage/persist/footing.py). VOLATILE, so it sees what was committed while the write waited for '
+    'its room, which the statement that calls it does not.';
 
 CREATE FUNCTION refuse_old_writer(instance_name text) RETURNS bigint
 LANGUAGE plpgsql AS $$

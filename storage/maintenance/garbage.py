@@ -3,8 +3,8 @@
 A group is needed if it is the state before or after an event, a room's current state, or on the path of a group that is needed; the
 empty state of a room is always kept. Whether a group is needed is looked up in a snapshot, without holding anybody up. Then a
 bounded number is deleted at a time, with the room held (`storage.maintenance.hold`), after a second look at what came since: new
-events have larger stream orderings, as positions are taken under the same lock. Raising the room's version refuses the plans of
-writers that had such a group in their caches and were about to refer to it.
+events have larger stream orderings, as positions are taken under the same lock. The plans of writers that had such a group in their caches
+and were about to refer to it are refused (storage/persist/footing.py); one row a batch tells them what to forget.
 
 Groups are deleted from the ends of paths inwards, so that what is left between two batches can be read at any time.
 """
@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
-from storage.maintenance.hold import hold
+from storage.maintenance.announce import announce_removed, introduce
+from storage.maintenance.hold import hold_still
 from storage.maintenance.verify.run import all_rooms
 
 SQL_GARBAGE: Final[LiteralString] = """
@@ -101,6 +102,7 @@ class Garbage(NamedTuple):
 
 async def collect(database: Database, room_id: str, *, batch: int = DELETED_MAX) -> Collected:
     """Delete the groups of a room that nothing refers to, ``batch`` at a time. Writers may go on. `UnknownRoom`."""
+    await introduce(database)
     deleted = 0
     while True:
         garbage = await find(database, room_id)
@@ -130,7 +132,10 @@ async def _delete(database: Database, room_id: str, state_groups: list[int], upt
     """Delete those that are still not needed; how many."""
 
     async def work(conn: Connection) -> int:
-        room_nid = await hold(conn, room_id)
-        return len(await conn.fetchvals(SQL_DELETE, room_nid, state_groups, upto))
+        room_nid = await hold_still(conn, room_id)
+        deleted: list[int] = await conn.fetchvals(SQL_DELETE, room_nid, state_groups, upto)
+        if deleted:
+            await announce_removed(conn, room_id, "state_groups", map(str, deleted))
+        return len(deleted)
 
     return await database.run(work)

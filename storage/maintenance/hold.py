@@ -1,8 +1,12 @@
-"""Taking a room for maintenance: nobody else writes to it until the transaction ends, and no plan made before fits afterwards.
+"""Taking a room for maintenance: nobody else writes to it until the transaction ends.
 
-A writer plans against `rooms.write_version` from its caches and takes the room's lock only when it writes (storage/persist). So
-whoever changes rows that writers may have cached takes the same lock and raises the version in the same transaction: the plans
-in flight are refused, their caches forgotten, and they are made again on what is true now.
+A writer plans against `rooms.write_version` from its caches and takes the room's lock only when it writes (storage/persist). Who has the lock
+may do one of two things:
+
+hold        change any rows that writers may have cached: the version is raised, so the plans in flight are refused, their caches forgotten, and
+            they are made again on what is true now
+hold_still  throw away what storage/persist/footing.py speaks of, and say so (`storage.maintenance.announce.announce_removed`): the plans in
+            flight are written, but for those that build on what has gone; or change nothing that a plan is made of
 """
 
 from typing import Final, LiteralString
@@ -18,11 +22,36 @@ WHERE room_id = $1::text
 RETURNING room_nid
 """
 
+SQL_WAIT_FOR_NO_DISK: Final[LiteralString] = "SET LOCAL synchronous_commit = off"
+
+SQL_ROOM_NID: Final[LiteralString] = """
+SELECT room_nid
+FROM rooms
+WHERE room_id = $1::text
+"""
+
 
 async def hold(conn: Connection, room_id: str) -> int:
-    """Take the room until the end of the transaction; its nid. Statements after this see all that was committed before. `UnknownRoom`."""
+    """Take the room until the end of the transaction, and refuse all plans; its nid. Statements after this see all that was committed before.
+
+    `UnknownRoom`.
+    """
     await conn.execute(SQL_LOCK_ROOMS, [room_id])
     room_nid: int | None = await conn.fetchval(SQL_RAISE_VERSION, room_id)
+    if room_nid is None:
+        raise UnknownRoom(room_id)
+    return room_nid
+
+
+async def hold_still(conn: Connection, room_id: str) -> int:
+    """The same, but the plans of writers stay good, as far as what they build on does. `UnknownRoom`.
+
+    The commit does not wait for the disk, so that writers need not either. After a crash of Postgres the last of such transactions may not have
+    been, as a whole and in their order: for work that is looked at again from its own rows.
+    """
+    await conn.execute(SQL_WAIT_FOR_NO_DISK)
+    await conn.execute(SQL_LOCK_ROOMS, [room_id])
+    room_nid: int | None = await conn.fetchval(SQL_ROOM_NID, room_id)
     if room_nid is None:
         raise UnknownRoom(room_id)
     return room_nid

@@ -52,7 +52,7 @@ place AS MATERIALIZED (
     WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM auth) || $7::bigint[])
 )
 SELECT 'room' AS kind, ARRAY[room_id, room_version, strays::text] AS texts,
-    ARRAY[room_nid, write_version, next_audience, current_state_group, max_topological_ordering, current_audience] AS numbers,
+    ARRAY[room_nid, write_version, next_audience, current_state_group, max_topological_ordering, current_audience, removals] AS numbers,
     forward_extremities AS one, NULL::bigint[] AS two, NULL::int[] AS three, NULL::int[] AS four, NULL::int[] AS five, NULL::bytea AS data
 FROM room
 UNION ALL
@@ -278,9 +278,10 @@ def _absent_names(draft: Draft, lacking: Lacking) -> None:
 def _rooms(draft: Draft, rows: Sequence[Row], _: Lacking) -> None:
     for row in rows:
         room_id, version, strays = row.texts
-        nid, write_version, next_audience, group, largest, audience = row.numbers
-        extremities = tuple(row.one or ())
-        room = RoomRow(nid, room_id, version, write_version, next_audience, group, largest, extremities, audience, ranges.from_text(strays))
+        *numbers, audience, removals = row.numbers
+        nid, write_version, next_audience, group, largest = numbers
+        ends, strayed = tuple(row.one or ()), ranges.from_text(strays)
+        room = RoomRow(nid, room_id, version, write_version, next_audience, group, largest, ends, audience, strayed, removals)
         draft.rooms[room_id] = room
 
 

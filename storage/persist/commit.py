@@ -78,6 +78,7 @@ def _absorb_rooms(caches: Caches, draft: Draft) -> None:
                 forward_extremities=tuple(room.extremities),
                 current_audience=room.audience,
                 strays=room.strays,
+                removals=room.row.removals,
             )
 
 

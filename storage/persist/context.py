@@ -3,7 +3,8 @@
 Planning is synchronous and touches no database. Where it lacks something it raises `Needs`, which names what is missing;
 the driver loads it (`storage.persist.load`) and asks again. Nothing is changed before everything that a decision needs is
 there, so asking again is harmless. Cached rows are immutable, or guarded by `rooms.write_version`: a plan made from a stale
-cache is refused when it is written, and the rooms concerned are forgotten.
+cache is refused when it is written, and the rooms concerned are forgotten. What was thrown away by somebody else is told in the stream
+"caches" (`Removed`); until that is here, `rooms.removals` has a write look whether all that it builds on is there still.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -17,6 +18,7 @@ from storage.measures import Distribution
 from storage.persist.rows import UNSEEN, Allowed, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
 from storage.state.groups import Group
 from storage.state.groups import Step as Row
+from storage.streams.caches import Removed
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -69,6 +71,14 @@ class States(Bounded[int, Group]):
                 if id(row) not in self._rows:
                     self._rows[id(row)] = row
                     self.entries += len(row.delta)
+
+    def drop(self, state_groups: Iterable[int]) -> None:
+        """Forget these groups."""
+        gone = self.keys() & set(state_groups)
+        if gone:
+            kept = {state_group: group for state_group, group in self.items() if state_group not in gone}
+            self.clear()
+            self.keep(kept)
 
     def trim(self) -> None:
         """Forget the older ones, down to half of what is allowed, but not the last."""
@@ -129,6 +139,29 @@ class Caches:
             if len(cache) > cache.limit:
                 cache.trim()
         self.groups.trim()
+
+    def remove(self, removed: Removed) -> None:
+        """Forget what was thrown away. A room's row is good for what comes next if this is all that it does not know of."""
+        if removed.kind == "state_groups":
+            self.groups.drop(map(int, removed.ids))
+            self.merged.clear()
+        else:
+            for event_id in removed.ids:
+                self._remove_event(event_id)
+        if removed.kind == "held":
+            self.allowed.clear()
+            self.closures.clear()
+        room = self.rooms.get(removed.room_id)
+        if room is not None and room.removals + 1 == removed.number:
+            self.rooms[removed.room_id] = room._replace(removals=removed.number)
+
+    def _remove_event(self, event_id: str) -> None:
+        self.missing.pop(event_id, None)
+        row = self.rows.pop(event_id, None)
+        if row is not None:
+            self.row_ids.pop(row.event_nid, None)
+            self.events.pop(row.event_nid, None)
+            self.places.pop(row.event_nid, None)
 
     def forget(self) -> None:
         """Forget everything: after a refused plan, whose reason may lie in any of the rows."""

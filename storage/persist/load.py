@@ -62,7 +62,7 @@ WHERE e.event_nid = ANY($1::bigint[])
 
 SQL_ROOMS: Final[LiteralString] = """
 SELECT room_nid, room_id, room_version, write_version, next_audience, current_state_group, max_topological_ordering, forward_extremities,
-    current_audience, strays::text AS strays
+    current_audience, strays::text AS strays, removals
 FROM rooms
 WHERE room_id = ANY($1::text[])
 """
@@ -152,6 +152,7 @@ class KnownRoomRow(NamedTuple):
     forward_extremities: list[int]
     current_audience: int
     strays: str
+    removals: int
 
 
 class GapRow(NamedTuple):
@@ -305,7 +306,8 @@ async def _rooms(conn: Connection, draft: Draft, keys: Collection[str]) -> None:
     for key in keys:
         draft.rooms.setdefault(key, None)
     for row in await conn.fetch(SQL_ROOMS, list(keys), row=KnownRoomRow):
-        draft.rooms[row.room_id] = RoomRow(*row[:7], tuple(row.forward_extremities), row.current_audience, ranges.from_text(row.strays))
+        strays = ranges.from_text(row.strays)
+        draft.rooms[row.room_id] = RoomRow(*row[:7], tuple(row.forward_extremities), row.current_audience, strays, row.removals)
 
 
 async def _types(conn: Connection, draft: Draft, keys: Collection[str]) -> None:

@@ -76,6 +76,7 @@ class RoomRow(NamedTuple):
     forward_extremities: tuple[int, ...]
     current_audience: int
     strays: Ranges
+    removals: int = 0
 
 
 class MissingRow(NamedTuple):

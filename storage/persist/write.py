@@ -15,6 +15,7 @@ from storage.database.names import TYPE_MEMBER
 from storage.persist import write_plain
 from storage.persist.columns import EMPTY, array, arrays, text, texts
 from storage.persist.draft import Draft, RoomDraft
+from storage.persist.footing import footing
 from storage.persist.invalidations import Invalidation, invalidations
 from storage.persist.rows import EventRow
 from storage.state.groups import Group
@@ -81,12 +82,12 @@ old_room AS (  -- the compare-and-set
         invited_count = r.invited_count + COALESCE((SELECT c.invited FROM counted c WHERE c.room_nid = i.room_nid), 0),
         moves = r.moves + (i.room_nid = ANY($137::text::int[]))::int
     FROM unnest($12::text::int[], $13::text::bigint[], $14::text::bigint[], $15::text::bigint[], $16::text::bigint[], $17::text::text[],
-        $118::text::bigint[], $119::text::text[])
+        $118::text::bigint[], $119::text::text[], $140::text::bigint[])
             AS i (room_nid, write_version, next_audience, current_state_group, max_topological_ordering, extremities,
-                current_audience, strays)
+                current_audience, strays, removals)
         JOIN locked USING (room_nid)
     WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
-    RETURNING r.room_nid, r.moves
+    RETURNING r.room_nid, r.moves, r.removals <> i.removals AS has_lost
 ),
 moved_event AS (
     INSERT INTO moved_events (room_nid, moves, event_nid, topological_before)
@@ -288,6 +289,10 @@ FROM new_invalidation n
 UNION ALL
 SELECT 0, 0, (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'events'), CASE
         WHEN (SELECT count(*) FROM old_room) <> cardinality($12::text::int[]) THEN refuse_stale_plan('rooms')
+        WHEN EXISTS (SELECT FROM old_room WHERE has_lost) AND has_lost_footing(
+            $141::text::bigint[], $142::text::bigint[], $143::text::bigint[],
+            $64::text::text[] || $43::text::text[], $2::text::bigint[] || $26::text::bigint[], $107::text::bigint[]
+        ) THEN refuse_stale_plan('removals')
         WHEN EXISTS (SELECT event_nid FROM filled_gap EXCEPT SELECT unnest($106::text::bigint[])) THEN refuse_stale_plan('missing_events')
         WHEN EXISTS (SELECT redaction_nid FROM settled EXCEPT SELECT unnest($107::text::bigint[])) THEN
             refuse_stale_plan('waiting_redactions')
@@ -393,6 +398,8 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         text([nid in draft.after_gaps or None for nid in draft.new_events]),
         text([nid in draft.after_gaps or None for nid in draft.changed_events]),
         *texts(((move.room_nid, nid, move.topological_before) for nid, move in draft.moved.items()), 3),
+        text([room.row.removals for room in changed if room.row.write_version]),
+        *map(text, footing(draft)),
     ]
 
 

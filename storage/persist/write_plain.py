@@ -8,6 +8,7 @@ from typing import Any, Final, LiteralString
 
 from storage.persist.columns import array, arrays, text, texts
 from storage.persist.draft import Draft
+from storage.persist.footing import footing
 from storage.persist.rows import EventRow
 from storage.streams.in_flight import Author
 
@@ -45,11 +46,11 @@ room AS (  -- the compare-and-set
         last_stream_ordering = (SELECT max(e.stream_ordering) FROM new_event e WHERE e.room_nid = i.room_nid),
         max_topological_ordering = i.max_topological_ordering,
         forward_extremities = i.extremities::bigint[]
-    FROM unnest($1::text::int[], $17::text::bigint[], $18::text::bigint[], $19::text::text[]) AS i (room_nid, write_version,
-        max_topological_ordering, extremities)
+    FROM unnest($1::text::int[], $17::text::bigint[], $18::text::bigint[], $19::text::text[], $27::text::bigint[]) AS i (room_nid,
+        write_version, max_topological_ordering, extremities, removals)
         JOIN locked USING (room_nid)
     WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
-    RETURNING r.room_nid
+    RETURNING r.room_nid, r.removals <> i.removals AS has_lost
 ),
 set_position AS (
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
@@ -62,6 +63,9 @@ SELECT e.event_nid, e.stream_ordering,
     (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'events') AS writers,
     CASE
         WHEN (SELECT count(*) FROM room) <> cardinality($1::text::int[]) THEN refuse_stale_plan('rooms')
+        WHEN EXISTS (SELECT FROM room WHERE has_lost) AND has_lost_footing(
+            $28::text::bigint[], $29::text::bigint[], $30::text::bigint[], $13::text::text[], $3::text::bigint[], '{}'
+        ) THEN refuse_stale_plan('removals')
         WHEN EXISTS (SELECT FROM missing_events WHERE event_id = ANY($13::text::text[])) THEN refuse_stale_plan('missing_events')
         WHEN EXISTS (SELECT FROM waiting_redactions WHERE target_event_id = ANY($13::text::text[])) THEN
             refuse_stale_plan('waiting_redactions')
@@ -131,4 +135,6 @@ def arguments(draft: Draft, author: Author, received_ts: int) -> list[object]:
         *map(text, draft.new_relations),
         author.epoch,
         text(draft.new_urls),
+        text([room.row.removals for room in rooms]),
+        *map(text, footing(draft)),
     ]

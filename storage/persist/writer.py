@@ -5,7 +5,7 @@ into the caches when it is sent. If it is not done after all, the caches are dro
 and this process work at the same time, also on one room.
 
 What others have written shows when a plan is refused. What was thrown away may not: a purged event that comes back would be taken for a duplicate.
-So whoever purges says so in the stream "caches" (`storage.maintenance.announce`), and everything is forgotten before the next plan.
+So whoever purges says in the stream "caches" what has gone (`storage.maintenance.announce`), and it is forgotten before the next plan.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from storage.persist.jobs import Job, Plan
 from storage.persist.load import load, tells_of
 from storage.persist.plan import Incoming
 from storage.persist.results import AppendResult
+from storage.streams.caches import REMOVED, Removed
 from storage.streams.feed import Advance
 from storage.streams.in_flight import LOST
 from storage.streams.registry import Streams
@@ -64,7 +65,7 @@ class Writer:
         self._room = asyncio.Semaphore(config.writer_queue_max)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-        self._stale = False
+        self._removed: list[Removed | None] = []  # told, and remembered still; None: anything may have gone
         self._batch_max = config.writer_batch_max
         self._events = 0  # of the appends in hand
         self._planning = False  # what is planned may not be written before that is over
@@ -132,19 +133,33 @@ class Writer:
             await asyncio.sleep(0)
 
     def _told(self, advance: Advance) -> None:
-        """Events were thrown away: all that is remembered may be of those."""
-        if advance.stream_name == "caches" and any(fact.row[:2] == ["events", None] for fact in advance.facts):
-            self._stale = True
+        """Something was thrown away that may be remembered here."""
+        if advance.stream_name != "caches":
+            return
+        for fact in advance.facts:
+            name, key = fact.row[:2]
+            if name == REMOVED and key is not None:
+                self._removed.append(Removed.of(key))
+            elif name == "events" and key is None:
+                self._removed.append(None)
+
+    def _forget_removed(self) -> None:
+        """With nothing under way, as what is planned and written comes into the caches with what it was planned on."""
+        told, self._removed = self._removed, []
+        if None in told:
+            self.caches.forget()
+        for removed in told:
+            if removed is not None:
+                self.caches.remove(removed)
 
     # ---------------------------------------------------------------------------------------------- planned and sent ahead
 
     async def _plan(self) -> None:
         """Plan the next events on top of what is being written."""
-        if self._stale and self._next is None:
+        if self._removed and self._next is None:
             await self._landed()
             if self._sent is None:
-                self._stale = False
-                self.caches.forget()
+                self._forget_removed()
             return
         self._next = self._next or self._attempts.plan(after=self._sent)
         left = self._batch_max - self._next.size

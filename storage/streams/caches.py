@@ -4,7 +4,7 @@ Each cache is bounded and forgets the entry that was used longest ago. Entries b
 of it is read off the facts of the stream "events" themselves; only what they do not say is a fact of the stream "caches" (a state
 that resolution changed, an event that moved). A row of "caches" is the name of a cache and a key, or no key for the whole cache;
 the name ``cs_cache_fake`` stands for all that depends on the current state of a room: its key is the room id, followed by the users
-whose membership changed.
+whose membership changed. ``removed`` says what was thrown away of a room, see `Removed`.
 
 A reader that fills a cache holds a `Ticket` from before it asked the database: what was made stale since is not put in.
 """
@@ -12,7 +12,7 @@ A reader that fills a cache holds a `Ticket` from before it asked the database: 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from storage.streams.feed import Advance
 
@@ -24,6 +24,28 @@ Key = tuple[str, ...]
 
 CURRENT_STATE: Final = "cs_cache_fake"
 STATES_MAX: Final = 100  # their groups are sent with each question
+REMOVED: Final = "removed"
+
+Kind = Literal["timeline", "held", "state_groups"]
+
+
+class Removed(NamedTuple):
+    """What one transaction threw away: the key of a row ``removed`` is the room, the number of that transaction (`rooms.removals`) and the rest.
+
+    ``timeline``: these events are not in the timeline any more, some may be held as outliers; and gaps that they had filled or opened.
+    ``held``: these are not held any more. ``state_groups``: nor these.
+    """
+
+    room_id: str
+    number: int
+    kind: str
+    ids: Sequence[str]
+
+    @classmethod
+    def of(cls, key: Sequence[str]) -> "Removed":
+        """What a key says."""
+        room_id, number, kind, *ids = key
+        return cls(room_id, int(number), kind, ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +226,8 @@ class Caches(Generic[E, S]):
         """A row of the stream "caches". A name that this process has no cache of is nobody's concern here."""
         if name == CURRENT_STATE:
             self._state_changed(key)
+        elif name == REMOVED and key is not None:
+            self._removed(Removed.of(key))
         elif name in self._by_name:
             self._by_name[name].forget(key)
 
@@ -215,6 +239,11 @@ class Caches(Generic[E, S]):
         self.current_state.forget(key[:1])
         for user in key[1:]:
             self.rooms_of.forget((user,))
+
+    def _removed(self, removed: Removed) -> None:
+        if removed.kind != "state_groups":
+            for event_id in removed.ids:
+                self.events.forget((event_id,))
 
     def _event(self, position: int, row: Sequence[str | None]) -> None:
         event_id, room_id, event_type, state_key, redacts = row

@@ -7,7 +7,7 @@
                  what a rejected event cites: these until the end of the purge
 
 A batch is read before the room is held: what stands there does not change while the job runs, but for what moves up in the order, and then
-everything is looked up anew.
+everything is looked up anew. The room is held still: writers go on with their plans, but for those that build on what has gone.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,11 @@ from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
 from storage.database.names import TYPE_REDACTION
-from storage.maintenance.hold import hold
+from storage.maintenance.announce import announce_removed
+from storage.maintenance.hold import hold_still
+from storage.maintenance.purge.cut import Cut
 from storage.maintenance.purge.job import Job, count
-from storage.maintenance.purge.keeping import Keeping, Moved, keeping, stand_of
+from storage.maintenance.purge.keeping import Keeping, Moved, Stand, keeping
 from storage.maintenance.purge.pacing import Pace
 from storage.maintenance.purge.removal import Removal, TimelineRow, remove
 
@@ -67,11 +69,10 @@ class Asked:
     pace: Pace
 
 
-async def purge_below(asked: Asked, job: Job) -> tuple[Job, Keeping]:
+async def purge_below(asked: Asked, job: Job, cut: Cut) -> tuple[Job, Keeping]:
     """Take what stands below the cut out of the timeline; the job as it is then, and what was found to stay."""
-    assert job.cut is not None  # noqa: S101  # a job of history has one
     while True:
-        kept = await keeping(asked.database, job.room_id, asked.room_version, job.cut, job.arrived_upto)
+        kept = await keeping(asked.database, job.room_id, asked.room_version, cut, job.arrived_upto)
         try:
             return await _walk(asked, job, kept), kept
         except Moved:
@@ -92,21 +93,23 @@ async def _walk(asked: Asked, job: Job, kept: Keeping) -> Job:
 
 async def _take(asked: Asked, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> Job:
     async def work(conn: Connection) -> tuple[Job, int]:
-        await hold(conn, job.room_id)
+        await hold_still(conn, job.room_id)
         asked.pace.held()
-        position = await kept.since(conn)
-        removal = await _sorted(conn, job, kept, rows)
-        await remove(conn, kept, removal)
-        return await count(conn, job, deleted=len(removal.deleted), set_aside=len(removal.set_aside)), position
+        stand = await kept.since(conn)
+        removal = _sorted(stand, job, kept, rows)
+        gone = await remove(conn, kept, removal)
+        counted = await count(conn, job, deleted=len(removal.deleted), set_aside=len(removal.set_aside))
+        if gone:
+            await announce_removed(conn, job.room_id, "timeline", gone)
+        return counted, stand.position
 
     with asked.pace.measured():
         job, kept.position = await asked.database.run(work)
     return job
 
 
-async def _sorted(conn: Connection, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> Removal:
+def _sorted(stand: Stand, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> Removal:
     """What becomes of these events."""
-    stand = await stand_of(conn, job.room_nid)
     removal = Removal()
     for row in rows:
         if (

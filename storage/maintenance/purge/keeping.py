@@ -10,7 +10,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.event import load
-from storage.maintenance.hold import hold
+from storage.maintenance.hold import hold_still
 from storage.maintenance.purge.cut import Cut
 
 PAGE: Final = 2_000
@@ -149,13 +149,13 @@ class Keeping:
         for parent in parents:
             self.children.setdefault(parent, set()).add(child)
 
-    async def since(self, conn: Connection) -> int:
-        """Take in what has arrived since the last look, with the room held; the position to go on from, once that is committed."""
+    async def since(self, conn: Connection) -> Stand:
+        """Take in what has arrived since the last look, with the room held; go on from the position told, once that is committed."""
         stand = await stand_of(conn, self.room_nid)
         if stand.moves != self.moves:
             raise Moved
         await self._take(conn, await conn.fetch(SQL_SINCE, self.room_nid, self.position, stand.position, row=KeptRow))
-        return stand.position
+        return stand
 
     async def look(self, database: Database) -> None:
         """Take in everything that stays."""
@@ -209,7 +209,7 @@ async def keeping(database: Database, room_id: str, room_version: str, cut: Cut,
     """Look up what stays in a room."""
 
     async def begin(conn: Connection) -> Keeping:
-        room_nid = await hold(conn, room_id)  # who writes to it has committed: what comes later has a larger position
+        room_nid = await hold_still(conn, room_id)  # who writes to it has committed: what comes later has a larger position
         return Keeping(room_nid, room_version, cut, arrived_upto, await stand_of(conn, room_nid))
 
     kept = await database.run(begin)

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
-from storage.maintenance.hold import hold
+from storage.maintenance.announce import announce_removed
+from storage.maintenance.hold import hold_still
 from storage.maintenance.purge.history import Asked
 from storage.maintenance.purge.job import Job, count
-from storage.maintenance.purge.keeping import Keeping, stand_of
+from storage.maintenance.purge.keeping import Keeping, Stand, stand_of
 from storage.maintenance.purge.removal import Removal, TimelineRow, delete, remove
 
 PAGE: Final = 2_000
@@ -29,7 +30,7 @@ WHERE l.room_nid = $1::int AND NOT EXISTS (
 """
 
 SQL_LEAVINGS: Final[LiteralString] = """
-SELECT l.event_nid, l.local, e.outlier, array_remove(array_append(e.auth_events, e.redacted_by), NULL) AS named
+SELECT l.event_nid, e.event_id, l.local, e.outlier, array_remove(array_append(e.auth_events, e.redacted_by), NULL) AS named
 FROM (
     SELECT *
     FROM purge_leavings
@@ -114,6 +115,7 @@ class LeavingRow(NamedTuple):
     """A leaving, and what it names: its auth events, and what redacted it."""
 
     event_nid: int
+    event_id: str
     local: bool
     outlier: bool
     named: list[int]
@@ -194,7 +196,7 @@ async def _look(database: Database, job: Job) -> Leavings:
     """What is left, and what of it is needed."""
 
     async def begin(conn: Connection) -> Leavings:
-        await hold(conn, job.room_id)
+        await hold_still(conn, job.room_id)
         stand = await stand_of(conn, job.room_nid)
         return Leavings(job, stand.position, stand.write_version)
 
@@ -239,27 +241,29 @@ async def _roots(conn: Connection, leavings: Leavings) -> None:
 async def _sweep(asked: Asked, job: Job, kept: Keeping, leavings: Leavings, batch: list[int]) -> tuple[Job, set[int]]:
     """One batch, but for what has come to be needed since; the job, and what is gone."""
 
-    async def work(conn: Connection) -> tuple[Job, set[int], int, int]:
-        await hold(conn, job.room_id)
+    async def work(conn: Connection) -> tuple[Job, set[int], Stand]:
+        await hold_still(conn, job.room_id)
         asked.pace.held()
-        stand = await stand_of(conn, job.room_nid)
-        position = await kept.since(conn)
-        if stand.write_version != leavings.write_version + 1:
+        stand = await kept.since(conn)
+        if stand.write_version != leavings.write_version:
             await _since(conn, leavings)
         going = [nid for nid in batch if nid not in leavings.needed]
         staying = [nid for nid in going if not leavings.rows[nid].outlier]
+        changed: list[str] = []
         if staying:
             rows = await conn.fetch(SQL_ROWS, staying, row=TimelineRow)
-            await remove(conn, kept, Removal(deleted=rows))
+            changed = await remove(conn, kept, Removal(deleted=rows))
         outliers = [nid for nid in going if leavings.rows[nid].outlier]
         swept = await delete(conn, job.room_nid, outliers, outliers, outliers_only=True)
         counted = await count(conn, job, swept=swept, deleted=len(staying), phase="leavings")
-        return counted, set(going), position, stand.write_version
+        if going:
+            await announce_removed(conn, job.room_id, "held", {*changed, *(leavings.rows[nid].event_id for nid in going)})
+        return counted, set(going), stand
 
     with asked.pace.measured():
-        job, gone, position, version = await asked.database.run(work)
-    kept.position = leavings.position = position
-    leavings.write_version = version
+        job, gone, stand = await asked.database.run(work)
+    kept.position = leavings.position = stand.position
+    leavings.write_version = stand.write_version
     return job, gone
 
 

@@ -73,11 +73,18 @@ gap AS (
 closed AS (
     DELETE FROM missing_events
     WHERE event_nid IN (SELECT event_nid FROM gap WHERE child_nids = '{}')
+    RETURNING event_id
+),
+shrunk AS (
+    UPDATE missing_events m
+    SET child_nids = gap.child_nids
+    FROM gap
+    WHERE m.event_nid = gap.event_nid AND gap.child_nids <> '{}'
+    RETURNING m.event_id
 )
-UPDATE missing_events m
-SET child_nids = gap.child_nids
-FROM gap
-WHERE m.event_nid = gap.event_nid AND gap.child_nids <> '{}'
+SELECT event_id FROM closed
+UNION ALL
+SELECT event_id FROM shrunk
 """
 
 SQL_OPEN_GAPS: Final[LiteralString] = """
@@ -167,8 +174,8 @@ class Removal:
         return [*self.deleted, *self.set_aside]
 
 
-async def remove(conn: Connection, keeping: Keeping, removal: Removal) -> None:
-    """Do it, in a transaction in which the room is held."""
+async def remove(conn: Connection, keeping: Keeping, removal: Removal) -> list[str]:
+    """Do it, in a transaction in which the room is held; the ids of what has gone and of gaps that changed: what writers must forget."""
     room_nid, removed = keeping.room_nid, removal.removed
     nids = [row.event_nid for row in removed]
     for row in removal.staying:
@@ -180,8 +187,9 @@ async def remove(conn: Connection, keeping: Keeping, removal: Removal) -> None:
         await conn.execute(SQL_SET_ASIDE, room_nid, [row.event_nid for row in removal.set_aside])
     if removal.leavings:
         await conn.execute(SQL_LEAVE, room_nid, list(removal.leavings), list(removal.leavings.values()))
+    changed: list[str] = []
     if removed:
-        await conn.execute(SQL_SHRINK_GAPS, list({parent for row in removed for parent in row.prev_events}), nids)
+        changed = await conn.fetchvals(SQL_SHRINK_GAPS, list({parent for row in removed for parent in row.prev_events}), nids)
         await _open_gaps(conn, keeping, removed)
     gone = {*nids, *keeping.gone}
     waiting = [(one, row.event_id) for row in removed for one in keeping.redactions.get(row.event_id, ()) if one not in gone]
@@ -189,6 +197,7 @@ async def remove(conn: Connection, keeping: Keeping, removal: Removal) -> None:
     named = {*removal.ends, *(parent for row in removed for parent in row.prev_events)} - set(nids)
     if named or removed:
         await conn.execute(SQL_FOLLOW, room_nid, nids, purged_upto, list(named), [one for one, _ in waiting], [one for _, one in waiting])
+    return [*(row.event_id for row in removed), *changed]
 
 
 async def delete(conn: Connection, room_nid: int, nids: Sequence[int], chained: Sequence[int], *, outliers_only: bool = False) -> int:

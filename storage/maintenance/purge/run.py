@@ -8,7 +8,7 @@ from storage.database.connection import Connection, Database
 from storage.errors import InputError, PurgeRunning, StorageError, UnknownRoom
 from storage.maintenance.announce import announce, introduce
 from storage.maintenance.garbage import collect
-from storage.maintenance.hold import hold
+from storage.maintenance.hold import hold, hold_still
 from storage.maintenance.purge import job as job_rows
 from storage.maintenance.purge.cut import SQL_ROOM, Cut, RoomRow, before_event, before_time
 from storage.maintenance.purge.history import SQL_TAKEN, Asked, purge_below
@@ -213,7 +213,7 @@ async def _counted(database: Database, room: RoomRow, cut: Cut, enough: int | No
 
 async def _begin(database: Database, room_id: str, room_nid: int, cut: Cut | None, *, local: bool, now_ts: int) -> Job:
     async def work(conn: Connection) -> Job | None:
-        await hold(conn, room_id)
+        await hold_still(conn, room_id)
         return await job_rows.begin(conn, room_nid, cut, local=local, now_ts=now_ts)
 
     job = await database.run(work)
@@ -237,10 +237,10 @@ async def _run(asked: Asked, job: Job) -> Job:
     """All phases of a job, from the beginning: what is done already costs a look."""
     try:
         await introduce(asked.database)
-        if job.cut is None:
+        if (cut := job.cut) is None:
             return await purge_tables(asked, job)
         while True:
-            job, kept = await purge_below(asked, job)
+            job, kept = await purge_below(asked, job, cut)
             job = await _deltas(asked, job)
             job = await _groups(asked, job)
             try:

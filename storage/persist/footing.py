@@ -1,0 +1,64 @@
+"""What a write builds on and a purge may throw away meanwhile.
+
+A purge takes the lock of a room, but leaves `rooms.write_version` as it is: most plans in flight are none of its concern, as they stand on
+forward extremities, which it never takes. It raises `rooms.removals` instead. A write that was planned on an older number looks whether all
+that it builds on is there still (`has_lost_footing` in schema.sql), and is refused if not. So what is not said here, and not guarded by the
+version, must never be thrown away in this manner: whoever throws away something else takes the room by `storage.maintenance.hold.hold`.
+
+    in the timeline    parents; events that the write changes; the targets of redactions, and redactions that waited; the children of gaps
+    held               auth events; what new states consist of; outliers that arrive in the timeline
+    state groups       of events, of the room, and on the paths of new ones
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from storage.database.names import TYPE_REDACTION
+from storage.persist.draft import Draft
+from storage.persist.rows import EventRow
+
+
+class Footing(NamedTuple):
+    """Nids of events that must be in the timeline, of events that must be held, and state groups that must be there."""
+
+    standing: list[int]
+    held: list[int]
+    state_groups: list[int]
+
+
+def footing(draft: Draft) -> Footing:
+    """What a draft builds on, without what it adds itself and what no purge takes."""
+    rows = [new.row for new in draft.new_events.values()]
+    changed = draft.changed_events.values()
+    own = draft.new_events.keys() | draft.placed.keys()
+    gaps = [*draft.new_missing.values(), *draft.gone_missing.values()]
+    waited_for = {gap.event_nid for gap in gaps}
+    ends = chain.from_iterable(room.row.forward_extremities for room in draft.room_drafts.values())
+    parents = _together(row.prev_events for row in chain(rows, changed)).difference(waited_for, ends)
+    standing = parents.union(draft.changed_events, draft.gone_waiting, *(gap.child_nids for gap in gaps), _targets(draft, rows))
+    held = _together(row.auth_events for row in rows).union(_entries(draft), draft.changed_events)
+    return Footing(list(standing - own), list(held - draft.new_events.keys()), list(_groups(draft, [*rows, *changed])))
+
+
+def _together(lists: Iterable[tuple[int, ...]]) -> set[int]:
+    return set[int]().union(*set(lists))
+
+
+def _targets(draft: Draft, rows: Sequence[EventRow]) -> set[int]:
+    """What new redactions are meant for: one that took no effect as an earlier one stands would wait for it if it went."""
+    redacted = (draft.events[row.event_nid].redacts for row in rows if row.type_nid == TYPE_REDACTION and not row.outlier)
+    targets = (draft.rows.get(one) or draft.caches.rows.get(one) for one in redacted if one is not None)
+    return {target.event_nid for target in targets if target is not None and not target.outlier}
+
+
+def _entries(draft: Draft) -> set[int]:
+    """The events that new states hold, as far as they add them to others."""
+    return {nid for group in draft.new_groups.values() for nid in group.steps[-1].delta.values() if nid}
+
+
+def _groups(draft: Draft, rows: Sequence[EventRow]) -> set[int]:
+    groups = {row.state_group_before for row in rows} | {row.state_group_after for row in rows}
+    groups |= {room.current for room in draft.room_drafts.values() if room.changed}
+    groups |= {step.state_group for group in draft.new_groups.values() for step in group.steps}
+    return {group for group in groups if group is not None} - draft.new_groups.keys()

@@ -1,0 +1,254 @@
+"""Plans that are under way while a batch of a purge commits: written as they are, or refused if they build on what has gone; nothing is lost."""
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import pytest
+
+import storage
+from storage import AppendResult, Config, Store
+from storage.errors import PurgeRefused, UnknownEvent
+from storage.ids import EventId
+from storage.maintenance.purge import history, purge_history
+from storage.maintenance.purge.job import Job, count
+from storage.persist.context import Caches
+from storage.streams.following import follow_once
+from storage.testing import BuiltEvent, RoomBuilder, build_room
+from storage.testing.shapes import ODD_SOME
+from tests.maintenance.rooms import LIVELY, SERVER, findings
+
+ROOMS = int(os.environ.get("STORAGE_ROOMS", "6"))
+ALONE = Config(purge_batch_max=100, purge_pause_ms=0, follow_ms=3_600_000)
+ALICE, BOB = "@alice:s1.test", "@bob:s2.test"
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = 'advisory' AND datname = current_database()"
+)
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[Store]:
+    async with storage.open(dsn, server_name=SERVER, config=ALONE) as opened:
+        yield opened
+
+
+class Forgets:
+    """Counts how often the caches of a writer are dropped whole."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        whole = Caches.forget
+
+        def forget(caches: Caches) -> None:
+            self.count += 1
+            whole(caches)
+
+        monkeypatch.setattr(Caches, "forget", forget)
+
+
+class Batch:
+    """The first batch of a purge, stopped before its commit: what it has taken is gone as soon as it may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._reached, self._go = asyncio.Event(), asyncio.Event()
+        monkeypatch.setattr(history, "count", self._stopped)
+
+    async def _stopped(self, conn: Any, job: Job, **how: Any) -> Job:
+        self._reached.set()
+        await self._go.wait()
+        return await count(conn, job, **how)
+
+    async def beside(self, dsn: str, purging: Awaitable[Any], append: Awaitable[list[AppendResult]]) -> list[AppendResult]:
+        """The answers to an append that was planned before the commit and is written after it."""
+        task = asyncio.ensure_future(purging)
+        await self._reached.wait()
+        answers = asyncio.ensure_future(append)
+        admin = await asyncpg.connect(dsn)
+        try:
+            while not (answers.done() or await admin.fetchval(WAITING)):
+                pass
+            assert not answers.done(), "it waits for the room"
+        finally:
+            await admin.close()
+            self._go.set()
+            await task
+        return await answers
+
+
+def chat(messages: int = 30) -> RoomBuilder:
+    room = RoomBuilder("11", sign=False)
+    room.start(ALICE, name="The pantry")
+    room.join(BOB)
+    for number in range(messages):
+        room.message(BOB, f"message {number}")
+    return room
+
+
+def purging(store: Store, room: RoomBuilder, point: BuiltEvent) -> Awaitable[Any]:
+    return purge_history(store.database, room.room_id, server_name=SERVER, before_event_id=point.event_id, local=True)
+
+
+def given(*events: BuiltEvent) -> dict[EventId, list[EventId]]:
+    return {event.event_id: sorted(event.state_before.values()) for event in events}
+
+
+async def one(store: Store, sql: str, *args: object) -> Any:
+    async with store.database.connection() as conn:
+        return await conn.fetchval(sql, *args)
+
+
+async def test_what_stands_on_the_ends_of_the_room_is_written_as_it_was_planned(
+    dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = chat()
+    await store.append(room.pdus)
+    point = room.events[25]
+    new = [room.message(ALICE, "hello"), room.state_event(ALICE, "m.room.topic", {"topic": "jam"})]
+    forgets = Forgets(monkeypatch)
+    answers = await Batch(monkeypatch).beside(dsn, purging(store, room, point), store.append([event.pdu for event in new]))
+    assert [answer.outcome for answer in answers] == ["stored", "stored"]
+    assert forgets.count == 0
+    assert await findings(store) == []
+    assert await one(store, "SELECT removals FROM rooms") > 0
+
+
+async def test_a_parent_that_goes_meanwhile_is_missing(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = chat()
+    await store.append(room.pdus)
+    point, parent = room.events[25], room.events[20]
+    late = room.at(parent.event_id).message(BOB, "late")
+    [answer] = await Batch(monkeypatch).beside(dsn, purging(store, room, point), store.append([late.pdu]))
+    assert (answer.outcome, answer.missing) == ("missing_parents", (parent.event_id,))
+    assert await findings(store) == []
+    [answer] = await store.append([late.pdu], state_before=given(late))
+    assert answer.outcome == "stored"
+    assert parent.event_id in {gap.event_id for gap in await store.gaps(room.room_id)}
+    assert await findings(store) == []
+
+
+async def test_a_redaction_of_what_goes_meanwhile_waits_for_it(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = chat()
+    await store.append(room.pdus)
+    point, target = room.events[25], room.events[24]
+    redaction = room.redact(ALICE, target.event_id)
+    [answer] = await Batch(monkeypatch).beside(dsn, purging(store, room, point), store.append([redaction.pdu]))
+    assert answer.outcome == "stored"
+    assert await findings(store) == []
+    await follow_once(store.database, store.streams)
+    await store.append([target.pdu], origin="backfill", state_before=given(target))
+    back = await store.event(target.event_id)
+    assert back is not None
+    assert "body" not in back.content
+    assert await findings(store) == []
+
+
+async def test_what_goes_and_is_sent_again_meanwhile_has_its_old_number(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process plans it as something new, as it remembers all that it names, but not the event itself."""
+    room = chat()
+    await store.append(room.pdus)
+    point, again = room.events[25], room.events[24]
+    nid = await one(store, "SELECT event_nid FROM events WHERE event_id = $1::text", again.event_id)
+    async with storage.open(dsn, server_name=SERVER, instance_name="two", config=ALONE) as two:
+        await two.append([room.at(room.events[23].event_id).message(BOB, "beside").pdu])
+        assert again.event_id not in two.writer.caches.rows
+        [answer] = await Batch(monkeypatch).beside(dsn, purging(store, room, point), two.append([again.pdu]))
+        assert (answer.outcome, answer.missing) == ("missing_parents", again.prev_events)
+        [answer] = await two.append([again.pdu], state_before=given(again))
+        assert answer.outcome == "stored"
+    assert await one(store, "SELECT event_nid FROM events WHERE event_id = $1::text", again.event_id) == nid
+    assert await findings(store) == []
+
+
+async def test_a_gap_that_closes_meanwhile_is_none(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event that was missing arrives while the only event goes that named it."""
+    room = chat()
+    lost, child = room.events[20], room.events[21]
+    branch = room.at(lost.event_id)
+    await store.append([event.pdu for event in room.events if event is not lost], state_before=given(child))
+    other = branch.message(BOB, "another child")
+    batch = Batch(monkeypatch)
+    [answer] = await batch.beside(dsn, purging(store, room, room.events[25]), store.append([other.pdu], state_before=given(other)))
+    assert answer.outcome == "stored"
+    assert await findings(store) == []
+    children = await one(store, "SELECT child_nids FROM missing_events WHERE event_id = $1::text", lost.event_id)
+    nid = await one(store, "SELECT event_nid FROM events WHERE event_id = $1::text", other.event_id)
+    assert children == [nid], "the child that went is none of it"
+
+
+async def test_what_comes_back_after_the_news_is_no_duplicate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = chat()
+    await store.append(room.pdus)
+    forgets = Forgets(monkeypatch)
+    rows = len(store.writer.caches.rows)
+    await purging(store, room, room.events[25])
+    facts = await one(store, "SELECT count(*) FROM cache_invalidations WHERE cache_name = 'removed'")
+    assert 0 < facts < 5, "one a batch"
+    await follow_once(store.database, store.streams)
+    back = room.events[20:25]
+    answers = await store.append([event.pdu for event in back], origin="backfill", state_before=given(*back))
+    assert {answer.outcome for answer in answers} == {"stored"}
+    assert forgets.count == 1, "at the end of the purge"
+    assert rows > len(back)
+    assert await findings(store) == []
+
+
+class Writers:
+    """Two stores; each event is appended by one of them, which may have heard of what has gone or not."""
+
+    def __init__(self, stores: Sequence[Store], rng: random.Random) -> None:
+        self.outcomes: dict[str, int] = {}
+        self._stores = stores
+        self._rng = rng
+
+    async def append(self, event: BuiltEvent) -> None:
+        """What is told to be missing is answered with the state before the event."""
+        store = self._rng.choice(self._stores)
+        [answer] = await store.append([event.pdu], room_version=event.room_version)
+        if answer.outcome == "missing_parents":
+            [answer] = await store.append([event.pdu], room_version=event.room_version, state_before=given(event))
+        self.outcomes[answer.outcome] = self.outcomes.get(answer.outcome, 0) + 1
+        if self._rng.random() < 0.2:
+            await follow_once(store.database, store.streams)
+
+
+@pytest.mark.parametrize("seed", range(ROOMS))
+async def test_two_writers_beside_a_purge_in_any_order(dsn: str, seed: int) -> None:
+    """What is new, what stands on what goes, and what has gone and is sent again."""
+    rng = random.Random(seed)
+    shape = LIVELY.replaced(fork_rate=0.2, fork_depth=4.0, odd=replace(ODD_SOME, late=0.0, rejected=0.03, soft_failed=0.03))
+    room = build_room(shape, 160, seed=seed, version=str(2 + seed % 11), sign=False)
+    old, new = room.events[:110], room.events[110:]
+    config = replace(ALONE, purge_batch_max=rng.choice([5, 20]))
+    async with (
+        storage.open(dsn, server_name=SERVER, config=config) as first,
+        storage.open(dsn, server_name=SERVER, instance_name="two", config=config) as second,
+    ):
+        await first.append([event.pdu for event in old], room_version=room.version)
+        clean = await findings(first)
+        writers = Writers([first, second], rng)
+
+        async def purge() -> None:
+            for point in (old[60], old[100]):
+                try:
+                    await purge_history(
+                        first.database, room.room_id, server_name=SERVER, before_event_id=point.event_id, local=rng.random() < 0.5
+                    )
+                except (UnknownEvent, PurgeRefused):
+                    continue
+
+        task = asyncio.create_task(purge())
+        for event in new:
+            await writers.append(event)
+            before = rng.choice(old)
+            if rng.random() < 0.3:
+                await writers.append(room.at(before.event_id).message(before.sender, "late"))
+            if rng.random() < 0.3:
+                await writers.append(before)
+        await task
+        assert [one for one in await findings(first) if one not in clean] == []
+        assert await one(first, "SELECT removals FROM rooms") > 0
+    assert writers.outcomes["stored"] > len(new) // 2
