@@ -442,3 +442,32 @@ async def test_calls_keep_their_order_while_a_room_is_taken_again_and_again(stor
         await task
     assert held > 10
     assert {result.outcome for [result] in answers} == {"stored"}
+
+
+async def test_a_whole_room_without_users_leaves_tokens_of_others_good(store: Store) -> None:
+    """A client that has been told of the last change of membership in it has nothing to hear; one that has not begins anew."""
+    room, other = chat(5), RoomBuilder("11", seed=1)
+    other.start(ALICE, name="Elsewhere")
+    await store.append([*other.pdus, *room.pdus])
+    before = (await store.sync(ALICE)).next_batch
+    room.leave(ALICE)
+    await store.append(room.pdus[-1:])
+    after = (await store.sync(ALICE, since=before)).next_batch
+    room.message(BOB, "alone")
+    await store.append(room.pdus[-1:])
+    await purge_room(store.database, room.room_id, server_name=SERVER)
+    await follow_once(store.database, store.streams)
+    assert (await store.sync(ALICE, since=after)).join == {}
+    with pytest.raises(ResyncNeeded):
+        await store.sync(ALICE, since=before)
+
+
+async def test_a_whole_room_that_users_are_in_has_them_begin_anew(store: Store) -> None:
+    room = chat(5)
+    await store.append(room.pdus[:-1])
+    since = (await store.sync(ALICE)).next_batch
+    await store.append(room.pdus[-1:])
+    await purge_room(store.database, room.room_id, server_name=SERVER, force=True)
+    await follow_once(store.database, store.streams)
+    with pytest.raises(ResyncNeeded):
+        await store.sync(ALICE, since=since)

@@ -33,11 +33,13 @@ sight AS (DELETE FROM visibility WHERE room_nid = $1::int),
 state AS (DELETE FROM current_state WHERE room_nid = $1::int),
 receipt AS (DELETE FROM receipts WHERE room_nid = $1::int),
 account AS (DELETE FROM account_data WHERE room_nid = $1::int),
-purged AS (
+purged AS (  -- up to where local users came and went; those who are there still, by force, begin anew wherever they are
     INSERT INTO purged_streams (stream_name, purged_upto)
-    SELECT 'events', r.last_stream_ordering
+    SELECT 'events', GREATEST(max(m.stream_ordering), max(r.last_stream_ordering) FILTER (WHERE m.membership >= 3))
     FROM rooms r
-    WHERE r.room_nid = $1::int AND r.last_stream_ordering IS NOT NULL
+    JOIN memberships m USING (room_nid)
+    WHERE r.room_nid = $1::int
+    HAVING count(*) > 0
     ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto, EXCLUDED.purged_upto)
 )
 UPDATE rooms
