@@ -15,7 +15,7 @@ from storage.ids import UserId
 from storage.queries.sync.candidates import Memory, News
 from storage.queries.sync.positions import STREAMS, vector
 from storage.store import Store
-from storage.streams import VectorPosition
+from storage.streams import SyncToken, VectorPosition
 from storage.streams.caches import LastChange, RoomsOf
 
 SQL_CREATE: Final = """
@@ -134,5 +134,5 @@ class FeedMemory(Memory):
                 if row.position is not None and self._since.min < row.position:
                     raise ResyncNeeded(str(self._since), f"the list of {user_id} begins after {row.position}")
                 nids = row.room_nids or []
-        positions = {name: vector(writers) for name, writers in found.items()}
-        return News(positions, RoomsOf({}, 0), frozenset(nids), LastChange(1, 0))
+        token = SyncToken.of({name: vector(writers) for name, writers in found.items()})
+        return News(token, RoomsOf({}, 0), frozenset(nids), LastChange(1, 0))

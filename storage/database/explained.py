@@ -101,6 +101,11 @@ class ExplainingConnection(Connection):
         await self._explain(sql, args)
         return await super().fetch(sql, *args, row=row)
 
+    async def records(self, sql: str, *args: object, row: type[R]) -> list[Any]:
+        """All rows as the driver gives them."""
+        await self._explain(sql, args)
+        return await super().records(sql, *args, row=row)
+
     async def fetchrow(self, sql: str, *args: object, row: type[R]) -> R | None:
         """The first row as a `row`, or None."""
         await self._explain(sql, args)

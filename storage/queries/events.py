@@ -170,6 +170,25 @@ def stored_of(columns: Sequence[Any], *, redacted: bool = True, withheld: bool =
     return made
 
 
+def told_of(room_id: RoomId, room_version: str, columns: Sequence[Any], *, withheld: bool = False) -> StoredEvent:
+    """An event of a room that is known, for queries of whole rooms, which select of each event only what it does not share with the others.
+
+    ``columns``: event_id, stream_ordering, topological_ordering, redacted_by, rejected, soft_failed, outlier, redacted_form, json.
+    """
+    event_id, stream, topological, redacted_by, rejected, soft_failed, outlier, redacted_form, raw = columns
+    pruned = withheld or redacted_form or redacted_by is not None
+    json = None
+    if withheld:
+        json = _read(event_id, raw, room_version, redacted=True)
+        raw = canonical(json)
+    event = _Draft(
+        event_id, room_id, room_version, stream, topological, raw, redacted_by, rejected, soft_failed, outlier, pruned, withheld, None, json
+    )
+    event.__class__ = StoredEvent
+    made: StoredEvent = event
+    return made
+
+
 def _read(event_id: EventId, raw: bytes, room_version: str, *, redacted: bool) -> dict[str, Any]:
     """The event in the bytes, whole or redacted. `StorageCorrupt`: they are not what was stored."""
     try:

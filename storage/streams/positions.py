@@ -76,7 +76,7 @@ class VectorPosition:
 
     def meet(self, other: "VectorPosition") -> "VectorPosition":
         """The largest position that covers only what both cover (the intersection)."""
-        if self == other:
+        if self is other or self == other:
             return self
         names = self.writers() | other.writers()
         return VectorPosition.of(min(self.min, other.min), {w: min(self.position(w), other.position(w)) for w in names})

@@ -30,6 +30,7 @@ from storage.streams.positions import LARGEST_POSITION, VectorPosition
 VERSION: Final = 1
 LEVELS_MAX: Final = 60  # of a pagination token: each has a bit of an int8 (moved_across), and its text fits
 LARGEST_TOKEN: Final = 8192  # characters; anything longer is refused unread
+TOKENS_KEPT: Final = 1024  # sync tokens that were read or printed lately: clients who have seen everything are at the same place
 SYNC, PAGINATION, ROOMS = "s", "p", "r"
 _KINDS: Final = {SYNC: "sync", PAGINATION: "pagination", ROOMS: "rooms"}
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9]")
@@ -64,13 +65,13 @@ class SyncToken:
         return cls(tuple(sorted(positions.items())))
 
     @classmethod
-    def parse(cls, text: str, deployment: str) -> Self:
+    def parse(cls, text: str, deployment: str) -> "SyncToken":
         """The token that `print(deployment)` gave as `text`; InvalidToken says what is wrong with it."""
-        return _parse(SYNC, text, deployment, cls._read_body)
+        return _sync_token(_text(text), deployment)
 
     def print(self, deployment: str) -> str:
         """This token as text, for clients of this deployment only."""
-        return _print(SYNC, _print_streams(self), deployment)
+        return _sync_text(self, deployment)
 
     def positions(self) -> dict[str, VectorPosition]:
         """The position in each stream, as a new dict."""
@@ -78,7 +79,7 @@ class SyncToken:
 
     def position(self, stream: str) -> VectorPosition | None:
         """The position in `stream`; None if the stream did not exist when the token was made (it was there before an upgrade)."""
-        return self.positions().get(stream)
+        return next((position for name, position in self.streams if name == stream), None)
 
     def advance(self, stream: str, position: VectorPosition) -> Self:
         """This token with what `position` covers of `stream` covered as well; never goes back."""
@@ -90,7 +91,8 @@ class SyncToken:
 
         A token may come from the future: of another process that is ahead, or of the time before a database was restored.
         """
-        return self.of({name: position.meet(current[name]) for name, position in self.streams if name in current})
+        bound = tuple((name, position.meet(current[name])) for name, position in self.streams if name in current)
+        return self if bound == self.streams else type(self)(bound)
 
     def __le__(self, other: Self) -> bool:
         """Whether `other` is at the same place or further in every stream. Not a total order: `not a <= b` is not `b < a`."""
@@ -112,6 +114,18 @@ class SyncToken:
             return cls()
         named = (part.partition(".") for part in body.split("~"))
         return cls(tuple((_unescape(name), _read_vector(position)) for name, _, position in named))
+
+
+@lru_cache(maxsize=TOKENS_KEPT)
+def _sync_token(text: str, deployment: str) -> SyncToken:
+    """As `SyncToken.parse`."""
+    return _parse(SYNC, text, deployment, SyncToken._read_body)  # noqa: SLF001  # a part of that class, apart for its cache
+
+
+@lru_cache(maxsize=TOKENS_KEPT)
+def _sync_text(token: SyncToken, deployment: str) -> str:
+    """As `SyncToken.print`."""
+    return _print(SYNC, _print_streams(token), deployment)
 
 
 class Level(NamedTuple):
@@ -227,8 +241,7 @@ def _print(kind: str, body: str, deployment: str) -> str:
 
 
 def _parse(kind: str, text: str, deployment: str, read_body: Callable[[str], _AnyToken]) -> _AnyToken:
-    if not isinstance(text, str):
-        raise InvalidToken(repr(text)[:LARGEST_TOKEN], "it is no text")
+    _text(text)
     try:
         token = read_body(_open(kind, text, deployment))
     except ValueError as error:
@@ -236,6 +249,12 @@ def _parse(kind: str, text: str, deployment: str, read_body: Callable[[str], _An
     if token.print(deployment) != text:
         raise InvalidToken(text, "it is not in its normal form")
     return token
+
+
+def _text(text: str) -> str:
+    if not isinstance(text, str):
+        raise InvalidToken(repr(text)[:LARGEST_TOKEN], "it is no text")
+    return text
 
 
 def _open(kind: str, text: str, deployment: str) -> str:

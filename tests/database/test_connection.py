@@ -71,6 +71,11 @@ async def test_rows_are_named_tuples(conn: Connection) -> None:
     assert await conn.fetchvals("SELECT type_nid FROM event_types WHERE type_nid <= 2 ORDER BY 1") == [1, 2]
 
 
+async def test_records_have_the_columns_by_place(conn: Connection) -> None:
+    records = await conn.records("SELECT type_nid, type FROM event_types WHERE type_nid <= $1::int ORDER BY 1", 2, row=TypeRow)
+    assert [record[:2] for record in records] == [(1, "m.room.create"), (2, "m.room.member")]
+
+
 async def test_rows_with_other_columns_are_refused(conn: Connection) -> None:
     with pytest.raises(TypeError, match="Expected 2 arguments"):
         await conn.fetch("SELECT type_nid FROM event_types", row=TypeRow)

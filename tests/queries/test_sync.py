@@ -389,7 +389,7 @@ async def test_only_the_rooms_that_were_named_are_looked_at(store: Store) -> Non
         nids = await conn.fetchvals("SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[])", [room.room_id for room in rooms[1:]])
         for among, expected in ((None, rooms), (nids, rooms[1:]), ([], [])):
             found = await looking.rooms(conn, UserId(LOCAL), looking.Stretch(before, upto, 10, room_nids=among))
-            assert {told.row.told_room_id for told in found} == {room.room_id for room in expected}
+            assert {told.row.room_id for told in found} == {room.room_id for room in expected}
 
 
 async def test_a_user_without_rooms_is_told_nothing(store: Store) -> None:

@@ -4,8 +4,8 @@ The convention: a statement is a module-level constant whose name starts with `S
 
     SQL_ROOM: Final = "SELECT room_nid, room_version FROM rooms WHERE room_id = $1::text"
 
-and it is associated with a row type by its use: `conn.fetch(SQL_ROOM, room_id, row=RoomRow)` or `conn.fetchrow(…)` anywhere in the
-package, both names as the calling module knows them.
+and it is associated with a row type by its use: `conn.fetch(SQL_ROOM, room_id, row=RoomRow)`, `conn.fetchrow(…)` or `conn.records(…)` anywhere
+in the package, both names as the calling module knows them.
 """
 
 import ast
@@ -62,13 +62,13 @@ def statements() -> list[Statement]:
 
 
 def uses() -> list[Use]:
-    """All calls of fetch and fetchrow with a constant and a row type."""
+    """All calls of fetch, fetchrow and records with a constant and a row type."""
     return [use for module in modules() for use in _uses_in(module)]
 
 
 def _uses_in(module: types.ModuleType) -> Iterator[Use]:
     for node in ast.walk(tree_of(module)):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"fetch", "fetchrow"}):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"fetch", "fetchrow", "records"}):
             continue
         row = next((keyword.value for keyword in node.keywords if keyword.arg == "row"), None)
         if node.args and isinstance(node.args[0], ast.Name) and node.args[0].id.startswith("SQL_") and isinstance(row, ast.Name):

@@ -162,6 +162,13 @@ def test_a_refused_token_says_why(text: str, reason: str) -> None:
     assert caught.value.token == text[:LARGEST_TOKEN]
 
 
+def test_a_token_that_was_read_lately_is_refused_elsewhere_all_the_same() -> None:
+    text = SyncToken.of({"events": VectorPosition(5)}).print(HERE)
+    assert SyncToken.parse(text, HERE) is SyncToken.parse(text, HERE)  # not read again
+    with pytest.raises(InvalidToken, match="another deployment"):
+        SyncToken.parse(text, "deployment-two")
+
+
 def test_a_token_of_another_deployment_is_refused() -> None:
     text = SyncToken.of({"events": VectorPosition(5)}).print("deployment-two")
     with pytest.raises(InvalidToken, match="another deployment"):

@@ -8,14 +8,14 @@ from storage.config import Config
 from storage.database.connection import Connection
 from storage.database.names import INVITE, JOIN, MEMBERSHIPS
 from storage.errors import InvalidToken, ResyncNeeded
-from storage.ids import RoomId, UserId
+from storage.ids import UserId
 from storage.queries import checks
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync.candidates import Memory, News
 from storage.queries.sync.positions import events_of, where
 from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
 from storage.queries.sync.rooms import Stretch, Told, rooms
-from storage.queries.sync.state import RoomState, Wanted, states
+from storage.queries.sync.state import Room, RoomState, Shown, Wanted, states
 from storage.queries.sync.stripped import stripped
 from storage.streams import PaginationToken, RoomsToken, SyncToken
 from storage.streams.positions import LARGEST_POSITION
@@ -96,9 +96,10 @@ async def _news(conn: Connection, asked: Asked, memory: Memory | None, *, anew: 
 
 
 async def _answer(conn: Connection, asked: Asked, news: News | None) -> Sync:
-    current, purged_upto = await where(conn) if news is None else (news.positions, news.purged_upto)
+    reached, purged_upto = await where(conn) if news is None else (news.token, news.purged_upto)
     _refuse_purged(asked, purged_upto)
-    upto = SyncToken.of(current) if asked.part is None else asked.part.upto.bound(current)
+    current = reached.positions()
+    upto = reached if asked.part is None else asked.part.upto.bound(current)
     since = None if asked.since is None else asked.since.bound(current)
     known = None if since is None else events_of(since)
     among = None if news is None or known is None else news.candidates(known)
@@ -127,10 +128,11 @@ async def quiet(conn: Connection, asked: Asked, memory: Memory) -> tuple[Sync, N
     news = await memory.still(conn, asked.user_id)
     if news is None:
         return None
-    upto, since = SyncToken.of(news.positions), (asked.since or SyncToken()).bound(news.positions)
-    if events_of(since).min < news.purged_upto:
+    upto = news.token
+    since = events_of((asked.since or SyncToken()).bound(upto.positions()))
+    if since.min < news.purged_upto:
         return None
-    if events_of(since) == events_of(upto) or news.candidates(events_of(since)) == []:
+    if since == events_of(upto) or news.candidates(since) == []:
         return Sync(upto.print(asked.deployment)), news
     return None
 
@@ -152,10 +154,10 @@ async def _fill(conn: Connection, asked: Asked, found: list[Told], answer: Sync)
     told = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
     members = _members(told, asked) if asked.filter.lazy_load_members else None
     wanted = [_wanted(room, asked.timeline_limit) for room in told]
-    strange = [(room.row.room_nid, room.row.member_nid) for room in shown]
+    strange = [Shown(_of(room), room.row.member_nid) for room in shown]
     held = await states(conn, asked.user_id, wanted, members=members, picked=asked.filter.state, shown=strange)
     for room in told:
-        room_id = RoomId(room.row.told_room_id)
+        room_id = room.row.room_id
         one = _room(room, held[room.row.room_nid], asked)
         if room.row.membership != JOIN:
             answer.leave[room_id] = LeftRoom(one.timeline, one.state, one.state_after, one.state_removed)
@@ -173,9 +175,9 @@ async def _fill(conn: Connection, asked: Asked, found: list[Told], answer: Sync)
         state = held[room.row.room_nid]
         seen = stripped(state.shown, next(iter(state.own), None))
         if room.row.membership == INVITE:
-            answer.invite[RoomId(room.row.told_room_id)] = InvitedRoom(seen)
+            answer.invite[room.row.room_id] = InvitedRoom(seen)
         else:
-            answer.knock[RoomId(room.row.told_room_id)] = KnockedRoom(seen)
+            answer.knock[room.row.room_id] = KnockedRoom(seen)
     return answer
 
 
@@ -197,7 +199,11 @@ def _wanted(room: Told, timeline_limit: int) -> Wanted:
     """The state to ask for. Who has not been in the room since the last sync is told of their own membership only."""
     row = room.row
     only = None if row.was_joined else row.member_key_nid
-    return Wanted(row.room_nid, row.whole, only, row.lower, _start(room, timeline_limit), row.upper, row.membership == JOIN, row.has_state)
+    return Wanted(_of(room), row.whole, only, row.lower, _start(room, timeline_limit), row.upper, row.membership == JOIN, row.has_state)
+
+
+def _of(room: Told) -> Room:
+    return Room(room.row.room_nid, room.row.room_id, room.row.room_version)
 
 
 def _start(room: Told, timeline_limit: int) -> int:

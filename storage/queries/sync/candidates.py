@@ -23,7 +23,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.ids import RoomId, UserId
 from storage.queries.sync.positions import PURGED, STREAMS, reached_by, vector, writers
-from storage.streams import VectorPosition
+from storage.streams import SyncToken, VectorPosition
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 
 UNSEEN: Final = "unseen"
@@ -101,7 +101,7 @@ class NewsRow(NamedTuple):
 class News:
     """How far the streams are in one snapshot, and what is known there."""
 
-    positions: dict[str, VectorPosition]
+    token: SyncToken
     rooms_of: RoomsOf | None
     """The rooms that the user is in. None: it is not known."""
     unseen: frozenset[int] | None
@@ -118,6 +118,11 @@ class News:
         if not _is_known(self.rooms_of, self.changes, since):
             return None
         return sorted(self.unseen.union(_changed(self.rooms_of, self.changes, since)))
+
+    @property
+    def positions(self) -> dict[str, VectorPosition]:
+        """Of each stream of a sync token."""
+        return self.token.positions()
 
     @property
     def room_ids(self) -> list[RoomId] | None:
@@ -153,9 +158,8 @@ class Memory:
             self._rooms_of.fill(entry, rooms_of)
         purged_upto = max((row.position or 0 for row in rows if row.what == PURGED), default=0)
         found = {name: {row.instance_name or "": row.position or 0 for row in rows if row.what == name} for name in STREAMS}
-        return News(
-            {name: vector(writers) for name, writers in found.items()}, rooms_of, _unseen(rows), self._changes, purged_upto, is_read
-        )
+        token = SyncToken.of({name: vector(writers) for name, writers in found.items()})
+        return News(token, rooms_of, _unseen(rows), self._changes, purged_upto, is_read)
 
     async def still(self, conn: Connection, user_id: UserId) -> News | None:
         """The same in a smaller statement, if nothing was committed that this process has not heard of. None: something was."""
@@ -166,7 +170,7 @@ class Memory:
             return None
         reached = reached_by(rows)
         rooms_of = None if isinstance(entry, Ticket) else entry
-        return News(reached.positions, rooms_of, frozenset(), self._changes, reached.purged_upto)
+        return News(reached.token, rooms_of, frozenset(), self._changes, reached.purged_upto)
 
 
 async def read(conn: Connection, heard: Sequence[tuple[str, str, int]], user_id: UserId | None) -> list[NewsRow]:

@@ -4,7 +4,8 @@ A position and its facts are written in one transaction (storage/persist/write.p
 those of exactly the facts that can be read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
@@ -35,9 +36,9 @@ class WriterRow(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The position of each stream of a sync token, and up to where the events stream may have been purged."""
+    """How far the streams of a sync token are, and up to where the events stream may have been purged."""
 
-    positions: dict[str, VectorPosition]
+    token: SyncToken
     purged_upto: int
 
 
@@ -51,15 +52,20 @@ async def writers(conn: Connection, streams: Sequence[str]) -> list[WriterRow]:
     return await conn.fetch(SQL_POSITIONS, list(streams), row=WriterRow)
 
 
-def reached_by(rows: Sequence[WriterRow]) -> Reached:
-    """How far the streams of a sync token are where their writers are there."""
+def reached_by(rows: Iterable[WriterRow]) -> Reached:
+    """How far the streams of a sync token are where their writers are there. Rows as they were lately are not put together again."""
+    return _reached_by(tuple(rows))
+
+
+@lru_cache(maxsize=64)
+def _reached_by(rows: tuple[WriterRow, ...]) -> Reached:
     found = {name: vector({row.instance_name: row.stream_id for row in rows if row.stream_name == name}) for name in STREAMS}
-    return Reached(found, max((row.stream_id for row in rows if row.stream_name == PURGED), default=0))
+    return Reached(SyncToken.of(found), max((row.stream_id for row in rows if row.stream_name == PURGED), default=0))
 
 
 async def positions(conn: Connection) -> dict[str, VectorPosition]:
     """The position of each stream of a sync token."""
-    return (await where(conn)).positions
+    return (await where(conn)).token.positions()
 
 
 def vector(writers: Mapping[str, int]) -> VectorPosition:

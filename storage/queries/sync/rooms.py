@@ -17,11 +17,12 @@ its furthest, or for a room where something was committed late, what lies before
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, LiteralString, NamedTuple
+from operator import attrgetter
+from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.ids import UserId
-from storage.queries.events import StoredEvent, stored_of
+from storage.ids import RoomId, UserId
+from storage.queries.events import StoredEvent, told_of
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.streams import VectorPosition
 
@@ -130,45 +131,54 @@ room AS (  -- what is to be told of each: whether it is told whole, and the stre
     FROM mine
     LEFT JOIN events member ON member.event_nid = mine.member_nid
     WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then AND $6::bigint IS NULL
+),
+begun AS MATERIALIZED (  -- once a room: it would be asked for each event otherwise
+    SELECT r.*, start.gap, start.has_state
+    FROM room r
+    CROSS JOIN LATERAL (  -- what lies before the last gap is not told: it would hide what is missing
+        SELECT (
+            SELECT e.stream_ordering - 1
+            FROM events e
+            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.lower)
+                AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
+                AND e.room_nid BETWEEN r.room_nid AND r.room_nid
+                AND e.after_gap
+            ORDER BY e.room_nid DESC, e.stream_ordering DESC
+            LIMIT 1
+        ) AS gap, r.whole OR EXISTS (
+            SELECT
+            FROM state_deltas d
+            WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower AND d.stream_ordering <= r.upper
+        ) AS has_state
+        OFFSET 0
+    ) AS start
 )
-SELECT r.room_nid, r.room_id AS told_room_id, r.membership, r.member_nid, r.state_key_nid AS member_key_nid, r.whole, r.was_joined, r.lower, r.upper,
-    r.activity, start.gap IS NOT NULL AS after_gap, start.has_state, told.is_last, told.withheld,
-    told.event_nid, told.event_id, r.room_id, r.room_version, told.stream_ordering, told.topological_ordering, told.depth,
-    CASE WHEN told.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b WHERE b.event_nid = told.redacted_by) END AS redacted_by,
-    told.rejected, told.soft_failed, told.outlier, told.redacted_form, told.encoding, told.json
-FROM room r
-CROSS JOIN LATERAL (  -- what lies before the last gap is not told: it would hide what is missing
-    SELECT (
-        SELECT e.stream_ordering - 1
-        FROM events e
-        WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.lower)
-            AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
-            AND e.room_nid BETWEEN r.room_nid AND r.room_nid
-            AND e.after_gap
-        ORDER BY e.room_nid DESC, e.stream_ordering DESC
-        LIMIT 1
-    ) AS gap, r.whole OR EXISTS (
-        SELECT
-        FROM state_deltas d
-        WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower AND d.stream_ordering <= r.upper
-    ) AS has_state
-    OFFSET 0  -- once a room: it would be asked for each event otherwise
-) AS start
-LEFT JOIN LATERAL (  -- with all that `stored_events` has: to look it up there by number would be three more descents an event
-    SELECT e.*, CASE WHEN e.is_told THEN e.nid END AS event_nid, e.place = $16::bigint AS is_last
+SELECT r.room_nid, r.room_id, r.room_version, r.membership, r.member_nid, r.state_key_nid AS member_key_nid, r.whole, r.was_joined, r.lower, r.upper,
+    r.activity, r.gap IS NOT NULL AS after_gap, r.has_state, NULL::boolean AS is_last,
+    NULL AS event_id, NULL::bigint AS stream_ordering, NULL::bigint AS topological_ordering, NULL AS redacted_by, NULL::boolean AS redacted_form,
+    NULL::boolean AS withheld, NULL::bytea AS json
+FROM begun r
+UNION ALL
+SELECT r.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, told.is_last,
+    CASE WHEN told.is_told THEN told.event_id END, told.stream_ordering, told.topological_ordering,
+    CASE WHEN told.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b WHERE b.event_nid = told.redacted_by) END, told.redacted_form,
+    told.withheld, told.json
+FROM begun r
+CROSS JOIN LATERAL (  -- with all that is told of an event: to look it up by number would be three more descents each
+    SELECT e.*, e.place = $16::bigint AS is_last
     FROM sight_of(r.room_nid, r.principal_nid) AS sight
     CROSS JOIN filter
     CROSS JOIN LATERAL (
         SELECT *
         FROM (  -- so many are looked at, at most
-            SELECT e.event_nid AS nid, e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected,
-                e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json, row_number() OVER () AS place,
+            SELECT e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by, e.redacted_form, e.json, row_number() OVER () AS place,
                 user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
                     AND not_ignored(e, filter.ignored)
                     AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url) AS is_told,
                 NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
             FROM events e
-            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(start.gap, r.lower))
+            WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(r.gap, r.lower))
                 AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
                 AND e.room_nid BETWEEN r.room_nid AND r.room_nid
                 AND NOT e.outlier AND NOT e.backfilled
@@ -179,16 +189,48 @@ LEFT JOIN LATERAL (  -- with all that `stored_events` has: to look it up there b
         ORDER BY e.room_nid DESC, e.stream_ordering DESC
         LIMIT $8::bigint + 1
     ) AS e
-) AS told ON r.membership NOT IN (3, 4)
-ORDER BY r.activity DESC, r.room_nid DESC
+) AS told
+WHERE r.membership NOT IN (3, 4)
 """
 
 
 class RoomRow(NamedTuple):
-    """A room to tell of, with one event of its timeline; the columns of the event are None if it has none."""
+    """A room to tell of; or, with none of that but its number, an event of its timeline, or that none was looked at any more.
+
+    The columns of an event come last. It has been accepted, and is no outlier: `user_sees` lets nothing else pass.
+    """
 
     room_nid: int
-    told_room_id: str
+    room_id: str | None
+    room_version: str | None
+    membership: int | None
+    member_nid: int | None
+    member_key_nid: int | None
+    whole: bool | None
+    was_joined: bool | None
+    lower: int | None
+    upper: int | None
+    activity: int | None
+    after_gap: bool | None
+    has_state: bool | None
+    is_last: bool | None
+    """No further event was looked at."""
+    event_id: str | None
+    stream_ordering: int | None
+    topological_ordering: int | None
+    redacted_by: str | None
+    redacted_form: bool | None
+    withheld: bool | None
+    """Its sender was erased, and the reader not there: only the redacted form is shown."""
+    json: bytes | None
+
+
+class Head(NamedTuple):
+    """A room to tell of: the columns of `RoomRow` before those of events, as they are where there is a room."""
+
+    room_nid: int
+    room_id: RoomId
+    room_version: str
     membership: int
     member_nid: int
     member_key_nid: int | None
@@ -201,38 +243,20 @@ class RoomRow(NamedTuple):
     """The timeline begins after a gap."""
     has_state: bool
     """Its state is to be told: whole, or as something of it has changed."""
-    is_last: bool | None
-    """No further event was looked at."""
-    withheld: bool | None
-    """Its sender was erased, and the reader not there: only the redacted form is shown."""
-    event_nid: int | None
-    event_id: str | None
-    room_id: str | None
-    room_version: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: bytes | None
 
 
-EVENT: Final = RoomRow._fields.index("event_nid")
+EVENT: Final = len(Head._fields)
 """Where the columns of the event begin."""
 
 
 @dataclass(slots=True)
 class Told:
-    """A room to tell of: the first row of it, and the events of its timeline, oldest first, perhaps one too many.
+    """A room to tell of, and the events of its timeline, oldest first, perhaps one too many.
 
     ``cut``: the stretch may have more that is visible before the first of them: a gap lies there, or it was not looked at.
     """
 
-    row: RoomRow
+    row: Head
     events: list[StoredEvent]
     cut: bool
 
@@ -256,7 +280,7 @@ async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]
     """The rooms with something to tell, latest activity first; one more than ``rooms_limit`` if there are more."""
     below = asked.below or (None, None)
     limit = None if asked.rooms_limit is None else asked.rooms_limit + 1
-    rows = await conn.fetch(
+    records = await conn.records(
         SQL_ROOMS,
         user_id,
         None if asked.since is None else asked.since.furthest(),
@@ -274,18 +298,30 @@ async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]
         *asked.filter.timeline.arguments,
         row=RoomRow,
     )
-    told: dict[int, Told] = {}
-    for row in rows:
-        room = told.get(row.room_nid)
-        if room is None:
-            room = told[row.room_nid] = Told(row, [], row.after_gap)
-        if row.is_last:
-            room.cut = True
-        if row.event_nid is not None:
-            room.events.append(stored_of(row[EVENT:], withheld=bool(row.withheld)))
-    for room in told.values():
-        room.events.sort(key=lambda event: event.stream_ordering or 0)
-    return list(told.values())
+    told = {record[0]: Told(head := Head._make(record[:EVENT]), [], head.after_gap) for record in records if record[1] is not None}
+    for record in records:
+        if record[1] is None:
+            _take(told[record[0]], record[EVENT:])
+    found = sorted(told.values(), key=_by_activity, reverse=True)
+    for room in found:
+        room.events.sort(key=attrgetter("stream_ordering"))
+    return found
+
+
+def _take(room: Told, columns: Sequence[Any]) -> None:
+    """A row of a timeline."""
+    is_last, event_id, stream, topological, redacted_by, redacted_form, withheld, raw = columns
+    if is_last:
+        room.cut = True
+    if event_id is not None:
+        event = (event_id, stream, topological, redacted_by, None, False, False, redacted_form, raw)
+        room.events.append(told_of(room.row.room_id, room.row.room_version, event, withheld=withheld))
+
+
+def _by_activity(room: Told) -> tuple[bool, int, int]:
+    """Ascending; what never was active comes last."""
+    activity = room.row.activity
+    return activity is None, activity or 0, room.row.room_nid
 
 
 def _parts(position: VectorPosition) -> tuple[int, list[str], list[int]]:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.ids import StateKey, UserId
-from storage.queries.events import StoredEvent, stored_of
+from storage.ids import RoomId, StateKey, UserId
+from storage.queries.events import StoredEvent, told_of
 from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.sync.results import RoomSummary
 
@@ -26,11 +26,6 @@ room AS (
 ),
 shown AS (  -- rooms that the user is not in, but invited to or knocking at; with the own membership
     SELECT * FROM unnest($18::int[], $19::bigint[]) AS s (room_nid, member_nid)
-),
-named AS MATERIALIZED (
-    SELECT i.room_nid, i.room_id, i.room_version
-    FROM (SELECT room_nid FROM room UNION ALL SELECT room_nid FROM shown) AS r
-    JOIN rooms i USING (room_nid)
 ),
 filter AS MATERIALIZED (
     SELECT * FROM filter_of($12::text[], $13::text[], $14::text[], $15::text[], $16::boolean)
@@ -153,13 +148,11 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
             AND (k.type_nid = 2 OR k.state_key_nid IN (9, 11))
     ))
 )
-SELECT n.room_nid, n.at_start, n.at_end, gone.type AS removed_type, gone.state_key AS removed_key,
-    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes, n.is_own,
-    e.event_nid, e.event_id, r.room_id, r.room_version, e.stream_ordering, e.topological_ordering, e.depth,
+SELECT n.room_nid, n.at_start, n.at_end, n.is_own, e.event_id, e.stream_ordering, e.topological_ordering,
     CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) END AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
+    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json, gone.type AS removed_type, gone.state_key AS removed_key,
+    NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes
 FROM entry n
-JOIN named r USING (room_nid)
 CROSS JOIN filter
 LEFT JOIN events e ON e.event_nid = n.event_nid  -- not `stored_events`, which looks its room up for each event
 LEFT JOIN LATERAL (  -- for the few keys that were removed; not all keys of the database, hashed
@@ -172,57 +165,67 @@ LEFT JOIN LATERAL (  -- for the few keys that were removed; not all keys of the 
 WHERE e.event_nid IS NULL OR NOT $11::boolean OR n.is_own IS NOT NULL
     OR is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url)
 UNION ALL
-SELECT d.room_nid, false, false, NULL, NULL,
+SELECT d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     d.joined_count + COALESCE((SELECT sum((l.membership = 5)::int - (l.membership_now = 5)::int) FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
     d.invited_count + COALESCE((SELECT sum((l.membership = 4)::int - (l.membership_now = 4)::int) FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
     CASE WHEN NOT d.is_named THEN
         COALESCE(NULLIF(heroes_of(d.room_nid, d.upper, '{4,5}', $17::text), '{}'), heroes_of(d.room_nid, d.upper, '{1,2}', $17::text))
-    END,
-    NULL, s.*
+    END
 FROM due d
-LEFT JOIN stored_events s ON false
 """
 
 
 class StateRow(NamedTuple):
-    """One state event of a room, or (``event_nid`` None) a key that was removed, or (with counts) its summary.
+    """One state event of a room, or (``event_id`` None) a key that was removed, or (with counts) its summary.
 
     With ``is_own`` it is an event to be shown to somebody who is not in the room: their own membership event, or another one.
     """
 
     room_nid: int
-    at_start: bool
-    at_end: bool
-    removed_type: str | None
-    removed_key: str | None
-    joined_count: int | None
-    invited_count: int | None
-    heroes: list[str] | None
+    at_start: bool | None
+    at_end: bool | None
     is_own: bool | None
-    event_nid: int | None
     event_id: str | None
-    room_id: str | None
-    room_version: str | None
     stream_ordering: int | None
     topological_ordering: int | None
-    depth: int | None
     redacted_by: str | None
     rejected: str | None
     soft_failed: bool | None
     outlier: bool | None
     redacted_form: bool | None
-    encoding: int | None
     json: bytes | None
+    removed_type: str | None
+    removed_key: str | None
+    joined_count: int | None
+    invited_count: int | None
+    heroes: list[str] | None
 
 
-EVENT: Final = StateRow._fields.index("event_nid")
+EVENT: Final = StateRow._fields.index("event_id")
 """Where the columns of the event begin."""
+EVENT_END: Final = StateRow._fields.index("removed_type")
+"""Where they end."""
+
+
+class Room(NamedTuple):
+    """What all events of a room share."""
+
+    room_nid: int
+    room_id: RoomId
+    room_version: str
+
+
+class Shown(NamedTuple):
+    """A room that the user is not in, but shown something of, with the nid of their membership event."""
+
+    room: Room
+    member_nid: int
 
 
 class Wanted(NamedTuple):
     """The state of one room that is asked for: after `lower` (or whole), at `start` and at `upper`; of one key only, or of all."""
 
-    room_nid: int
+    room: Room
     whole: bool
     only_key_nid: int | None
     lower: int
@@ -233,13 +236,10 @@ class Wanted(NamedTuple):
     """Whether anything has after `lower`. If not, only lazily loaded members are left to tell."""
 
 
-COLUMNS: Final = Wanted._fields[:-1]
-"""What of it the statement is told."""
-
-
 class RoomState(NamedTuple):
     """The answer for one room. ``shown`` and ``own`` are for stripped state, the rest is of rooms that are told."""
 
+    room: Room
     at_start: list[StoredEvent]
     at_end: list[StoredEvent]
     removed: list[StateKey]
@@ -255,49 +255,56 @@ async def states(
     *,
     members: Sequence[tuple[int, str]] | None,
     picked: EventFilter,
-    shown: Sequence[tuple[int, int]],
+    shown: Sequence[Shown],
 ) -> dict[int, RoomState]:
-    """The state of each of these rooms, by room nid. ``members``: in which room whose membership matters; None: everybody's.
-
-    ``shown``: rooms that the user is not in, but shown something of, each with the nid of their membership event.
-    """
-    found = {room_nid: RoomState([], [], [], [], [], []) for room_nid in (*(one.room_nid for one in wanted), *(room for room, _ in shown))}
+    """The state of each of these rooms, by room nid. ``members``: in which room whose membership matters; None: everybody's."""
+    rooms = (*(one.room for one in wanted), *(one.room for one in shown))
+    found = {room.room_nid: RoomState(room, [], [], [], [], [], []) for room in rooms}
     asked = [one for one in wanted if one.whole or one.has_changed or members is not None]
     if not asked and not shown:
         return found
-    rows = await conn.fetch(
+    rows = await conn.records(
         SQL_STATE,
-        *_columns(asked, COLUMNS),
+        [one.room.room_nid for one in asked],
+        *_columns([one[1:-1] for one in asked], 6),
         members is not None,
-        *_columns(members or (), ("room_nid", "user_id")),
+        *_columns(members or (), 2),
         picked != ANY_EVENT,
         *picked.arguments,
         user_id,
-        *_columns(shown, ("room_nid", "member_nid")),
+        [one.room.room_nid for one in shown],
+        [one.member_nid for one in shown],
         row=StateRow,
     )
     for row in rows:
-        _take(found[row.room_nid], row)
+        if row[EVENT] is None:
+            _take(found[row[0]], StateRow._make(row))
+        else:
+            _take_event(found[row[0]], row)
     return found
 
 
-def _columns(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[list[Any]]:
+def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
     """One list a column."""
-    return [[row[place] for row in rows] for place in range(len(names))]
+    return [[row[place] for row in rows] for place in range(count)]
 
 
 def _take(room: RoomState, row: StateRow) -> None:
-    if row.joined_count is not None:
-        heroes = None if row.heroes is None else tuple(map(UserId, row.heroes))
-        room.summary.append(RoomSummary(row.joined_count, row.invited_count or 0, heroes))
-        return
-    if row.event_nid is None:
+    """A summary, or a key that was removed."""
+    if row.joined_count is None:
         room.removed.append((row.removed_type or "", row.removed_key or ""))
         return
-    event = stored_of(row[EVENT:])
-    if row.is_own is not None:
-        (room.own if row.is_own else room.shown).append(event)
-    if row.at_start:
-        room.at_start.append(event)
-    if row.at_end:
-        room.at_end.append(event)
+    heroes = None if row.heroes is None else tuple(map(UserId, row.heroes))
+    room.summary.append(RoomSummary(row.joined_count, row.invited_count or 0, heroes))
+
+
+def _take_event(state: RoomState, row: Any) -> None:
+    """A state event; ``row`` has the columns of `StateRow`."""
+    _, at_start, at_end, is_own = row[:EVENT]
+    event = told_of(state.room.room_id, state.room.room_version, row[EVENT:EVENT_END])
+    if is_own is not None:
+        (state.own if is_own else state.shown).append(event)
+    if at_start:
+        state.at_start.append(event)
+    if at_end:
+        state.at_end.append(event)
