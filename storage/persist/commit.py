@@ -1,5 +1,6 @@
 """What a draft holds goes into the caches when it is sent; once it is committed it is told to whoever follows the streams."""
 
+from storage.event.model import without_json
 from storage.persist.context import Caches
 from storage.persist.draft import Draft
 from storage.persist.rows import EventRow, RoomRow
@@ -17,7 +18,7 @@ def absorb(caches: Caches, draft: Draft) -> None:
         caches.add_row(row)
     for nid, event in draft.events.items():
         if event.state_key is not None:
-            caches.events[nid] = event
+            caches.events[nid] = without_json(event)
     caches.groups.keep(draft.groups)
     caches.visibility.update(draft.visibility)
     caches.audiences.update(draft.audiences)

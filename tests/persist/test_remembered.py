@@ -1,12 +1,18 @@
-"""What a writer remembers of states is bounded by their entries, as a state of a large room is a thousand times one of a small room."""
+"""What a writer remembers of states is bounded by their entries, as a state of a large room is a thousand times one of a small room.
+
+Of events it remembers what later ones are judged by, and not the objects that were read.
+"""
 
 from immutables import Map
 
+from storage import Store
 from storage.database.names import Names
+from storage.event import parse
 from storage.persist.context import States
 from storage.state.groups import Group, derive, root_group
 from storage.state.read import groups_of
 from storage.state.rows import row_of
+from storage.testing import SHAPES, build_room
 
 
 def room(number: int, members: int) -> Group:
@@ -89,3 +95,19 @@ def test_a_batch_of_a_thousand_joins_adds_little_to_a_large_room() -> None:
     states = States(limit=2_000, entries_max=2_000_000)
     states.keep({group.state_group: group for group in groups})
     assert 51_000 <= states.entries <= 50_000 + 5 * 1_000
+
+
+async def test_of_state_events_the_objects_that_were_read_are_not_kept(store: Store) -> None:
+    room = build_room(SHAPES["direct_chat"], 12, seed=3)
+    assert {result.outcome for result in await store.append(room.pdus)} == {"stored"}
+    kept = store.writer.caches.events.values()
+    assert {event.type for event in kept if event.json} == {"m.room.create"}
+    whole = {event.event_id: parse(event.raw, event.room_version.identifier) for event in kept}
+    assert len(whole) > 4
+    for event in kept:
+        assert (event.key, event.sender, event.content, event.auth_event_ids) == (
+            whole[event.event_id].key,
+            whole[event.event_id].sender,
+            whole[event.event_id].content,
+            whole[event.event_id].auth_event_ids,
+        )
