@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, timedelta
+from itertools import zip_longest
 from typing import Any, Final, LiteralString, NamedTuple
 
 import pyarrow as pa
@@ -187,12 +188,13 @@ def _empty(folder: str) -> None:
 
 
 def _tasks(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
-    """What each task writes: a stretch of events, or all else of some rooms, which is little."""
+    """What each task writes, by one connection: a stretch of events, and all else of some rooms, which is little."""
+    events = [[one] for one in stretches if one.name == "events" and not one.outliers]
     rooms: dict[int, list[Stretch]] = {}
     for one in stretches:
         if one.name != "events" or one.outliers:
             rooms.setdefault(one.begin, []).append(one)
-    return [*([one] for one in stretches if one.name == "events" and not one.outliers), *rooms.values()]
+    return [[*some, *others] for some, others in zip_longest(events, rooms.values(), fillvalue=())]
 
 
 def _run(spark: SparkSession, stretches: list[Stretch], task: "Task") -> list[Any]:
@@ -200,8 +202,8 @@ def _run(spark: SparkSession, stretches: list[Stretch], task: "Task") -> list[An
 
     def write(batches: Any) -> Any:
         for batch in batches:
-            for stretch in (one for index in batch.column(0).to_pylist() for one in tasks[index]):
-                yield pa.RecordBatch.from_pylist(list(task.files(stretch)), schema=WRITTEN)
+            for index in batch.column(0).to_pylist():
+                yield pa.RecordBatch.from_pylist(list(task.files(tasks[index])), schema=WRITTEN)
 
     frame = spark.range(0, len(tasks), 1, max(len(tasks), 1))
     return frame.mapInArrow(write, spark_ddl(WRITTEN)).collect()
@@ -224,16 +226,17 @@ class Task:
         """Where the files of a table are."""
         return f"{self.path}/{name}/exported={self.number}"
 
-    def files(self, stretch: Stretch) -> Iterator[dict[str, Any]]:
-        """The files of a stretch, each as a row of `WRITTEN`; whole at their names, or not there."""
+    def files(self, stretches: Iterable[Stretch]) -> Iterator[dict[str, Any]]:
+        """The files of some stretches, each as a row of `WRITTEN`; whole at their names, or not there."""
         with arrow_snapshot(self.dsn) as conn:
-            for at, (day, table) in enumerate(_gathered(self._tables(conn, stretch))):
-                folder = self.folder(stretch.name) + (f"/day={day}" if day else "")
-                yield {"name": stretch.name, "rows": self._file(folder, f"part-{stretch.number:05}-{at:04}.parquet", table)}
+            bounds = _bounds(conn, self.tokens)
+            for stretch in stretches:
+                for at, (day, table) in enumerate(_gathered(self._tables(conn, bounds, stretch))):
+                    folder = self.folder(stretch.name) + (f"/day={day}" if day else "")
+                    yield {"name": stretch.name, "rows": self._file(folder, f"part-{stretch.number:05}-{at:04}.parquet", table)}
 
-    def _tables(self, conn: ArrowConnection, stretch: Stretch) -> Iterator[tuple[str, pa.Table]]:
+    def _tables(self, conn: ArrowConnection, bounds: Bounds, stretch: Stretch) -> Iterator[tuple[str, pa.Table]]:
         """What is to be written, by day where there are days."""
-        bounds = _bounds(conn, self.tokens)
         if stretch.name != "events":
             for first, after in split(stretch.begin, stretch.end - 1, max((stretch.end - stretch.begin) // ROOMS_PER_STATEMENT, 1)):
                 arguments = bounds.columns() if stretch.name == "state_deltas" else ()
@@ -259,8 +262,9 @@ class Task:
 def _by_day(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """The rows by day of receipt, days in order."""
     days = pc.divide(table.column("received_ts"), DAY_MS)
-    for day in sorted(pc.unique(days).to_pylist()):
-        yield str(EPOCH + timedelta(days=day)), table.filter(pc.equal(days, day))
+    found = sorted(pc.unique(days).to_pylist())
+    for day in found:
+        yield str(EPOCH + timedelta(days=day)), table if len(found) == 1 else table.filter(pc.equal(days, day))
 
 
 def _gathered(tables: Iterable[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
@@ -269,8 +273,8 @@ def _gathered(tables: Iterable[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.
     for day, table in tables:
         held.setdefault(day, []).append(table)
         if sum(one.num_rows for one in held[day]) >= FILE_ROWS:
-            yield day, pa.concat_tables(held.pop(day)).combine_chunks()
+            yield day, pa.concat_tables(held.pop(day))
     for day, left in held.items():
-        whole = pa.concat_tables(left).combine_chunks()
+        whole = pa.concat_tables(left)
         if whole.num_rows:
             yield day, whole

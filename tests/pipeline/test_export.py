@@ -6,9 +6,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 import storage
+from storage.database.arrow import arrow_snapshot
 from storage.pipeline import export_parquet, import_archive
 from storage.pipeline.archives import literal
 from storage.pipeline.exporting import last_export
+from storage.pipeline.rows import read_rows
 from storage.testing import ODD_SOME, SHAPES, GeneratedRoom, build_room, deliver_with_gap, generate_room
 from tests.pipeline.stores import SERVER, fill, tables
 
@@ -58,6 +60,18 @@ async def test_state_deltas_and_visibility_are_those_of_the_store(spark: SparkSe
     own_sight = {row.event_id for row in seen.select("event_id").collect()}
     assert own_sight
     assert own_sight <= visible  # what everybody may see, or whoever joins, stands under principals of its own
+
+
+async def test_rows_come_in_order_however_they_were_asked_for(dsn: str) -> None:
+    await fill(dsn, deliver_with_gap(build_room(SHAPES["small_chat"], 60, seed=4, sign=False), 15, 30))
+    with arrow_snapshot(dsn) as conn:
+        nids = conn.table("SELECT event_nid FROM events ORDER BY event_id").column(0).to_pylist()
+        [batch] = read_rows(conn, nids, ("stream_ordering", "origin"))
+    positions = batch.column("stream_ordering").to_pylist()
+    outliers = positions.count(None)
+    assert len(positions) == len(nids) > outliers > 0
+    assert positions[:outliers] == [None] * outliers
+    assert positions[outliers:] == sorted(positions[outliers:])
 
 
 async def test_a_wrong_token_is_refused(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
