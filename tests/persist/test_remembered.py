@@ -5,7 +5,7 @@ Of events it remembers what later ones are judged by, and not the objects that w
 
 from immutables import Map
 
-from storage import Store
+import storage
 from storage.database.names import Names
 from storage.event import parse
 from storage.persist.context import States
@@ -97,10 +97,11 @@ def test_a_batch_of_a_thousand_joins_adds_little_to_a_large_room() -> None:
     assert 51_000 <= states.entries <= 50_000 + 5 * 1_000
 
 
-async def test_of_state_events_the_objects_that_were_read_are_not_kept(store: Store) -> None:
+async def test_of_state_events_the_objects_that_were_read_are_not_kept(dsn: str) -> None:
     room = build_room(SHAPES["direct_chat"], 12, seed=3)
-    assert {result.outcome for result in await store.append(room.pdus)} == {"stored"}
-    kept = store.writer.caches.events.values()
+    async with storage.open(dsn, server_name="s1.test") as store:
+        assert {result.outcome for result in await store.append(room.pdus)} == {"stored"}
+        kept = list(store.writer.caches.events.values())
     assert {event.type for event in kept if event.json} == {"m.room.create"}
     whole = {event.event_id: parse(event.raw, event.room_version.identifier) for event in kept}
     assert len(whole) > 4

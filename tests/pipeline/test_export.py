@@ -63,7 +63,10 @@ async def test_state_deltas_and_visibility_are_those_of_the_store(spark: SparkSe
 
 
 async def test_rows_come_in_order_however_they_were_asked_for(dsn: str) -> None:
-    await fill(dsn, deliver_with_gap(build_room(SHAPES["small_chat"], 60, seed=4, sign=False), 15, 30))
+    known, strange = (generate_room(SHAPES["direct_chat"], 30, seed=seed, sign=False) for seed in (4, 5))
+    await fill(dsn, known)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(strange.pdus, room_version=strange.room_version, origin="outlier")
     with arrow_snapshot(dsn) as conn:
         nids = conn.table("SELECT event_nid FROM events ORDER BY event_id").column(0).to_pylist()
         [batch] = read_rows(conn, nids, ("stream_ordering", "origin"))
