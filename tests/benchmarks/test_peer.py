@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import uvloop
 
 from benchmarks import peer
 from benchmarks.harness import Bench, bench_server
-from benchmarks.peers import process, reads, writes
+from benchmarks.peers import process, reads, whole, writes
+from benchmarks.peers.writes import BATCH
 
 
 def test_this_side_runs(tmp_path: Path) -> None:
@@ -34,7 +36,7 @@ def test_what_is_asked_of_the_peer_is_what_its_driver_has() -> None:
     [driver] = [node for node in ast.parse(process.DRIVER.read_text(encoding="utf-8")).body if getattr(node, "name", "") == "Peer"]
     assert isinstance(driver, ast.ClassDef)
     methods = {node.name: [one.arg for one in node.args.args[1:]] for node in driver.body if isinstance(node, ast.AsyncFunctionDef)}
-    source = "".join(map(inspect.getsource, (peer, process, reads, writes)))
+    source = "".join(map(inspect.getsource, (peer, process, reads, whole, writes)))
     asked = set(re.findall(r"\.ask\(\"(\w+)\"", source))
     assert {"settle", "room", "load", "persist", "register", "forget", "token", "ask", "versions"} == asked
     assert asked <= methods.keys()
@@ -50,3 +52,12 @@ def test_each_client_gets_its_rooms_in_turn() -> None:
         [[b"0 2", b"2 2"], [b"0 3", b"2 3"]],
         [[b"1 2", b"3 2"], [b"1 3", b"3 3"]],
     ]
+
+
+def test_a_storm_is_sent_whole_and_in_order() -> None:
+    room = whole.storm(60)
+    assert [pdu for batch in room.batches() for pdu in batch] == room.pdus
+    assert max(map(len, room.batches())) == BATCH
+    told = [json.loads(pdu)["content"].get("membership") for pdu in room.pdus]
+    assert told.count("leave") == 60
+    assert told[-4:] == ["join", "leave", "join", "leave"]
