@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from tests.pipeline.java import QUICK
+
 HOME = Path(pyspark.__file__).parent
 EXECUTOR = "CoarseGrainedExecutorBackend"
 
@@ -51,7 +53,7 @@ def _command(process: psutil.Process) -> str:
 def _daemon(arguments: list[str], folder: Path) -> Iterator[psutil.Process]:
     folder.mkdir(parents=True)
     environ = {**os.environ, "SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "200m", "PYSPARK_PYTHON": sys.executable}
-    environ["SPARK_DAEMON_JAVA_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    environ["SPARK_DAEMON_JAVA_OPTS"] = QUICK
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([HOME / "bin" / "spark-class", *arguments], env=environ, stdout=log, stderr=log)
         watched = psutil.Process(process.pid)

@@ -10,9 +10,11 @@ from pyspark.sql import SparkSession
 
 from storage.errors import InputError
 from storage.pipeline.session import check_java, session
+from tests.pipeline.java import QUICK
 
 SMALL = {
     "spark.driver.memory": "600m",
+    "spark.driver.extraJavaOptions": QUICK,
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
 }

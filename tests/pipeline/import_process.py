@@ -5,11 +5,13 @@ import sys
 
 from storage.pipeline import import_archive
 from storage.pipeline.session import session
+from tests.pipeline.java import QUICK
 
 SETTINGS = {
     "spark.driver.memory": "600m",
     "spark.executor.memory": "460m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": QUICK,
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.pyspark.python": sys.executable,

@@ -14,6 +14,7 @@ from storage.pipeline.reading import place_of, placed
 from storage.pipeline.synapse import Position, Synapse
 from storage.testing import SHAPES, build_room, deliver_with_gap, generate_room
 from tests.cli.running import room_storage
+from tests.pipeline.java import COMMAND
 from tests.pipeline.stores import SERVER, fill, tables
 from tests.pipeline.synapse_tables import persist, synapse_database
 
@@ -130,7 +131,7 @@ async def test_a_memory_of_something_else_is_refused(
 
 async def test_the_command(server_dsn: str, worker_id: str, dsn: str, tmp_path: Path) -> None:
     room = generate_room(SHAPES["direct_chat"], 20, sign=False)
-    settings = ("--master", "local[1]", "--conf", "spark.driver.memory=600m", "--server-name", SERVER, "--json")
+    settings = ("--master", "local[1]", *COMMAND, "--server-name", SERVER, "--json")
     async with synapse_database(server_dsn, worker_id) as (source, connection):
         await persist(connection, room)
         done = room_storage("spark", "import-synapse", source, "--memory", str(tmp_path / "memory"), "--dsn", dsn, *settings)

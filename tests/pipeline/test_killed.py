@@ -51,8 +51,7 @@ async def loading(dsn: str, folder: Path, master: str = "local[2]") -> AsyncIter
     begun = asyncio.Event()
     await watcher.add_listener("loaded", lambda *_: begun.set())
     await watcher.execute(TELL)
-    script = str(Path(__file__).with_name("import_process.py"))
-    arguments = [script, str(folder / "rooms.ndjson"), dsn, str(folder / "work"), master]
+    arguments = ["-m", "tests.pipeline.import_process", str(folder / "rooms.ndjson"), dsn, str(folder / "work"), master]
     driver = await asyncio.create_subprocess_exec(sys.executable, *arguments, cwd=Path(__file__).parents[2], stdout=PIPE, stderr=STDOUT)
     told = asyncio.create_task(begun.wait())
     ended = asyncio.create_task(driver.wait())

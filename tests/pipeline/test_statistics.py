@@ -22,6 +22,7 @@ from storage.pipeline.page import text
 from storage.pipeline.source import EventReader, Stretch
 from storage.testing import ODD_SOME, SHAPES, RoomBuilder, build_room, deliver_with_gap, generate_room
 from tests.cli.running import room_storage
+from tests.pipeline.java import COMMAND
 from tests.pipeline.stores import SERVER
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -194,7 +195,7 @@ async def test_the_command(dsn: str, tmp_path: Path) -> None:
     room = generate_room(SHAPES["direct_chat"], 20, sign=False)
     async with storage.open(dsn, server_name=SERVER) as store:
         await store.append([event.pdu for event in room])
-    settings = ("--master", "local[1]", "--conf", "spark.driver.memory=600m")
+    settings = ("--master", "local[1]", *COMMAND)
     done = room_storage("spark", "statistics", str(tmp_path), "--dsn", dsn, "--json", *settings)
     assert (done.returncode, "counting …" in done.stderr) == (0, True), done.stderr
     document = json.loads(done.stdout)
