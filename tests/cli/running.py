@@ -1,12 +1,18 @@
-"""`python -m storage` as a process of its own."""
+"""`room-storage` as a process of its own: forked from one that has imported everything already, or started anew."""
 
+import functools
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "postgresql://postgres@127.0.0.1:1/nowhere"
+STREAMS = ("stdin", "stdout", "stderr")
 
 
 def environment(**environ: str) -> dict[str, str]:
@@ -15,15 +21,42 @@ def environment(**environ: str) -> dict[str, str]:
 
 
 def room_storage(*arguments: str, given: bytes = b"", **environ: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end; ``given`` is its standard input."""
-    done = subprocess.run(
-        [sys.executable, "-m", "storage", *arguments], cwd=ROOT, env=environment(**environ), check=False, capture_output=True, input=given
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    """Run a command to its end; ``given`` is its standard input. To import it all would take longer than what most commands do."""
+    with tempfile.TemporaryDirectory(prefix="room-storage-command-") as folder:
+        Path(folder, "stdin").write_bytes(given)
+        process = _server().Process(target=_command, args=(arguments, environment(**environ), folder))
+        process.start()
+        process.join()
+        stdout, stderr = (Path(folder, name).read_bytes().decode() for name in STREAMS[1:])
+    assert process.exitcode is not None
+    return subprocess.CompletedProcess(arguments, process.exitcode, stdout, stderr)
+
+
+@functools.cache
+def _server() -> ForkServerContext:
+    """Forks processes that have imported the command."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["storage.cli", "storage.database.migrate", __name__])
+    return context
+
+
+def _command(arguments: Sequence[str], environ: Mapping[str, str], folder: str) -> None:
+    """In the new process: what `python -m storage` does, with files for its streams."""
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environ)
+    for number, name in enumerate(STREAMS):
+        descriptor = os.open(Path(folder, name), os.O_RDWR | os.O_CREAT, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115  # they end with the process
+    from storage.cli import main  # noqa: PLC0415  # it is there already
+
+    sys.exit(main(arguments))
 
 
 def started(*arguments: str, **environ: str) -> "subprocess.Popen[bytes]":
-    """A command that is still running, with pipes."""
+    """A command that is still running, with pipes: `python -m storage`."""
     return subprocess.Popen(
         [sys.executable, "-m", "storage", *arguments],
         cwd=ROOT,
