@@ -239,12 +239,22 @@ class ConstraintViolated(DatabaseError):
 
 
 class SchemaOutOfDate(StorageError):
-    """The database has an older schema than this package can serve: run `room-storage migrate`."""
+    """The database has an older schema than this package can serve: run `room-storage migrate`.
 
-    def __init__(self, *, found: str | None, wanted: str) -> None:
-        super().__init__(f"the schema is {found or 'absent'}, wanted is {wanted}: run `room-storage migrate`")
+    ``rewritten``: its first migration has another text than this package's, so that no migration leads on from there: a new database is needed.
+    """
+
+    def __init__(self, *, found: str | None, wanted: str, rewritten: bool = False) -> None:
+        help_ = (
+            "but made by another form of the first migration (unreleased, or restored without its comments), from where none leads on: "
+            "`room-storage export` with the code that made it, `room-storage migrate` on a new database, and `room-storage import` there"
+            if rewritten
+            else "run `room-storage migrate`"
+        )
+        super().__init__(f"the schema is {found or 'absent'}, wanted is {wanted}: {help_}")
         self.found = found
         self.wanted = wanted
+        self.rewritten = rewritten
 
 
 class SchemaTooNew(StorageError):

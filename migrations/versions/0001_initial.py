@@ -1,14 +1,16 @@
 """The first schema: a frozen copy of storage/database/schema.sql, in 0001_initial.sql beside this file.
 
 Once released, the copy never changes; what comes after is a revision of its own. Until then, `python migrations/freeze.py` copies
-the schema again.
+the schema again. `storage.database.migrate.check_schema` looks at the comment that says which form of it has made a database.
 """
 
 from pathlib import Path
 from typing import Final
 
+from alembic import op
 from alembic.util import CommandError
 
+from storage.database.migrate import first_schema
 from storage.database.steps import Phase, run_script
 
 revision: Final = "0001"
@@ -18,6 +20,7 @@ phase: Final[Phase] = "pre"
 
 def upgrade() -> None:
     run_script(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))
+    op.execute(f"COMMENT ON TABLE alembic_version IS '{first_schema(Path(__file__).parents[1])}'")
 
 
 def downgrade() -> None:

@@ -27,7 +27,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -38,7 +37,7 @@ import psutil
 from storage.config import Config
 from storage.database import binaries as programs
 from storage.database.binaries import Account, Binaries
-from storage.database.migrate import scripts_directory
+from storage.database.migrate import first_digest, scripts_directory
 from storage.errors import DatabaseError, DatabaseFull, DatabaseUnavailable
 
 APPLICATION: Final = "room-event-storage"
@@ -351,8 +350,7 @@ def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
     given = environ.get("STORAGE_DATA_DIR")
     if given:
         return Path(given)
-    initial = scripts_directory() / "versions" / "0001_initial.sql"
-    return platformdirs.user_data_path(APPLICATION, appauthor=False) / sha256(initial.read_bytes()).hexdigest()[:8]
+    return platformdirs.user_data_path(APPLICATION, appauthor=False) / first_digest(scripts_directory())[:8]
 
 
 def _server_options(config: Config, sockets: str) -> list[str]:

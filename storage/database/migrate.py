@@ -5,12 +5,16 @@ Checking needs no alembic, which takes long to import: the table `alembic_versio
 
 This package serves the schemas from OLDEST_REVISION to HEAD_REVISION, and later ones as long as no step has been taken that is for after the
 last process of its kind (`schema_compatibility`). Revisions are numbers of four digits, so that they compare as text.
+Until the first release the first migration is rewritten. So it leaves its digest, as the comment of `alembic_version`: a database that another
+form of it has made is refused, as it may lack any column.
 """
 
 import asyncio
+import functools
 import io
 import threading
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
@@ -38,6 +42,7 @@ JOB_WAITING: Final = "RS003"
 
 SQL_HAS_REVISION: Final[LiteralString] = "SELECT to_regclass('alembic_version') IS NOT NULL"
 SQL_REVISION: Final[LiteralString] = "SELECT version_num FROM alembic_version"
+SQL_FIRST: Final[LiteralString] = "SELECT obj_description(to_regclass('alembic_version'), 'pg_class')"
 SQL_NEEDED: Final[LiteralString] = "SELECT code_revision FROM schema_compatibility"
 
 _ONE_AT_A_TIME: Final = threading.Lock()
@@ -62,6 +67,19 @@ async def check_schema(conn: Connection) -> None:
         needed: str = await conn.fetchval(SQL_NEEDED)
         if needed > HEAD_REVISION:
             raise SchemaTooNew(found=found, wanted=HEAD_REVISION, needed=needed)
+    if await conn.fetchval(SQL_FIRST) != first_schema(scripts_directory()):
+        raise SchemaOutOfDate(found=found, wanted=HEAD_REVISION, rewritten=True)
+
+
+@functools.cache
+def first_schema(scripts: Path) -> str:
+    """What the first migration leaves in the database: a digest of its own SQL."""
+    return "first schema " + first_digest(scripts)
+
+
+def first_digest(scripts: Path) -> str:
+    """64 hexadecimal digits."""
+    return sha256((scripts / "versions" / "0001_initial.sql").read_bytes()).hexdigest()
 
 
 async def current_revision(conn: Connection) -> str | None:

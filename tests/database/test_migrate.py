@@ -12,8 +12,17 @@ import pytest
 from alembic.config import Config as AlembicConfig
 from alembic.script import ScriptDirectory
 
+import storage
 from storage.database import Database
-from storage.database.migrate import HEAD_REVISION, check_schema, current_revision, migrate, migration_sql, scripts_directory
+from storage.database.migrate import (
+    HEAD_REVISION,
+    check_schema,
+    current_revision,
+    first_digest,
+    migrate,
+    migration_sql,
+    scripts_directory,
+)
 from storage.database.roles import grants_sql
 from storage.errors import SchemaOutOfDate
 from tests.database.catalogue import catalogue_of
@@ -97,6 +106,26 @@ async def test_the_revision_is_checked(empty_dsn: str) -> None:
         with pytest.raises(SchemaOutOfDate) as caught:
             await check_schema(conn)
         assert (caught.value.found, caught.value.wanted) == ("0000", HEAD_REVISION)
+
+
+@pytest.mark.parametrize("left", ["'first schema 0123'", "NULL"])
+async def test_a_database_of_another_first_migration_is_refused(dsn: str, left: str) -> None:
+    """Whatever the revision says: until the first release the first migration is rewritten, and each form of it is called 0001."""
+    await run_script(dsn, f"COMMENT ON TABLE alembic_version IS {left}")
+    assert await migrate(dsn) == HEAD_REVISION, "there is nothing to do"
+    with pytest.raises(SchemaOutOfDate, match=r"export.*migrate.*on a new database.*import") as caught:
+        async with storage.open(dsn, server_name="s1.test"):
+            pass
+    assert caught.value.found == HEAD_REVISION
+
+
+def test_the_first_schema_is_told_by_its_text(tmp_path: Path) -> None:
+    script = tmp_path / "versions" / "0001_initial.sql"
+    script.parent.mkdir()
+    script.write_bytes((scripts_directory() / "versions" / script.name).read_bytes())
+    assert first_digest(tmp_path) == first_digest(scripts_directory())
+    script.write_bytes(script.read_bytes().replace(b"bigint", b"integer", 1))
+    assert first_digest(tmp_path) != first_digest(scripts_directory())
 
 
 def test_the_head_is_the_one_the_package_wants() -> None:

@@ -32,6 +32,7 @@ SAMPLES: list[StorageError] = [
     errors.PermissionRefused("events", sqlstate="42501"),
     errors.ConstraintViolated("row", constraint="events_pkey", sqlstate="23505"),
     errors.SchemaOutOfDate(found=None, wanted="3"),
+    errors.SchemaOutOfDate(found="1", wanted="3", rewritten=True),
     errors.SchemaTooNew(found="5", wanted="3", needed="4"),
     errors.MigrationBlocked("a job is not done", revision="4"),
     errors.StorageClosed(),
