@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from storage.database.arrow import ArrowConnection, arrow_snapshot
 from storage.errors import InputError, StorageCorrupt
 from storage.pipeline.failures import told
-from storage.pipeline.positions import Bounds, between, current, deployment_of
+from storage.pipeline.positions import Bounds, between, current, deployment_of, token_of
 from storage.pipeline.reading import opened
 from storage.pipeline.rows import ARROW_SCHEMA, COLUMNS, read_rows, spark_ddl
 from storage.pipeline.selecting import Chosen, by_position, outliers_of, room_numbers, split
@@ -114,7 +114,7 @@ def export_parquet(
     number = 1 + max((_number(info.base_name) for info in _manifests(where, folder)), default=0)
     with arrow_snapshot(dsn) as conn:
         deployment = deployment_of(conn)
-        start = SyncToken() if since is None else SyncToken.parse(since, deployment)
+        start = SyncToken() if since is None else token_of(conn, since, deployment)
         end = current(conn)
     tokens = (start.print(deployment), end.print(deployment))
     stretches = _stretches(dsn, tokens, partitions)

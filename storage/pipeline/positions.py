@@ -11,6 +11,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.arrow import ArrowConnection
 from storage.errors import InputError
 from storage.streams import SyncToken, VectorPosition
+from storage.streams.restored import Gap, Lost
 
 STREAMS: Final = ("backfill", "events")
 
@@ -23,6 +24,12 @@ WHERE s.stream_name IN ('events', 'backfill')
 SQL_WRITER_NIDS: Final[LiteralString] = """
 SELECT writer_nid::bigint AS writer_nid, instance_name
 FROM writers
+"""
+
+SQL_LOST_POSITIONS: Final[LiteralString] = """
+SELECT stream_name, lost_after, lost_upto
+FROM lost_positions
+WHERE stream_name IN ('events', 'backfill')
 """
 
 SQL_DEPLOYMENT_ID: Final[LiteralString] = """
@@ -68,6 +75,16 @@ def deployment_of(conn: ArrowConnection) -> str:
     if not found:
         raise InputError("the database is new: nothing was ever stored in it")
     return str(found[0]["deployment_id"])
+
+
+def token_of(conn: ArrowConnection, text: str, deployment: str) -> SyncToken:
+    """The token in the text. `InvalidToken`; `ResyncNeeded` if it was given for what a restore took back."""
+    token = SyncToken.parse(text, deployment)
+    rows = conn.rows(SQL_LOST_POSITIONS)
+    for name in STREAMS:
+        lost = Lost(tuple(Gap(row["lost_after"], row["lost_upto"]) for row in rows if row["stream_name"] == name))
+        lost.refuse(text, position_of(token, name))
+    return token
 
 
 def current(conn: ArrowConnection) -> SyncToken:

@@ -58,6 +58,14 @@ SELECT COALESCE(min(event_nid), 0) AS first, COALESCE(max(event_nid), 0) AS last
 FROM events
 """
 
+SQL_FIRST_POSITION: Final[LiteralString] = """
+SELECT e.stream_ordering
+FROM events e
+WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
+ORDER BY e.stream_ordering
+LIMIT 1
+"""
+
 SQL_NTH_POSITION: Final[LiteralString] = """
 SELECT e.stream_ordering
 FROM events e
@@ -116,9 +124,15 @@ def by_number(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chose
 
 
 def by_position(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
-    """The events with stream orderings from ``begin`` to before ``end`` that the bounds cover, in stream order, some at a time."""
-    for first, after in split(begin, end - 1, max((end - begin) // RANGE, 1)):
-        yield _nids(conn.table(SQL_NIDS_BY_POSITION, first - 1, after - 1, *bounds.columns(), *chosen.columns()))
+    """The events with stream orderings from ``begin`` to before ``end`` that the bounds cover, in stream order, some at a time.
+
+    Where there is none for long, as above what a restore took back, nothing is looked through.
+    """
+    at = begin
+    while rows := conn.rows(SQL_FIRST_POSITION, at, end):
+        first = rows[0]["stream_ordering"]
+        at = min(first + RANGE, end)
+        yield _nids(conn.table(SQL_NIDS_BY_POSITION, first - 1, at - 1, *bounds.columns(), *chosen.columns()))
 
 
 def outliers_of(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:  # noqa: ARG001  # a `Select`

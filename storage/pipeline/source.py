@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from storage.database.arrow import arrow_snapshot
 from storage.pipeline.options import Options
-from storage.pipeline.positions import Bounds, between, current, deployment_of
+from storage.pipeline.positions import Bounds, between, current, deployment_of, token_of
 from storage.pipeline.rows import ddl, read_rows
 from storage.pipeline.selecting import Chosen, Select, by_number, by_position, numbers, outliers_of, room_numbers, split, taken
 from storage.pipeline.sink import EventWriter
@@ -84,8 +84,8 @@ class EventReader(DataSourceReader):
         options = self.options
         with arrow_snapshot(options.dsn) as conn:
             deployment = deployment_of(conn)
-            since = SyncToken() if options.since is None else SyncToken.parse(options.since, deployment)
-            upto = current(conn) if options.upto is None else SyncToken.parse(options.upto, deployment)
+            since = SyncToken() if options.since is None else token_of(conn, options.since, deployment)
+            upto = current(conn) if options.upto is None else token_of(conn, options.upto, deployment)
             bounds = between(conn, since, upto)
             ranges: dict[Kind, tuple[int, int]] = {}
             if options.since is None and options.outliers:

@@ -3,7 +3,8 @@
     {"token": "s1~4f2a90c1~backfill.3~events.53.main-60~9c3ab84e"}
 
 What lies between two tokens is told by the tokens alone (`storage.pipeline.positions`), so a query that restarts from its checkpoint reads
-the same events again for a batch that was not finished, and goes on after one that was: it misses nothing and repeats nothing.
+the same events again for a batch that was not finished, and goes on after one that was: it misses nothing and repeats nothing. Where the database
+was restored, and a batch has read what is gone since, the query ends with `ResyncNeeded`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from storage.database.arrow import ArrowConnection, arrow_snapshot
 from storage.pipeline.options import Options
-from storage.pipeline.positions import Bounds, between, current, cut, deployment_of
+from storage.pipeline.positions import Bounds, between, current, cut, deployment_of, token_of
 from storage.pipeline.rows import read_rows
 from storage.pipeline.selecting import Chosen, by_position, nth_position, split
 from storage.streams import SyncToken
@@ -41,7 +42,7 @@ class EventStream(DataSourceStreamReader):
         """Where a query without a checkpoint starts."""
         with arrow_snapshot(self.options.dsn) as conn:
             deployment = deployment_of(conn)
-            since = SyncToken() if self.options.since is None else SyncToken.parse(self.options.since, deployment)
+            since = SyncToken() if self.options.since is None else token_of(conn, self.options.since, deployment)
             return _offset(since, deployment)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
@@ -53,7 +54,7 @@ class EventStream(DataSourceStreamReader):
         """Where the streams are, or how far the limit goes."""
         with arrow_snapshot(self.options.dsn) as conn:
             deployment = deployment_of(conn)
-            begin, end = _token(start, deployment), current(conn)
+            begin, end = token_of(conn, start["token"], deployment), current(conn)
             if isinstance(limit, ReadMaxRows):
                 last = nth_position(conn, between(conn, begin, end), limit.max_rows)
                 end = end if last is None else cut(begin, end, last)
@@ -77,11 +78,7 @@ class EventStream(DataSourceStreamReader):
 
 def _bounds(conn: ArrowConnection, start: dict[str, Any], end: dict[str, Any]) -> Bounds:
     deployment = deployment_of(conn)
-    return between(conn, _token(start, deployment), _token(end, deployment))
-
-
-def _token(offset: dict[str, Any], deployment: str) -> SyncToken:
-    return SyncToken.parse(offset["token"], deployment)
+    return between(conn, *(token_of(conn, offset["token"], deployment) for offset in (start, end)))
 
 
 def _offset(token: SyncToken, deployment: str) -> dict[str, Any]:
