@@ -41,7 +41,7 @@ needed AS (
 SELECT g.state_group
 FROM room
 JOIN state_groups g USING (room_nid)
-WHERE g.state_group NOT IN (SELECT state_group FROM needed)
+WHERE NOT EXISTS (SELECT FROM needed n WHERE n.state_group = g.state_group)
 ORDER BY cardinality(g.back) DESC, g.state_group
 LIMIT $2::bigint
 """
@@ -73,8 +73,7 @@ free AS (
 kept AS (  -- what any group that stays folds: also one that was written since, and that no event refers to
     SELECT g.state_group - unnest(g.back) AS state_group
     FROM state_groups g
-    WHERE g.room_nid = $1::int AND g.state_group NOT IN (SELECT state_group FROM free)
-        AND path_of(g.state_group, g.back) && ARRAY(SELECT state_group FROM free)
+    WHERE g.room_nid = $1::int AND NOT EXISTS (SELECT FROM free f WHERE f.state_group = g.state_group)
 )
 DELETE FROM state_groups
 WHERE state_group IN (SELECT state_group FROM free EXCEPT SELECT state_group FROM kept)
