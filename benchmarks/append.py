@@ -67,7 +67,7 @@ async def run(bench: Bench) -> None:
     """All scenarios."""
     for scenario in SCENARIOS:
         rounds = bench.size(5, 2)
-        events = scenario.events if not bench.quick else max(scenario.events // 10, scenario.batch * scenario.clients * 2)
+        events = scenario.events if not bench.quick else max(scenario.events // 25, scenario.batch * scenario.clients * 2)
         base, clients = _input(scenario, rounds * events)
         if bench.profile:
             await _profile(bench, scenario, base, clients)

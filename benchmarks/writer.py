@@ -106,7 +106,7 @@ async def run(bench: Bench) -> None:
     """All scenarios, then signatures."""
     for scenario in SCENARIOS:
         rounds = bench.size(3, 2)
-        events = scenario.events if not bench.quick else max(scenario.events // 10, scenario.batch * scenario.clients * 2)
+        events = scenario.events if not bench.quick else max(scenario.events // 25, scenario.batch * scenario.clients * 2)
         base, batches = _input(scenario, events * rounds)
         if bench.profile:
             await _profile(bench, scenario, base, batches)

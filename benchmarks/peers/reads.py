@@ -1,9 +1,9 @@
 """Reading the same rooms here and in Synapse, in turn on one Postgres: syncs, pages, federation, auth chains, and a merge.
 
 Synapse is asked twice: with its caches emptied (Postgres stays warm), and again with what the first question has left in them. So is this
-side, but that nothing is emptied: little is remembered between questions (which rooms may have changed, what the writer knows of rooms, some
-whole states), and no round's question is that of another. First is compared with first, again with again. Both sides end with
-events whose JSON is parsed and do not encode an answer. Each answer is compared with the other's.
+side, where whole states are forgotten before, and little else is kept: which rooms may have changed (README, "What can have changed"), and what the writer
+knows of rooms. First is compared with first, again with again. Both sides end with events whose JSON is parsed and do not encode an answer.
+Each answer is compared with the other's.
 
 The limit of a read is a bare index range of as many rows on the same server, asked in the same round: of the events' bytes, or, where the answer is
 ids, of these alone. Nothing is parsed there.
@@ -95,7 +95,7 @@ def build(bench: Bench) -> World:
 
 
 async def store(sides: Sides, world: World) -> dict[str, Any]:
-    """All of it on both sides, as chains; what it took on disk, by kind of room."""
+    """All of it on both sides; what it took on disk, by kind of room."""
     assert sides.peer is not None
     told = {}
     for name, rooms in (("small rooms", world.small), ("a large room", [world.hall])):
@@ -273,6 +273,7 @@ async def measure(sides: Sides, world: World, prepare: Prepare, rounds: int) -> 
         pair = await prepare(sides, world, number + 2)
         await _settled(sides)
         into = asked if number >= 0 else {name: Asked() for name in asked}
+        sides.store.caches.states.forget(None)
         mine = await _ask_here(sides, pair.ours, into["ours"])
         cold = await _ask_there(sides, pair, into["synapse_cold"], cold=True)
         again = await _ask_here(sides, pair.ours, into["ours_again"])

@@ -1,7 +1,10 @@
 """Whole rooms, from their first event on, stored here and in Synapse: what an event costs on disk, and in the write-ahead log.
 
 Sizes are those of all tables and indexes, less those before; nothing is vacuumed. The log is counted while a side stores, with the page images
-that follow a checkpoint; what the peer still does in the background afterwards is waited for, and counts. Both get chains of 100.
+that follow a checkpoint; what the peer still does in the background afterwards is waited for, and counts.
+
+Both get batches of 100. Of each the peer stores the first event as if it came alone, the others as a chain: in a chain it would never write a whole
+state again, as it does at every hundredth change of events that come one at a time, and would be slow to find it.
 """
 
 from collections.abc import Sequence
@@ -49,7 +52,7 @@ async def store(sides: Sides, rooms: Sequence[Whole]) -> dict[str, Any]:
     log.append(int(await sides.looks["ours"].fetchval(SQL_WAL)))
     for room in rooms:
         await sides.peer.load([room.batches()])
-        await sides.peer.ask("persist", how="linear")
+        await sides.peer.ask("persist", how="steps")
     await sides.peer.ask("settle", quiet_seconds=1.0, timeout_seconds=30.0)
     log.append(int(await sides.looks["ours"].fetchval(SQL_WAL)))
     after = await sides.sizes()
