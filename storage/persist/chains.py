@@ -11,8 +11,8 @@ Source: room versions, state resolution v2 ("full conflicted set") and v2.1; rul
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from storage.graph.chains import Closure, reaches
-from storage.persist.closures import closures
+from storage.graph.chains import Closure, Place, reaches
+from storage.persist.closures import closures, known
 from storage.persist.draft import Draft
 from storage.persist.walk import Chains, asked, walked
 from storage.state.groups import Group
@@ -142,16 +142,32 @@ class Common:
         if self._is_small:
             yield from (nid for key, nid in self._entries.items() if key not in self._keys)
             return
-        for nid in self._draft.new_places:
+        new = self._draft.new_places
+        if len(self._entries) < len(new):
+            yield from (nid for key, nid in self._entries.items() if nid in new and key not in self._keys)
+            return
+        for nid in reversed(new):
             key = self._draft.row_of(nid).state_key_nid
             if key is not None and key not in self._keys and self._entries.get(key) == nid:
                 yield nid
 
     def _reached_from(self, entries: Iterable[int], nids: Collection[int]) -> set[int]:
         left = {nid: self._draft.place(nid) for nid in nids}
-        for closure in _closures(self._draft, entries).values():
-            for nid in [nid for nid, place in left.items() if reaches(closure, place)]:
-                del left[nid]
-            if not left:
+        others: list[int] = []
+        for nid in entries:  # first what is at hand: mostly that is enough
+            closure = known(self._draft, nid)
+            if closure is None:
+                others.append(nid)
+            elif not _strike(left, closure):
+                return set(nids)
+        for closure in _closures(self._draft, others).values():
+            if not _strike(left, closure):
                 break
         return set(nids) - left.keys()
+
+
+def _strike(left: dict[int, Place], closure: Closure) -> bool:
+    """Take out what the closure reaches; whether anything is left."""
+    for nid in [nid for nid, place in left.items() if reaches(closure, place)]:
+        del left[nid]
+    return bool(left)

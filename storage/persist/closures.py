@@ -69,7 +69,7 @@ def closures(draft: Draft, nids: Iterable[int]) -> dict[int, Closure] | None:
     lacking: set[int] = set()
     found: dict[int, Closure] = {}
     for nid in nids:
-        closure = _known(draft, nid)
+        closure = known(draft, nid)
         if closure is None:
             closure = _closure(draft, nid, lacking)
         if closure is not None:
@@ -87,25 +87,26 @@ def _closure(draft: Draft, nid: int, lacking: set[int]) -> Closure | None:
     front = [nid]
     while front:
         one = front[-1]
-        row = None if _known(draft, one) is not None else _placed_row(draft, one)
-        if row is not None and (ahead := [auth for auth in row.auth_events if auth not in stuck and _known(draft, auth) is None]):
+        row = None if known(draft, one) is not None else _placed_row(draft, one)
+        if row is not None and (ahead := [auth for auth in row.auth_events if auth not in stuck and known(draft, auth) is None]):
             front += ahead
             continue
         front.pop()
         if row is not None and stuck.isdisjoint(row.auth_events):
             draft.closures[one] = closure_of(
-                [(draft.place(auth), own) for auth in row.auth_events if (own := _known(draft, auth)) is not None]
+                [(draft.place(auth), own) for auth in row.auth_events if (own := known(draft, auth)) is not None]
             )
-        elif _known(draft, one) is None:
+        elif known(draft, one) is None:
             stuck.add(one)
             if row is None:
                 lacking.add(one)
-    return _known(draft, nid)
+    return known(draft, nid)
 
 
-def _known(draft: Draft, nid: int) -> Closure | None:
-    known = draft.closures.get(nid)
-    return draft.caches.closures.get(nid) if known is None else known
+def known(draft: Draft, nid: int) -> Closure | None:
+    """The closure of an event if it is at hand; None says nothing about the event."""
+    closure = draft.closures.get(nid)
+    return draft.caches.closures.get(nid) if closure is None else closure
 
 
 def _placed_row(draft: Draft, nid: int) -> EventRow | None:
