@@ -31,9 +31,11 @@ from storage.testing import (
     write_ndjson,
 )
 from tests.conftest import _fresh_database
+from tests.database.test_roles import Logins, logins
 from tests.pipeline.stores import SERVER, large_tables, tables
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+__all__ = ["logins"]  # a fixture
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "2"))
 ROOMS_EACH = 5
 """Rooms of one example: a job costs seconds however few events there are."""
@@ -188,6 +190,20 @@ def test_a_parquet_file_that_is_damaged_within_is_named_and_the_rest_is_stored(s
     [letter] = spark.read.parquet(str(tmp_path / "dead")).collect()
     assert (letter.source, letter.line, letter.outcome) == (str(tmp_path / "a.parquet"), None, "bad_file")
     assert letter.reason
+
+
+async def test_an_import_as_the_role_of_a_homeserver(spark: SparkSession, logins: Logins, another_dsn: str, tmp_path: Path) -> None:
+    """It may do all that an import needs, into a new room and one that is there; and nothing more than before."""
+    rooms = [generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), 40, seed=seed, sign=False) for seed in range(3)]
+    write_ndjson((event for room in rooms for event in room), tmp_path / "rooms.ndjson")
+    for dsn in (logins.runtime, another_dsn):
+        await append_patiently(dsn, rooms[0].events[:20])
+    summary = import_archive(
+        spark, [str(tmp_path / "rooms.ndjson")], logins.runtime, server_name=SERVER, rejects=str(tmp_path / "dead"), part=10
+    )
+    assert summary.rejects == 0
+    await append_patiently(another_dsn, interleaved(rooms))
+    assert await tables(logins.owner) == await tables(another_dsn)
 
 
 def test_another_import_is_waited_for(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
