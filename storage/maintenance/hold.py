@@ -22,8 +22,6 @@ WHERE room_id = $1::text
 RETURNING room_nid
 """
 
-SQL_WAIT_FOR_NO_DISK: Final[LiteralString] = "SET LOCAL synchronous_commit = off"
-
 SQL_ROOM_NID: Final[LiteralString] = """
 SELECT room_nid
 FROM rooms
@@ -44,12 +42,7 @@ async def hold(conn: Connection, room_id: str) -> int:
 
 
 async def hold_still(conn: Connection, room_id: str) -> int:
-    """The same, but the plans of writers stay good, as far as what they build on does. `UnknownRoom`.
-
-    The commit does not wait for the disk, so that writers need not either. After a crash of Postgres the last of such transactions may not have
-    been, as a whole and in their order: for work that is looked at again from its own rows.
-    """
-    await conn.execute(SQL_WAIT_FOR_NO_DISK)
+    """The same, but the plans of writers stay good, as far as what they build on does. `UnknownRoom`."""
     await conn.execute(SQL_LOCK_ROOMS, [room_id])
     room_nid: int | None = await conn.fetchval(SQL_ROOM_NID, room_id)
     if room_nid is None:
