@@ -279,10 +279,18 @@ async def differences(store: Store, client: Client) -> list[str]:
         kept = [event_id for event_id in client.timelines.get(room_id, []) if event_id in held and not held[event_id].outlier]
         count = min(len(kept), len(timeline))
         if count and kept[-count:] != timeline[-count:]:
-            told.append(f"{client.user_id}: timeline of {room_id}")
+            told.append(f"{client.user_id}: timeline of {room_id}{_apart(kept[-count:], timeline[-count:])}")
     if client.messages != sorted(set(client.messages)):
         told.append(f"{client.user_id}: messages to the device out of order or twice")
     return told
+
+
+def _apart(told: list[EventId], now: list[EventId]) -> str:
+    """What two lists of events differ in."""
+    only_told, only_now = [one for one in told if one not in set(now)], [one for one in now if one not in set(told)]
+    if not only_told and not only_now:
+        return ": in another order"
+    return f": {len(told)} compared; told, and not told anew: {only_told}; told anew only: {only_now}"
 
 
 async def finished(soak: Soak, store: Store, clients: list[Client]) -> list[str]:
