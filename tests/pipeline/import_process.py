@@ -5,13 +5,13 @@ import sys
 
 from storage.pipeline import import_archive
 from storage.pipeline.session import session
-from tests.pipeline.java import QUICK
+from tests.pipeline.java import EXECUTOR, QUICK
 
 SETTINGS = {
     "spark.driver.memory": "600m",
     "spark.executor.memory": "460m",
     "spark.driver.extraJavaOptions": QUICK,
-    "spark.executor.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": EXECUTOR,
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.pyspark.python": sys.executable,

@@ -4,6 +4,9 @@ from typing import Final
 
 from storage.pipeline.session import LOCAL_SETTINGS
 
-QUICK: Final = f"{LOCAL_SETTINGS['spark.driver.extraJavaOptions']} -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+UNVERIFIED: Final = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+QUICK: Final = f"{LOCAL_SETTINGS['spark.driver.extraJavaOptions']} {UNVERIFIED}"
+EXECUTOR: Final = f"-XX:TieredStopAtLevel=1 {UNVERIFIED}"
+"""Of the smallest that Spark lets run: with the serial collector it would have less of its memory than that."""
 COMMAND: Final = ("--conf", "spark.driver.memory=600m", "--conf", f"spark.driver.extraJavaOptions={QUICK}")
 """For `room-storage spark`, in a process of its own."""
