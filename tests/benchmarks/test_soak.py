@@ -26,4 +26,7 @@ async def test_a_client_that_knows_otherwise_is_found(dsn: str) -> None:
         timeline = client.timelines[room_id]
         timeline[-1], timeline[-2] = timeline[-2], timeline[-1]
         client.states[room_id]["m.room.create", ""] = EventId("$other")
-        assert await differences(store, client) == [f"{user}: state of {room_id}", f"{user}: timeline of {room_id}"]
+        assert await differences(store, client) == [
+            f"{user}: state of {room_id}",
+            f"{user}: timeline of {room_id}: in another order",
+        ]

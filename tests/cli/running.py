@@ -13,6 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "postgresql://postgres@127.0.0.1:1/nowhere"
 STREAMS = ("stdin", "stdout", "stderr")
+INTERRUPTIBLE = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it, and so does what that starts
+runpy.run_module("storage", run_name="__main__", alter_sys=True)
+"""
 
 
 def environment(**environ: str) -> dict[str, str]:
@@ -58,7 +63,7 @@ def _command(arguments: Sequence[str], environ: Mapping[str, str], folder: str) 
 def started(*arguments: str, **environ: str) -> "subprocess.Popen[bytes]":
     """A command that is still running, with pipes: `python -m storage`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "storage", *arguments],
+        [sys.executable, "-c", INTERRUPTIBLE, *arguments],
         cwd=ROOT,
         env=environment(**environ),
         stdin=subprocess.PIPE,

@@ -57,7 +57,6 @@ async def test_an_interrupt_and_a_rerun(dsn: str, file: str) -> None:
             await asyncio.to_thread(running.poll)
             assert running.returncode is None
     await connection.close()
-    await asyncio.sleep(1)  # it has its answer, and waits for more
     running.send_signal(signal.SIGINT)
     output, errors = await asyncio.to_thread(running.communicate)
     assert (running.returncode, output) == (130, b"")
