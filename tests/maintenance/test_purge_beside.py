@@ -3,15 +3,21 @@
 import asyncio
 import os
 import random
+import signal
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 import pytest
 
 import storage
 from storage import AppendResult, Config, Store
+from storage.database import Database
+from storage.database.embedded import EmbeddedPostgres
+from storage.database.migrate import migrate
 from storage.errors import PurgeRefused, UnknownEvent
 from storage.ids import EventId
 from storage.maintenance.purge import history, purge_history
@@ -25,6 +31,7 @@ from tests.maintenance.rooms import LIVELY, SERVER, findings
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "6"))
 ALONE = Config(purge_batch_max=100, purge_pause_ms=0, follow_ms=3_600_000)
 ALICE, BOB = "@alice:s1.test", "@bob:s2.test"
+TIMELINE = "SELECT count(*) FROM events WHERE NOT outlier"
 WAITING = (
     "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = 'advisory' AND datname = current_database()"
 )
@@ -252,3 +259,34 @@ async def test_two_writers_beside_a_purge_in_any_order(dsn: str, seed: int) -> N
         assert [one for one in await findings(first) if one not in clean] == []
         assert await one(first, "SELECT removals FROM rooms") > 0
     assert writers.outcomes["stored"] > len(new) // 2
+
+
+async def test_what_a_purge_has_shown_no_crash_takes_back(tmp_path: Path) -> None:
+    """Whoever has seen that history is gone must not find it there again: clients would lack it for ever."""
+    server = EmbeddedPostgres(tmp_path / "server", config=Config(embedded_fsync=False))
+    dsn = server.start()
+    try:
+        await migrate(dsn)
+        room = build_room(LIVELY, 120, seed=3, sign=False)
+        async with storage.open(dsn, server_name=SERVER, config=ALONE) as store:
+            await store.append(room.pdus, room_version=room.version)
+        watcher = await asyncpg.connect(dsn)
+        before = await watcher.fetchval(TIMELINE)
+        resting = replace(ALONE, purge_batch_max=20, purge_pause_ms=3_600_000)
+        async with await Database.open(dsn, config=resting) as database:
+            purge = purge_history(database, room.room_id, server_name=SERVER, before_event_id=room.events[100].event_id)
+            purging = asyncio.create_task(purge)
+            while (seen := await watcher.fetchval(TIMELINE)) == before:
+                assert not purging.done()
+            postgres = psutil.Process(server.pid)
+            postgres.send_signal(signal.SIGQUIT)  # an immediate shutdown, as Postgres calls it: nothing is written any more
+            purging.cancel()
+            await asyncio.gather(purging, return_exceptions=True)
+        watcher.terminate()
+        await asyncio.to_thread(postgres.wait)
+        assert server.start() == dsn
+        watcher = await asyncpg.connect(dsn)
+        assert await watcher.fetchval(TIMELINE) == seen
+        await watcher.close()
+    finally:
+        server.stop()
