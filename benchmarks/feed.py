@@ -120,7 +120,9 @@ class FeedMemory(Memory):
     """In the place of what a process remembers: the user's list, read with the positions in one statement."""
 
     def __init__(self, store: Store, since: VectorPosition) -> None:
-        super().__init__(lambda name: store.streams[name].positions(), store.caches.rooms_of, store.caches.room_changes)
+        super().__init__(
+            lambda name: store.streams[name].positions(), store.caches.rooms_of, store.caches.room_changes, store.caches.state_changes
+        )
         self._since = since
 
     async def news(self, conn: Connection, user_id: UserId, *, anew: bool = False) -> News:

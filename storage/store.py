@@ -40,7 +40,7 @@ from storage.queries.gaps import OpenGap
 from storage.queries.messages import Direction, Page
 from storage.queries.relations import RelationsPage
 from storage.queries.state_texts import StateMap
-from storage.queries.sync import Asked, Look, Memory, Sync, is_quiet, look, quiet, until_news
+from storage.queries.sync import Asked, Look, Memory, Sync, brief, is_brief, is_quiet, look, quiet, until_news
 from storage.queries.sync.candidates import News, rooms_of
 from storage.queries.sync.positions import events_of
 from storage.streams import SyncToken, VectorPosition
@@ -67,7 +67,9 @@ class Store:
         self.lost = identity.lost
         self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
         self.caches = _caches(database.config, streams)
-        self.memory = Memory(lambda name: streams[name].positions(), self.caches.rooms_of, self.caches.room_changes)
+        self.memory = Memory(
+            lambda name: streams[name].positions(), self.caches.rooms_of, self.caches.room_changes, self.caches.state_changes
+        )
         small = {name: StreamWriter(name, database, streams, identity.writer_nid) for name in ("account_data", "to_device", "receipts")}
         self.account_data = AccountData(small["account_data"])
         self.to_device = ToDevice(small["to_device"])
@@ -280,10 +282,10 @@ class Store:
 
     async def _looked(self, asked: Asked, *, waits: bool) -> Look:
         was_quiet = is_quiet(asked, self.memory)
-        if was_quiet:
+        if was_quiet or is_brief(asked, self.memory):
             async with self.database.connection() as conn:
-                if found := await quiet(conn, asked, self.memory):
-                    return await self._waited(conn, asked, *found) if waits else Look(found[0], ())
+                if found := await (quiet if was_quiet else brief)(conn, asked, self.memory):
+                    return await self._waited(conn, asked, *found) if waits and found[0].is_empty else Look(found[0], ())
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
             answer, news = await look(conn, asked, self.memory, anew=waits and was_quiet)
             return await self._waited(conn, asked, answer, news) if waits and answer.is_empty else Look(answer, ())

@@ -130,7 +130,9 @@ async def _sync_some(conn: Connection, given: Any) -> object:
     since = SyncToken.parse(given.since, given.deployment).position("events") or VectorPosition()
     heard = dict(await startup.positions(conn))
     heard["events"] = {writer: min(at, since.min) for writer, at in heard["events"].items()}
-    return await sync(conn, _asked(given), memory=Memory(lambda name: heard[name], Cache("rooms_of", 1), LastChange(1, 0)))
+    return await sync(
+        conn, _asked(given), memory=Memory(lambda name: heard[name], Cache("rooms_of", 1), LastChange(1, 0), LastChange(1, 0))
+    )
 
 
 def _pages(direction: messages.Direction) -> Ask:

@@ -203,6 +203,7 @@ class Caches(Generic[E, S]):
         self.rooms_of: Cache[RoomsOf] = Cache("rooms_of", memberships, lambda rooms: 1 + len(rooms.joined))
         self.states: Cache[S] = Cache("states", state_entries, lambda state: max(len(state), state_entries // STATES_MAX))
         self.room_changes = LastChange(rooms, listening_since)
+        self.state_changes = LastChange(rooms, listening_since)  # by events; what resolution changes is not told with a position
         self._by_name: dict[str, Cache[Any]] = {cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)}
 
     def counted(self) -> "dict[str, Cache[Any] | LastChange]":
@@ -254,6 +255,7 @@ class Caches(Generic[E, S]):
         if redacts is not None:
             self.events.forget((redacts,))
         if state_key is not None:
+            self.state_changes.note(room_id, position)
             self.current_state.forget((room_id,))
         if event_type == "m.room.member" and state_key is not None:
             self.rooms_of.forget((state_key,))

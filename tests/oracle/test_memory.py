@@ -17,7 +17,7 @@ import storage
 from storage import Store, Sync, SyncFilter
 from storage.ids import EventId, UserId
 from storage.persist import Origin, Outcome
-from storage.queries.sync import Asked, is_quiet, quiet, sync
+from storage.queries.sync import Asked, brief, is_quiet, quiet, sync
 from storage.streams.following import follow_once
 from storage.streams.registry import STREAMS
 from tests.conftest import _fresh_database
@@ -104,6 +104,9 @@ class TwoStores(StoreSubject):
                 self.ways["news after all" if found is None else "quiet"] += 1
             told.append(await sync(conn, asked, memory=memory))
             if since is not None:
+                timelines = await brief(conn, asked, memory)
+                told += [] if timelines is None else [timelines[0]]
+                self.ways["not brief" if timelines is None else "brief"] += 1
                 news = await memory.news(conn, asked.user_id)
                 position = asked.since.position("events") if asked.since is not None else None
                 assert position is not None
@@ -150,4 +153,4 @@ def test_what_is_remembered_changes_no_answer(server_dsn: str, template_name: st
 
     run_machine(Machine, examples=EXAMPLES, steps=20)
     if EXAMPLES >= 15:
-        assert {"all rooms", "some rooms", "no rooms", "quiet"} <= ways.keys()
+        assert {"all rooms", "some rooms", "no rooms", "quiet", "brief", "not brief"} <= ways.keys()

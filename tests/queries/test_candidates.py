@@ -56,11 +56,46 @@ async def test_nothing_new_takes_one_round_trip(store: Store, statements: Statem
     await append(store, room.message(ADMIN))
     round_trips(statements)
     assert set((await store.sync(LOCAL, since=since)).join) == {room.room_id}
-    assert round_trips(statements) == ["BEGIN", "WITH", "WITH", "COMMIT"], "no state has changed, so none is asked for"
+    assert round_trips(statements) == ["WITH"], "no state has changed, so none is asked for"
     await append(store, room.topic(ADMIN, "news"))
     round_trips(statements)
     assert (await store.sync(LOCAL, since=since)).join[room.room_id].state_after
     assert round_trips(statements) == ["BEGIN", "WITH", "WITH", "WITH", "COMMIT"]
+
+
+async def test_timelines_alone_take_one_round_trip(store: Store, statements: Statements) -> None:
+    """Of several rooms, and for whoever waits; with nothing that the user sees, too."""
+    rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(3)]
+    for room in rooms:
+        await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    await store.sync(LOCAL, since=since)
+    for room in rooms[:2]:
+        await append(store, room.message(ADMIN))
+    round_trips(statements)
+    answer = await store.sync(LOCAL, since=since, timeout_ms=60_000)
+    assert round_trips(statements) == ["WITH"]
+    assert set(answer.join) == {room.room_id for room in rooms[:2]}
+    nothing = SyncFilter(timeline=EventFilter(types=[]))
+    assert (await store.sync(LOCAL, since=since, filter=nothing)).next_batch == answer.next_batch
+    assert round_trips(statements) == ["WITH"]
+    lazy = SyncFilter(lazy_load_members=True)
+    assert [event.state_key for event in (await store.sync(LOCAL, since=since, filter=lazy)).join[rooms[0].room_id].state]
+    assert round_trips(statements) == ["BEGIN", "WITH", "WITH", "WITH", "COMMIT"], "members are state"
+
+
+async def test_timelines_and_more_than_was_heard_of_take_one_snapshot(dsn: str, store: Store, statements: Statements) -> None:
+    room, unheard = new_room(members=[LOCAL]), new_room(seed=1, members=[LOCAL])
+    await deliver(store, room)
+    await deliver(store, unheard)
+    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=ALONE) as other:
+        since = (await store.sync(LOCAL)).next_batch
+        await store.sync(LOCAL, since=since)
+        await append(store, room.message(ADMIN))
+        await append(other, unheard.message(ADMIN))
+        round_trips(statements)
+        assert set((await store.sync(LOCAL, since=since)).join) == {room.room_id, unheard.room_id}
+        assert round_trips(statements) == ["WITH", "BEGIN", "WITH", "WITH", "COMMIT"]
 
 
 async def test_whoever_waits_is_told_the_rooms_by_memory(store: Store, statements: Statements) -> None:

@@ -6,11 +6,11 @@
                   stripped state of: what invited and knocking users are shown of a room
 
 answer.py puts them together, results.py is what comes out, waiting.py is the long poll. Where nothing is new as far as a process has heard,
-it asks for the positions without a snapshot first, and if something is new after all, in the snapshot once more: so a look takes four
-statements at most.
+it asks for the positions alone first; where only timelines have gone on, for those, with the positions. One statement is a snapshot without a
+transaction. If there is more to tell after all, it is asked for in a snapshot of several: so a look takes four statements at most.
 """
 
-from storage.queries.sync.answer import Asked, is_quiet, look, quiet, sync
+from storage.queries.sync.answer import Asked, brief, is_brief, is_quiet, look, quiet, sync
 from storage.queries.sync.candidates import Memory
 from storage.queries.sync.results import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, RoomSummary, Sync, Timeline
 from storage.queries.sync.waiting import Look, until_news
@@ -26,6 +26,8 @@ __all__ = [
     "RoomSummary",
     "Sync",
     "Timeline",
+    "brief",
+    "is_brief",
     "is_quiet",
     "look",
     "quiet",

@@ -15,14 +15,14 @@ That the rooms of the user were the same ones throughout, from the token to the 
 after the token until they were read, and no change was told since then, which would have made them be forgotten.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.ids import RoomId, UserId
-from storage.queries.sync.positions import PURGED, STREAMS, reached_by, vector, writers
+from storage.queries.sync.positions import PURGED, STREAMS, WriterRow, reached_by, vector, writers
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 
@@ -134,10 +134,13 @@ class News:
 class Memory:
     """What a process remembers for its syncs. ``heard``: up to which position it has heard of a stream, by writer."""
 
-    def __init__(self, heard: Callable[[str], Mapping[str, int]], rooms_of: Cache[RoomsOf], changes: LastChange) -> None:
+    def __init__(
+        self, heard: Callable[[str], Mapping[str, int]], rooms_of: Cache[RoomsOf], changes: LastChange, state_changes: LastChange
+    ) -> None:
         self._heard = heard
         self._rooms_of = rooms_of
         self._changes = changes
+        self._state_changes = state_changes
 
     def is_quiet(self, user_id: UserId, since: VectorPosition) -> bool:
         """Whether nothing is new to the user as far as this process has heard."""
@@ -163,14 +166,44 @@ class Memory:
 
     async def still(self, conn: Connection, user_id: UserId) -> News | None:
         """The same in a smaller statement, if nothing was committed that this process has not heard of. None: something was."""
+        known = self.known(user_id)
+        return known.confirmed(await writers(conn, (*STREAMS, "caches")))
+
+    def known(self, user_id: UserId) -> "Known":
+        """What this process has heard and remembers, before it asks."""
         entry = self._rooms_of.get(user_id)
         heard = {name: dict(self._heard(name)) for name in HEARD}
-        rows = await writers(conn, (*STREAMS, "caches"))
-        if any(row.stream_id > heard[row.stream_name].get(row.instance_name, -1) for row in rows if row.stream_name in heard):
+        return Known(heard, None if isinstance(entry, Ticket) else entry, self._changes)
+
+    def has_state(self, user_id: UserId, since: VectorPosition) -> bool:
+        """Whether one of the rooms of the user has had a state event, as far as is remembered. It may still have state to tell if not."""
+        entry = self._rooms_of.peek(user_id)
+        return entry is not None and next(_changed(entry, self._state_changes, since), None) is not None
+
+
+class Known(NamedTuple):
+    """What a process has heard and remembers: up to where, by stream and writer; the rooms of a user, None: not known."""
+
+    heard: Mapping[str, Mapping[str, int]]
+    rooms_of: RoomsOf | None
+    changes: LastChange
+
+    @property
+    def upto(self) -> VectorPosition:
+        """Up to where it has heard of the events."""
+        return vector(self.heard["events"])
+
+    def candidates(self, since: VectorPosition) -> list[int] | None:
+        """As `News.candidates`, if nobody has committed anything else."""
+        return News(SyncToken(), self.rooms_of, frozenset(), self.changes).candidates(since)
+
+    def confirmed(self, rows: Iterable[WriterRow]) -> News | None:
+        """As known where the writers are there. None: somebody has committed what was not heard of."""
+        rows = tuple(rows)
+        if any(row.stream_id > self.heard[row.stream_name].get(row.instance_name, -1) for row in rows if row.stream_name in self.heard):
             return None
         reached = reached_by(rows)
-        rooms_of = None if isinstance(entry, Ticket) else entry
-        return News(reached.token, rooms_of, frozenset(), self._changes, reached.purged_upto)
+        return News(reached.token, self.rooms_of, frozenset(), self.changes, reached.purged_upto)
 
 
 async def read(conn: Connection, heard: Sequence[tuple[str, str, int]], user_id: UserId | None) -> list[NewsRow]:

@@ -24,6 +24,7 @@ from storage.database.connection import Connection
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, told_of
 from storage.queries.filters import ANY_ROOM, SyncFilter
+from storage.queries.sync.positions import WriterRow
 from storage.streams import VectorPosition
 
 SQL_ROOMS: Final[LiteralString] = """
@@ -193,6 +194,21 @@ CROSS JOIN LATERAL (  -- with all that is told of an event: to look it up by num
 WHERE r.membership NOT IN (3, 4)
 """
 
+SQL_ROOMS_AND_WRITERS: Final[LiteralString] = (
+    SQL_ROOMS
+    + """
+UNION ALL
+SELECT NULL, stream_name, instance_name, NULL, NULL, NULL, NULL, NULL, stream_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM stream_positions
+WHERE stream_name IN ('events', 'caches', 'account_data', 'receipts', 'to_device')
+UNION ALL
+SELECT NULL, 'purged', stream_name, NULL, NULL, NULL, NULL, NULL, purged_upto, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM purged_streams
+WHERE stream_name = 'events'
+"""
+)
+"""With what `positions.SQL_POSITIONS` tells, in the same snapshot, in the columns of a room: no number, the stream, the writer, "lower"."""
+
 
 class RoomRow(NamedTuple):
     """A room to tell of; or, with none of that but its number, an event of its timeline, or that none was looked at any more.
@@ -247,6 +263,7 @@ class Head(NamedTuple):
 
 EVENT: Final = len(Head._fields)
 """Where the columns of the event begin."""
+LOWER: Final = Head._fields.index("lower")
 
 
 @dataclass(slots=True)
@@ -278,16 +295,25 @@ class Stretch(NamedTuple):
 
 async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]:
     """The rooms with something to tell, latest activity first; one more than ``rooms_limit`` if there are more."""
-    below = asked.below or (None, None)
-    limit = None if asked.rooms_limit is None else asked.rooms_limit + 1
-    records = await conn.records(
-        SQL_ROOMS,
+    return _told(await conn.records(SQL_ROOMS, *_arguments(user_id, asked), row=RoomRow))
+
+
+async def rooms_and_writers(conn: Connection, user_id: UserId, asked: Stretch) -> tuple[list[Told], list[WriterRow]]:
+    """The same, with how far each writer is there (`positions.writers`)."""
+    records = await conn.records(SQL_ROOMS_AND_WRITERS, *_arguments(user_id, asked), row=RoomRow)
+    writers = [WriterRow(record[1], record[2], record[LOWER]) for record in records if record[0] is None]
+    return _told([record for record in records if record[0] is not None]), writers
+
+
+def _arguments(user_id: UserId, asked: Stretch) -> tuple[object, ...]:
+    """Of the statement."""
+    return (
         user_id,
         None if asked.since is None else asked.since.furthest(),
         asked.upto.furthest(),
         asked.full_state,
-        limit,
-        *below,
+        None if asked.rooms_limit is None else asked.rooms_limit + 1,
+        *(asked.below or (None, None)),
         asked.timeline_limit,
         *_parts(asked.since or asked.upto),
         list(asked.ignored),
@@ -296,8 +322,11 @@ async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]
         list(asked.filter.not_rooms),
         max(asked.rows_max, asked.timeline_limit + 1),
         *asked.filter.timeline.arguments,
-        row=RoomRow,
     )
+
+
+def _told(records: Sequence[Any]) -> list[Told]:
+    """The rooms of these rows, each with its timeline."""
     told = {record[0]: Told(head := Head._make(record[:EVENT]), [], head.after_gap) for record in records if record[1] is not None}
     for record in records:
         if record[1] is None:
