@@ -98,6 +98,21 @@ async def test_timelines_and_more_than_was_heard_of_take_one_snapshot(dsn: str, 
         assert round_trips(statements) == ["WITH", "BEGIN", "WITH", "WITH", "COMMIT"]
 
 
+async def test_state_that_was_not_heard_of_as_such_takes_one_snapshot(
+    store: Store, statements: Statements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by what resolution changes. It is never told by a second statement without a transaction."""
+    room = new_room(members=[LOCAL])
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    await store.sync(LOCAL, since=since)
+    await append(store, room.topic(ADMIN, "news"))
+    monkeypatch.setattr(store.memory, "has_state", lambda *_: False)
+    round_trips(statements)
+    assert (await store.sync(LOCAL, since=since)).join[room.room_id].state_after
+    assert round_trips(statements) == ["WITH", "BEGIN", "WITH", "WITH", "WITH", "COMMIT"]
+
+
 async def test_whoever_waits_is_told_the_rooms_by_memory(store: Store, statements: Statements) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
