@@ -20,8 +20,9 @@ from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import migrate
 from storage.errors import PurgeRefused, UnknownEvent
 from storage.ids import EventId
+from storage.maintenance.announce import announce_removed
+from storage.maintenance.hold import hold_still
 from storage.maintenance.purge import history, purge_history
-from storage.maintenance.purge.job import Job, count
 from storage.persist.context import Caches
 from storage.streams.following import follow_once
 from storage.testing import BuiltEvent, RoomBuilder, build_room
@@ -62,12 +63,12 @@ class Batch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._reached, self._go = asyncio.Event(), asyncio.Event()
-        monkeypatch.setattr(history, "count", self._stopped)
+        monkeypatch.setattr(history, "announce_removed", self._stopped)
 
-    async def _stopped(self, conn: Any, job: Job, **how: Any) -> Job:
+    async def _stopped(self, *given: Any) -> None:
         self._reached.set()
         await self._go.wait()
-        return await count(conn, job, **how)
+        await announce_removed(*given)
 
     async def beside(self, dsn: str, purging: Awaitable[Any], append: Awaitable[list[AppendResult]]) -> list[AppendResult]:
         """The answers to an append that was planned before the commit and is written after it."""
@@ -83,6 +84,32 @@ class Batch:
             await admin.close()
             self._go.set()
             await task
+        return await answers
+
+
+class Ahead:
+    """The first batch of a purge, stopped where its rows have gone and the room is not held yet. ``turns``: how often it came so far."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turns = 0
+        self._reached, self._go = asyncio.Event(), asyncio.Event()
+        monkeypatch.setattr(history, "hold_still", self._stopped)
+
+    async def _stopped(self, conn: Any, room_id: str) -> int:
+        self.turns += 1
+        self._reached.set()
+        await self._go.wait()
+        return await hold_still(conn, room_id)
+
+    async def beside(self, purging: Awaitable[Any], append: Awaitable[list[AppendResult]], *, wait: bool = True) -> list[AppendResult]:
+        """The answers to an append that was written meanwhile; or (not ``wait``) begun, as it wants what the purge has taken."""
+        task = asyncio.ensure_future(purging)
+        await self._reached.wait()
+        answers = asyncio.ensure_future(append)
+        await asyncio.wait([answers], timeout=None if wait else 0.1)
+        assert answers.done() is wait
+        self._go.set()
+        await task
         return await answers
 
 
@@ -121,6 +148,45 @@ async def test_what_stands_on_the_ends_of_the_room_is_written_as_it_was_planned(
     assert forgets.count == 0
     assert await findings(store) == []
     assert await one(store, "SELECT removals FROM rooms") > 0
+
+
+async def test_nobody_waits_while_the_rows_of_a_batch_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = chat()
+    await store.append(room.pdus)
+    point, parent = room.events[25], room.events[20]
+    late = room.at(parent.event_id).message(BOB, "late")
+    ahead = Ahead(monkeypatch)
+    [answer] = await ahead.beside(purging(store, room, point), store.append([late.pdu]))
+    assert answer.outcome == "stored"
+    assert ahead.turns < 4, "what stays makes a gap of its parent, which is no reason to begin anew"
+    assert await store.event(parent.event_id) is None
+    assert parent.event_id in {gap.event_id for gap in await store.gaps(room.room_id)}
+    assert await findings(store) == []
+
+
+async def test_a_batch_that_something_comes_to_need_is_done_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rejected event cites what was going: that stays, with the whole of what its batch was to be."""
+    room = chat()
+    await store.append(room.pdus)
+    point, cited = room.events[25], room.events[24]
+    forged = room.topic(BOB, "mine", auth=[cited, *room.events[:2]], expected="rejected")
+    ahead = Ahead(monkeypatch)
+    [answer] = await ahead.beside(purging(store, room, point), store.append([forged.pdu]))
+    assert answer.outcome == "rejected"
+    assert await store.event(cited.event_id) is not None
+    assert await findings(store) == []
+
+
+async def test_a_writer_that_wants_what_has_gone_ahead_comes_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the room and waits for the row, the purge has the row and waits for the room."""
+    room = chat()
+    await store.append(room.pdus)
+    point, target = room.events[25], room.events[24]
+    redaction = room.redact(ALICE, target.event_id)
+    [answer] = await Ahead(monkeypatch).beside(purging(store, room, point), store.append([redaction.pdu]), wait=False)
+    assert answer.outcome == "stored"
+    assert await store.event(target.event_id) is None
+    assert await findings(store) == []
 
 
 async def test_a_parent_that_goes_meanwhile_is_missing(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

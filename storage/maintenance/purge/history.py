@@ -7,7 +7,10 @@
                  what a rejected event cites: these until the end of the purge
 
 A batch is read before the room is held: what stands there does not change while the job runs, but for what moves up in the order, and then
-everything is looked up anew. The room is held still: writers go on with their plans, but for those that build on what has gone.
+everything is looked up anew. Its rows go before the room is held, too, as that is most of the work: then the room is held for no longer than
+it takes to see that nothing has arrived that they matter to, and to write what refers to them. If something has, or a writer wants
+one of the rows (which waits for us as we wait for it, so we give way), the batch is done again with the room held from the
+beginning. The room is held still: writers go on with their plans, but for those that build on what has gone.
 """
 
 from collections.abc import Sequence
@@ -16,13 +19,14 @@ from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
 from storage.database.names import TYPE_REDACTION
+from storage.errors import DatabaseConflict, DatabaseUnavailable
 from storage.maintenance.announce import announce_removed
 from storage.maintenance.hold import hold_still
 from storage.maintenance.purge.cut import Cut
 from storage.maintenance.purge.job import Job, count
-from storage.maintenance.purge.keeping import Keeping, Moved, Stand, keeping
+from storage.maintenance.purge.keeping import Keeping, Moved, Stand, keeping, stand_of
 from storage.maintenance.purge.pacing import Pace
-from storage.maintenance.purge.removal import Removal, TimelineRow, remove
+from storage.maintenance.purge.removal import Removal, TimelineRow, follow, take
 
 SQL_BELOW: Final[LiteralString] = """
 SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.type_nid, e.state_key_nid IS NOT NULL AS is_state,
@@ -58,6 +62,12 @@ FROM (
 ) AS e
 """
 
+SQL_WAIT_SHORTLY: Final[LiteralString] = "SET LOCAL lock_timeout = '200ms'"
+
+
+class Overtaken(Exception):  # noqa: N818  # a turn of the work, not an error
+    """Something has arrived that what was taken ahead matters to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -92,20 +102,46 @@ async def _walk(asked: Asked, job: Job, kept: Keeping) -> Job:
 
 
 async def _take(asked: Asked, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> Job:
-    async def work(conn: Connection) -> tuple[Job, int]:
-        await hold_still(conn, job.room_id)
-        asked.pace.held()
-        stand = await kept.since(conn)
-        removal = _sorted(stand, job, kept, rows)
-        gone = await remove(conn, kept, removal)
-        counted = await count(conn, job, deleted=len(removal.deleted), set_aside=len(removal.set_aside))
-        if gone:
-            await announce_removed(conn, job.room_id, "timeline", gone)
-        return counted, stand.position
-
     with asked.pace.measured():
-        job, kept.position = await asked.database.run(work)
+        try:
+            async with asked.database.transaction() as conn:
+                job, kept.position = await _ahead(conn, asked, job, kept, rows)
+        except (Overtaken, DatabaseConflict, DatabaseUnavailable):
+            job, kept.position = await asked.database.run(lambda conn: _held(conn, asked, job, kept, rows))
     return job
+
+
+async def _ahead(conn: Connection, asked: Asked, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> tuple[Job, int]:
+    """The rows first, then the room. `Overtaken`."""
+    await conn.execute(SQL_WAIT_SHORTLY)
+    expected = _sorted(await stand_of(conn, job.room_nid), job, kept, rows)
+    await take(conn, job.room_nid, expected)
+    counted = await count(conn, job, deleted=len(expected.deleted), set_aside=len(expected.set_aside))
+    await hold_still(conn, job.room_id)
+    asked.pace.held()
+    stand = await kept.since(conn)
+    removal = _sorted(stand, job, kept, rows)
+    if removal != expected:
+        raise Overtaken
+    await _follow(conn, job, kept, removal)
+    return counted, stand.position
+
+
+async def _held(conn: Connection, asked: Asked, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> tuple[Job, int]:
+    """The room first: nothing can come between."""
+    await hold_still(conn, job.room_id)
+    asked.pace.held()
+    stand = await kept.since(conn)
+    removal = _sorted(stand, job, kept, rows)
+    await take(conn, job.room_nid, removal)
+    counted = await count(conn, job, deleted=len(removal.deleted), set_aside=len(removal.set_aside))
+    await _follow(conn, job, kept, removal)
+    return counted, stand.position
+
+
+async def _follow(conn: Connection, job: Job, kept: Keeping, removal: Removal) -> None:
+    if gone := await follow(conn, kept, removal):
+        await announce_removed(conn, job.room_id, "timeline", gone)
 
 
 def _sorted(stand: Stand, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> Removal:

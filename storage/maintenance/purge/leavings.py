@@ -15,7 +15,7 @@ from storage.maintenance.hold import hold_still
 from storage.maintenance.purge.history import Asked
 from storage.maintenance.purge.job import Job, count
 from storage.maintenance.purge.keeping import Keeping, Stand, stand_of
-from storage.maintenance.purge.removal import Removal, TimelineRow, delete, remove
+from storage.maintenance.purge.removal import Removal, TimelineRow, delete, follow, take
 
 PAGE: Final = 2_000
 GROUPS: Final = 500
@@ -251,8 +251,9 @@ async def _sweep(asked: Asked, job: Job, kept: Keeping, leavings: Leavings, batc
         staying = [nid for nid in going if not leavings.rows[nid].outlier]
         changed: list[str] = []
         if staying:
-            rows = await conn.fetch(SQL_ROWS, staying, row=TimelineRow)
-            changed = await remove(conn, kept, Removal(deleted=rows))
+            removal = Removal(deleted=await conn.fetch(SQL_ROWS, staying, row=TimelineRow))
+            await take(conn, job.room_nid, removal)
+            changed = await follow(conn, kept, removal)
         outliers = [nid for nid in going if leavings.rows[nid].outlier]
         swept = await delete(conn, job.room_nid, outliers, outliers, outliers_only=True)
         counted = await count(conn, job, swept=swept, deleted=len(staying), phase="leavings")

@@ -174,12 +174,8 @@ class Removal:
         return [*self.deleted, *self.set_aside]
 
 
-async def remove(conn: Connection, keeping: Keeping, removal: Removal) -> list[str]:
-    """Do it, in a transaction in which the room is held; the ids of what has gone and of gaps that changed: what writers must forget."""
-    room_nid, removed = keeping.room_nid, removal.removed
-    nids = [row.event_nid for row in removed]
-    for row in removal.staying:
-        keeping.name(row.event_nid, row.prev_events)
+async def take(conn: Connection, room_nid: int, removal: Removal) -> None:
+    """Take the rows of events out of the timeline. What refers to them is to `follow` in the same transaction."""
     if removal.deleted:
         chained = [row.event_nid for row in removal.deleted if row.is_state]
         await delete(conn, room_nid, [row.event_nid for row in removal.deleted], chained)
@@ -187,6 +183,14 @@ async def remove(conn: Connection, keeping: Keeping, removal: Removal) -> list[s
         await conn.execute(SQL_SET_ASIDE, room_nid, [row.event_nid for row in removal.set_aside])
     if removal.leavings:
         await conn.execute(SQL_LEAVE, room_nid, list(removal.leavings), list(removal.leavings.values()))
+
+
+async def follow(conn: Connection, keeping: Keeping, removal: Removal) -> list[str]:
+    """What refers to them, with the room held; the ids of what has gone and of gaps that changed: what writers must forget."""
+    room_nid, removed = keeping.room_nid, removal.removed
+    nids = [row.event_nid for row in removed]
+    for row in removal.staying:
+        keeping.name(row.event_nid, row.prev_events)
     changed: list[str] = []
     if removed:
         changed = await conn.fetchvals(SQL_SHRINK_GAPS, list({parent for row in removed for parent in row.prev_events}), nids)
