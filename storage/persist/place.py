@@ -113,7 +113,7 @@ def _in_order(
 class Ends(NamedTuple):
     """The forward extremities after an event, and the gaps that it covers besides those of its own parents.
 
-    ``dropped``: what would be an extremity too, and is left out (`storage.persist.pruning`).
+    ``dropped``: what would be an extremity too, and is left out (`storage.persist.pruning`), or has lost what stood on it (`has_lost_cover`).
     """
 
     extremities: dict[int, None]
@@ -140,6 +140,15 @@ def ends_after(draft: Draft, room: RoomDraft, row: EventRow, parents: Iterable[E
     if _may_end(row) and not covered:
         left[row.event_nid] = None
     return ends
+
+
+def has_lost_cover(draft: Draft, room: RoomDraft, row: EventRow, gap: MissingRow) -> bool:
+    """Whether an event arrives that is no extremity, though what stood on it was purged since: it is to be remembered that it is none."""
+    if not (gap.covered and room.row.removals and _may_end(row)):
+        return False
+    draft.ensure_rows(gap.child_nids)
+    children = (draft.find_row(nid) for nid in gap.child_nids)
+    return not any(child is not None and not child.outlier and _may_end(child) for child in children)
 
 
 def _may_end(row: EventRow) -> bool:

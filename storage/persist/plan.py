@@ -15,7 +15,7 @@ from storage.ids import EventId
 from storage.persist import audience, plain, pruning, redactions
 from storage.persist.cover import cover
 from storage.persist.draft import Delta, Draft, Membership, RoomDraft, room_of
-from storage.persist.place import Ends, Parents, Placement, ends_after, parents_of, place
+from storage.persist.place import Ends, Parents, Placement, ends_after, has_lost_cover, parents_of, place
 from storage.persist.receive import Verdict, auth_nids, auth_rows_of, verdict
 from storage.persist.results import AppendResult, Origin, stored
 from storage.persist.rows import EventRow
@@ -155,10 +155,12 @@ def _decide(
 
 def _ends(step: Step, row: EventRow, parents: Parents, placement: Placement, *, live: bool) -> Ends | None:
     """The room's ends if the event changes them: it is accepted and live, or an extremity stands on it."""
-    covered = placement.arrived is not None and placement.arrived.covered
+    gap = placement.arrived
+    covered = gap is not None and gap.covered
     if not (covered or (live and row.accepted)):
         return None
-    return ends_after(step.draft, step.room, row, parents.held, covered=covered)
+    ends = ends_after(step.draft, step.room, row, parents.held, covered=covered)
+    return ends._replace(dropped=[row.event_nid]) if gap is not None and has_lost_cover(step.draft, step.room, row, gap) else ends
 
 
 def _states(step: Step, row: EventRow, before: Group, ends: Ends | None) -> tuple[Group, Group | None, Ends | None]:
@@ -169,7 +171,7 @@ def _states(step: Step, row: EventRow, before: Group, ends: Ends | None) -> tupl
     if ends is None or alone:
         return after, None if ends is None else after, ends
     kept = pruning.kept(step, extremities, row, after)
-    ends = ends._replace(extremities=kept, dropped=[nid for nid in extremities if nid not in kept])
+    ends = ends._replace(extremities=kept, dropped=[*ends.dropped, *(nid for nid in extremities if nid not in kept)])
     return after, current_after(step, kept, row.event_nid, after), ends
 
 

@@ -124,6 +124,78 @@ async def test_a_redaction_of_what_was_purged_is_done_again(store: Store) -> Non
     assert await findings(store) == []
 
 
+async def test_who_saw_what_is_gone_is_forgotten(store: Store) -> None:
+    """Audiences and ranges go with the events they speak of; what stays is seen by whom it was seen, and so is what comes, or comes back."""
+    room = RoomBuilder("11")
+    room.start(ALICE, name="The pantry")
+    room.history_visibility(ALICE, "joined")
+    for number in range(2, 20):  # each is there for a while only
+        user = room.user(number, SERVER)
+        room.join(user)
+        room.message(user, "hello")
+        room.leave(user)
+    room.join(BOB)
+    room.message(BOB, "I am late")
+    guest = room.user(20, SERVER)
+    room.join(guest)
+    room.message(ALICE, "welcome")
+    await store.append(room.pdus)
+    await store.sync(ALICE)
+    point = len(room.events) - 4
+    read = [event.event_id for event in (await store.messages(room.room_id, guest, limit=2)).chunk]
+    rows = "SELECT count(*) FROM visibility JOIN principals USING (principal_nid) WHERE name ~ '^@u'"
+    assert await value(store, rows) == 19
+    assert await purge(store, room, point, local=True) > 50
+    assert await value(store, rows) < 5, "but for whom a state group's audience is seen by that stays"
+    assert await findings(store) == []
+    assert [event.event_id for event in (await store.messages(room.room_id, guest, limit=2)).chunk] == read
+    back = room.events[point - 1]
+    [answer] = await store.append([back.pdu], origin="backfill", state_before={back.event_id: sorted(back.state_before.values())})
+    assert answer.outcome == "stored"
+    room.leave(guest)
+    room.message(BOB, "still here")
+    assert {one.outcome for one in await store.append(room.pdus[-2:])} == {"stored"}
+    assert await findings(store) == []
+    assert await purge(store, room, len(room.events) - 1, local=True) > 3
+    assert await findings(store) == []
+
+
+async def test_what_came_back_and_is_an_extremity_stays(store: Store) -> None:
+    """Set aside by one purge, sent again, with nothing on top of it; the next purge may not take it for a leaving of the first."""
+    room = RoomBuilder("11")
+    room.start(ALICE, name="The pantry")
+    back = room.message(ALICE, "jam")
+    for number in range(10):
+        room.message(ALICE, f"message {number}")
+    await store.append(room.pdus)
+    await purge(store, room, len(room.events) - 1, local=False)
+    assert await value(store, "SELECT outlier FROM events WHERE event_id = $1::text", back.event_id), "a local user sent it"
+    [answer] = await store.append([back.pdu], state_before={back.event_id: sorted(back.state_before.values())})
+    assert answer.outcome == "stored"
+    assert back.event_id in await store.forward_extremities(room.room_id)
+    new = [room.message(ALICE, f"more {number}") for number in range(5)]
+    assert {one.outcome for one in await store.append([event.pdu for event in new])} == {"stored"}
+    await purge(store, room, len(room.events) - 1, local=True)
+    assert await findings(store) == []
+    assert {back.event_id, new[-1].event_id} == set(await store.forward_extremities(room.room_id))
+    assert await store.event(back.event_id) is not None
+
+
+async def test_what_came_back_under_what_is_gone_is_no_extremity(store: Store) -> None:
+    """Only what was not accepted names it still; what was, and covered it, has been purged."""
+    room = chat(10)
+    target = room.events[8]
+    rejected = room.at(target.event_id).topic(BOB, "mine", expected="rejected")
+    await store.append(room.pdus)
+    assert await purge(store, room, len(room.events) - 2, local=True) > 5
+    gaps = {gap.event_id for gap in await store.gaps(room.room_id)}
+    assert (target.event_id in gaps) is (await store.event(rejected.event_id) is not None)
+    [answer] = await store.append([target.pdu], state_before={target.event_id: sorted(target.state_before.values())})
+    assert answer.outcome == "stored"
+    assert await findings(store) == []
+    assert target.event_id not in await store.forward_extremities(room.room_id)
+
+
 async def test_purging_twice_takes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "COUNTED", 4)
     room = chat(20)

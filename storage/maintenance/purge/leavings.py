@@ -50,14 +50,14 @@ ORDER BY state_group
 LIMIT $3::bigint
 """
 
+SQL_HORIZON: Final[LiteralString] = """
+SELECT pg_snapshot_xmin(pg_current_snapshot())::xid::text
+"""
+
 SQL_NEW_GROUPS: Final[LiteralString] = """
-SELECT g.state_group AS nid, COALESCE(g.event_nids, '{}') || COALESCE(g.member_event_nids, '{}') AS event_nids
-FROM (
-    SELECT state_group FROM state_groups WHERE room_nid = $1::int
-    EXCEPT
-    SELECT unnest($2::bigint[])
-) AS n
-JOIN state_groups g USING (state_group)
+SELECT state_group AS nid, COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
+FROM state_groups
+WHERE room_nid = $1::int AND age(xmin) <= age($2::text::xid)
 """
 
 SQL_TIMELINE: Final[LiteralString] = """
@@ -83,7 +83,7 @@ WHERE room_nid = $1::int AND NOT outlier AND stream_ordering > $2::bigint
 UNION ALL
 SELECT event_nid AS nid, array_remove(array_append(auth_events, redacted_by), NULL)
 FROM events
-WHERE room_nid = $1::int AND outlier
+WHERE room_nid = $1::int AND outlier AND age(xmin) <= age($3::text::xid)
 """
 
 SQL_MEMBERS: Final[LiteralString] = """
@@ -138,14 +138,14 @@ class PlacedRow(NamedTuple):
 
 
 class Leavings:
-    """The leavings of a room, and who needs which."""
+    """The leavings of a room, and who needs which. ``horizon``: what was committed by an older transaction (xid) has been looked at."""
 
-    def __init__(self, job: Job, position: int, write_version: int) -> None:
+    def __init__(self, job: Job, position: int, write_version: int, horizon: str) -> None:
         self.job = job
         self.position = position
         self.write_version = write_version
+        self.horizon = horizon
         self.rows: dict[int, LeavingRow] = {}
-        self.groups: set[int] = set()
         self.needed: set[int] = set()
 
     def need(self, nids: Iterable[int]) -> None:
@@ -198,7 +198,7 @@ async def _look(database: Database, job: Job) -> Leavings:
     async def begin(conn: Connection) -> Leavings:
         await hold_still(conn, job.room_id)
         stand = await stand_of(conn, job.room_nid)
-        return Leavings(job, stand.position, stand.write_version)
+        return Leavings(job, stand.position, stand.write_version, await conn.fetchval(SQL_HORIZON))
 
     leavings = await database.run(begin)
     room_nid, cut = job.room_nid, job.cut
@@ -218,7 +218,6 @@ async def _roots(conn: Connection, leavings: Leavings) -> None:
     at = 0
     while groups := await conn.fetch(SQL_GROUPS, room_nid, at, GROUPS, row=NamingRow):
         for group in groups:
-            leavings.groups.add(group.nid)
             leavings.need(group.event_nids)
         at = groups[-1].nid
     nids = list(leavings.rows)
@@ -247,6 +246,7 @@ async def _sweep(asked: Asked, job: Job, kept: Keeping, leavings: Leavings, batc
         stand = await kept.since(conn)
         if stand.write_version != leavings.write_version:
             await _since(conn, leavings)
+        leavings.need(stand.forward_extremities)  # such as came back, with nothing on top of it
         going = [nid for nid in batch if nid not in leavings.needed]
         staying = [nid for nid in going if not leavings.rows[nid].outlier]
         changed: list[str] = []
@@ -270,10 +270,10 @@ async def _sweep(asked: Asked, job: Job, kept: Keeping, leavings: Leavings, batc
 
 async def _since(conn: Connection, leavings: Leavings) -> None:
     """What was written since the last look may need some of the leavings."""
-    room_nid = leavings.job.room_nid
-    for one in await conn.fetch(SQL_SINCE, room_nid, leavings.position, row=NamingRow):
+    room_nid, horizon = leavings.job.room_nid, await conn.fetchval(SQL_HORIZON)
+    for one in await conn.fetch(SQL_SINCE, room_nid, leavings.position, leavings.horizon, row=NamingRow):
         if one.nid not in leavings.rows:
             leavings.need(one.event_nids)
-    for group in await conn.fetch(SQL_NEW_GROUPS, room_nid, list(leavings.groups), row=NamingRow):
-        leavings.groups.add(group.nid)
+    for group in await conn.fetch(SQL_NEW_GROUPS, room_nid, leavings.horizon, row=NamingRow):
         leavings.need(group.event_nids)
+    leavings.horizon = horizon

@@ -17,6 +17,7 @@ from storage.maintenance.purge.keeping import Moved
 from storage.maintenance.purge.leavings import sweep
 from storage.maintenance.purge.pacing import Pace, Watcher
 from storage.maintenance.purge.retention import policies
+from storage.maintenance.purge.trimming import forget_blind
 from storage.maintenance.purge.whole import hide, purge_tables, refuse_joined
 
 DELTAS: Final = 1_000
@@ -290,8 +291,9 @@ async def _groups(asked: Asked, job: Job) -> Job:
 
 
 async def _end(asked: Asked, job: Job) -> Job:
-    """What is left: stretches in which nothing strays any more, and the caches of other processes."""
+    """What is left: who saw what is gone, stretches in which nothing strays any more, and the caches of other processes."""
     collected = await collect(asked.database, job.room_id)
+    await forget_blind(asked, job)
 
     async def work(conn: Connection) -> Job:
         await hold(conn, job.room_id)
