@@ -9,6 +9,7 @@ and were about to refer to it are refused (storage/persist/footing.py); one row 
 Groups are deleted from the ends of paths inwards, so that what is left between two batches can be read at any time.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
 
@@ -54,31 +55,33 @@ WHERE r.room_id = $1::text AND NOT e.outlier
 """
 
 SQL_DELETE: Final[LiteralString] = """
-WITH
-candidate AS (
-    SELECT unnest($2::bigint[]) AS state_group
-),
-used_since AS (
+WITH RECURSIVE
+new AS (  -- used since, or written since and used by no event
     SELECT state_group_before AS state_group FROM events WHERE room_nid = $1::int AND stream_ordering > $3::bigint
     UNION
     SELECT state_group_after FROM events WHERE room_nid = $1::int AND stream_ordering > $3::bigint
     UNION
     SELECT current_state_group FROM rooms WHERE room_nid = $1::int
+    UNION
+    SELECT state_group FROM state_groups WHERE room_nid = $1::int AND age(xmin) <= age($4::text::xid)
 ),
-free AS (
-    SELECT state_group FROM candidate
-    EXCEPT
-    SELECT state_group FROM used_since
-),
-kept AS (  -- what any group that stays folds: also one that was written since, and that no event refers to
-    SELECT g.state_group - unnest(g.back) AS state_group
-    FROM state_groups g
-    WHERE g.room_nid = $1::int AND NOT EXISTS (SELECT FROM free f WHERE f.state_group = g.state_group)
+kept AS (  -- and what these fold, and what that folds itself: whatever stays can be read
+    SELECT state_group
+    FROM new
+    UNION
+    SELECT g.state_group - b.distance
+    FROM kept k
+    CROSS JOIN LATERAL (SELECT x.* FROM state_groups x WHERE x.state_group = k.state_group OFFSET 0) AS g
+    CROSS JOIN unnest(g.back) AS b (distance)
 )
 DELETE FROM state_groups
-WHERE state_group IN (SELECT state_group FROM free EXCEPT SELECT state_group FROM kept)
+WHERE state_group IN (SELECT unnest($2::bigint[]) EXCEPT SELECT state_group FROM kept)
     AND room_nid = $1::int
 RETURNING state_group
+"""
+
+SQL_HORIZON: Final[LiteralString] = """
+SELECT pg_snapshot_xmin(pg_current_snapshot())::xid::text
 """
 
 FOUND_MAX: Final = 100_000  # groups looked up at a time
@@ -93,21 +96,24 @@ class Collected(NamedTuple):
 
 
 class Garbage(NamedTuple):
-    """Groups that were not needed when the room's latest event stood at ``upto``."""
+    """Groups that were not needed when the room's latest event stood at ``upto``, by what was committed by transactions before ``horizon`` (xid)."""
 
     state_groups: list[int]
     upto: int
+    horizon: str
 
 
 async def collect(database: Database, room_id: str, *, batch: int = DELETED_MAX) -> Collected:
-    """Delete the groups of a room that nothing refers to, ``batch`` at a time. Writers may go on. `UnknownRoom`."""
+    """Delete the groups of a room that nothing refers to, ``batch`` at a time, with pauses (`Config.purge_pause_ms`) for writers. `UnknownRoom`."""
     await introduce(database)
     deleted = 0
     while True:
         garbage = await find(database, room_id)
         freed = 0
         for start in range(0, len(garbage.state_groups), batch):
-            freed += await _delete(database, room_id, garbage.state_groups[start : start + batch], garbage.upto)
+            if start:
+                await asyncio.sleep(database.config.purge_pause_ms / 1000)
+            freed += await _delete(database, room_id, garbage._replace(state_groups=garbage.state_groups[start : start + batch]))
         deleted += freed
         if not freed or len(garbage.state_groups) < FOUND_MAX:
             return Collected(room_id, deleted)
@@ -124,15 +130,16 @@ async def collect_all(database: Database, *, batch: int = DELETED_MAX) -> AsyncI
 async def find(database: Database, room_id: str) -> Garbage:
     """The groups of a room that nothing refers to, ends of paths first. Reads only."""
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        return Garbage(await conn.fetchvals(SQL_GARBAGE, room_id, FOUND_MAX), await conn.fetchval(SQL_LATEST, room_id))
+        horizon = await conn.fetchval(SQL_HORIZON)
+        return Garbage(await conn.fetchvals(SQL_GARBAGE, room_id, FOUND_MAX), await conn.fetchval(SQL_LATEST, room_id), horizon)
 
 
-async def _delete(database: Database, room_id: str, state_groups: list[int], upto: int) -> int:
+async def _delete(database: Database, room_id: str, garbage: Garbage) -> int:
     """Delete those that are still not needed; how many."""
 
     async def work(conn: Connection) -> int:
         room_nid = await hold_still(conn, room_id)
-        deleted: list[int] = await conn.fetchvals(SQL_DELETE, room_nid, state_groups, upto)
+        deleted: list[int] = await conn.fetchvals(SQL_DELETE, room_nid, *garbage)
         if deleted:
             await announce_removed(conn, room_id, "state_groups", map(str, deleted))
         return len(deleted)
