@@ -139,7 +139,7 @@ class Config:
     """How long a purge means to hold a room's writers up at a time."""
 
     purge_pause_ms: int = 150
-    """Pause between two such transactions."""
+    """Pause between two such transactions, and between two in which state groups are collected."""
 
     retention_lifetime_ms_default: int = 0
     """How long history of rooms is kept that have no m.room.retention of their own, for `room-storage purge --retention`. 0: for ever."""

@@ -16,6 +16,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection, Database
 from storage.maintenance.announce import announce_removed, introduce
 from storage.maintenance.hold import hold_still
+from storage.maintenance.horizon import horizon
 from storage.maintenance.verify.run import all_rooms
 
 SQL_GARBAGE: Final[LiteralString] = """
@@ -80,10 +81,6 @@ WHERE state_group IN (SELECT unnest($2::bigint[]) EXCEPT SELECT state_group FROM
 RETURNING state_group
 """
 
-SQL_HORIZON: Final[LiteralString] = """
-SELECT pg_snapshot_xmin(pg_current_snapshot())::xid::text
-"""
-
 FOUND_MAX: Final = 100_000  # groups looked up at a time
 DELETED_MAX: Final = 1_000  # groups deleted in one transaction
 
@@ -130,8 +127,8 @@ async def collect_all(database: Database, *, batch: int = DELETED_MAX) -> AsyncI
 async def find(database: Database, room_id: str) -> Garbage:
     """The groups of a room that nothing refers to, ends of paths first. Reads only."""
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        horizon = await conn.fetchval(SQL_HORIZON)
-        return Garbage(await conn.fetchvals(SQL_GARBAGE, room_id, FOUND_MAX), await conn.fetchval(SQL_LATEST, room_id), horizon)
+        seen = await horizon(conn)
+        return Garbage(await conn.fetchvals(SQL_GARBAGE, room_id, FOUND_MAX), await conn.fetchval(SQL_LATEST, room_id), seen)
 
 
 async def _delete(database: Database, room_id: str, garbage: Garbage) -> int:

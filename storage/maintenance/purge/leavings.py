@@ -12,6 +12,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection, Database
 from storage.maintenance.announce import announce_removed
 from storage.maintenance.hold import hold_still
+from storage.maintenance.horizon import horizon
 from storage.maintenance.purge.history import Asked
 from storage.maintenance.purge.job import Job, count
 from storage.maintenance.purge.keeping import Keeping, Stand, stand_of
@@ -48,10 +49,6 @@ FROM state_groups
 WHERE room_nid = $1::int AND state_group > $2::bigint
 ORDER BY state_group
 LIMIT $3::bigint
-"""
-
-SQL_HORIZON: Final[LiteralString] = """
-SELECT pg_snapshot_xmin(pg_current_snapshot())::xid::text
 """
 
 SQL_NEW_GROUPS: Final[LiteralString] = """
@@ -198,7 +195,7 @@ async def _look(database: Database, job: Job) -> Leavings:
     async def begin(conn: Connection) -> Leavings:
         await hold_still(conn, job.room_id)
         stand = await stand_of(conn, job.room_nid)
-        return Leavings(job, stand.position, stand.write_version, await conn.fetchval(SQL_HORIZON))
+        return Leavings(job, stand.position, stand.write_version, await horizon(conn))
 
     leavings = await database.run(begin)
     room_nid, cut = job.room_nid, job.cut
@@ -270,10 +267,10 @@ async def _sweep(asked: Asked, job: Job, kept: Keeping, leavings: Leavings, batc
 
 async def _since(conn: Connection, leavings: Leavings) -> None:
     """What was written since the last look may need some of the leavings."""
-    room_nid, horizon = leavings.job.room_nid, await conn.fetchval(SQL_HORIZON)
+    room_nid, seen = leavings.job.room_nid, await horizon(conn)
     for one in await conn.fetch(SQL_SINCE, room_nid, leavings.position, leavings.horizon, row=NamingRow):
         if one.nid not in leavings.rows:
             leavings.need(one.event_nids)
     for group in await conn.fetch(SQL_NEW_GROUPS, room_nid, leavings.horizon, row=NamingRow):
         leavings.need(group.event_nids)
-    leavings.horizon = horizon
+    leavings.horizon = seen

@@ -150,15 +150,15 @@ async def brief(conn: Connection, asked: Asked, memory: Memory) -> tuple[Sync, N
     It asks for the rooms that have changed as far as this process has heard, and along with that how far the streams are. None: further than
     was heard, or there is state to tell, or it is not remembered what has changed.
     """
-    told = memory.known(asked.user_id)
-    upto, since = told.upto, events_of(asked.since or SyncToken()).meet(told.upto)
-    among = told.candidates(since)
+    known = memory.known(asked.user_id)
+    upto, since = known.upto, events_of(asked.since or SyncToken()).meet(known.upto)
+    among = known.candidates(since)
     if among is None:
         return None
     limit, rows_max = asked.timeline_limit, asked.rows_max
     stretch = Stretch(since, upto, limit, ignored=asked.ignored, room_nids=among, filter=asked.filter, rows_max=rows_max)
     found, writers = await rooms_and_writers(conn, asked.user_id, stretch)
-    news = told.confirmed(writers)
+    news = known.confirmed(writers)
     if news is None or events_of(news.token) != upto or since.min < news.purged_upto or news.candidates(since) != among:
         return None
     if any(room.row.whole or room.row.has_state or room.row.membership != JOIN for room in found):
