@@ -310,6 +310,8 @@ async def finished(soak: Soak, store: Store, clients: list[Client]) -> list[str]
             told.append(f"{client.user_id}: messages to the device lost: {lost}")
         if heard & client.failed:
             told.append(f"{client.user_id}: messages that were said not to be written came: {heard & client.failed}")
+    async with store.database.connection() as conn:
+        await conn.execute("ANALYZE")  # a crash of Postgres loses what autovacuum goes by
     told += [str(finding) async for finding in verify(store.database, server_name=SERVER)]
     async with store.database.connection() as conn:
         soak.counts["rooms"], soak.counts["events"] = (

@@ -71,24 +71,27 @@ async def test_the_room_goes_on_after_collecting(store: Store, room: RoomBuilder
     assert await findings(store) == []
 
 
-async def test_collecting_beside_appends(store: Store, room: RoomBuilder) -> None:
-    stop = False
+async def test_collecting_beside_appends(dsn: str, room: RoomBuilder) -> None:
+    """There is garbage from the beginning, so that something is freed however the collector and the writer take turns."""
+    appended = asyncio.Event()
 
-    async def collecting() -> int:
+    async def collecting(store: Store) -> int:
         freed = 0
-        while not stop:
+        while not appended.is_set():
             freed += (await collect(store.database, room.room_id, batch=3)).state_groups
         return freed
 
-    await store.append(room.pdus[:5])
-    collector = asyncio.create_task(collecting())
-    for at in range(5, len(room.pdus), 3):
-        results = await store.append(room.pdus[at : at + 3])
-        assert {result.outcome for result in results} <= {"stored", "soft_failed"}
-    stop = True
-    assert await collector
-    assert await store.current_state(room.room_id) == dict(room.state)
-    assert await findings(store) == []
+    async with storage.open(dsn, server_name=SERVER, config=storage.Config(purge_pause_ms=1)) as store:
+        for pdu in room.pdus[:150]:
+            await store.append([pdu])
+        collector = asyncio.create_task(collecting(store))
+        for at in range(150, len(room.pdus), 3):
+            results = await store.append(room.pdus[at : at + 3])
+            assert {result.outcome for result in results} <= {"stored", "soft_failed"}
+        appended.set()
+        assert await collector
+        assert await store.current_state(room.room_id) == dict(room.state)
+        assert await findings(store) == []
 
 
 async def test_a_group_that_was_taken_up_again_since_the_look_is_kept(store: Store, room: RoomBuilder) -> None:
