@@ -47,7 +47,7 @@ def _difference(draft: Draft, conflicted: Iterable[int], everywhere: "Everywhere
     while front:
         parents = _parents(draft, front) - seen
         seen |= parents
-        draft.ensure_places(parents)
+        draft.ensure_standing(parents)
         apart = {nid for nid in parents if not everywhere.has(draft, nid)}
         front = apart - common.reached(apart)
         found.update(front)

@@ -285,6 +285,14 @@ class Reader:
             raise Needs("events", unknown)
         return found
 
+    def at_hand(self, event_id: str) -> tuple[EventRow, Event] | None:
+        """The row of an event and its content, if both are in memory; None says nothing about the event."""
+        if self.pending is not None and self.pending.event_id == event_id:
+            return None if self.pending_event is None else (self.pending, self.pending_event)
+        row = self.rows.get(event_id) or self.caches.rows.get(event_id)
+        event = None if row is None else self.events.get(row.event_nid) or self.caches.events.get(row.event_nid)
+        return None if row is None or event is None else (row, event)
+
     def group(self, state_group: int) -> Group:
         """A state group with its whole state."""
         group = self.groups.get(state_group) or self.caches.groups.get(state_group)
@@ -392,6 +400,12 @@ class Reader:
     def ensure_places(self, event_nids: Iterable[int]) -> None:
         """Have the places of these events."""
         self._ensure("places", event_nids, self.places, self.caches.places)
+
+    def ensure_standing(self, event_nids: Iterable[int]) -> None:
+        """Have the places and rows of these events, to walk on from them."""
+        unknown = [nid for nid in event_nids if (nid not in self.places and nid not in self.caches.places) or self.known_row(nid) is None]
+        if unknown:
+            raise Needs("standing", unknown)
 
     def ensure_visible(self, room_nid: int, principal_nids: Iterable[int]) -> None:
         """Have the visibility rows of these principals."""

@@ -15,6 +15,7 @@ from storage.persist.ahead import load_ahead
 from storage.persist.closures import load_closures
 from storage.persist.context import Needs
 from storage.persist.draft import BLOCK_LENGTHS, Blocks, Draft
+from storage.persist.elders import PlaceRow, load_elders, powers, without_content
 from storage.persist.prefetch import Lacking
 from storage.persist.questions import ANSWERS, keep_rows
 from storage.persist.rows import UNSEEN, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
@@ -214,14 +215,6 @@ class NumberRow(NamedTuple):
     opened_topological: int | None
 
 
-class PlaceRow(NamedTuple):
-    """A place in the chain cover."""
-
-    event_nid: int
-    chain_nid: int
-    sequence_number: int
-
-
 class ChainRow(NamedTuple):
     """The last number of a chain (no target), or up to where it reaches another."""
 
@@ -245,7 +238,7 @@ def tells_of(needs: Needs, draft: Draft) -> bool:
     if needs.kind == "ahead":
         asked = [one for one in needs.keys if isinstance(one, Lacking)]
         return all(draft.new_events.keys().isdisjoint(one.contents) and not (one.events and gaps) for one in asked)
-    return not (needs.kind in ("event_ids", "gap_nids") and gaps)
+    return not (needs.kind in ("event_ids", "cited", "gap_nids") and gaps)
 
 
 async def fill_blocks(conn: Connection, blocks: Blocks, wanted: dict[str, int]) -> None:
@@ -296,6 +289,22 @@ async def _event_nids(conn: Connection, draft: Draft, keys: Collection[int]) -> 
 async def _events(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
     for row in await conn.fetch(SQL_CONTENT, list(keys), row=ContentRow):
         draft.events[row.event_nid] = load_event(row.json, row.room_version, row.event_id, redacted=row.redacted_form)
+
+
+async def _cited(conn: Connection, draft: Draft, keys: Collection[str]) -> None:
+    if unknown := [key for key in keys if key not in draft.rows and key not in draft.caches.rows]:
+        await _event_ids(conn, draft, unknown)
+    rows = [row for key in keys if (row := draft.rows.get(key) or draft.caches.rows.get(key)) is not None]
+    nids = {row.event_nid for row in rows}.union(await load_elders(conn, draft, powers(rows), _event_nids))
+    if lacking := without_content(draft, nids):
+        await _events(conn, draft, lacking)
+
+
+async def _standing(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
+    await load_elders(conn, draft, keys, _event_nids)
+    _check_places(draft, keys)
+    for key in keys:
+        draft.row_of(key)
 
 
 async def _groups(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
@@ -371,6 +380,10 @@ async def _audiences(conn: Connection, draft: Draft, keys: Collection[tuple[int,
 async def _places(conn: Connection, draft: Draft, keys: Collection[int]) -> None:
     for row in await conn.fetch(SQL_PLACES, list(keys), row=PlaceRow):
         draft.places[row.event_nid] = Place(row.chain_nid, row.sequence_number)
+    _check_places(draft, keys)
+
+
+def _check_places(draft: Draft, keys: Collection[int]) -> None:
     lost = [key for key in keys if key not in draft.places]
     if lost:
         raise StorageCorrupt("auth events have no place in the chain cover", event_nids=lost)
@@ -398,6 +411,8 @@ LOADERS: Final[dict[str, Callable[[Connection, Draft, Any], Awaitable[None]]]] =
     "event_nids": _event_nids,
     "gap_nids": _gap_nids,
     "events": _events,
+    "cited": _cited,
+    "standing": _standing,
     "groups": _groups,
     "rooms": _rooms,
     "types": _types,

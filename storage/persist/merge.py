@@ -6,16 +6,19 @@ costs work proportional to the size of the room's state.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
+from typing import Any, Final
 
 from storage.auth import needed_events, resolve_conflicts
 from storage.errors import StorageCorrupt
 from storage.event import Event
 from storage.ids import EventId, StateKey
 from storage.persist.chains import auth_difference
+from storage.persist.context import Needs
 from storage.persist.draft import Draft
 from storage.persist.step import Step
 from storage.state.groups import REMOVED, Group, changed_keys, derive
 
+UNKNOWN: Final = object()
 Derive = Callable[[Group, Mapping[int, int]], Group]
 
 
@@ -44,6 +47,7 @@ def resolution(step: Step, states: Sequence[Group]) -> dict[int, int]:
     keys = set[int]().union(*(changed_keys(states[0], other) for other in states[1:]))
     values = {key: {group.entries[key] for group in states if key in group.entries} for key in keys}
     chains = auth_difference(draft, states, keys)
+    draft.ensure_rows(set[int]().union(*chains, *values.values()))
     difference, subgraph = ({_event_id(draft, nid) for nid in nids} for nids in chains)
     conflicted = {_text_key(draft, key): {_event_id(draft, nid) for nid in nids} for key, nids in values.items()}
     events = Loaded(draft)
@@ -58,28 +62,45 @@ def resolution(step: Step, states: Sequence[Group]) -> dict[int, int]:
 
 
 class Loaded(Mapping[EventId, Event]):
-    """The events that a resolution has at hand, by id; which of them are rejected, and which ids are not held."""
+    """The events that a resolution has at hand, by id: all that are in memory. Which of them are rejected, and which ids are not held."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        self._events: dict[EventId, Event] = {}
+        self._events: dict[EventId, Event | None] = {}
         self.rejected: set[EventId] = set()
         self.absent: set[EventId] = set()
 
     def add(self, ids: Iterable[EventId]) -> None:
-        """Take these in; those not held are remembered as `absent`."""
-        ids = list(ids)
-        self._draft.ensure_ids(ids)
-        rows = {one: self._draft.row(one) for one in ids}
-        self.absent.update(one for one, row in rows.items() if row is None)
-        held = {row.event_nid: row for row in rows.values() if row is not None}
-        for nid, event in self._draft.events_of(held).items():
-            self._events[event.event_id] = event
-            if held[nid].rejected is not None:
-                self.rejected.add(event.event_id)
+        """Have these in memory; those not held are remembered as `absent`."""
+        lacking = []
+        for event_id in ids:
+            if self._draft.rows.get(event_id, UNKNOWN) is None:
+                self.absent.add(event_id)
+            else:
+                lacking.append(event_id)
+        if lacking:
+            raise Needs("cited", lacking)
+
+    def get(self, event_id: EventId, default: Any = None) -> Any:
+        """The event, or ``default`` if it is not at hand."""
+        event = self._events.get(event_id)
+        return event or self._look(event_id) or default
+
+    def _look(self, event_id: EventId) -> Event | None:
+        found = self._draft.at_hand(event_id)
+        if found is None:
+            return None
+        row, event = found
+        self._events[event_id] = event
+        if row.rejected is not None:
+            self.rejected.add(event_id)
+        return event
 
     def __getitem__(self, event_id: EventId) -> Event:
-        return self._events[event_id]
+        event: Event | None = self.get(event_id)
+        if event is None:
+            raise KeyError(event_id)
+        return event
 
     def __iter__(self) -> Iterator[EventId]:
         return iter(self._events)

@@ -185,7 +185,7 @@ class Planner:
         raise StorageCorrupt("planning does not come to an end", event_id=incoming.event.event_id)
 
     async def _load(self, event: Event, needs: Needs) -> None:
-        if needs.kind == "event_ids" and (unknown := [str(one) for one in needs.keys if one not in self._written]):
+        if needs.kind in {"event_ids", "cited"} and (unknown := [str(one) for one in needs.keys if one not in self._written]):
             self._absent(unknown)  # of an event that waited while a part was written
             if len(unknown) == len(needs.keys):
                 return

@@ -8,6 +8,7 @@ from typing import Any
 
 import storage
 from storage import Store
+from storage.persist.elders import ELDERS_MAX
 from storage.testing import BuiltEvent, RoomBuilder
 
 SERVER = "s1.test"
@@ -105,3 +106,28 @@ async def test_joins_and_leaves_of_newcomers_grow_with_their_number_only(dsn: st
     first, second = entries[1] - entries[0], entries[2] - entries[1]
     assert first <= 6 * 600
     assert second <= 1.5 * 2 * first
+
+
+async def test_a_merge_asks_for_the_power_levels_since_the_fork_some_hundred_at_a_time(dsn: str) -> None:
+    """The mainline goes through all of them: by a writer that remembers nothing."""
+    statements: dict[int, int] = {}
+    for levels in (20, 600):
+        room = RoomBuilder("11", seed=levels, sign=False)
+        admin = room.user(1)
+        room.start(admin)
+        (old,) = room.fork(1)
+        for number in range(levels):
+            room.power_levels(admin, {"events_default": number % 2})
+        room.topic(admin, "new")
+        old.topic(admin, "old")
+        room.merge(old)
+        merged = room.message(admin, "which topic?")
+        async with storage.open(dsn, server_name=SERVER) as store:
+            await deliver(store, room.pdus[:-1])
+        work = Work()
+        async with storage.open(dsn, server_name=SERVER, observer=work) as store:
+            before = work.statements
+            await deliver(store, [merged.pdu])
+            statements[levels] = work.statements - before
+            assert await store.state_before(merged.event_id) == dict(merged.state_before)
+    assert statements[600] <= statements[20] + 2 * (600 // ELDERS_MAX), statements
