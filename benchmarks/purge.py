@@ -30,6 +30,9 @@ SHARE: Final = 0.9
 APPENDS_PER_S: Final = 200
 SYNCS_PER_S: Final = 50
 ALONE_S: Final = 60
+PURGED_PER_S: Final = 2_700
+"""About: the load runs as long without the purge as with it. What is rare and heavy, such as a change of the history visibility, is in both then."""
+
 BESIDE_S_MAX: Final = 900
 BATCH: Final = 500
 SERVER: Final = "s1.test"
@@ -209,7 +212,7 @@ async def _purged_beside(load: Load, dsn: str, scene: Scene) -> dict[str, Any]:
 async def run(bench: Bench) -> None:
     """Measure it."""
     count = bench.events or bench.size(EVENTS, QUICK_EVENTS)
-    alone_s = bench.size(ALONE_S, 4)
+    alone_s = bench.size(max(ALONE_S, round(count * SHARE / PURGED_PER_S)), 4)
     beside = APPENDS_PER_S * bench.size(BESIDE_S_MAX, 60)
     shape = SHAPES["small_chat"]
     room = stream_room(shape, count + APPENDS_PER_S * alone_s + min(beside, count), seed=12, sign=False)

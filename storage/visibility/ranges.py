@@ -4,7 +4,9 @@
 """
 
 import re
+from bisect import bisect_right
 from itertools import pairwise
+from operator import itemgetter
 from typing import Final
 
 Range = tuple[int, int | None]
@@ -17,7 +19,8 @@ _END: Final = 1 << 63  # larger than any number in use; stands for "no end" whil
 
 def contains(ranges: Ranges, number: int) -> bool:
     """Whether a number lies in one of the ranges."""
-    return any(low <= number and (high is None or number < high) for low, high in reversed(ranges))
+    place = _ending_after(ranges, number)
+    return place < len(ranges) and ranges[place][0] <= number
 
 
 def unending(ranges: Ranges) -> bool:
@@ -26,26 +29,23 @@ def unending(ranges: Ranges) -> bool:
 
 
 def add(ranges: Ranges, low: int, high: int | None) -> Ranges:
-    """The ranges with ``[low, high)`` added."""
+    """The ranges with ``[low, high)`` added. In time that grows with the logarithm of their number: what is new mostly comes last."""
     top = _top(high)
-    before = [pair for pair in ranges if _top(pair[1]) < low]
-    after = [pair for pair in ranges if pair[0] > top]
-    touching = [pair for pair in ranges if _top(pair[1]) >= low and pair[0] <= top]
-    start = min([low, *(pair[0] for pair in touching)])
-    end = max([top, *(_top(pair[1]) for pair in touching)])
-    return (*before, (start, None if end == _END else end), *after)
+    first, end = _ending_after(ranges, low - 1), _beginning_after(ranges, top)
+    if first < end:  # those that it touches
+        low, top = min(low, ranges[first][0]), max(top, _top(ranges[end - 1][1]))
+    return (*ranges[:first], (low, None if top == _END else top), *ranges[end:])
 
 
 def remove(ranges: Ranges, low: int, high: int | None) -> Ranges:
-    """The ranges with ``[low, high)`` taken away."""
+    """The ranges with ``[low, high)`` taken away. As fast as `add`."""
     top = _top(high)
-    rest: list[Range] = []
-    for start, end in ranges:
-        if start < low:
-            rest.append((start, min(_top(end), low)))
-        if _top(end) > top:
-            rest.append((max(start, top), end))
-    return tuple((start, end) for start, end in rest if start < _top(end))
+    first, end = _ending_after(ranges, low), _beginning_after(ranges, top - 1)
+    if first >= end or low >= top:
+        return ranges
+    (start, _), (_, stop) = ranges[first], ranges[end - 1]
+    rest = [*([(start, low)] if start < low else ()), *([(top, stop)] if _top(stop) > top else ())]
+    return (*ranges[:first], *rest, *ranges[end:])
 
 
 def coarser(ranges: Ranges, most: int) -> Ranges:
@@ -65,6 +65,24 @@ def to_text(ranges: Ranges) -> str:
 def from_text(text: str) -> Ranges:
     """As Postgres writes an int8multirange, in its canonical form."""
     return tuple((int(low), int(high) if high else None) for low, high in _PAIR.findall(text))
+
+
+def _ending_after(ranges: Ranges, number: int) -> int:
+    """The place of the first range that ends after a number."""
+    if not ranges or _top(ranges[-1][1]) <= number:
+        return len(ranges)
+    return bisect_right(ranges, number, key=_end_of)
+
+
+def _beginning_after(ranges: Ranges, number: int) -> int:
+    """The place of the first range that begins after a number."""
+    if not ranges or ranges[-1][0] <= number:
+        return len(ranges)
+    return bisect_right(ranges, number, key=itemgetter(0))
+
+
+def _end_of(pair: Range) -> int:
+    return _top(pair[1])
 
 
 def _top(high: int | None) -> int:
