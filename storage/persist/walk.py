@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from storage.errors import StorageCorrupt
 from storage.persist.draft import Draft
 from storage.state.groups import Group
 
@@ -66,7 +67,10 @@ def asked(draft: Draft, state: Group, keys: Collection[int], nids: Iterable[int]
 
 
 def auth_graph(draft: Draft, nids: Iterable[int]) -> Graph:
-    """The auth events of these events and of all that they reach: from the rows at hand, and of the others from the database."""
+    """The auth events of these events and of all that they reach: from the rows at hand, and of the others from the database.
+
+    `StorageCorrupt` if one of them is not held.
+    """
     graph: dict[int, tuple[int, ...]] = {}
     committed: set[int] = set()
     front = list(nids)
@@ -82,6 +86,8 @@ def auth_graph(draft: Draft, nids: Iterable[int]) -> Graph:
             front.extend(row.auth_events)
     if committed:
         graph.update(draft.answer(("auth_graph", frozenset(committed))))
+    if lost := {auth for auths in graph.values() for auth in auths if auth not in graph}.union(committed - graph.keys()):
+        raise StorageCorrupt("events that the auth graph refers to are not held", event_nids=sorted(lost))
     return graph
 
 
