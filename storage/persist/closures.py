@@ -18,7 +18,7 @@ placed AS MATERIALIZED (
     FROM auth_chains
     WHERE event_nid = ANY($1::bigint[])
 ),
-reach AS (  -- what an event reaches by the links of its own chain, and where that leads
+first AS MATERIALIZED (  -- what an event reaches by the links of its own chain
     SELECT p.event_nid, l.chain_nid, l.sequence_number
     FROM placed p
     CROSS JOIN LATERAL (
@@ -28,6 +28,30 @@ reach AS (  -- what an event reaches by the links of its own chain, and where th
         GROUP BY target_chain_nid
         OFFSET 0
     ) AS l
+),
+near AS MATERIALIZED (  -- and by theirs: mostly all that there is
+    SELECT event_nid, chain_nid, max(sequence_number) AS sequence_number
+    FROM (
+        SELECT * FROM placed
+        UNION ALL
+        SELECT * FROM first
+        UNION ALL
+        SELECT f.event_nid, l.chain_nid, l.sequence_number
+        FROM first f
+        CROSS JOIN LATERAL (
+            SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
+            FROM auth_chain_links
+            WHERE chain_nid = f.chain_nid AND sequence_number <= f.sequence_number
+            GROUP BY target_chain_nid
+            OFFSET 0
+        ) AS l
+    ) AS reached
+    GROUP BY event_nid, chain_nid
+),
+reach AS (  -- and where that leads, but for what lies before something near: there are as many ways to it as power levels were set
+    SELECT n.*
+    FROM near n
+    WHERE NOT EXISTS (SELECT FROM placed p WHERE p.event_nid = n.event_nid AND p.chain_nid = n.chain_nid)
     UNION
     SELECT r.event_nid, l.chain_nid, l.sequence_number
     FROM reach r
@@ -38,6 +62,11 @@ reach AS (  -- what an event reaches by the links of its own chain, and where th
         GROUP BY target_chain_nid
         OFFSET 0
     ) AS l
+    WHERE NOT EXISTS (
+        SELECT
+        FROM near n
+        WHERE n.event_nid = r.event_nid AND n.chain_nid = l.chain_nid AND n.sequence_number >= l.sequence_number
+    )
 ),
 farthest AS (
     SELECT event_nid, chain_nid, max(sequence_number) AS sequence_number

@@ -81,18 +81,20 @@ first AS MATERIALIZED (  -- what the links of these chains, and the auth events 
     ) AS reached (chain_nid, sequence_number)
     GROUP BY chain_nid
 ),
-reach AS (  -- and where these lead
+reach AS (  -- and where these lead, but for what lies before the first: there are as many ways to it as power levels were set
     SELECT chain_nid, sequence_number
     FROM first
     UNION
-    SELECT l.target_chain_nid, l.target_sequence_number
+    SELECT l.chain_nid, l.sequence_number
     FROM reach r
     CROSS JOIN LATERAL (
-        SELECT l.target_chain_nid, l.target_sequence_number
-        FROM auth_chain_links l
-        WHERE l.chain_nid = r.chain_nid AND l.sequence_number <= r.sequence_number
+        SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
+        FROM auth_chain_links
+        WHERE chain_nid = r.chain_nid AND sequence_number <= r.sequence_number
+        GROUP BY target_chain_nid
         OFFSET 0
     ) AS l
+    WHERE NOT EXISTS (SELECT FROM first f WHERE f.chain_nid = l.chain_nid AND f.sequence_number >= l.sequence_number)
 )
 SELECT
     (SELECT cardinality(nids) FROM given) AS held,
@@ -134,24 +136,36 @@ placed AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT a.chain_nid, a.sequence_number FROM auth_chains a WHERE a.event_nid = e.event_nid OFFSET 0) AS p
     GROUP BY 1, 2
 ),
-reach AS (  -- chains, and up to where; what an event reaches by the links of its own chain, and where that leads
-    SELECT p.set_number, l.chain_nid, l.sequence_number
+first AS MATERIALIZED (  -- of each chain, up to where the links of the events' own chains lead
+    SELECT p.set_number, l.chain_nid, max(l.sequence_number) AS sequence_number
     FROM placed p
     CROSS JOIN LATERAL (
-        SELECT l.target_chain_nid AS chain_nid, l.target_sequence_number AS sequence_number
-        FROM auth_chain_links l
-        WHERE l.chain_nid = p.chain_nid AND l.sequence_number <= p.sequence_number
+        SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
+        FROM auth_chain_links
+        WHERE chain_nid = p.chain_nid AND sequence_number <= p.sequence_number
+        GROUP BY target_chain_nid
         OFFSET 0
     ) AS l
+    GROUP BY 1, 2
+),
+reach AS (  -- and where that leads, but for what lies before it
+    SELECT set_number, chain_nid, sequence_number
+    FROM first
     UNION
-    SELECT r.set_number, l.target_chain_nid, l.target_sequence_number
+    SELECT r.set_number, l.chain_nid, l.sequence_number
     FROM reach r
     CROSS JOIN LATERAL (
-        SELECT l.target_chain_nid, l.target_sequence_number
-        FROM auth_chain_links l
-        WHERE l.chain_nid = r.chain_nid AND l.sequence_number <= r.sequence_number
+        SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
+        FROM auth_chain_links
+        WHERE chain_nid = r.chain_nid AND sequence_number <= r.sequence_number
+        GROUP BY target_chain_nid
         OFFSET 0
     ) AS l
+    WHERE NOT EXISTS (
+        SELECT
+        FROM first f
+        WHERE f.set_number = r.set_number AND f.chain_nid = l.chain_nid AND f.sequence_number >= l.sequence_number
+    )
 ),
 farthest AS (
     SELECT set_number, chain_nid, max(sequence_number) AS sequence_number
