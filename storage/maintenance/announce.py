@@ -79,7 +79,7 @@ async def announce(conn: Connection, cache_name: str = CURRENT_STATE) -> None:
 async def announce_removed(conn: Connection, room_id: str, kind: Kind, ids: Iterable[str]) -> None:
     """Say what has gone of a room in this transaction, in which it is held still, and have the plans look that build on such things.
 
-    ``ids``: event ids, or state groups. The last thing in the transaction, after `introduce` in another one.
+    ``ids``: event ids (of what is not held any more also numbers, after a ``#``), or state groups. The last thing in the transaction, after `introduce` in another one.
     """
     await conn.fetchval(SQL_LOCK_POSITION, INSTANCE_NAME)
     await conn.execute(SQL_ANNOUNCE_REMOVED, INSTANCE_NAME, room_id, REMOVED, kind, list(ids))

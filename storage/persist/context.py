@@ -145,12 +145,13 @@ class Caches:
         if removed.kind == "state_groups":
             self.groups.drop(map(int, removed.ids))
             self.merged.clear()
-        else:
-            for event_id in removed.ids:
-                self._remove_event(event_id)
+        for event_id in removed.event_ids:
+            self._remove_event(event_id)
+        for event_nid in removed.event_nids:  # what is left reaches none of them: its closures stay
+            self.places.pop(event_nid, None)
+            self.closures.pop(event_nid, None)
         if removed.kind == "held":
             self.allowed.clear()
-            self.closures.clear()
         room = self.rooms.get(removed.room_id)
         if room is not None and room.removals + 1 == removed.number:
             self.rooms[removed.room_id] = room._replace(removals=removed.number)

@@ -33,7 +33,7 @@ class Removed(NamedTuple):
     """What one transaction threw away: the key of a row ``removed`` is the room, the number of that transaction (`rooms.removals`) and the rest.
 
     ``timeline``: these events are not in the timeline any more, some may be held as outliers; and gaps that they had filled or opened.
-    ``held``: these are not held any more. ``state_groups``: nor these.
+    ``held``: these are not held any more, told by id and, after a ``#``, by number. ``state_groups``: nor these.
     """
 
     room_id: str
@@ -46,6 +46,16 @@ class Removed(NamedTuple):
         """What a key says."""
         room_id, number, kind, *ids = key
         return cls(room_id, int(number), kind, ids)
+
+    @property
+    def event_ids(self) -> list[str]:
+        """The events among what was thrown away."""
+        return [] if self.kind == "state_groups" else [one for one in self.ids if not one.startswith("#")]
+
+    @property
+    def event_nids(self) -> list[int]:
+        """The numbers of those that are not held any more."""
+        return [int(one[1:]) for one in self.ids if one.startswith("#")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +252,8 @@ class Caches(Generic[E, S]):
             self.rooms_of.forget((user,))
 
     def _removed(self, removed: Removed) -> None:
-        if removed.kind != "state_groups":
-            for event_id in removed.ids:
-                self.events.forget((event_id,))
+        for event_id in removed.event_ids:
+            self.events.forget((event_id,))
 
     def _event(self, position: int, row: Sequence[str | None]) -> None:
         event_id, room_id, event_type, state_key, redacts = row

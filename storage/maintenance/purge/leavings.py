@@ -255,7 +255,8 @@ async def _sweep(asked: Asked, job: Job, kept: Keeping, leavings: Leavings, batc
         swept = await delete(conn, job.room_nid, outliers, outliers, outliers_only=True)
         counted = await count(conn, job, swept=swept, deleted=len(staying), phase="leavings")
         if going:
-            await announce_removed(conn, job.room_id, "held", {*changed, *(leavings.rows[nid].event_id for nid in going)})
+            gone = (f"#{nid}" for nid in going)
+            await announce_removed(conn, job.room_id, "held", {*changed, *(leavings.rows[nid].event_id for nid in going), *gone})
         return counted, set(going), stand
 
     with asked.pace.measured():
