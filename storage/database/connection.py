@@ -282,7 +282,8 @@ class Database:
         try:
             await self._pool.release(driver)
         except DRIVER_ERRORS as error:
-            raise translate(error, closed=True) from error
+            if not (isinstance(error, asyncpg.InternalClientError) and _is_closed(driver)):  # closed just now: then the pool has it back
+                raise translate(error, closed=True) from error
 
 
 class Use:

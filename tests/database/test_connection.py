@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import asyncpg
 import pytest
@@ -285,6 +285,19 @@ async def test_a_killed_backend_outside_run_is_unavailable_and_the_pool_goes_on(
             await conn.execute(INSERT, 5000, "a")
     async with database.connection() as conn:
         assert await conn.fetchval(COUNT) == 0
+
+
+async def test_a_connection_that_is_lost_while_it_is_given_back(database: Database) -> None:
+    """Between the pool's look whether it is open and the moment in which it takes it."""
+    conn = await database.acquire()
+    driver: Any = conn._driver
+    giving = asyncio.ensure_future(database._give_back(driver))
+    await asyncio.sleep(0)
+    driver._con.terminate()
+    await giving
+    assert database.connections[1] == 0
+    async with database.connection() as other:
+        assert await other.fetchval("SELECT 1") == 1
 
 
 async def test_a_statement_that_takes_too_long_is_cancelled(dsn: str) -> None:
