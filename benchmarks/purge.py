@@ -35,6 +35,9 @@ PURGED_PER_S: Final = 2_700
 
 BESIDE_S_MAX: Final = 900
 BATCH: Final = 500
+OUTCOMES: Final = {"stored", "soft_failed", "rejected", "missing_parents"}
+"""Parents are missing to what forks off history that has gone by then: its server would be asked for the state."""
+
 SERVER: Final = "s1.test"
 
 
@@ -127,7 +130,7 @@ class Load:
 
     async def _append(self, event: GeneratedEvent, due: float) -> None:
         [result] = await self._store.append([event.pdu], room_version=self._version)
-        assert result.outcome in {"stored", "soft_failed", "rejected"}, result
+        assert result.outcome in OUTCOMES, result
         self.waits.appends.append(time.perf_counter() - due)
 
     async def _syncs(self, stop: asyncio.Event) -> None:
