@@ -1,6 +1,12 @@
-"""What tests of purges share: a room, a look at a value, a purge."""
+"""What tests of purges share: a room, a look at a value, a purge, and a purge that stands still somewhere."""
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from types import ModuleType
 from typing import Any
+
+import pytest
 
 from storage import Store
 from storage.maintenance.purge import purge_history
@@ -31,3 +37,32 @@ async def purge(store: Store, room: RoomBuilder, at: int, **more: Any) -> int:
     purged = await purge_history(store.database, room.room_id, server_name=SERVER, before_event_id=point, **more)
     await follow_once(store.database, store.streams)
     return purged.events
+
+
+class Stop:
+    """A purge, stopped where it calls this function of a module for the ``turn``-th time. ``turns``: how often it came there so far."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, *, turn: int = 1) -> None:
+        self.turns = 0
+        self._turn = turn
+        self._called = getattr(module, name)
+        self._reached, self._go = asyncio.Event(), asyncio.Event()
+        monkeypatch.setattr(module, name, self._stopped)
+
+    async def _stopped(self, *given: Any) -> Any:
+        self.turns += 1
+        if self.turns == self._turn:
+            self._reached.set()
+            await self._go.wait()
+        return await self._called(*given)
+
+    @asynccontextmanager
+    async def during(self, purging: Awaitable[Any]) -> AsyncIterator[None]:
+        """The block runs while the purge stands there; after it the purge goes on to its end."""
+        task = asyncio.ensure_future(purging)
+        await self._reached.wait()
+        try:
+            yield
+        finally:
+            self._go.set()
+            await task

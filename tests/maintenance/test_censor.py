@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +27,6 @@ from tests.persist.tables import logical_tables
 ALICE, BOB = "@alice:s1.test", "@bob:s1.test"
 SECRET = "the key hangs behind the door"
 DAY_MS = 86_400_000
-
-
-@pytest.fixture
-async def store(dsn: str) -> AsyncIterator[Store]:
-    async with storage.open(dsn, server_name=SERVER) as opened:
-        yield opened
 
 
 async def bytes_of(store: Store) -> dict[str, bytes]:

@@ -1,19 +1,11 @@
 """Explanations: the right answer for everybody and everything, and the reason in words."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 import storage
 from storage import Store
 from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
-
-
-@pytest.fixture
-async def store(dsn: str) -> AsyncIterator[Store]:
-    async with storage.open(dsn, server_name=SERVER) as opened:
-        yield opened
 
 
 async def test_the_answer_is_that_of_the_table(store: Store) -> None:

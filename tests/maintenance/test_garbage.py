@@ -1,7 +1,6 @@
 """Garbage of state groups: what nothing refers to goes, every answer stays, also beside appends."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -20,12 +19,6 @@ FORKY = LIVELY.replaced(fork_rate=0.3, fork_depth=3.0)
 @pytest.fixture(scope="module")
 def room() -> RoomBuilder:
     return build_room(FORKY, 220, seed=5, sign=False)
-
-
-@pytest.fixture
-async def store(dsn: str) -> AsyncIterator[Store]:
-    async with storage.open(dsn, server_name=SERVER) as opened:
-        yield opened
 
 
 async def count(store: Store) -> int:

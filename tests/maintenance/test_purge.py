@@ -3,13 +3,11 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-import storage
 from storage import Config, DatabaseFull, PurgeRefused, PurgeRunning, ResyncNeeded, Store, UnknownEvent, UnknownRoom
 from storage.database import Database
 from storage.errors import InputError
@@ -30,9 +28,8 @@ class Killed(Exception):  # noqa: N818  # what a test throws into a purge
 
 
 @pytest.fixture
-async def store(dsn: str) -> AsyncIterator[Store]:
-    async with storage.open(dsn, server_name=SERVER, config=CONFIG) as opened:
-        yield opened
+def config() -> Config:
+    return CONFIG
 
 
 async def test_history_goes_and_what_is_kept_answers(store: Store) -> None:

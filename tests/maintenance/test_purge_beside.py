@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,16 @@ from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import migrate
 from storage.errors import PurgeRefused, UnknownEvent
 from storage.ids import EventId
-from storage.maintenance.announce import announce_removed
-from storage.maintenance.hold import hold_still
 from storage.maintenance.purge import history, purge_history
 from storage.persist.context import Caches
 from storage.streams.following import follow_once
 from storage.testing import BuiltEvent, RoomBuilder, build_room
 from storage.testing.shapes import ODD_SOME
+from tests.maintenance.purging import ALICE, BOB, Stop, chat, value
 from tests.maintenance.rooms import LIVELY, SERVER, findings
 
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "6"))
 ALONE = Config(purge_batch_max=100, purge_pause_ms=0, follow_ms=3_600_000)
-ALICE, BOB = "@alice:s1.test", "@bob:s2.test"
 TIMELINE = "SELECT count(*) FROM events WHERE NOT outlier"
 WAITING = (
     "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = 'advisory' AND datname = current_database()"
@@ -39,9 +37,8 @@ WAITING = (
 
 
 @pytest.fixture
-async def store(dsn: str) -> AsyncIterator[Store]:
-    async with storage.open(dsn, server_name=SERVER, config=ALONE) as opened:
-        yield opened
+def config() -> Config:
+    return ALONE
 
 
 class Forgets:
@@ -58,68 +55,39 @@ class Forgets:
         monkeypatch.setattr(Caches, "forget", forget)
 
 
-class Batch:
+class Batch(Stop):
     """The first batch of a purge, stopped before its commit: what it has taken is gone as soon as it may go on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._reached, self._go = asyncio.Event(), asyncio.Event()
-        monkeypatch.setattr(history, "announce_removed", self._stopped)
-
-    async def _stopped(self, *given: Any) -> None:
-        self._reached.set()
-        await self._go.wait()
-        await announce_removed(*given)
+        super().__init__(monkeypatch, history, "announce_removed")
 
     async def beside(self, dsn: str, purging: Awaitable[Any], append: Awaitable[list[AppendResult]]) -> list[AppendResult]:
         """The answers to an append that was planned before the commit and is written after it."""
-        task = asyncio.ensure_future(purging)
-        await self._reached.wait()
-        answers = asyncio.ensure_future(append)
         admin = await asyncpg.connect(dsn)
         try:
-            while not (answers.done() or await admin.fetchval(WAITING)):
-                pass
-            assert not answers.done(), "it waits for the room"
+            async with self.during(purging):
+                answers = asyncio.ensure_future(append)
+                while not (answers.done() or await admin.fetchval(WAITING)):
+                    pass
+                assert not answers.done(), "it waits for the room"
         finally:
             await admin.close()
-            self._go.set()
-            await task
         return await answers
 
 
-class Ahead:
-    """The first batch of a purge, stopped where its rows have gone and the room is not held yet. ``turns``: how often it came so far."""
+class Ahead(Stop):
+    """The first batch of a purge, stopped where its rows have gone and the room is not held yet."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.turns = 0
-        self._reached, self._go = asyncio.Event(), asyncio.Event()
-        monkeypatch.setattr(history, "hold_still", self._stopped)
-
-    async def _stopped(self, conn: Any, room_id: str) -> int:
-        self.turns += 1
-        self._reached.set()
-        await self._go.wait()
-        return await hold_still(conn, room_id)
+        super().__init__(monkeypatch, history, "hold_still")
 
     async def beside(self, purging: Awaitable[Any], append: Awaitable[list[AppendResult]], *, wait: bool = True) -> list[AppendResult]:
         """The answers to an append that was written meanwhile; or (not ``wait``) begun, as it wants what the purge has taken."""
-        task = asyncio.ensure_future(purging)
-        await self._reached.wait()
-        answers = asyncio.ensure_future(append)
-        await asyncio.wait([answers], timeout=None if wait else 0.1)
-        assert answers.done() is wait
-        self._go.set()
-        await task
+        async with self.during(purging):
+            answers = asyncio.ensure_future(append)
+            await asyncio.wait([answers], timeout=None if wait else 0.1)
+            assert answers.done() is wait
         return await answers
-
-
-def chat(messages: int = 30) -> RoomBuilder:
-    room = RoomBuilder("11", sign=False)
-    room.start(ALICE, name="The pantry")
-    room.join(BOB)
-    for number in range(messages):
-        room.message(BOB, f"message {number}")
-    return room
 
 
 def purging(store: Store, room: RoomBuilder, point: BuiltEvent) -> Awaitable[Any]:
@@ -130,15 +98,10 @@ def given(*events: BuiltEvent) -> dict[EventId, list[EventId]]:
     return {event.event_id: sorted(event.state_before.values()) for event in events}
 
 
-async def one(store: Store, sql: str, *args: object) -> Any:
-    async with store.database.connection() as conn:
-        return await conn.fetchval(sql, *args)
-
-
 async def test_what_stands_on_the_ends_of_the_room_is_written_as_it_was_planned(
     dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = chat()
+    room = chat(30)
     await store.append(room.pdus)
     point = room.events[25]
     new = [room.message(ALICE, "hello"), room.state_event(ALICE, "m.room.topic", {"topic": "jam"})]
@@ -147,11 +110,11 @@ async def test_what_stands_on_the_ends_of_the_room_is_written_as_it_was_planned(
     assert [answer.outcome for answer in answers] == ["stored", "stored"]
     assert forgets.count == 0
     assert await findings(store) == []
-    assert await one(store, "SELECT removals FROM rooms") > 0
+    assert await value(store, "SELECT removals FROM rooms") > 0
 
 
 async def test_nobody_waits_while_the_rows_of_a_batch_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = chat()
+    room = chat(30)
     await store.append(room.pdus)
     point, parent = room.events[25], room.events[20]
     late = room.at(parent.event_id).message(BOB, "late")
@@ -166,7 +129,7 @@ async def test_nobody_waits_while_the_rows_of_a_batch_go(store: Store, monkeypat
 
 async def test_a_batch_that_something_comes_to_need_is_done_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rejected event cites what was going: that stays, with the whole of what its batch was to be."""
-    room = chat()
+    room = chat(30)
     await store.append(room.pdus)
     point, cited = room.events[25], room.events[24]
     forged = room.topic(BOB, "mine", auth=[cited, *room.events[:2]], expected="rejected")
@@ -179,7 +142,7 @@ async def test_a_batch_that_something_comes_to_need_is_done_again(store: Store, 
 
 async def test_a_writer_that_wants_what_has_gone_ahead_comes_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the room and waits for the row, the purge has the row and waits for the room."""
-    room = chat()
+    room = chat(30)
     await store.append(room.pdus)
     point, target = room.events[25], room.events[24]
     redaction = room.redact(ALICE, target.event_id)
@@ -190,7 +153,7 @@ async def test_a_writer_that_wants_what_has_gone_ahead_comes_first(store: Store,
 
 
 async def test_a_parent_that_goes_meanwhile_is_missing(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = chat()
+    room = chat(30)
     await store.append(room.pdus)
     point, parent = room.events[25], room.events[20]
     late = room.at(parent.event_id).message(BOB, "late")
@@ -204,7 +167,7 @@ async def test_a_parent_that_goes_meanwhile_is_missing(dsn: str, store: Store, m
 
 
 async def test_a_redaction_of_what_goes_meanwhile_waits_for_it(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = chat()
+    room = chat(30)
     await store.append(room.pdus)
     point, target = room.events[25], room.events[24]
     redaction = room.redact(ALICE, target.event_id)
@@ -221,10 +184,10 @@ async def test_a_redaction_of_what_goes_meanwhile_waits_for_it(dsn: str, store: 
 
 async def test_what_goes_and_is_sent_again_meanwhile_has_its_old_number(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process plans it as something new, as it remembers all that it names, but not the event itself."""
-    room = chat()
+    room = chat(30)
     await store.append(room.pdus)
     point, again = room.events[25], room.events[24]
-    nid = await one(store, "SELECT event_nid FROM events WHERE event_id = $1::text", again.event_id)
+    nid = await value(store, "SELECT event_nid FROM events WHERE event_id = $1::text", again.event_id)
     async with storage.open(dsn, server_name=SERVER, instance_name="two", config=ALONE) as two:
         await two.append([room.at(room.events[23].event_id).message(BOB, "beside").pdu])
         assert again.event_id not in two.writer.caches.rows
@@ -232,13 +195,13 @@ async def test_what_goes_and_is_sent_again_meanwhile_has_its_old_number(dsn: str
         assert (answer.outcome, answer.missing) == ("missing_parents", again.prev_events)
         [answer] = await two.append([again.pdu], state_before=given(again))
         assert answer.outcome == "stored"
-    assert await one(store, "SELECT event_nid FROM events WHERE event_id = $1::text", again.event_id) == nid
+    assert await value(store, "SELECT event_nid FROM events WHERE event_id = $1::text", again.event_id) == nid
     assert await findings(store) == []
 
 
 async def test_a_gap_that_closes_meanwhile_is_none(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event that was missing arrives while the only event goes that named it."""
-    room = chat()
+    room = chat(30)
     lost, child = room.events[20], room.events[21]
     branch = room.at(lost.event_id)
     await store.append([event.pdu for event in room.events if event is not lost], state_before=given(child))
@@ -247,18 +210,18 @@ async def test_a_gap_that_closes_meanwhile_is_none(dsn: str, store: Store, monke
     [answer] = await batch.beside(dsn, purging(store, room, room.events[25]), store.append([other.pdu], state_before=given(other)))
     assert answer.outcome == "stored"
     assert await findings(store) == []
-    children = await one(store, "SELECT child_nids FROM missing_events WHERE event_id = $1::text", lost.event_id)
-    nid = await one(store, "SELECT event_nid FROM events WHERE event_id = $1::text", other.event_id)
+    children = await value(store, "SELECT child_nids FROM missing_events WHERE event_id = $1::text", lost.event_id)
+    nid = await value(store, "SELECT event_nid FROM events WHERE event_id = $1::text", other.event_id)
     assert children == [nid], "the child that went is none of it"
 
 
 async def test_what_comes_back_after_the_news_is_no_duplicate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = chat()
+    room = chat(30)
     await store.append(room.pdus)
     forgets = Forgets(monkeypatch)
     rows = len(store.writer.caches.rows)
     await purging(store, room, room.events[25])
-    facts = await one(store, "SELECT count(*) FROM cache_invalidations WHERE cache_name = 'removed'")
+    facts = await value(store, "SELECT count(*) FROM cache_invalidations WHERE cache_name = 'removed'")
     assert 0 < facts < 5, "one a batch"
     await follow_once(store.database, store.streams)
     back = room.events[20:25]
@@ -323,7 +286,7 @@ async def test_two_writers_beside_a_purge_in_any_order(dsn: str, seed: int) -> N
                 await writers.append(before)
         await task
         assert [one for one in await findings(first) if one not in clean] == []
-        assert await one(first, "SELECT removals FROM rooms") > 0
+        assert await value(first, "SELECT removals FROM rooms") > 0
     assert writers.outcomes["stored"] > len(new) // 2
 
 

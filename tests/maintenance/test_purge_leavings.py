@@ -1,49 +1,24 @@
 """The end of a purge, beside a writer that comes to need what nothing needed at the first look: it stays."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
 
-import storage
-from storage import AppendResult, Config, Store
-from storage.maintenance.hold import hold_still
+from storage import Config, Store
 from storage.maintenance.purge import leavings
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.maintenance.purging import ALICE, BOB, purge
-from tests.maintenance.rooms import SERVER, findings
+from tests.maintenance.purging import ALICE, BOB, Stop, purge
+from tests.maintenance.rooms import findings
 
 
 @pytest.fixture
-async def store(dsn: str) -> AsyncIterator[Store]:
-    async with storage.open(dsn, server_name=SERVER, config=Config(purge_pause_ms=0, follow_ms=3_600_000)) as opened:
-        yield opened
+def config() -> Config:
+    return Config(purge_pause_ms=0, follow_ms=3_600_000)
 
 
-class Looked:
-    """The sweep of a purge, stopped where it has looked up who needs what, and has deleted nothing."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._turns = 0
-        self._reached, self._go = asyncio.Event(), asyncio.Event()
-        monkeypatch.setattr(leavings, "hold_still", self._stopped)
-
-    async def _stopped(self, conn: Any, room_id: str) -> int:
-        self._turns += 1
-        if self._turns == 2:  # the first is that of the look
-            self._reached.set()
-            await self._go.wait()
-        return await hold_still(conn, room_id)
-
-    async def beside(self, purging: Awaitable[Any], append: Awaitable[list[AppendResult]]) -> list[AppendResult]:
-        """The answers to an append that is written meanwhile."""
-        task = asyncio.ensure_future(purging)
-        await self._reached.wait()
-        answers = await append
-        self._go.set()
-        await task
-        return answers
+def looked(monkeypatch: pytest.MonkeyPatch) -> Stop:
+    """The sweep of a purge, where it has looked up who needs what, and has deleted nothing: the first turn is that of the look."""
+    return Stop(monkeypatch, leavings, "hold_still", turn=2)
 
 
 class Pantry:
@@ -82,7 +57,8 @@ async def test_what_a_new_state_group_names_stays(store: Store, monkeypatch: pyt
     await store.append(pantry.room.pdus)
     late = pantry.late()
     state = {late.event_id: sorted(late.state_before.values())}
-    [answer] = await Looked(monkeypatch).beside(purge(store, pantry.room, 15, local=True), store.append([late.pdu], state_before=state))
+    async with looked(monkeypatch).during(purge(store, pantry.room, 15, local=True)):
+        [answer] = await store.append([late.pdu], state_before=state)
     assert answer.outcome == "stored"
     assert (await store.state_before(late.event_id))["m.room.topic", ""] == pantry.topic.event_id
     assert await store.event(pantry.topic.event_id) is not None
@@ -94,7 +70,8 @@ async def test_what_a_new_event_cites_stays(store: Store, monkeypatch: pytest.Mo
     pantry = Pantry()
     await store.append(pantry.room.pdus)
     forged = pantry.forged()
-    [answer] = await Looked(monkeypatch).beside(purge(store, pantry.room, 15, local=True), store.append([forged.pdu], origin=origin))
+    async with looked(monkeypatch).during(purge(store, pantry.room, 15, local=True)):
+        [answer] = await store.append([forged.pdu], origin=origin)
     assert answer.outcome == "rejected"
     held = await store.event(forged.event_id)
     assert held is not None

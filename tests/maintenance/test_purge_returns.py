@@ -1,10 +1,7 @@
 """What comes back after a purge, and what is remembered of who could see what is gone."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
-import storage
 from storage import Config, Store
 from storage.testing import RoomBuilder
 from tests.maintenance.purging import ALICE, BOB, chat, purge, value
@@ -14,9 +11,8 @@ CONFIG = Config(purge_batch_max=5, purge_pause_ms=0)
 
 
 @pytest.fixture
-async def store(dsn: str) -> AsyncIterator[Store]:
-    async with storage.open(dsn, server_name=SERVER, config=CONFIG) as opened:
-        yield opened
+def config() -> Config:
+    return CONFIG
 
 
 async def test_what_was_purged_comes_back_under_its_number(store: Store) -> None:
