@@ -1228,6 +1228,16 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
 $$;
 COMMENT ON FUNCTION path_of IS 'The groups to fold for a state: root first, the group itself last.';
 
+CREATE FUNCTION reached_from(chain_nid bigint, sequence_number int) RETURNS TABLE (chain_nid_reached bigint, upto int)
+LANGUAGE sql STABLE ROWS 10 AS $$
+    SELECT l.target_chain_nid, max(l.target_sequence_number)
+    FROM auth_chain_links l
+    WHERE l.chain_nid = $1 AND l.sequence_number <= $2
+    GROUP BY l.target_chain_nid
+    OFFSET 0
+$$;
+COMMENT ON FUNCTION reached_from IS 'What the links of a chain up to this place lead to: the chains, and of each the last place.';
+
 CREATE FUNCTION state_entries(state_group bigint) RETURNS TABLE (state_key_nid int, event_nid bigint)
 LANGUAGE sql STABLE ROWS 100 AS $$
     SELECT folded.state_key_nid, folded.event_nid

@@ -21,13 +21,7 @@ placed AS MATERIALIZED (
 first AS MATERIALIZED (  -- what an event reaches by the links of its own chain
     SELECT p.event_nid, l.chain_nid, l.sequence_number
     FROM placed p
-    CROSS JOIN LATERAL (
-        SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
-        FROM auth_chain_links
-        WHERE chain_nid = p.chain_nid AND sequence_number <= p.sequence_number
-        GROUP BY target_chain_nid
-        OFFSET 0
-    ) AS l
+    CROSS JOIN LATERAL reached_from(p.chain_nid, p.sequence_number) AS l (chain_nid, sequence_number)
 ),
 near AS MATERIALIZED (  -- and by theirs: mostly all that there is
     SELECT event_nid, chain_nid, max(sequence_number) AS sequence_number
@@ -38,13 +32,7 @@ near AS MATERIALIZED (  -- and by theirs: mostly all that there is
         UNION ALL
         SELECT f.event_nid, l.chain_nid, l.sequence_number
         FROM first f
-        CROSS JOIN LATERAL (
-            SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
-            FROM auth_chain_links
-            WHERE chain_nid = f.chain_nid AND sequence_number <= f.sequence_number
-            GROUP BY target_chain_nid
-            OFFSET 0
-        ) AS l
+        CROSS JOIN LATERAL reached_from(f.chain_nid, f.sequence_number) AS l (chain_nid, sequence_number)
     ) AS reached
     GROUP BY event_nid, chain_nid
 ),
@@ -55,13 +43,7 @@ reach AS (  -- and where that leads, but for what lies before something near: th
     UNION
     SELECT r.event_nid, l.chain_nid, l.sequence_number
     FROM reach r
-    CROSS JOIN LATERAL (
-        SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
-        FROM auth_chain_links
-        WHERE chain_nid = r.chain_nid AND sequence_number <= r.sequence_number
-        GROUP BY target_chain_nid
-        OFFSET 0
-    ) AS l
+    CROSS JOIN LATERAL reached_from(r.chain_nid, r.sequence_number) AS l (chain_nid, sequence_number)
     WHERE NOT EXISTS (
         SELECT
         FROM near n

@@ -87,13 +87,7 @@ reach AS (  -- and where these lead, but for what lies before the first: there a
     UNION
     SELECT l.chain_nid, l.sequence_number
     FROM reach r
-    CROSS JOIN LATERAL (
-        SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
-        FROM auth_chain_links
-        WHERE chain_nid = r.chain_nid AND sequence_number <= r.sequence_number
-        GROUP BY target_chain_nid
-        OFFSET 0
-    ) AS l
+    CROSS JOIN LATERAL reached_from(r.chain_nid, r.sequence_number) AS l (chain_nid, sequence_number)
     WHERE NOT EXISTS (SELECT FROM first f WHERE f.chain_nid = l.chain_nid AND f.sequence_number >= l.sequence_number)
 )
 SELECT
@@ -139,13 +133,7 @@ placed AS MATERIALIZED (
 first AS MATERIALIZED (  -- of each chain, up to where the links of the events' own chains lead
     SELECT p.set_number, l.chain_nid, max(l.sequence_number) AS sequence_number
     FROM placed p
-    CROSS JOIN LATERAL (
-        SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
-        FROM auth_chain_links
-        WHERE chain_nid = p.chain_nid AND sequence_number <= p.sequence_number
-        GROUP BY target_chain_nid
-        OFFSET 0
-    ) AS l
+    CROSS JOIN LATERAL reached_from(p.chain_nid, p.sequence_number) AS l (chain_nid, sequence_number)
     GROUP BY 1, 2
 ),
 reach AS (  -- and where that leads, but for what lies before it
@@ -154,13 +142,7 @@ reach AS (  -- and where that leads, but for what lies before it
     UNION
     SELECT r.set_number, l.chain_nid, l.sequence_number
     FROM reach r
-    CROSS JOIN LATERAL (
-        SELECT target_chain_nid AS chain_nid, max(target_sequence_number) AS sequence_number
-        FROM auth_chain_links
-        WHERE chain_nid = r.chain_nid AND sequence_number <= r.sequence_number
-        GROUP BY target_chain_nid
-        OFFSET 0
-    ) AS l
+    CROSS JOIN LATERAL reached_from(r.chain_nid, r.sequence_number) AS l (chain_nid, sequence_number)
     WHERE NOT EXISTS (
         SELECT
         FROM first f
