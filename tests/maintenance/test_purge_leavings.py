@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from storage import Config, Store
-from storage.maintenance.purge import leavings
+from storage.maintenance.purge import leavings, run
+from storage.streams.following import follow_once
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.maintenance.purging import ALICE, BOB, Stop, purge
 from tests.maintenance.rooms import findings
@@ -50,6 +51,24 @@ async def test_the_first_topic_is_a_leaving(store: Store) -> None:
     await purge(store, pantry.room, 15, local=True)
     assert await store.event(pantry.topic.event_id) is None
     assert await findings(store) == []
+
+
+async def test_what_has_gone_is_forgotten_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an event reaches takes long to ask for: a writer forgets it of what a sweep took, and keeps it of all that stays."""
+    pantry = Pantry()
+    room, caches = pantry.room, store.writer.caches
+    room.at(room.events[-1].event_id).topic(ALICE, "figs")
+    room.at(room.events[-2].event_id).topic(ALICE, "dates")
+    room.message(BOB, "both?")
+    await store.append(room.pdus)
+    topic = caches.rows[pantry.topic.event_id].event_nid
+    caches.closures[topic] = caches.closures[min(caches.closures)]
+    known = set(caches.closures)
+    async with Stop(monkeypatch, run, "forget_blind").during(purge(store, room, len(room.events) - 1, local=True)):
+        await follow_once(store.database, store.streams)
+        await store.append([room.message(BOB, "hello").pdu])
+        assert known - caches.closures.keys() == {topic}
+        assert topic not in caches.places
 
 
 async def test_what_a_new_state_group_names_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

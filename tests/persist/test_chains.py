@@ -16,6 +16,7 @@ from immutables import Map
 
 import storage
 from storage.database import Connection
+from storage.errors import StorageCorrupt
 from storage.event import Event, parse
 from storage.persist import chains
 from storage.persist.chains import auth_difference
@@ -27,11 +28,11 @@ from storage.persist.load import fill_blocks, load
 from storage.persist.plan import Incoming, plan_event
 from storage.persist.questions import GraphRow
 from storage.persist.rows import EventRow
-from storage.persist.walk import Chains, walked
+from storage.persist.walk import Chains, auth_graph, walked
 from storage.pipeline.planning import FreshDraft
 from storage.state.groups import Group, root_group
 from storage.state.read import read_groups
-from storage.testing import SHAPES, generate_room
+from storage.testing import SHAPES, RoomBuilder, generate_room
 from storage.visibility.numbers import NOTHING
 
 SERVER = "s1.test"
@@ -257,6 +258,21 @@ async def test_rooms_in_the_database(dsn: str, version: str, known: int) -> None
                     await compare(conn, draft, graph, rng.sample(groups[-20:] if turn % 2 else groups, 3), known)
                     if not draft.new_events:
                         absorb(draft.caches, draft)
+
+
+async def test_an_auth_event_that_is_not_held_is_named(dsn: str) -> None:
+    room = RoomBuilder("11", sign=False)
+    room.start("@alice:s1.test")
+    bob = room.join("@bob:s2.test")
+    lost = room.events[0]
+    async with storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
+        await store.append(room.pdus)
+        nids = [await conn.fetchval("SELECT event_nid FROM events WHERE event_id = $1::text", one.event_id) for one in (bob, lost)]
+        await conn.execute("DELETE FROM events WHERE event_nid = $1::bigint", nids[1])
+        draft = Draft(caches(), Blocks(), SERVER)
+        with pytest.raises(StorageCorrupt) as caught:
+            await asked(conn, draft, lambda: auth_graph(draft, nids[:1]))
+        assert caught.value.ids["event_nids"] == nids[1:]
 
 
 async def planned(conn: Connection, draft: Draft, events: Sequence[Event]) -> list[Group]:
