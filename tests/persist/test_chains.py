@@ -21,25 +21,20 @@ from storage.event import Event, parse
 from storage.persist import chains
 from storage.persist.chains import auth_difference
 from storage.persist.commit import absorb
-from storage.persist.context import Caches, Needs
-from storage.persist.cover import cover
-from storage.persist.draft import UNRELATED, Blocks, Draft, NewEvent
+from storage.persist.context import Needs
+from storage.persist.draft import Blocks, Draft
 from storage.persist.load import fill_blocks, load
 from storage.persist.plan import Incoming, plan_event
 from storage.persist.questions import GraphRow
 from storage.persist.rows import EventRow
 from storage.persist.walk import Chains, auth_graph, walked
-from storage.pipeline.planning import FreshDraft
 from storage.state.groups import Group, root_group
 from storage.state.read import read_groups
 from storage.testing import SHAPES, RoomBuilder, generate_room
 from storage.visibility.numbers import NOTHING
+from tests.persist.worlds import SERVER, Graph, World, caches, chain, world_of
 
-SERVER = "s1.test"
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "0"))
-KEYS = 8
-"""State keys of the graphs below: 1 of the create event, 2 of the power levels, the others of members and what they set."""
-
 SQL_GRAPH = """
 SELECT event_nid, auth_events
 FROM events
@@ -54,12 +49,7 @@ WHERE room_id = $1::text
 ORDER BY state_group
 """
 
-Graph = Mapping[int, Sequence[int]]
 V = TypeVar("V")
-
-
-def caches() -> Caches:
-    return Caches(events=10_000, groups=1_000, state_entries=100_000, rooms=100, names=10_000)
 
 
 def group(number: int, entries: Mapping[int, int]) -> Group:
@@ -76,17 +66,6 @@ def known_state(entries: int) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------- said without cleverness
 
 
-def chain(graph: Graph, nids: Collection[int]) -> set[int]:
-    reached: set[int] = set()
-    front = [auth for nid in nids for auth in graph[nid]]
-    while front:
-        nid = front.pop()
-        if nid not in reached:
-            reached.add(nid)
-            front += graph[nid]
-    return reached
-
-
 def literal(graph: Graph, states: Sequence[Mapping[int, int]], conflicted: Collection[int]) -> Chains:
     """The difference of whole chains; of the events in conflict those between two of them, and all that reach one and are reached by one."""
     every = [chain(graph, set(state.values())) for state in states]
@@ -99,53 +78,6 @@ def differing(states: Sequence[Mapping[int, int]]) -> set[int]:
 
 
 # ----------------------------------------------------------------------------------------------------------------- any graph at all
-
-
-class World:
-    """A draft with events of any auth events, and the events by state key, older ones first. Nothing is in the database."""
-
-    def __init__(self) -> None:
-        self.draft = FreshDraft(caches(), Blocks(), SERVER)
-        for first in range(1, 4_000, 1000):
-            self.draft.blocks.put("auth_chain_nids", first)
-        self.graph: dict[int, tuple[int, ...]] = {}
-        self.of_key: dict[int, list[int]] = {key: [] for key in range(1, KEYS + 1)}
-        self.cited: list[int] = []
-
-    def add(self, nid: int, key: int, auth: Collection[int], *, rejected: bool = False) -> None:
-        row = EventRow(nid, f"${nid}", 1, None, 1, 1, 1, 1, None, None, None, 1, 1, key, None, False, False, False, False,
-                       "no" if rejected else None, (), tuple(auth), False)  # fmt: skip
-        self.draft.rows[row.event_id], self.draft.row_ids[nid] = row, row.event_id
-        self.draft.state_key_names[key] = (1, str(key))
-        self.draft.new_events[nid] = NewEvent(row, b"", UNRELATED, None)
-        entry = cover(self.draft, row)
-        if entry is not None:
-            self.draft.add_place(nid, entry)
-            self.cited.append(nid)
-        else:
-            self.draft.loose.add(nid)  # as the database says of it
-        self.graph[nid] = row.auth_events
-        self.of_key[key].append(nid)
-
-
-def world_of(rng: Random, runs: int, *, rejected: bool) -> World:
-    """Events that cite any events that are there; in runs, each with the one before it; with nids in any order."""
-    world = World()
-    nids = iter(rng.sample(range(1, 100 * runs), 14 * runs + 1))
-    world.add(next(nids), 1, ())
-    for _ in range(runs):
-        key = rng.randint(2, KEYS)
-        placed = [nid for nid in world.of_key[key] if nid in world.draft.places]
-        last = rng.choice(placed[-3:]) if placed and rng.random() < 0.6 else None
-        for _ in range(rng.choice((1, 1, 2, 12))):
-            auth = set(rng.sample(world.cited[-20:], min(len(world.cited), rng.randint(0, 3))))
-            auth |= {rng.choice(world.cited)} if rng.random() < 0.3 else set()
-            auth |= {last} if last else set()
-            last = next(nids)
-            world.add(last, key, auth)
-        if rejected and rng.random() < 0.5:
-            world.add(next(nids), key, rng.sample(list(world.graph), min(3, len(world.graph))), rejected=True)
-    return world
 
 
 def states_of(rng: Random, world: World) -> list[dict[int, int]]:

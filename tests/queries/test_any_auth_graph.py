@@ -1,0 +1,71 @@
+"""What an event reaches, auth chains and their difference, asked of the database about graphs that no auth rule would allow.
+
+Only the tables that these questions read are there, for one connection.
+"""
+
+import os
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+import storage
+from storage.database import Connection
+from storage.ids import EventId
+from storage.persist.closures import load_closures
+from storage.persist.draft import Blocks, Draft
+from storage.queries.auth_chain import auth_chain_difference, auth_chain_ids
+from tests.persist.worlds import SERVER, World, caches, chain, world_of
+
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "0"))
+TABLES = """
+CREATE TEMPORARY TABLE events (event_nid bigint PRIMARY KEY, event_id text COLLATE "C" UNIQUE, auth_events bigint[]);
+CREATE TEMPORARY TABLE auth_chains (LIKE public.auth_chains INCLUDING ALL);
+CREATE TEMPORARY TABLE auth_chain_links (LIKE public.auth_chain_links INCLUDING ALL)
+"""
+
+
+async def keep(conn: Connection, world: World) -> None:
+    """The world, and nothing else, in the tables of this connection."""
+    await conn.execute("TRUNCATE events, auth_chains, auth_chain_links")
+    places = world.draft.new_places
+    await conn.copy_in("events", ("event_nid", "event_id", "auth_events"), [(nid, f"${nid}", auth) for nid, auth in world.graph.items()])
+    rows = [(nid, *entry.place, f"${nid}", "") for nid, entry in places.items()]
+    await conn.copy_in("auth_chains", ("event_nid", "chain_nid", "sequence_number", "event_id", "state_key"), rows)
+    links = [(*entry.place, *link) for entry in places.values() for link in entry.links.items()]
+    await conn.copy_in("auth_chain_links", ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"), links)
+
+
+def ids(nids: Sequence[int] | set[int]) -> set[EventId]:
+    return {EventId(f"${nid}") for nid in nids}
+
+
+async def compare(conn: Connection, rng: Random, world: World) -> int:
+    """Some questions, and what walking says; how many of the answers were of several events."""
+    some = rng.sample(list(world.graph), min(len(world.graph), rng.randint(1, 6)))
+    sets = [{*some, *rng.sample(list(world.graph), min(len(world.graph), 3))} for _ in range(rng.randint(2, 3))]
+    chains = [chain(world.graph, one) for one in sets]
+    difference = set[int]().union(*chains) - chains[0].intersection(*chains[1:])
+    assert await auth_chain_ids(conn, ids(some)) == ids(chain(world.graph, some))
+    assert await auth_chain_difference(conn, [ids(one) for one in sets]) == ids(difference)
+    draft = Draft(caches(), Blocks(), SERVER)
+    await load_closures(conn, draft, some)
+    assert draft.closures.keys() == set(some) & world.draft.places.keys()
+    for nid, closure in draft.closures.items():
+        reached = sorted(world.draft.places[one] for one in chain(world.graph, [nid]))
+        assert dict(closure) == dict(reached), "of each chain the last place"
+    return len(difference) > 1
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+async def test_any_graph(dsn: str, *, rejected: bool) -> None:
+    async with storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
+        await conn.execute(TABLES)
+        told = 0
+        for seed in range(EXAMPLES or 40):
+            rng = Random(seed)
+            world = world_of(rng, rng.randint(1, 30), rejected=rejected)
+            await keep(conn, world)
+            for _ in range(5):
+                told += await compare(conn, rng, world)
+        assert told > 40
