@@ -39,6 +39,8 @@ OUTCOMES: Final = {"stored", "soft_failed", "rejected", "missing_parents"}
 """Parents are missing to what forks off history that has gone by then: its server would be asked for the state."""
 
 SERVER: Final = "s1.test"
+CONFIG: Final = Config(statement_timeout_ms=600_000)
+"""Verification reads the room whole."""
 
 
 @dataclass(slots=True)
@@ -228,7 +230,7 @@ async def run(bench: Bench) -> None:
     beside = APPENDS_PER_S * bench.size(BESIDE_S_MAX, 60)
     shape = quiet(SHAPES["small_chat"])
     room = stream_room(shape, count + APPENDS_PER_S * alone_s + min(beside, count), seed=12, sign=False)
-    async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
+    async with bench.database() as dsn, storage.open(dsn, server_name=SERVER, config=CONFIG) as store:
         scene = await _stored(store, room, count)
         load = await _loaded(store, scene)
         sizes = [await _size(store)]
@@ -237,18 +239,24 @@ async def run(bench: Bench) -> None:
         alone, load.waits = load.waits, Waits()
         done = await _purged_beside(load, dsn, scene)
         sizes.append(await _size(store))
+        bench.results = {"events": count, "purge": done, "waits": _waits(alone, load.waits), "load_ended": load.ended}
+        _show(bench.results)
         start = time.perf_counter()
         found = [str(finding) async for finding in verify(store.database, server_name=SERVER)]
         note(f"verified in {time.perf_counter() - start:.0f} s: {len(found)} findings {found[:3]}")
         await _vacuum(store)
         await _fill(store, list(stream_room(shape, count // 5, seed=13, sign=False)), room.room_version)
         sizes.append(await _size(store))
-    bench.results = {"events": count, "purge": done, "sizes": sizes, "findings": len(found), "load_ended": load.ended}
-    bench.results["waits"] = {
-        name: {"appends": _told(waits.appends), "syncs": _told(waits.syncs)} for name, waits in (("without", alone), ("with", load.waits))
-    }
-    _show(bench.results)
+    bench.results |= {"sizes": sizes, "findings": len(found)}
+    told = [size >> 20 for size in sizes]
+    note(f"disk: {told[0]} MB, {told[1]} after the purge, {told[2]} with a fifth as many events in another room again")
     bench.write()
+
+
+def _waits(without: Waits, beside: Waits) -> dict[str, dict[str, dict[str, float]]]:
+    """Percentiles of both halves."""
+    halves = {"without": without, "with": beside}
+    return {name: {"appends": _told(waits.appends), "syncs": _told(waits.syncs)} for name, waits in halves.items()}
 
 
 def _show(results: dict[str, Any]) -> None:
@@ -257,13 +265,12 @@ def _show(results: dict[str, Any]) -> None:
         [name, *(f"{waits[kind][key]:.1f}" for kind in ("appends", "syncs") for key in keys)] for name, waits in results["waits"].items()
     ]
     show("ms from when it was due, without and with the purge", ["", "append p50", "p99", "most", "sync p50", "p99", "most"], rows)
-    done, sizes = results["purge"], [size >> 20 for size in results["sizes"]]
+    done = results["purge"]
     taken = done["deleted"] + done["set_aside"]
     note(
         f"{taken} events purged in {done['seconds']:.0f} s, {taken / done['seconds']:.0f}/s, {done['statements']} statements: {_counts(done)}"
     )
     note(f"longest statement {done['longest_ms']:.0f} ms: {done['longest']}")
-    note(f"disk: {sizes[0]} MB, {sizes[1]} after the purge, {sizes[2]} with a fifth as many events in another room again")
     if results["load_ended"]:
         note("the load ran out of events before the purge was done")
 

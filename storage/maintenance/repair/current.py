@@ -44,7 +44,7 @@ wanted AS (
 ),
 gone AS (
     DELETE FROM current_state c
-    WHERE c.room_nid = $1::int AND c.state_key_nid NOT IN (SELECT state_key_nid FROM wanted)
+    WHERE c.room_nid = $1::int AND NOT EXISTS (SELECT FROM wanted w WHERE w.state_key_nid = c.state_key_nid)
 )
 INSERT INTO current_state (room_nid, state_key_nid, event_nid, membership)
 SELECT $1::int, state_key_nid, event_nid, membership
@@ -91,12 +91,13 @@ gone AS (
     DELETE FROM memberships m
     WHERE m.room_nid = $1::int
         AND NOT (m.event_nid = 0 AND m.membership = 0)
-        AND m.principal_nid NOT IN (SELECT principal_nid FROM wanted UNION SELECT principal_nid FROM own)
+        AND NOT EXISTS (SELECT FROM wanted w WHERE w.principal_nid = m.principal_nid)
+        AND NOT EXISTS (SELECT FROM own o WHERE o.principal_nid = m.principal_nid)
 )
 INSERT INTO memberships (principal_nid, room_nid, membership, event_nid, stream_ordering, writer_nid)
 SELECT principal_nid, $1::int, membership, event_nid, stream_ordering, writer_nid
-FROM wanted
-WHERE principal_nid NOT IN (SELECT principal_nid FROM own)
+FROM wanted w
+WHERE NOT EXISTS (SELECT FROM own o WHERE o.principal_nid = w.principal_nid)
 ON CONFLICT (principal_nid, room_nid) DO UPDATE
     SET membership = EXCLUDED.membership, event_nid = EXCLUDED.event_nid
     WHERE (memberships.membership, memberships.event_nid) <> (EXCLUDED.membership, EXCLUDED.event_nid)

@@ -96,10 +96,10 @@ named AS (
     CROSS JOIN unnest(e.prev_events) AS n (event_nid)
     WHERE NOT e.outlier AND (e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled)
 )
-SELECT event_nid
-FROM live
-WHERE event_nid NOT IN (SELECT event_nid FROM named)
-    AND event_nid NOT IN (SELECT event_nid FROM dropped_extremities WHERE room_nid = $1::int)
+SELECT l.event_nid
+FROM live l
+WHERE NOT EXISTS (SELECT FROM named n WHERE n.event_nid = l.event_nid)
+    AND NOT EXISTS (SELECT FROM dropped_extremities d WHERE d.room_nid = $1::int AND d.event_nid = l.event_nid)
 """
 
 SQL_NEVER_ENDS: Final[LiteralString] = """

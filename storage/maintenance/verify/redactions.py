@@ -30,7 +30,8 @@ SELECT e.event_id, r.event_id AS redaction_id, e.redacted_by
 FROM events e
 LEFT JOIN events r ON r.event_nid = e.redacted_by
 LEFT JOIN purge_leavings l ON l.room_nid = e.room_nid AND l.event_nid = r.event_nid AND r.outlier  -- a purge came between the two
-WHERE e.room_nid = $1::int AND NOT e.outlier AND l.event_nid IS NULL AND (e.redacted_by IS NOT NULL OR e.event_id = ANY($2::text[]))
+WHERE e.room_nid = $1::int AND NOT e.outlier AND l.event_nid IS NULL
+    AND (e.redacted_by IS NOT NULL OR e.event_id IN (SELECT unnest($2::text[])))  -- hashed, as an array of parameters would not be
 """
 
 SQL_INEFFECTIVE: Final[LiteralString] = """
