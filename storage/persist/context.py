@@ -143,8 +143,7 @@ class Caches:
     def remove(self, removed: Removed) -> None:
         """Forget what was thrown away. A room's row is good for what comes next if this is all that it does not know of."""
         if removed.kind == "state_groups":
-            self.groups.drop(map(int, removed.ids))
-            self.merged.clear()
+            self._remove_groups(set(map(int, removed.ids)))
         for event_id in removed.event_ids:
             self._remove_event(event_id)
         for event_nid in removed.event_nids:  # what is left reaches none of them: its closures stay
@@ -155,6 +154,11 @@ class Caches:
         room = self.rooms.get(removed.room_id)
         if room is not None and room.removals + 1 == removed.number:
             self.rooms[removed.room_id] = room._replace(removals=removed.number)
+
+    def _remove_groups(self, gone: set[int]) -> None:
+        self.groups.drop(gone)
+        for states in [states for states, state_group in self.merged.items() if state_group in gone or not gone.isdisjoint(states)]:
+            del self.merged[states]
 
     def _remove_event(self, event_id: str) -> None:
         self.missing.pop(event_id, None)

@@ -84,7 +84,7 @@ async def test_what_a_new_state_group_names_stays(store: Store, monkeypatch: pyt
     assert await findings(store) == []
 
 
-@pytest.mark.parametrize("origin", ["live", "outlier"])
+@pytest.mark.parametrize("origin", ["live", "backfill", "outlier"])
 async def test_what_a_new_event_cites_stays(store: Store, monkeypatch: pytest.MonkeyPatch, origin: Any) -> None:
     pantry = Pantry()
     await store.append(pantry.room.pdus)

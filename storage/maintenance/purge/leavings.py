@@ -20,6 +20,8 @@ from storage.maintenance.purge.removal import Removal, TimelineRow, delete, foll
 
 PAGE: Final = 2_000
 GROUPS: Final = 500
+BATCHES: Final = 4
+"""Batches that go at once: what holds the room up is the second look, hardly the rows of leavings."""
 
 SQL_BACK: Final[LiteralString] = """
 DELETE FROM purge_leavings l
@@ -178,7 +180,7 @@ async def sweep(asked: Asked, job: Job, kept: Keeping) -> Job:
     leavings = await _look(asked.database, job)
     front = leavings.free()
     while front:
-        batch = front[: asked.pace.batch]
+        batch = front[: BATCHES * asked.pace.batch]
         job, gone = await _sweep(asked, job, kept, leavings, batch)
         kept.gone |= gone
         for nid in batch:
