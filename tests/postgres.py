@@ -8,6 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
+from storage.database import Database
 from storage.database.binaries import WHEEL, Binaries
 
 DEBIAN_BINARIES: Final = Path("/usr/lib/postgresql/15/bin")
@@ -41,3 +42,14 @@ def with_database(dsn: str, name: str) -> str:
     parts = urlsplit(dsn)
     netloc = parts.netloc or "@"  # urlunsplit would drop the slashes of an empty one
     return urlunsplit((parts.scheme, netloc, f"/{name}", parts.query, ""))
+
+
+async def others_ended(database: Database) -> None:
+    """Whatever is under way now has ended, in any database of the server: other tests write too.
+
+    What was written while another transaction is under way counts as new (`storage.maintenance.horizon`), and is not collected.
+    """
+    async with database.connection() as conn:
+        now = await conn.fetchval("SELECT pg_current_xact_id()::text::bigint")
+        while await conn.fetchval("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint") <= now:
+            pass

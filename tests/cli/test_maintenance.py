@@ -7,6 +7,7 @@ from storage.database import Database
 from storage.testing import RoomBuilder, build_room
 from tests.cli.running import room_storage
 from tests.maintenance.rooms import LIVELY, SERVER
+from tests.postgres import others_ended
 
 
 async def filled(dsn: str) -> RoomBuilder:
@@ -14,6 +15,7 @@ async def filled(dsn: str) -> RoomBuilder:
     async with storage.open(dsn, server_name=SERVER) as store:
         for event in room.events:
             await store.append([event.pdu])
+        await others_ended(store.database)
     return room
 
 

@@ -13,6 +13,7 @@ from storage.maintenance.purge import purge_history
 from storage.streams.following import follow_once
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER
+from tests.postgres import others_ended
 
 ALICE, BOB = "@alice:s1.test", "@bob:s2.test"
 
@@ -34,6 +35,7 @@ async def value(store: Store, sql: str, *args: object) -> Any:
 async def purge(store: Store, room: RoomBuilder, at: int, **more: Any) -> int:
     """Purge below an event, and have the store hear of it."""
     point = room.events[at].event_id
+    await others_ended(store.database)
     purged = await purge_history(store.database, room.room_id, server_name=SERVER, before_event_id=point, **more)
     await follow_once(store.database, store.streams)
     return purged.events

@@ -12,6 +12,7 @@ from storage.maintenance.reroot import make_roots, runs_after
 from storage.testing import RoomBuilder, build_room
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, everything_seen, findings
 from tests.persist.tables import logical_tables
+from tests.postgres import others_ended
 
 FORKY = LIVELY.replaced(fork_rate=0.3, fork_depth=3.0)
 
@@ -40,6 +41,7 @@ async def test_what_nothing_refers_to_goes_and_every_answer_stays(store: Store, 
     await deliver(store, room.generated(), batch=1)  # one at a time: every merge on the way leaves a group
     before, tables = await count(store), await logical_tables(store.database)
     seen = await everything_seen(store, room, [event.event_id for event in room.events])
+    await others_ended(store.database)
     garbage = (await find(store.database, room.room_id)).state_groups
     assert len(garbage) > 5, "a room without garbage says nothing"
     freed = await collect(store.database, room.room_id, batch=3)
@@ -56,6 +58,7 @@ async def test_the_room_goes_on_after_collecting(store: Store, room: RoomBuilder
     generated = room.generated()
     for event in generated.events[:150]:
         await store.append([event.pdu])
+    await others_ended(store.database)
     assert (await collect(store.database, room.room_id)).state_groups
     for event in generated.events[150:]:
         [result] = await store.append([event.pdu])
@@ -77,6 +80,7 @@ async def test_collecting_beside_appends(dsn: str, room: RoomBuilder) -> None:
     async with storage.open(dsn, server_name=SERVER, config=storage.Config(purge_pause_ms=1)) as store:
         for pdu in room.pdus[:150]:
             await store.append([pdu])
+        await others_ended(store.database)
         collector = asyncio.create_task(collecting(store))
         for at in range(150, len(room.pdus), 3):
             results = await store.append(room.pdus[at : at + 3])
@@ -165,6 +169,7 @@ async def test_roots_instead_of_purged_ancestors(store: Store, room: RoomBuilder
             "SELECT DISTINCT state_group_before FROM events WHERE event_id = ANY($1::text[]) ORDER BY 1", kept
         )
         await make_roots(conn, oldest[:10])
+    await others_ended(store.database)
     freed = await collect(store.database, room.room_id)
     assert freed.state_groups > 20
     assert {event_id: await store.state_before(event_id) for event_id in kept} == states
