@@ -2,10 +2,10 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from storage.config import Config
 from storage.database.connection import Database, Observer
@@ -13,12 +13,22 @@ from storage.database.deployment import settled
 from storage.database.embedded import embedded_postgres
 from storage.database.migrate import check_schema, migrate
 from storage.persist import Writer
+from storage.persist.writer import WRITER_READS
 from storage.store import Store
 from storage.streams import startup
 from storage.streams.following import follow
 from storage.streams.identity import Identity
-from storage.streams.registry import Streams
+from storage.streams.registry import STREAMS, Streams
 from storage.streams.restored import lost
+
+
+class OpenWriter(NamedTuple):
+    """What writes to a database, and all that writing needs."""
+
+    database: Database
+    streams: Streams
+    writer: Writer
+    identity: Identity
 
 
 @asynccontextmanager
@@ -40,15 +50,39 @@ async def open_store(
     `DatabaseUnavailable`, `InputError` for a DSN that cannot be read.
     """
     startup.check_name(instance_name)
-    config = replace(config or Config.from_env(), instance_name=instance_name)
+    config = config or Config.from_env()
     async with AsyncExitStack() as stack:
         if dsn is None:
-            dsn = await stack.enter_async_context(embedded_postgres(config=config))
+            dsn = await stack.enter_async_context(embedded_postgres(config=replace(config, instance_name=instance_name)))
             migrate = True
         if migrate:
             await _migrate(dsn)
-        mark = secrets.token_hex(4)
-        database = await stack.enter_async_context(await Database.open(dsn, config=config, observer=observer, mark=mark))
+        opening = open_writer(
+            dsn, server_name=server_name, instance_name=instance_name, config=config, observer=observer, told_of=STREAMS.keys()
+        )
+        store = Store(*await stack.enter_async_context(opening))
+        stack.callback(store.notifier.close)
+        yield store
+
+
+@asynccontextmanager
+async def open_writer(
+    dsn: str,
+    *,
+    server_name: str | None,
+    instance_name: str,
+    config: Config,
+    observer: Observer | None = None,
+    told_of: Collection[str] = WRITER_READS,
+) -> AsyncIterator[OpenWriter]:
+    """What a store writes with, for who does nothing else: of what others write it is told the facts of the streams ``told_of`` only.
+
+    Otherwise as `open_store`.
+    """
+    startup.check_name(instance_name)
+    config = replace(config, instance_name=instance_name)
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(await Database.open(dsn, config=config, observer=observer, mark=secrets.token_hex(4)))
         async with database.connection() as conn:
             await check_schema(conn)
             deployment_id, name = await settled(conn, server_name)
@@ -62,10 +96,8 @@ async def open_store(
         writer = Writer(database, streams, server_name=name, writer_nid=writer_nid)
         writer.start()
         stack.push_async_callback(writer.close)
-        await stack.enter_async_context(running(follow(database, streams, every_ms=config.follow_ms)))
-        store = Store(database, streams, writer, Identity(name, instance_name, writer_nid, deployment_id, gone))
-        stack.callback(store.notifier.close)
-        yield store
+        await stack.enter_async_context(running(follow(database, streams, every_ms=config.follow_ms, told_of=told_of)))
+        yield OpenWriter(database, streams, writer, Identity(name, instance_name, writer_nid, deployment_id, gone))
 
 
 _migrate = migrate

@@ -31,6 +31,8 @@ from storage.tracing import tracing
 
 STRETCH: Final = 128  # events planned before others have their turn, and written though more wait
 LEAST: Final = 16  # the least that is written though more wait: a write costs as much as 20 events
+WRITER_READS: Final = ("caches",)
+"""The streams whose facts a writer has to be told: what was thrown away."""
 
 
 class _Baseless(Exception):  # noqa: N818  # a turn of the plan, not an error

@@ -1,7 +1,7 @@
 """Events into the store by the writer of the live path, in executors: for rooms that the store holds already, and for data frames.
 
-Each task opens a store of its own under a name of its own, with two connections at most. An append is idempotent, so a task that is
-repeated goes on where it was.
+Each task opens a writer of its own under a name of its own, with two connections at most; what other tasks write it is not told.
+An append is idempotent, so a task that is repeated goes on where it was.
 """
 
 import asyncio
@@ -16,10 +16,9 @@ import uvloop
 
 from storage.config import Config
 from storage.errors import CommitUnknown, DatabaseConflict
-from storage.opening import open_store
+from storage.opening import OpenWriter, open_writer
 from storage.persist.plan import Incoming
 from storage.persist.results import AppendResult
-from storage.store import Store
 
 CONNECTIONS: Final = 2
 ATTEMPTS: Final = 3
@@ -60,7 +59,7 @@ class Target:
 
 
 class Loader:
-    """A store in this process, to be used without an event loop of one's own."""
+    """The writer of a store in this process, to be used without an event loop of one's own."""
 
     def __init__(self, target: Target, number: int) -> None:
         self._target = target
@@ -71,7 +70,7 @@ class Loader:
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._stack = AsyncExitStack()
         try:
-            self.store: Store = self.runner.run(self._open())
+            self.store: OpenWriter = self.runner.run(self._open())
         except BaseException:
             self.runner.close()
             raise
@@ -83,7 +82,7 @@ class Loader:
         finally:
             self.runner.close()
 
-    async def _open(self) -> Store:
+    async def _open(self) -> OpenWriter:
         """A writer enters between two writes of others, and what waits for that holds up who writes: so it is tried for short times."""
         config = replace(
             Config.from_env(), pool_size_max=CONNECTIONS, statement_timeout_ms=BULK_TIMEOUT_MS, lock_timeout_ms=LOCK_TIMEOUT_MS
@@ -92,7 +91,7 @@ class Loader:
         deadline = time.monotonic() + BULK_TIMEOUT_MS / 1000
         while True:
             try:
-                opened = open_store(self._target.dsn, server_name=self._target.server_name, instance_name=name, config=config)
+                opened = open_writer(self._target.dsn, server_name=self._target.server_name, instance_name=name, config=config)
                 return await self._stack.enter_async_context(opened)
             except DatabaseConflict:
                 if time.monotonic() > deadline:

@@ -9,11 +9,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, LiteralString, Self
+from typing import Final, LiteralString
 
 from storage.database.connection import Connection
 from storage.database.names import Names
 from storage.errors import DatabaseConflict
+from storage.opening import OpenWriter
 from storage.persist.columns import text
 from storage.persist.draft import Blocks, Draft
 from storage.persist.results import AppendResult
@@ -21,10 +22,8 @@ from storage.persist.write import Written, event_columns, write_around
 from storage.pipeline.planning import NAMES_REMEMBERED, Planner, Unfit
 from storage.pipeline.rooms import SpooledRoom
 from storage.pipeline.slim import Slim
-from storage.store import Store
 from storage.streams.following import learn_writers
 from storage.streams.in_flight import Author, InFlight
-from storage.streams.startup import SQL_FIND_WRITER
 
 SQL_LOAD_EVENTS: Final[LiteralString] = """
 INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, received_ts,
@@ -73,21 +72,15 @@ class Loaded:
 
 
 class Bulk:
-    """Writes rooms that the store does not hold. ``number``: of the import."""
+    """Writes rooms that the store does not hold. ``number``: of the import; ``part`` events are planned before they are written."""
 
-    def __init__(self, store: Store, number: int, writer_nid: int, part: int) -> None:
+    def __init__(self, store: OpenWriter, number: int, part: int) -> None:
         self._store = store
         self._number = number
         self._part = part
         self._names = Names(sys.maxsize)
         self._blocks = Blocks()
-        self._in_flight = InFlight(store.database, store.streams, STREAMS, writer_nid)
-
-    @classmethod
-    async def of(cls, store: Store, number: int, part: int) -> Self:
-        """For an open store; ``part`` events are planned before they are written."""
-        async with store.database.connection() as conn:
-            return cls(store, number, await conn.fetchval(SQL_FIND_WRITER, store.instance_name), part)
+        self._in_flight = InFlight(store.database, store.streams, STREAMS, store.identity.writer_nid)
 
     async def load(self, rooms: Sequence[SpooledRoom], loaded: Loaded) -> None:
         """All of them in one transaction. `Unfit` if the store holds something of them; `DatabaseConflict`, `DatabaseUnavailable`."""
@@ -97,7 +90,7 @@ class Bulk:
         written = Written({}, 0)
         with self._in_flight.writing():
             async with self._transaction() as conn:
-                planner = Planner(conn, self._store.database, self._names, self._blocks, self._store.server_name)
+                planner = Planner(conn, self._store.database, self._names, self._blocks, self._store.identity.server_name)
                 for room in rooms:
                     written = await self._room(planner, room) or written
                 written = await self._write(planner, is_last=True) or written

@@ -69,7 +69,7 @@ class RoomLoader:
     def __init__(self, loader: Loader, number: int, part: int) -> None:
         self._loader = loader
         self._number = number
-        self._bulk = loader.runner.run(Bulk.of(loader.store, number, part))
+        self._bulk = Bulk(loader.store, number, part)
         self._loaded = Loaded()
 
     def load(self, rooms: Sequence[SpooledRoom]) -> Iterator[pa.RecordBatch]:

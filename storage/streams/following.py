@@ -9,7 +9,7 @@ write in between takes an id above.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
@@ -62,17 +62,20 @@ class PositionRow(NamedTuple):
     entered_at: int
 
 
-async def follow(database: Database, streams: Streams, *, every_ms: int) -> None:
-    """Do so until cancelled. A database that does not answer is asked again the next time."""
+async def follow(database: Database, streams: Streams, *, every_ms: int, told_of: Collection[str] = STREAMS.keys()) -> None:
+    """Do so until cancelled. A database that does not answer is asked again the next time.
+
+    ``told_of``: streams whose facts are read; of the others the positions alone.
+    """
     while True:
         await asyncio.sleep(every_ms / 1000)
         try:
-            await follow_once(database, streams)
+            await follow_once(database, streams, told_of)
         except DatabaseError as error:
             logger.warning("the positions of the streams could not be followed: %s", error)
 
 
-async def follow_once(database: Database, streams: Streams) -> None:
+async def follow_once(database: Database, streams: Streams, told_of: Collection[str] = STREAMS.keys()) -> None:
     """Move those who are idle, and catch up with the others; find out what became of own writes whose answers were lost."""
     for settle in list(streams.unsettled):
         await settle()
@@ -81,8 +84,12 @@ async def follow_once(database: Database, streams: Streams) -> None:
         found = await conn.fetch(SQL_POSITIONS, row=PositionRow)
         _meet(streams, found)
         for row in found:
-            if row.stream_name in streams:
+            if row.stream_name not in streams:
+                continue
+            if row.stream_name in told_of:
                 await _catch_up(conn, streams, row)
+            else:
+                _move(streams, row)
 
 
 async def learn_writers(database: Database, streams: Streams, stream_name: str, writers: int) -> None:
@@ -136,8 +143,7 @@ async def _catch_up(conn: Connection, streams: Streams, row: PositionRow) -> Non
     stream = streams[row.stream_name]
     known = stream.positions().get(row.instance_name, 0)
     if row.instance_name == streams.instance_name:
-        if not streams.is_writing(row.stream_name):
-            streams.advance(row.stream_name, row.instance_name, row.stream_id, ())
+        _move(streams, row)
         return
     limit = FACTS_AT_ONCE
     while known < row.stream_id:
@@ -151,3 +157,10 @@ async def _catch_up(conn: Connection, streams: Streams, row: PositionRow) -> Non
             limit *= 2
             continue
         streams.advance(row.stream_name, row.instance_name, known, whole, local=False)
+
+
+def _move(streams: Streams, row: PositionRow) -> None:
+    """To where the table says that a writer is, whatever it wrote."""
+    own = row.instance_name == streams.instance_name
+    if not (own and streams.is_writing(row.stream_name)):
+        streams.advance(row.stream_name, row.instance_name, row.stream_id, (), local=own)

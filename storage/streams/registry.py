@@ -21,22 +21,33 @@ from storage.streams.positions import VectorPosition
 SQL_EVENTS_ROWS: Final[LiteralString] = """
 SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
     CASE WHEN e.type_nid = 7 THEN e.json END AS json
-FROM events e
+FROM (  -- limited before it is joined, or each page would join all that is left
+    SELECT stream_ordering, writer_nid, event_id, room_nid, type_nid, state_key_nid, json
+    FROM events
+    WHERE stream_ordering > $1::bigint AND stream_ordering <= $2::bigint AND NOT backfilled
+        AND ($3::text IS NULL OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
+    ORDER BY stream_ordering
+    LIMIT $4::bigint
+) e
 JOIN writers w USING (writer_nid)
 JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
-WHERE e.stream_ordering > $1::bigint AND e.stream_ordering <= $2::bigint AND NOT e.backfilled
-    AND ($3::text IS NULL OR w.instance_name = $3::text)
 UNION ALL
 SELECT o.stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key, NULL
-FROM outlier_memberships o
+FROM (
+    SELECT stream_id, writer_nid, event_nid
+    FROM outlier_memberships
+    WHERE stream_id > $1::bigint AND stream_id <= $2::bigint
+        AND ($3::text IS NULL OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
+    ORDER BY stream_id
+    LIMIT $4::bigint
+) o
 JOIN writers w USING (writer_nid)
 JOIN events e USING (event_nid)
 JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
 JOIN state_keys k ON k.state_key_nid = e.state_key_nid
-WHERE o.stream_id > $1::bigint AND o.stream_id <= $2::bigint AND ($3::text IS NULL OR w.instance_name = $3::text)
 ORDER BY stream_id
 LIMIT $4::bigint
 """
@@ -44,15 +55,19 @@ LIMIT $4::bigint
 SQL_BACKFILL_ROWS: Final[LiteralString] = """
 SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
     CASE WHEN e.type_nid = 7 THEN e.json END AS json
-FROM events e
+FROM (
+    SELECT stream_ordering, writer_nid, event_id, room_nid, type_nid, state_key_nid, json
+    FROM events
+    WHERE stream_ordering > $1::bigint AND stream_ordering <= $2::bigint AND backfilled
+        AND ($3::text IS NULL OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
+    ORDER BY stream_ordering
+    LIMIT $4::bigint
+) e
 JOIN writers w USING (writer_nid)
 JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
-WHERE e.stream_ordering > $1::bigint AND e.stream_ordering <= $2::bigint AND e.backfilled
-    AND ($3::text IS NULL OR w.instance_name = $3::text)
 ORDER BY e.stream_ordering
-LIMIT $4::bigint
 """
 
 SQL_ACCOUNT_DATA_ROWS: Final[LiteralString] = """
