@@ -9,7 +9,7 @@ from storage.event.parsing import load, parse
 from storage.event.reading import glance
 from storage.event.redaction import redact
 from storage.event.relation import Relation, relation_of
-from storage.event.signatures import required_signers, sign, verify
+from storage.event.signatures import required_signers, sign, verify, verify_event
 from storage.event.versions import ROOM_VERSIONS, RoomVersion
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "required_signers",
     "sign",
     "verify",
+    "verify_event",
 ]

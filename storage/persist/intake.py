@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from storage.errors import InvalidEvent, InvalidSignature, UnknownRoomVersion
-from storage.event import Event, glance, parse, required_signers, verify
+from storage.event import Event, glance, parse, required_signers, verify_event
 from storage.graph.turns import in_turn
 from storage.ids import EventId
 from storage.persist.results import AppendResult
@@ -80,7 +80,7 @@ async def _refusal(event: Event, server: str, keys: VerifyKeys) -> str | None:
             reason = f"the key {key_id} is not known"
             continue
         try:
-            verify(event.json, event.room_version.identifier, server, key)
+            verify_event(event, server, key)
         except InvalidSignature as error:
             reason = error.reason
         else:

@@ -8,6 +8,7 @@ Paths are local or on a file system that pyarrow knows (``s3://``, ``hdfs://``),
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -63,9 +64,10 @@ class Sources:
         return line or None, pdu or None
 
     def stretches(self, tasks: int) -> list[Stretch]:
-        """All stretches, in the order of the files; lines are numbered later (`numbered`)."""
+        """All stretches, in the order of the files; lines are numbered later (`numbered`). As many for each task, so that none waits long."""
         total = sum(one.size for one in self.files if one.groups is None)
-        length = min(max(total // (tasks * STRETCHES_EACH), STRETCH_BYTES_MIN), STRETCH_BYTES_MAX)
+        each = max(STRETCHES_EACH, ceil(total / (tasks * STRETCH_BYTES_MAX)))
+        length = max(ceil(total / (tasks * each)), STRETCH_BYTES_MIN)
         return [stretch for file, one in enumerate(self.files) for stretch in _of_file(file, one, length)]
 
 

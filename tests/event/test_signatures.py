@@ -6,7 +6,7 @@ import pytest
 from signedjson.key import generate_signing_key, get_verify_key
 
 from storage.errors import InvalidEvent, InvalidSignature
-from storage.event import parse, redact, required_signers, sign, verify
+from storage.event import parse, redact, required_signers, sign, verify, verify_event
 from tests.event.building import KEY, PAIRED, SERVER, VERIFY_KEY, VERSIONS, signed_pdu, unsigned_pdu
 
 
@@ -63,6 +63,27 @@ def test_verifying_what_is_not_json() -> None:
     assert caught.value.event_id is None
     with pytest.raises(InvalidEvent):
         sign(pdu, "11", SERVER, KEY)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("change", [{}, {"content": {"body": "é\u2028\x7f", "deep": [[[0]]]}}, {"unsigned": {"age": 5}}, {"zzz": -0}])
+def test_an_event_that_was_read_verifies_as_its_dict_does(version: str, change: dict[str, Any]) -> None:
+    pdu = signed_pdu(version, **change)
+    verify_event(parse(pdu, version), SERVER, VERIFY_KEY)
+    redacted = parse({**pdu, "content": {"body": "another"}}, version)
+    assert not redacted.content_hash_valid
+    verify_event(redacted, SERVER, VERIFY_KEY)
+    with pytest.raises(InvalidSignature, match="Signature was forged"):
+        verify_event(parse({**pdu, "depth": 8}, version), SERVER, VERIFY_KEY)
+    with pytest.raises(InvalidSignature, match="missing"):
+        verify_event(parse(pdu, version), "b.org", VERIFY_KEY)
+
+
+@pytest.mark.parametrize("signature", ["?", "é", "AAAA", "A" * 86, 5, None, []])
+def test_a_broken_signature_of_an_event_that_was_read(signature: object) -> None:
+    pdu = {**signed_pdu("11"), "signatures": {SERVER: {"ed25519:1": signature}}}
+    with pytest.raises(InvalidSignature):
+        verify_event(parse(pdu, "11"), SERVER, VERIFY_KEY)
 
 
 def signers(version: str, **changes: Any) -> set[str]:
