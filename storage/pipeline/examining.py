@@ -27,7 +27,7 @@ from storage.persist import intake
 from storage.persist.results import AppendResult
 from storage.pipeline import staging
 from storage.pipeline.appending import BULK_TIMEOUT_MS, spare_collector
-from storage.pipeline.reading import Given, Row, Stretch, given_of, lines_of, place_of, read
+from storage.pipeline.reading import Given, Row, Stretch, given_of, lines_with, place_of, read
 from storage.pipeline.slim import packed, slim
 from storage.pipeline.synapse import read_synapse
 
@@ -225,14 +225,13 @@ class _Stretch:
 
 def looked_over(stretch: Stretch) -> tuple[int, dict[str, str]]:
     """How many lines a stretch of NDJSON has, and the versions of the rooms whose create events are among them; of answers these alone."""
-    lines, found = 0, dict[str, str]()
     if stretch.kind == "answer":
         return 0, _created_in_answers(stretch)
-    for raw in lines_of(stretch):
-        lines += 1
-        if b"m.room.create" in raw:
-            found |= {room: version for room, version in created(raw).items() if room not in found}
-    return lines, found
+    found = dict[str, str]()
+    count, creating = lines_with(stretch, b"m.room.create")
+    for raw in creating:
+        found = created(raw) | found
+    return count, found
 
 
 def _created_in_answers(stretch: Stretch) -> dict[str, str]:

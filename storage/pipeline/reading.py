@@ -222,6 +222,22 @@ def _opened(pdu: bytes, glanced: dict[str, Any], members: Iterable[tuple[bytes, 
 
 def lines_of(stretch: Stretch) -> Iterator[bytes]:
     """The lines that begin within the stretch, the last one to its end, without line breaks. Too long ones are cut off."""
+    for at, block in _blocks(stretch):
+        yield from _split(block, at)
+
+
+def lines_with(stretch: Stretch, mark: bytes) -> tuple[int, list[bytes]]:
+    """How many lines begin within the stretch, and those that hold ``mark``."""
+    count, found = 0, list[bytes]()
+    for at, block in _blocks(stretch):
+        count += block.count(b"\n") + 1
+        if mark in block:
+            found += [line for line in _split(block, at) if mark in line]
+    return count, found
+
+
+def _blocks(stretch: Stretch) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin within the stretch, many at once, without the last break; and where they begin."""
     where, path = opened(stretch.path)
     with where.open_input_file(path) as file:
         at = stretch.begin
@@ -231,13 +247,21 @@ def lines_of(stretch: Stretch) -> Iterator[bytes]:
             file.seek(at)
         rest = b""
         while at < stretch.end and (piece := file.read(PIECE_BYTES)):
-            *ended, rest = (rest + piece).split(b"\n")
-            for one in ended:
-                if at < stretch.end:
-                    yield _kept(one, at)
-                at += len(one) + 1
+            block, found_break, rest = (rest + piece).rpartition(b"\n")
+            if not found_break:
+                continue
+            last = block.find(b"\n", max(stretch.end - 1 - at, 0))  # what comes after it begins behind the stretch
+            block = block if last < 0 else block[:last]
+            yield at, block
+            at += len(block) + 1
         if rest and at < stretch.end:
-            yield _kept(rest, at)
+            yield at, rest
+
+
+def _split(block: bytes, at: int) -> Iterator[bytes]:
+    for line in block.split(b"\n"):
+        yield _kept(line, at)
+        at += len(line) + 1
 
 
 def _kept(line: bytes, at: int) -> bytes:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.pipeline import reading
 from storage.pipeline.ordering import Slim, order
-from storage.pipeline.reading import LINE_BYTES_MAX, Stretch, lines_of
+from storage.pipeline.reading import LINE_BYTES_MAX, Stretch, lines_of, lines_with
 
 
 def test_causal_lines_stay_as_they_are() -> None:
@@ -34,16 +35,28 @@ def test_in_a_circle_the_first_goes_ahead() -> None:
     assert order([Slim("a", False, ["b"]), Slim("b", False, ["a"])]) == [0, 1]
 
 
-@given(st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"-")), max_size=8), st.integers(1, 20), st.booleans())
+@given(
+    lines=st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"-")), max_size=8),
+    size=st.integers(1, 20),
+    piece=st.integers(1, 40),
+    ended=st.booleans(),
+)
 def test_stretches_of_a_file_have_each_line_once(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], size: int, ended: bool
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], size: int, piece: int, ended: bool
 ) -> None:
     file: Path = tmp_path_factory.mktemp("lines") / "file"
     whole = b"\n".join(lines) + (b"\n" if ended and lines else b"")
     file.write_bytes(whole)
     stretches = [Stretch("lines", 0, 0, 0, str(file), begin, min(begin + size, len(whole))) for begin in range(0, len(whole), size)]
-    read = [line for stretch in stretches for line in lines_of(stretch)]
     expected = whole.split(b"\n")
     expected = expected if expected[-1] else expected[:-1]
-    assert read == [line if at else line.removeprefix(codecs.BOM_UTF8) for at, line in enumerate(expected)]
+    expected = [line if at else line.removeprefix(codecs.BOM_UTF8) for at, line in enumerate(expected)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "PIECE_BYTES", piece)
+        for stretch in stretches:
+            read = list(lines_of(stretch))
+            assert read == expected[: len(read)]
+            del expected[: len(read)]
+            assert lines_with(stretch, b"\0") == (len(read), [line for line in read if b"\0" in line])
+    assert expected == []
     assert LINE_BYTES_MAX > 12
