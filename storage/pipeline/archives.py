@@ -18,7 +18,7 @@ from pyarrow import fs
 from storage.errors import InputError
 from storage.pipeline.reading import FILE_SHIFT, Stretch, answered, opened
 
-STRETCH_BYTES_MAX: Final = 16 << 20
+STRETCH_BYTES_MAX: Final = 32 << 20
 STRETCH_BYTES_MIN: Final = 1 << 20
 STRETCHES_EACH: Final = 3
 """Stretches of NDJSON for each task that runs at once, as long as they do not become too small or too large."""

@@ -20,7 +20,7 @@ from storage.persist.draft import Blocks, Draft
 from storage.persist.results import AppendResult
 from storage.persist.write import Written, event_columns, write_around
 from storage.pipeline.planning import NAMES_REMEMBERED, Planner, Unfit
-from storage.pipeline.rooms import SpooledRoom
+from storage.pipeline.rooms import BundledRoom
 from storage.pipeline.slim import Slim
 from storage.streams.following import learn_writers
 from storage.streams.in_flight import Author, InFlight
@@ -82,7 +82,7 @@ class Bulk:
         self._blocks = Blocks()
         self._in_flight = InFlight(store.database, store.streams, STREAMS, store.identity.writer_nid)
 
-    async def load(self, rooms: Sequence[SpooledRoom], loaded: Loaded) -> None:
+    async def load(self, rooms: Sequence[BundledRoom], loaded: Loaded) -> None:
         """All of them in one transaction. `Unfit` if the store holds something of them; `DatabaseConflict`, `DatabaseUnavailable`."""
         if len(self._names.principals) > NAMES_REMEMBERED or len(self._names.state_keys) > NAMES_REMEMBERED:
             self._names.forget()
@@ -104,13 +104,13 @@ class Bulk:
             self._in_flight.sent(conn)
             yield conn
 
-    async def _room(self, planner: Planner, spooled: SpooledRoom) -> Written | None:
+    async def _room(self, planner: Planner, bundled: BundledRoom) -> Written | None:
         written = None
-        room = planner.begin(spooled.room_id)
+        room = planner.begin(bundled.room_id)
         async with self._store.database.connection() as aside:
-            if await aside.fetchvals(SQL_KNOWN, [spooled.room_id]):
+            if await aside.fetchvals(SQL_KNOWN, [bundled.room_id]):
                 raise Unfit
-        for version, lines in spooled.lines(LINES):
+        for version, lines in bundled.lines(LINES):
             await planner.plan(room, version, lines)
             if len(planner.draft.new_events) >= self._part:
                 written = await self._write(planner)

@@ -1,8 +1,8 @@
 """The first stage of an import: each line by itself, in executors. Read once, parsed, hashed, its signatures checked where keys are given.
 
 Embarrassingly parallel, and the same pure functions as `Store.append`. The bytes of what is well are put aside in the database by COPY,
-one transaction a stretch; on goes only what planning needs (`storage.pipeline.slim`), a room's in bundles. What is wrong with a line becomes
-a reason. What the store holds already is a duplicate, and costs no more than its id.
+one transaction a stretch; on goes only what planning needs (`storage.pipeline.slim`), a room's in bundles, which wait in files. What is wrong
+with a line becomes a reason. What the store holds already is a duplicate, and costs no more than its id.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from storage.persist import intake
 from storage.persist.results import AppendResult
 from storage.pipeline import staging
 from storage.pipeline.appending import BULK_TIMEOUT_MS, spare_collector
+from storage.pipeline.bundles import BundleWriter
 from storage.pipeline.reading import Given, Row, Stretch, given_of, lines_with, place_of, read
 from storage.pipeline.slim import packed, slim
 from storage.pipeline.synapse import read_synapse
@@ -45,7 +46,9 @@ EXAMINED: Final = pa.schema(
         ("first", pa.int64()),
         ("last", pa.int64()),
         ("events", pa.int64()),
-        ("slim", pa.binary()),
+        ("file", pa.string()),
+        ("start", pa.int64()),
+        ("length", pa.int64()),
         ("place", pa.int64()),
         ("outcome", pa.string()),
         ("event_id", pa.string()),
@@ -53,7 +56,7 @@ EXAMINED: Final = pa.schema(
         ("pdu", pa.binary()),
     ]
 )
-"""Bundles of a room's events, by rank from ``first`` to ``last``; or (with an ``outcome``) a reject, or how many duplicates there were."""
+"""Bundles of a room's events, by rank from ``first`` to ``last``, and where they lie; or (with an ``outcome``) a reject, or how many duplicates there were."""
 
 CHUNK: Final = 1_000
 BUNDLE: Final = 2_000
@@ -100,10 +103,11 @@ class Bundle:
     path_index: int
     rows: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def emitted(self, room_id: str, version: str) -> dict[str, Any]:
+    def emitted(self, room_id: str, version: str, writer: BundleWriter) -> dict[str, Any]:
         """A row of `EXAMINED`."""
         rows, self.rows = self.rows, []
         ranks = [row[0] for row in rows]
+        place = writer.put(packed(rows))
         return {
             "room_id": room_id,
             "room_version": version,
@@ -111,27 +115,28 @@ class Bundle:
             "first": min(ranks),
             "last": max(ranks),
             "events": len(rows),
-            "slim": packed(rows),
+            **place._asdict(),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The stage: lines of stretches into bundles, and their bytes into the database of ``dsn`` under the import's ``number``."""
+    """The stage: lines of stretches into bundles in the folder ``work``, their bytes into the database of ``dsn`` under the import's ``number``."""
 
     examiner: Examiner
     dsn: str
     number: int
+    work: str
 
     def run(self, stretches: Iterable[Stretch]) -> Iterator[pa.RecordBatch]:
         """`EXAMINED`, a batch or more a stretch."""
         spare_collector()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, BundleWriter(self.work) as writer:
             stack = AsyncExitStack()
             try:
                 database = runner.run(self._opened(stack))
                 for stretch in stretches:
-                    yield from runner.run(self._stretch(database, stretch))
+                    yield from runner.run(self._stretch(database, stretch, writer))
             finally:
                 runner.run(stack.aclose())
 
@@ -139,8 +144,8 @@ class Examination:
         config = replace(Config.from_env(), pool_size_max=1, statement_timeout_ms=BULK_TIMEOUT_MS)
         return await stack.enter_async_context(await Database.open(self.dsn, config=config))
 
-    async def _stretch(self, database: Database, stretch: Stretch) -> list[pa.RecordBatch]:
-        work = _Stretch(self, stretch.at)
+    async def _stretch(self, database: Database, stretch: Stretch, writer: BundleWriter) -> list[pa.RecordBatch]:
+        work = _Stretch(self, stretch.at, writer)
         async with database.transaction() as conn:
             await staging.forget(conn, self.number, *stretch.places)
             try:
@@ -155,11 +160,12 @@ class Examination:
 class _Stretch:
     """One stretch while it is examined."""
 
-    def __init__(self, stage: Examination, path_index: int) -> None:
+    def __init__(self, stage: Examination, path_index: int, writer: BundleWriter) -> None:
         self._examiner = stage.examiner
         self._number = stage.number
         self._keys = stage.examiner.verify_keys()
         self._path_index = path_index
+        self._writer = writer
         self._bundles: dict[tuple[str, str], Bundle] = {}
         self._done: list[dict[str, Any]] = []
         self._duplicates = Counter[str]()
@@ -209,7 +215,7 @@ class _Stretch:
             bundle = self._bundles[key] = Bundle(self._path_index)
         bundle.rows.append(slim(event, row.rank, row.place, given.origin, given.state_before))
         if len(bundle.rows) >= BUNDLE:
-            self._done.append(bundle.emitted(*key))
+            self._done.append(bundle.emitted(*key, self._writer))
 
     def reject(self, place: int, outcome: str, event_id: str | None, reason: str | None, raw: bytes | None) -> None:
         """A line that is not imported."""
@@ -218,7 +224,7 @@ class _Stretch:
     def batches(self) -> Iterator[list[dict[str, Any]]]:
         """All rows of the stretch."""
         self._done += [{"outcome": name, "events": count} for name, count in self._duplicates.items()]
-        self._done += [bundle.emitted(*key) for key, bundle in self._bundles.items() if bundle.rows]
+        self._done += [bundle.emitted(*key, self._writer) for key, bundle in self._bundles.items() if bundle.rows]
         for start in range(0, len(self._done), CHUNK):
             yield self._done[start : start + CHUNK]
 

@@ -1,10 +1,11 @@
 """`import_archive`: archives into a store, on Spark.
 
     lines ── examine (each by itself) ──> bytes: put aside in the database, by COPY
-                                     └──> bundles of slim events, on disk ── by room ──> plan, and write whole rooms
+                                     └──> bundles of slim events, in files ── by room ──> plan, and write whole rooms
 
 1. Lines are read, parsed, hashed, and checked for signatures in executors; what is wrong with one goes to the dead letters. The bytes leave
-   Spark there (`storage.pipeline.staging`); what goes on has what planning needs, some 300 bytes a message (`storage.pipeline.slim`).
+   Spark there (`storage.pipeline.staging`); what goes on has what planning needs, some 300 bytes a message (`storage.pipeline.slim`), and waits
+   in files of the folder ``work`` (`storage.pipeline.bundles`). Through Spark goes only where it lies.
 2. Each loading task takes whole rooms, the large ones dealt out by size, the others by hash. A room that the store does not hold is planned in
    memory, by the planner of the live path, in the order of a patient reader, and written in one transaction: events take their bytes from
    where they were put aside. No worker holds the bytes of a room, nor the rows of a large one.
@@ -20,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
@@ -30,8 +32,9 @@ from pyspark.sql import functions as f
 from signedjson.types import VerifyKey
 
 from storage.database.arrow import arrow_snapshot
-from storage.pipeline.appending import PART, Target
+from storage.pipeline.appending import PART, Target, spare_collector
 from storage.pipeline.archives import Sources, found, literal, numbered, together
+from storage.pipeline.bundles import cleared
 from storage.pipeline.examining import EXAMINED, Examination, Examiner, key_texts, looked_over
 from storage.pipeline.failures import told
 from storage.pipeline.loading import LOADED, load_rooms
@@ -46,11 +49,14 @@ FROM rooms
 """
 
 REJECTED: Final = ("bad_file", "bad_line", "invalid", "missing_parents")
+BUNDLES: Final = ("room_id", "room_version", "path_index", "first", "last", "events", "file", "start", "length")
 SORT: Final = ("room_id", "path_index", "first")
 LARGE_SHARE: Final = 8
 """A room is dealt out by its size if it has more than one part in so many of what a writer has to load."""
 
 LARGE_MAX: Final = 1_000
+LOOKED_OVER_MAX: Final = 1_000
+"""Stretches; small files are stretches, too."""
 
 Stage = Callable[[str], None]
 
@@ -97,7 +103,7 @@ def import_archive(
     What is not stored goes to ``rejects``, as Parquet.
 
     ``writers`` tasks load at once (default: as many as Spark runs), each with two connections at most. ``work`` is a folder that all
-    executors reach (default: a temporary one, for local masters); what is in it is overwritten. ``verify_keys``: signatures are checked.
+    executors reach, or a URI that both Hadoop and Arrow know (default: a temporary folder, for local masters); what is in it is overwritten. ``verify_keys``: signatures are checked.
     ``part``: events planned before they are written; a larger room is written in parts, in one transaction. ``stage`` is told what begins.
     `InputError`, `DatabaseError` (`DatabaseConflict` while another import is at work); where an executor fails for good, the error that it raised,
     or a `StorageError` that says what Spark lacks.
@@ -109,12 +115,13 @@ def import_archive(
         stretches, versions = _looked_over(spark, sources.stretches(spark.sparkContext.defaultParallelism))
         known = _known(dsn)
         examiner = Examiner(versions | known, room_version, key_texts(verify_keys or {}), frozenset(known))
-        _examine(spark, stretches, Examination(examiner, dsn, number), folder + "/examined")
+        cleared(folder)
+        _examine(spark, stretches, Examination(examiner, dsn, number, folder), folder + "/examined")
         examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(literal(folder) + "/examined")
         stage("loading")
-        bundles = examined.where("outcome IS NULL").select("room_id", "room_version", "path_index", "first", "last", "events", "slim")
+        bundles = examined.where("outcome IS NULL").select(*BUNDLES)
         dealt = bundles.repartitionById(tasks, _task(bundles, tasks)).sortWithinPartitions(*SORT)
-        loading = _loading(Target(dsn, server_name, instance_name, part), number)
+        loading = _loading(Target(dsn, server_name, instance_name, part), number, folder)
         dealt.mapInArrow(loading, spark_ddl(LOADED)).write.mode("overwrite").parquet(folder + "/loaded")
         return _told(spark, folder, sources, rejects)
 
@@ -139,9 +146,8 @@ def _known(dsn: str) -> dict[str, str]:
 # --------------------------------------------------------------------------------------------------------------- examine
 
 
-def _each(spark: SparkSession, stretches: Sequence[Stretch]) -> tuple[DataFrame, Any]:
+def _each(spark: SparkSession, tasks: Sequence[Sequence[Stretch]]) -> tuple[DataFrame, Any]:
     """A partition for each task, and what tells it its stretches."""
-    tasks = together(stretches)
     return spark.range(0, len(tasks), 1, max(len(tasks), 1)), spark.sparkContext.broadcast(tasks)
 
 
@@ -150,9 +156,10 @@ def _looked_over(spark: SparkSession, stretches: Sequence[Stretch]) -> tuple[lis
     lines = [one for one in stretches if one.kind in {"lines", "answer"}]
     if not lines:
         return list(stretches), {}
-    frame, sent = _each(spark, lines)
+    frame, sent = _each(spark, _shared(lines, spark.sparkContext.defaultParallelism))
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        spare_collector()
         for batch in batches:
             for stretch in (one for index in batch.column(0).to_pylist() for one in sent.value[index]):
                 count, created = looked_over(stretch)
@@ -168,6 +175,12 @@ def _looked_over(spark: SparkSession, stretches: Sequence[Stretch]) -> tuple[lis
     return list(numbered(stretches, counts)), versions
 
 
+def _shared(stretches: Sequence[Stretch], tasks: int) -> list[Sequence[Stretch]]:
+    """Several stretches for each task: to look them over takes less time than to begin a task of Python (70 ms)."""
+    each = min(ceil(len(stretches) / tasks), LOOKED_OVER_MAX)
+    return [stretches[first : first + each] for first in range(0, len(stretches), each)]
+
+
 LOOKED_OVER: Final = pa.schema(
     [("file", pa.int64()), ("begin", pa.int64()), ("lines", pa.int64()), ("rooms", pa.map_(pa.string(), pa.string()))]
 )
@@ -175,7 +188,7 @@ LOOKED_OVER_DDL: Final = "file bigint, begin bigint, lines bigint, rooms map<str
 
 
 def _examine(spark: SparkSession, stretches: Sequence[Stretch], examination: Examination, path: str) -> None:
-    frame, sent = _each(spark, stretches)
+    frame, sent = _each(spark, together(stretches))
 
     def examine(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return examination.run(one for batch in batches for index in batch.column(0).to_pylist() for one in sent.value[index])
@@ -215,10 +228,10 @@ def deal(large: Mapping[str, int], tasks: int, total: int) -> dict[str, int]:
     return dealt
 
 
-def _loading(target: Target, number: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _loading(target: Target, number: int, work: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        return load_rooms(target, number, 0 if context is None else context.partitionId(), batches)
+        return load_rooms(target, number, work, 0 if context is None else context.partitionId(), batches)
 
     return load
 

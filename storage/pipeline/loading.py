@@ -17,11 +17,12 @@ from storage.persist.plan import Incoming
 from storage.persist.results import AppendResult
 from storage.pipeline.appending import BATCH_MAX, Arrival, Loader, Target, spare_collector
 from storage.pipeline.bulk import Bulk, Loaded
+from storage.pipeline.bundles import BundleReader
 from storage.pipeline.examining import SQL_HELD, HeldRow
 from storage.pipeline.ordering import Slim as Line
 from storage.pipeline.ordering import order
 from storage.pipeline.planning import Unfit
-from storage.pipeline.rooms import SpooledRoom, rooms_of
+from storage.pipeline.rooms import BundledRoom, rooms_of
 from storage.pipeline.slim import Slim, needs
 from storage.pipeline.staging import staged
 
@@ -41,19 +42,19 @@ LOADED: Final = pa.schema(
 """What became of the events: of those that were not stored a row each, of the others how many there were of each outcome."""
 
 
-def load_rooms(target: Target, number: int, task: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Store the rooms of sorted bundles; gives `LOADED`. ``number``: of the import; ``task``: of this writer."""
+def load_rooms(target: Target, number: int, work: str, task: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Store the rooms of sorted bundles, which lie in the folder ``work``; gives `LOADED`. ``number``: of the import; ``task``: of this writer."""
     spare_collector()
-    with Loader(target, task) as loader:
-        work = RoomLoader(loader, number, target.part)
-        for rooms in grouped(rooms_of(batches), target.part):
-            yield from work.load(rooms)
-        yield work.counts()
+    with BundleReader(work) as reader, Loader(target, task) as loader:
+        rooms = RoomLoader(loader, number, target.part)
+        for group in grouped(rooms_of(batches, reader), target.part):
+            yield from rooms.load(group)
+        yield rooms.counts()
 
 
-def grouped(rooms: Iterable[SpooledRoom], part: int) -> Iterator[list[SpooledRoom]]:
+def grouped(rooms: Iterable[BundledRoom], part: int) -> Iterator[list[BundledRoom]]:
     """As many rooms as make up a write; a large one alone."""
-    group: list[SpooledRoom] = []
+    group: list[BundledRoom] = []
     for room in rooms:
         if group and sum(one.events for one in group) + room.events > part:
             yield group
@@ -72,13 +73,9 @@ class RoomLoader:
         self._bulk = Bulk(loader.store, number, part)
         self._loaded = Loaded()
 
-    def load(self, rooms: Sequence[SpooledRoom]) -> Iterator[pa.RecordBatch]:
+    def load(self, rooms: Sequence[BundledRoom]) -> Iterator[pa.RecordBatch]:
         """Store these rooms; gives what was not stored."""
-        try:
-            self._loader.runner.run(self._load(rooms))
-        finally:
-            for room in rooms:
-                room.close()
+        self._loader.runner.run(self._load(rooms))
         failed, self._loaded.failed = self._loaded.failed, []
         if failed:
             yield self._loader.runner.run(self._rejects(failed))
@@ -88,14 +85,14 @@ class RoomLoader:
         outcomes = self._loaded.outcomes + self._loader.outcomes  # of those that are there
         return pa.RecordBatch.from_pylist([{"outcome": name, "events": count} for name, count in sorted(outcomes.items())], schema=LOADED)
 
-    async def _load(self, rooms: Sequence[SpooledRoom]) -> None:
+    async def _load(self, rooms: Sequence[BundledRoom]) -> None:
         if await self._in_bulk(rooms):
             return
         for room in rooms:
             if len(rooms) == 1 or not await self._in_bulk([room]):
                 await self._append(room)
 
-    async def _in_bulk(self, rooms: Sequence[SpooledRoom]) -> bool:
+    async def _in_bulk(self, rooms: Sequence[BundledRoom]) -> bool:
         """Whether they are stored now. `DatabaseUnavailable` if there is no getting through to the database."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -112,7 +109,7 @@ class RoomLoader:
                 return True
         return False
 
-    async def _append(self, room: SpooledRoom) -> None:
+    async def _append(self, room: BundledRoom) -> None:
         """The way of the live path: in the order of a patient reader, by ids alone. What is held already is passed over."""
         lines = [(version, one) for version, some in room.lines(BATCH_MAX) for one in await self._lacking(some)]
         ordered = order([Line(one.event_id, one.origin == "outlier", needs(one, room.room_id, version)) for version, one in lines])

@@ -1,49 +1,41 @@
-"""The bundles of a room, gathered in a file that grows to disk: to be gone through in order, and once more if need be."""
+"""The bundles of a room: to be gone through in order, and once more if need be."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, pairwise
 from operator import attrgetter
-from tempfile import SpooledTemporaryFile
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from storage.pipeline.bundles import BundleReader, Place
 from storage.pipeline.slim import Slim, unpacked
-
-MEMORY_BYTES: Final = 16 << 20
 
 
 class Piece(NamedTuple):
-    """A bundle: its version, the path it is of, its ranks, and where it lies in the file."""
+    """A bundle: its version, the path it is of, its ranks, and where it lies."""
 
     version: str
     path_index: int
     first: int
     last: int
-    start: int
-    length: int
+    place: Place
 
 
-class SpooledRoom:
-    """A room's bundles in order of path and rank."""
+class BundledRoom:
+    """A room's bundles in order of path and rank. Holds none of them."""
 
-    def __init__(self, room_id: str) -> None:
+    def __init__(self, room_id: str, reader: BundleReader) -> None:
         self.room_id = room_id
         self.events = 0
-        self._file = SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115  # closed by `close`
+        self._reader = reader
         self._pieces: list[Piece] = []
 
     def add(self, bundle: Mapping[str, Any]) -> None:
         """One more bundle: a row of `storage.pipeline.examining.EXAMINED`."""
-        place = (self._file.tell(), len(bundle["slim"]))
-        self._pieces.append(Piece(bundle["room_version"], bundle["path_index"], bundle["first"], bundle["last"], *place))
-        self._file.write(bundle["slim"])
+        place = Place(bundle["file"], bundle["start"], bundle["length"])
+        self._pieces.append(Piece(bundle["room_version"], bundle["path_index"], bundle["first"], bundle["last"], place))
         self.events += bundle["events"]
-
-    def close(self) -> None:
-        """Forget it."""
-        self._file.close()
 
     def lines(self, most: int) -> Iterator[tuple[str, list[Slim]]]:
         """All lines, so many at a time, with the room version."""
@@ -67,21 +59,19 @@ class SpooledRoom:
         return iter(opened[0]) if len(opened) == 1 else iter(heapq.merge(*opened, key=attrgetter("rank")))
 
     def _opened(self, piece: Piece) -> list[Slim]:
-        self._file.seek(piece.start)
-        lines = list(unpacked(self._file.read(piece.length)))
-        self._file.seek(0, 2)
+        lines = list(unpacked(self._reader.get(piece.place)))
         return lines if all(a.rank <= b.rank for a, b in pairwise(lines)) else sorted(lines, key=attrgetter("rank"))
 
 
-def rooms_of(batches: Iterable[pa.RecordBatch]) -> Iterator[SpooledRoom]:
-    """The rooms of sorted bundles (`storage.pipeline.examining.EXAMINED`), one after the other. To be closed by who takes them."""
-    room: SpooledRoom | None = None
+def rooms_of(batches: Iterable[pa.RecordBatch], reader: BundleReader) -> Iterator[BundledRoom]:
+    """The rooms of sorted bundles (`storage.pipeline.examining.EXAMINED`), one after the other."""
+    room: BundledRoom | None = None
     for batch in batches:
         for row in batch.to_pylist():
             if room is not None and row["room_id"] != room.room_id:
                 yield room
                 room = None
-            room = room or SpooledRoom(row["room_id"])
+            room = room or BundledRoom(row["room_id"], reader)
             room.add(row)
     if room is not None:
         yield room
