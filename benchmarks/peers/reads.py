@@ -2,7 +2,8 @@
 
 Synapse is asked twice: with its caches emptied (Postgres stays warm), and again with what the first question has left in them. So is this
 side, where whole states are forgotten before, and little else is kept: which rooms may have changed (README, "What can have changed"), and what the writer
-knows of rooms. First is compared with first, again with again. Both sides end with events whose JSON is parsed and do not encode an answer.
+knows of rooms. First is compared with first, again with again. Each side is asked once more before all that, and not timed: after a pause, or when the
+other has had the processors, a short answer takes more than twice as long, and it would be that which is measured. Both sides end with events whose JSON is parsed and do not encode an answer.
 Each answer is compared with the other's.
 
 The limit of a read is a bare index range of as many rows on the same server, asked in the same round: of the events' bytes, or, where the answer is
@@ -273,17 +274,28 @@ async def measure(sides: Sides, world: World, prepare: Prepare, rounds: int) -> 
         pair = await prepare(sides, world, number + 2)
         await _settled(sides)
         into = asked if number >= 0 else {name: Asked() for name in asked}
-        sides.store.caches.states.forget(None)
-        mine = await _ask_here(sides, pair.ours, into["ours"])
-        cold = await _ask_there(sides, pair, into["synapse_cold"], cold=True)
-        again = await _ask_here(sides, pair.ours, into["ours_again"])
-        warm = await _ask_there(sides, pair, into["synapse_warm"], cold=False)
+        mine, again = await _ours(sides, pair, into)
+        cold, warm = await _theirs(sides, pair, into)
         if not (pair.same(mine, cold) and pair.same(mine, warm) and pair.same(again, warm)):
             raise AssertionError(f"{pair.what}: the answers differ: {str(mine)[:600]} and {str(cold)[:600]}")
         rows = _rows(mine)
         taken = await limits.index_range(sides.raw, rows, bodies=pair.bodies)
         bare += [taken] if number >= 0 else []
     return _told(asked) | {"rows": rows, "limit": {"ms": percentiles(bare, factor=1_000)}} | _share(bare, asked["ours"])
+
+
+async def _ours(sides: Sides, pair: Pair, into: dict[str, Asked]) -> tuple[Any, Any]:
+    """The first answer, and that to the same question again."""
+    await pair.ours()
+    sides.store.caches.states.forget(None)
+    return await _ask_here(sides, pair.ours, into["ours"]), await _ask_here(sides, pair.ours, into["ours_again"])
+
+
+async def _theirs(sides: Sides, pair: Pair, into: dict[str, Asked]) -> tuple[Any, Any]:
+    assert sides.peer is not None
+    await sides.peer.ask("ask", what=pair.what, **pair.given)
+    cold = await _ask_there(sides, pair, into["synapse_cold"], cold=True)
+    return cold, await _ask_there(sides, pair, into["synapse_warm"], cold=False)
 
 
 def _rows(answer: Any) -> int:

@@ -13,6 +13,7 @@ from storage import Store
 from storage.queries import context, federation, messages, near, visible
 from storage.queries.filters import ANY_EVENT
 from storage.queries.sync import rooms, state
+from storage.streams import registry
 from storage.streams.positions import LARGEST_POSITION
 from storage.visibility import places
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
@@ -241,6 +242,14 @@ async def test_walks_over_the_graph(filled: Filled) -> None:
     assert {"events_event_id_key", "events_pkey"} <= plan.indexes
     assert plan.event_rows <= 5 * 20 + 10
     assert is_inlined(plan)
+
+
+async def test_a_page_of_the_stream_of_events(filled: Filled) -> None:
+    """It reads, and joins, what it gives and no more, however much is left."""
+    for writer in (None, "main"):
+        plan = await plan_of(filled.store, registry.SQL_EVENTS_ROWS, filled.last_stream - MANY + 10, filled.last_stream, writer, 100)
+        assert "events_stream_ordering_key" in plan.indexes
+        assert plan.event_rows <= 100
 
 
 async def test_the_comparison_sees_a_scan(filled: Filled) -> None:
