@@ -44,7 +44,10 @@ KeysOption = Annotated[
     ),
 ]
 RejectsOption = Annotated[str | None, typer.Option("--rejects", help="A folder for what was not stored, as Parquet.")]
-WorkOption = Annotated[str | None, typer.Option("--work", help="A folder that all executors reach; default: a temporary one.")]
+WorkOption = Annotated[
+    str | None,
+    typer.Option("--work", help="A folder that all executors reach, of a shared file system, or hdfs://HOST/…; default: a temporary one."),
+]
 WritersOption = Annotated[str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")]
 LOCAL: Final = "local[*]"
 SHOWN_MAX: Final = 1_000

@@ -60,9 +60,8 @@ def verify_event(event: Event, server_name: str, verify_key: VerifyKey) -> None:
 def _fits(event: Event, server_name: str, verify_key: VerifyKey) -> bool:
     """Whether the signature fits; whatever is wrong with it, `verify` knows how to say."""
     signed = redact(event.json, event.room_version)
-    signatures = signed.pop("signatures")
     try:
-        signature = decode_base64(signatures[server_name][f"{verify_key.alg}:{verify_key.version}"])
+        signature = decode_base64(signed.pop("signatures")[server_name][f"{verify_key.alg}:{verify_key.version}"])
         verify_key.verify(encoded(signed, exact=True), signature)
     except (BadSignatureError, InvalidEvent, KeyError, TypeError, ValueError, AttributeError):
         return False

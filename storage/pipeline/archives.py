@@ -64,7 +64,7 @@ class Sources:
         return line or None, pdu or None
 
     def stretches(self, tasks: int) -> list[Stretch]:
-        """All stretches, in the order of the files; lines are numbered later (`numbered`). As many for each task, so that none waits long."""
+        """All stretches, in the order of the files; lines are numbered later (`numbered`). Of one file as many for each task, so that none waits long."""
         total = sum(one.size for one in self.files if one.groups is None)
         each = max(STRETCHES_EACH, ceil(total / (tasks * STRETCH_BYTES_MAX)))
         length = max(ceil(total / (tasks * each)), STRETCH_BYTES_MIN)

@@ -56,9 +56,13 @@ class BundleWriter:
             self._file = self._where.open_output_stream(self._path)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        with _told(self._work, "written to"):
-            self._file.close()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            with _told(self._work, "written to"):
+                self._file.close()
+        except StorageError:
+            if kind is None:  # else what came first says more
+                raise
 
     def put(self, bundle: bytes) -> Place:
         """Append one; to be read once the writer is closed."""

@@ -236,7 +236,8 @@ def looked_over(stretch: Stretch) -> tuple[int, dict[str, str]]:
     found = dict[str, str]()
     count, creating = lines_with(stretch, b"m.room.create")
     for raw in creating:
-        found = created(raw) | found
+        for room, version in created(raw).items():
+            found.setdefault(room, version)
     return count, found
 
 

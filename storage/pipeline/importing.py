@@ -112,10 +112,10 @@ def import_archive(
     tasks = writers or spark.sparkContext.defaultParallelism
     with _folder(work) as folder, staging(dsn) as number:
         stage("examining")
+        cleared(folder)
         stretches, versions = _looked_over(spark, sources.stretches(spark.sparkContext.defaultParallelism))
         known = _known(dsn)
         examiner = Examiner(versions | known, room_version, key_texts(verify_keys or {}), frozenset(known))
-        cleared(folder)
         _examine(spark, stretches, Examination(examiner, dsn, number, folder), folder + "/examined")
         examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(literal(folder) + "/examined")
         stage("loading")

@@ -34,20 +34,20 @@ JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
 UNION ALL
-SELECT o.stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key, NULL
+SELECT o.stream_id, w.instance_name, o.event_id, r.room_id, t.type, k.state_key, NULL
 FROM (
-    SELECT stream_id, writer_nid, event_nid
-    FROM outlier_memberships
-    WHERE stream_id > $1::bigint AND stream_id <= $2::bigint
-        AND ($3::text IS NULL OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
-    ORDER BY stream_id
+    SELECT m.stream_id, m.writer_nid, e.event_id, e.room_nid, e.type_nid, e.state_key_nid
+    FROM outlier_memberships m
+    JOIN events e USING (event_nid)
+    WHERE m.stream_id > $1::bigint AND m.stream_id <= $2::bigint
+        AND ($3::text IS NULL OR m.writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
+    ORDER BY m.stream_id
     LIMIT $4::bigint
 ) o
 JOIN writers w USING (writer_nid)
-JOIN events e USING (event_nid)
 JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
-JOIN state_keys k ON k.state_key_nid = e.state_key_nid
+JOIN state_keys k ON k.state_key_nid = o.state_key_nid
 ORDER BY stream_id
 LIMIT $4::bigint
 """

@@ -1,10 +1,12 @@
 """Bundles wait in files: as they were put, whole, and else an error that names the folder."""
 
+import errno
+import io
 from pathlib import Path
 
 import pytest
 
-from storage.errors import StorageError
+from storage.errors import DatabaseFull, StorageError
 from storage.pipeline import bundles
 from storage.pipeline.bundles import FOLDER, BundleReader, BundleWriter, Place, cleared
 
@@ -49,3 +51,19 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
         cleared(str(tmp_path / "file"))
     with pytest.raises(StorageError, match="cannot be written to"), BundleWriter(str(tmp_path / "nothing")):
         pass
+
+
+def test_an_error_is_not_hidden_by_that_of_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full fails twice: when the last bundle is written, or something else goes wrong, and when the file is closed."""
+    cleared(str(tmp_path))
+
+    class Full(io.BytesIO):
+        def close(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = BundleWriter(str(tmp_path))
+    with pytest.raises(DatabaseFull), writer:
+        monkeypatch.setattr(writer, "_file", Full())
+        raise DatabaseFull("the database's disk is full")
+    with pytest.raises(StorageError, match="No space left"), writer:
+        monkeypatch.setattr(writer, "_file", Full())
