@@ -79,7 +79,7 @@ def _questions(places: dict[str, Places]) -> dict[str, Prepare]:
     async def forwards(side: Side, number: int) -> Question:
         return await page(side, number, "f")
 
-    async def end(side: Side, number: int) -> Question:  # noqa: ARG001  # the same every round
+    async def end(side: Side, _number: int) -> Question:  # the same every round
         return lambda: side.store.messages(places[side.name].room, places[side.name].user, limit=PAGE)
 
     async def quiet(side: Side, number: int) -> Question:

@@ -100,7 +100,7 @@ async def _nothing_of_theirs(side: Side, number: int) -> Question:
 
 
 def _initial(user: str, rooms_limit: int | None) -> Prepare:
-    async def prepare(side: Side, number: int) -> Question:  # noqa: ARG001  # the same every round
+    async def prepare(side: Side, _number: int) -> Question:  # the same every round
         return lambda: side.store.sync(user, timeline_limit=20, rooms_limit=rooms_limit)
 
     return prepare

@@ -49,17 +49,15 @@ async def open_store(
     `InstanceNameTaken` while another one works under it. ``observer`` is told of every statement. `SchemaOutOfDate`,
     `DatabaseUnavailable`, `InputError` for a DSN that cannot be read.
     """
-    startup.check_name(instance_name)
-    config = config or Config.from_env()
+    startup.check_name(instance_name)  # before anything is started, or migrated
+    config = replace(config or Config.from_env(), instance_name=instance_name)
     async with AsyncExitStack() as stack:
         if dsn is None:
-            dsn = await stack.enter_async_context(embedded_postgres(config=replace(config, instance_name=instance_name)))
+            dsn = await stack.enter_async_context(embedded_postgres(config=config))
             migrate = True
         if migrate:
             await _migrate(dsn)
-        opening = open_writer(
-            dsn, server_name=server_name, instance_name=instance_name, config=config, observer=observer, told_of=STREAMS.keys()
-        )
+        opening = open_writer(dsn, server_name=server_name, config=config, observer=observer, told_of=STREAMS.keys())
         store = Store(*await stack.enter_async_context(opening))
         stack.callback(store.notifier.close)
         yield store
@@ -70,17 +68,16 @@ async def open_writer(
     dsn: str,
     *,
     server_name: str | None,
-    instance_name: str,
     config: Config,
     observer: Observer | None = None,
     told_of: Collection[str] = WRITER_READS,
 ) -> AsyncIterator[OpenWriter]:
     """What a store writes with, for who does nothing else: of what others write it is told the facts of the streams ``told_of`` only.
 
-    Otherwise as `open_store`.
+    Otherwise as `open_store`; the name is that of ``config``.
     """
+    instance_name = config.instance_name
     startup.check_name(instance_name)
-    config = replace(config, instance_name=instance_name)
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(await Database.open(dsn, config=config, observer=observer, mark=secrets.token_hex(4)))
         async with database.connection() as conn:

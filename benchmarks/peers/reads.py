@@ -3,8 +3,8 @@
 Synapse is asked twice: with its caches emptied (Postgres stays warm), and again with what the first question has left in them. So is this
 side, where whole states are forgotten before, and little else is kept: which rooms may have changed (README, "What can have changed"), and what the writer
 knows of rooms. First is compared with first, again with again. Each side is asked once more before all that, and not timed: after a pause, or when the
-other has had the processors, a short answer takes more than twice as long, and it would be that which is measured. Both sides end with events whose JSON is parsed and do not encode an answer.
-Each answer is compared with the other's.
+other has had the processors, a short answer takes more than twice as long, and it would be that which is measured. Both sides end with events whose JSON
+is parsed and do not encode an answer. Each answer is compared with the other's.
 
 The limit of a read is a bare index range of as many rows on the same server, asked in the same round: of the events' bytes, or, where the answer is
 ids, of these alone. Nothing is parsed there.
@@ -147,7 +147,7 @@ async def _incremental(sides: Sides, world: World, number: int) -> Pair:
     return _sync(sides, ours.next_batch, theirs["token"], 10)
 
 
-async def _initial(sides: Sides, world: World, number: int) -> Pair:  # noqa: ARG001  # the same every round
+async def _initial(sides: Sides, _world: World, _number: int) -> Pair:  # the same every round
     return _sync(sides, None, None, TIMELINE)
 
 
@@ -211,11 +211,14 @@ async def _state_before(sides: Sides, world: World, number: int) -> Pair:
 
 async def _state_ids(sides: Sides, world: World, number: int) -> Pair:
     event = _old(world, number)
-    same = lambda mine, told: mine.state_ids == set(told["state"]) and mine.auth_chain_ids == set(told["chain"])  # noqa: E731
+
+    def same(mine: StateIds, told: Any) -> bool:
+        return mine.state_ids == set(told["state"]) and mine.auth_chain_ids == set(told["chain"])
+
     return Pair(lambda: sides.store.state_ids(event), "state_ids", {"room_id": world.hall.room_id, "event_id": event}, same)
 
 
-async def _auth_chain(sides: Sides, world: World, number: int) -> Pair:  # noqa: ARG001  # the same every round
+async def _auth_chain(sides: Sides, world: World, _number: int) -> Pair:  # the same every round
     room = RoomId(world.hall.room_id)
     ids = list((await sides.store.current_state(room)).values())
     return Pair(lambda: sides.store.auth_chain_ids(ids), "auth_chain", {"room_id": room, "event_ids": ids}, _same_set)

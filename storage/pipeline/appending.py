@@ -85,13 +85,16 @@ class Loader:
     async def _open(self) -> OpenWriter:
         """A writer enters between two writes of others, and what waits for that holds up who writes: so it is tried for short times."""
         config = replace(
-            Config.from_env(), pool_size_max=CONNECTIONS, statement_timeout_ms=BULK_TIMEOUT_MS, lock_timeout_ms=LOCK_TIMEOUT_MS
+            Config.from_env(),
+            instance_name=self._target.name(self._number),
+            pool_size_max=CONNECTIONS,
+            statement_timeout_ms=BULK_TIMEOUT_MS,
+            lock_timeout_ms=LOCK_TIMEOUT_MS,
         )
-        name = self._target.name(self._number)
         deadline = time.monotonic() + BULK_TIMEOUT_MS / 1000
         while True:
             try:
-                opened = open_writer(self._target.dsn, server_name=self._target.server_name, instance_name=name, config=config)
+                opened = open_writer(self._target.dsn, server_name=self._target.server_name, config=config)
                 return await self._stack.enter_async_context(opened)
             except DatabaseConflict:
                 if time.monotonic() > deadline:

@@ -86,7 +86,7 @@ async def follow_once(database: Database, streams: Streams, told_of: Collection[
         for row in found:
             if row.stream_name not in streams:
                 continue
-            if row.stream_name in told_of:
+            if row.stream_name in told_of and row.instance_name != streams.instance_name:
                 await _catch_up(conn, streams, row)
             else:
                 _move(streams, row)
@@ -139,12 +139,9 @@ async def _move_idle(conn: Connection, streams: Streams) -> None:
 
 
 async def _catch_up(conn: Connection, streams: Streams, row: PositionRow) -> None:
-    """Pass on the facts of one writer up to where the table says it is."""
+    """Pass on the facts of another writer up to where the table says it is."""
     stream = streams[row.stream_name]
     known = stream.positions().get(row.instance_name, 0)
-    if row.instance_name == streams.instance_name:
-        _move(streams, row)
-        return
     limit = FACTS_AT_ONCE
     while known < row.stream_id:
         page = await stream.declaration.read(conn, known, row.stream_id, row.instance_name, limit)

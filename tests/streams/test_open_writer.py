@@ -1,6 +1,7 @@
 """A writer without a reader: of what others write it is told how far they are, and what has gone."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,7 @@ SELDOM = Config(follow_ms=3_600_000)
 
 @pytest.fixture
 async def loader(dsn: str) -> AsyncIterator[OpenWriter]:
-    async with open_writer(dsn, server_name=SERVER, instance_name="loader", config=SELDOM) as opened:
+    async with open_writer(dsn, server_name=SERVER, config=replace(SELDOM, instance_name="loader")) as opened:
         yield opened
 
 

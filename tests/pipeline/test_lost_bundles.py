@@ -1,0 +1,48 @@
+"""A bundle that is gone, or cut off, when its room is to be loaded: nothing of the room is stored, and the import is run again."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import storage
+from storage.errors import StorageError
+from storage.pipeline.appending import Target
+from storage.pipeline.archives import found, numbered
+from storage.pipeline.bundles import FOLDER, cleared
+from storage.pipeline.examining import Examination, Examiner, looked_over
+from storage.pipeline.loading import load_rooms
+from storage.pipeline.staging import staging
+from storage.testing import SHAPES, GeneratedRoom, generate_room, write_ndjson
+
+SERVER = "s1.test"
+
+
+def imported(archive: Path, dsn: str, work: Path, *, cut: bool) -> int:
+    """Both stages, one after the other in this process; how many rows tell what became of the lines."""
+    cleared(str(work))
+    with staging(dsn) as number:
+        looked = [(stretch, *looked_over(stretch)) for stretch in found([str(archive)]).stretches(1)]
+        counts = {(stretch.file, stretch.begin): count for stretch, count, _ in looked}
+        versions = {room: version for _, _, rooms in looked for room, version in rooms.items()}
+        stage = Examination(Examiner(versions), dsn, number, str(work))
+        batches = list(stage.run(numbered([stretch for stretch, _, _ in looked], counts)))
+        if cut:
+            for file in (work / FOLDER).iterdir():
+                file.write_bytes(file.read_bytes()[:-1])
+        return len(list(load_rooms(Target(dsn, SERVER), number, str(work), 0, batches)))
+
+
+async def held(dsn: str, room: GeneratedRoom) -> int:
+    async with storage.open(dsn, server_name=SERVER) as store:
+        return len(await store.events([event.event_id for event in room.events]))
+
+
+async def test_nothing_of_the_room_is_stored_and_the_next_import_completes(dsn: str, tmp_path: Path) -> None:
+    room = generate_room(SHAPES["direct_chat"], 60, seed=1)
+    write_ndjson(room, tmp_path / "room.ndjson")
+    with pytest.raises(StorageError, match=f"{tmp_path}, which all executors have to reach, cannot be read: .* ends at"):
+        await asyncio.to_thread(imported, tmp_path / "room.ndjson", dsn, tmp_path, cut=True)
+    assert await held(dsn, room) == 0
+    assert await asyncio.to_thread(imported, tmp_path / "room.ndjson", dsn, tmp_path, cut=False) == 1
+    assert await held(dsn, room) == len(room.events)
