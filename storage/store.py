@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import perf_counter, time_ns
 
 from storage.calls import measured
-from storage.config import Config
 from storage.database.connection import Connection, Database
 from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.maintenance.explain import Explanation, explain_visibility
@@ -66,7 +65,8 @@ class Store:
         self.deployment_id = identity.deployment_id
         self.lost = identity.lost
         self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
-        self.caches = _caches(database.config, streams)
+        furthest = streams["events"].current().furthest()
+        self.caches: Caches[StoredEvent, StateMap] = Caches.of(database.config, streams.feed, furthest)
         self.memory = Memory(
             lambda name: streams[name].positions(), self.caches.rooms_of, self.caches.room_changes, self.caches.state_changes
         )
@@ -208,7 +208,7 @@ class Store:
             return await visible.visible_to_user(conn, user, ids)
 
     async def visible_to_server(self, server_name: str, event_ids: Iterable[str]) -> set[EventId]:
-        """Those of the events that a server may have whole. `InvalidIdentifier`."""
+        """Those of the events that a server may have whole; for one that was never joined, world-readable events. `InvalidIdentifier`."""
         server, ids = checks.server(server_name), checks.events(event_ids)
         async with self.database.connection() as conn:
             return await visible.visible_to_server(conn, server, ids)
@@ -392,9 +392,18 @@ class Store:
 
     # ---------------------------------------------------------------------------------------------- federation
 
+    async def is_resident(self, server_name: str, room_id: RoomId) -> bool:
+        """Return whether a user of the server is joined to the room now; refuse a server that has left by this. `UnknownRoom`."""
+        server, room = checks.server(server_name), checks.room(room_id)
+        async with self.database.connection() as conn:
+            return await federation.is_resident(conn, server, room)
+
     @measured("backfill")
     async def backfill(self, room_id: RoomId, from_ids: Iterable[str], limit: int, *, server_name: str | None = None) -> list[StoredEvent]:
-        """These events and their ancestors, newest first; for a server, what it may not see comes redacted. `UnknownRoom`."""
+        """These events and their ancestors, newest first; for a server, what it may not see comes redacted. `UnknownRoom`.
+
+        A server that was never joined to the room gets the world-readable ones only. For a server, ``raw`` is redacted where ``json`` is.
+        """
         room, ids, server = checks.room(room_id), checks.events(from_ids), None if server_name is None else checks.server(server_name)
         async with self.database.connection() as conn:
             return await federation.backfill(
@@ -412,7 +421,10 @@ class Store:
         min_depth: int = 0,
         server_name: str | None = None,
     ) -> list[StoredEvent]:
-        """What lies between ``earliest`` and ``latest``, both left out, oldest first (breadth first from the latest). `UnknownRoom`."""
+        """What lies between ``earliest`` and ``latest``, both left out, oldest first (breadth first from the latest). `UnknownRoom`.
+
+        For a server as in `backfill`.
+        """
         room, early, late = checks.room(room_id), checks.events(earliest), checks.events(latest)
         server = None if server_name is None else checks.server(server_name)
         async with self.database.connection() as conn:
@@ -483,15 +495,3 @@ class Store:
     def _limit(self, limit: int) -> int:
         """At most `Config.page_limit_max`; `InputError` for a negative one."""
         return checks.limit(limit, self.database.config.page_limit_max)
-
-
-def _caches(config: Config, streams: Streams) -> Caches[StoredEvent, StateMap]:
-    caches: Caches[StoredEvent, StateMap] = Caches(
-        events=config.cache_events_max,
-        rooms=config.cache_rooms_max,
-        memberships=config.cache_memberships_max,
-        state_entries=config.cache_states_entries_max,
-        listening_since=streams["events"].current().furthest(),
-    )
-    streams.feed.subscribe(caches.told)
-    return caches

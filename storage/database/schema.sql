@@ -1078,7 +1078,16 @@ LANGUAGE sql IMMUTABLE AS $$
         ELSE false
     END
 $$;
-COMMENT ON FUNCTION server_sees IS 'Whether a server may have an event whole; otherwise it gets its redacted form.';
+COMMENT ON FUNCTION server_sees IS
+    'Whether history visibility allows a server the whole event; otherwise it gets the redacted form. server_gets is tested as well.';
+
+CREATE FUNCTION server_gets(event events, joined_audiences int8multirange, world_audiences int8multirange) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT COALESCE($2 <> '{}' OR $3 @> $1.audience, false)
+$$;
+COMMENT ON FUNCTION server_gets IS
+    'Whether a server gets an event in any form. A server that was never joined to the room gets world-readable events only. It was joined '
+    'if it is in any audience otherwise than by an invitation.';
 
 CREATE FUNCTION ancestors_of(room_nid int, event_nids bigint[], wanted int, rows_max int) RETURNS SETOF bigint
 LANGUAGE plpgsql STABLE ROWS 100 AS $$

@@ -41,6 +41,32 @@ WHERE k.type_nid = 2
     AND CASE WHEN $2::text LIKE '@%' THEN k.state_key = $2::text ELSE substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text END
 """
 
+SQL_EVER_JOINED: Final[LiteralString] = """
+WITH joins AS MATERIALIZED (
+    SELECT e.event_nid
+    FROM events e
+    JOIN state_keys k USING (state_key_nid)
+    WHERE e.room_nid = $1::int
+        AND e.membership = 5
+        AND e.rejected IS NULL
+        AND substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text
+)
+SELECT EXISTS (
+        SELECT
+        FROM state_groups g
+        CROSS JOIN LATERAL unnest(g.member_event_nids) AS m (event_nid)
+        JOIN joins USING (event_nid)
+        WHERE g.room_nid = $1::int
+    )
+    OR EXISTS (  -- in history that was purged
+        SELECT
+        FROM purge_jobs j
+        JOIN principals p ON p.name = $2::text
+        CROSS JOIN LATERAL sight_of(j.room_nid, p.principal_nid) AS s
+        WHERE j.room_nid = $1::int AND s.joined_audiences <> '{}'
+    )
+"""
+
 SQL_JOINS: Final[LiteralString] = """
 SELECT
     EXISTS (
@@ -121,6 +147,8 @@ class Facts(NamedTuple):
     visibilities: tuple[str | None, str | None]
     memberships: tuple[str | None, str | None]
     joins: JoinsRow
+    ever_joined: bool
+    """Of a server: it had a joined user in some state of the room."""
 
 
 async def explain_visibility(conn: Connection, event_id: EventId, principal: str) -> Explanation:
@@ -136,7 +164,7 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
     parts = [f"{principal} {'sees' if visible else 'does not see'} {event_id}: {why}."]
     if visible and row.redacted_by is not None:
         parts.append(f"Of its content only what the redaction {row.redacted_by} leaves.")
-    if not visible and not is_user and refused is None:
+    if not visible and not is_user and refused is None and facts.ever_joined:
         parts.append("It gets the redacted form.")
     if await _by_table(conn, event_id, principal, is_user=is_user) != visible:
         parts.append("The visibility table says otherwise: run `room-storage verify --repair`.")
@@ -148,7 +176,8 @@ async def _facts(conn: Connection, row: ExplainedRow, principal: str, *, is_user
     before, after = [await _visibility(conn, group) for group in groups]
     was, becomes = [await _membership(conn, group, principal) for group in groups]
     joins = await conn.fetchrow(SQL_JOINS, row.room_nid, principal, row.topological_ordering, row=JoinsRow) if is_user else None
-    return Facts((before, after), (was, becomes), joins or JoinsRow(is_joined=False, join_id=None))
+    ever = True if is_user else bool(await conn.fetchval(SQL_EVER_JOINED, row.room_nid, principal))
+    return Facts((before, after), (was, becomes), joins or JoinsRow(is_joined=False, join_id=None), ever)
 
 
 async def _visibility(conn: Connection, state_group: int | None) -> str | None:
@@ -184,13 +213,14 @@ def _rule(facts: Facts, *, is_user: bool) -> tuple[bool, str]:
     visible = (
         user_may_see(*facts.visibilities, *facts.memberships, joined_later)
         if is_user
-        else server_may_see(*facts.visibilities, *facts.memberships)
+        else server_may_see(*facts.visibilities, *facts.memberships, ever_joined=facts.ever_joined)
     )
     visibilities = [_known(one) for one in facts.visibilities]
     said = f"the history visibility was {_told(*(_shown(one) for one in facts.visibilities))}"
     whom = "they were" if is_user else "the server's users were"
     member = f"{whom} {_told(*(WORDS.get(one or '', 'no members') for one in facts.memberships))}"
     if not visible:
+        member = member if facts.ever_joined else "the server was never joined to the room"
         later = ", and they never joined later" if is_user and "shared" in visibilities else ""
         return False, f"{said}, and {member}{later}"
     if "world_readable" in visibilities:

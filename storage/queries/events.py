@@ -46,6 +46,8 @@ class StoredRow(NamedTuple):
 class StoredEvent:
     """An event of the store. ``raw`` are the received bytes; ``json`` is to be served (api.md, "Reading one thing").
 
+    In a read for another server, ``raw`` is the canonical JSON of ``json`` where that is the redacted form.
+
     The bytes are read when somebody first asks for something in them: `json`, `content`, `type`, `sender`, `state_key` or `depth`. A state
     of thousands of members is listed, compared and passed on without that. `StorageCorrupt` if they are no event any more.
     """
@@ -146,12 +148,15 @@ class Aggregations:
 _Draft: Final[Any] = make_dataclass("_Draft", [field.name for field in fields(StoredEvent)], slots=True, eq=False)
 
 
-def stored(row: StoredRow, *, redacted: bool = True, withheld: bool = False) -> StoredEvent:
-    """The event of a row. ``redacted`` False shows the content also where a redaction took effect; ``withheld`` shows it nowhere."""
-    return stored_of(row, redacted=redacted, withheld=withheld)
+def stored(row: StoredRow, *, redacted: bool = True, withheld: bool = False, sent: bool = False) -> StoredEvent:
+    """The event of a row. ``redacted`` False shows the content also where a redaction took effect; ``withheld`` shows it nowhere.
+
+    ``sent``: the event goes to another server, so ``raw`` never holds more than ``json``.
+    """
+    return stored_of(row, redacted=redacted, withheld=withheld, sent=sent)
 
 
-def stored_of(columns: Sequence[Any], *, redacted: bool = True, withheld: bool = False) -> StoredEvent:
+def stored_of(columns: Sequence[Any], *, redacted: bool = True, withheld: bool = False, sent: bool = False) -> StoredEvent:
     """The event of columns in the order of `StoredRow`, for queries that select others besides.
 
     Reads of thousands of events spend much of their time here: nothing is looked at that is not asked for.
@@ -159,7 +164,7 @@ def stored_of(columns: Sequence[Any], *, redacted: bool = True, withheld: bool =
     _, event_id, room_id, version, stream, topological, _, redacted_by, rejected, soft_failed, outlier, redacted_form, _, raw = columns
     pruned = withheld or redacted_form or (redacted and redacted_by is not None)
     json = None
-    if withheld:
+    if withheld or (sent and pruned):
         json = _read(event_id, raw, version, redacted=True)
         raw = canonical(json)
     event = _Draft(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, ServerName
 from storage.queries.events import StoredEvent, StoredRow, stored
 from storage.queries.state import require_room
@@ -41,6 +42,7 @@ SELECT $4::text IS NOT NULL AND (
 FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
+WHERE $4::text IS NULL OR server_gets(e, room.joined_audiences, room.world_audiences)
 ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
 """
 
@@ -76,7 +78,16 @@ SELECT $6::text IS NOT NULL AND (
 FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
+WHERE $6::text IS NULL OR server_gets(e, room.joined_audiences, room.world_audiences)
 ORDER BY e.topological_ordering, e.stream_ordering
+"""
+
+SQL_IS_RESIDENT: Final[LiteralString] = """
+SELECT COALESCE(v.joined_count > 0, false)
+FROM rooms r
+LEFT JOIN principals p ON p.name = $2::text
+LEFT JOIN visibility v ON v.room_nid = r.room_nid AND v.principal_nid = p.principal_nid
+WHERE r.room_id = $1::text
 """
 
 
@@ -109,10 +120,11 @@ async def backfill(
 ) -> list[StoredEvent]:
     """These events and their ancestors, newest first in topological order; rejected ones are walked through and left out.
 
-    What ``server_name`` may not see comes redacted; None sees all. Ids that are not held are passed over. `UnknownRoom`.
+    What ``server_name`` may not see comes redacted; None sees all. A server that was never joined to the room gets the
+    world-readable ones of the ``limit`` events only. Ids that are not held are passed over. `UnknownRoom`.
     """
     rows = await conn.fetch(SQL_BACKFILL, room_id, from_ids, limit, server_name, rows_max, row=TraversalRow)
-    return await _answer(conn, room_id, rows)
+    return await _answer(conn, room_id, rows, server_name)
 
 
 async def missing_events(
@@ -128,13 +140,23 @@ async def missing_events(
 ) -> list[StoredEvent]:
     """What lies between two sets of events, both left out: found breadth first from the latest, given oldest first.
 
-    ``min_depth`` is about the depth that senders claim. Ids that are not held are no error. `UnknownRoom`.
+    ``min_depth`` is about the depth that senders claim. Ids that are not held are no error. ``server_name`` is as in
+    `backfill`. `UnknownRoom`.
     """
     rows = await conn.fetch(SQL_MISSING, room_id, list(earliest), list(latest), limit, min_depth, server_name, rows_max, row=TraversalRow)
-    return await _answer(conn, room_id, rows)
+    return await _answer(conn, room_id, rows, server_name)
 
 
-async def _answer(conn: Connection, room_id: RoomId, rows: Sequence[TraversalRow]) -> list[StoredEvent]:
+async def is_resident(conn: Connection, server_name: ServerName, room_id: RoomId) -> bool:
+    """Return whether a user of the server is joined in the room's current state. `UnknownRoom`."""
+    found = await conn.fetchval(SQL_IS_RESIDENT, room_id, server_name)
+    if found is None:
+        raise UnknownRoom(room_id)
+    return bool(found)
+
+
+async def _answer(conn: Connection, room_id: RoomId, rows: Sequence[TraversalRow], server_name: ServerName | None) -> list[StoredEvent]:
     if not rows:
         await require_room(conn, room_id)
-    return [stored(StoredRow._make(row[EVENT:]), withheld=row.withheld) for row in rows]
+    sent = server_name is not None
+    return [stored(StoredRow._make(row[EVENT:]), withheld=row.withheld, sent=sent) for row in rows]

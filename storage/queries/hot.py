@@ -252,6 +252,10 @@ async def _visible_to_server(conn: Connection, given: Any) -> object:
     return await visible.visible_to_server(conn, ServerName(given.server), [EventId(given.event)])
 
 
+async def _is_resident(conn: Connection, given: Any) -> object:
+    return await federation.is_resident(conn, ServerName(given.server), RoomId(given.room))
+
+
 PAGED: Final = ("room", "user")
 TRAVERSED: Final = ("room", "event", "server")
 
@@ -286,4 +290,5 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "rooms-of": Question("the rooms that a user is in", ("user",), _rooms_of),
     "visible-to-user": Question("whether a user may see an event", ("user", "event"), _visible_to_user),
     "visible-to-server": Question("whether a server may have an event whole", ("server", "event"), _visible_to_server),
+    "is-resident": Question("whether a server is in a room now", ("server", "room"), _is_resident),
 }

@@ -1,4 +1,4 @@
-"""Which of some events a user or a server may see. The condition itself stands in the schema: `user_sees`, `server_sees`."""
+"""Which of some events a user or a server may see. The condition itself stands in the schema: `user_sees`, `server_sees`, `server_gets`."""
 
 from collections.abc import Iterable
 from typing import Final, LiteralString
@@ -28,6 +28,7 @@ CROSS JOIN events e
 CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS s
 WHERE e.event_id = ANY($2::text[])
     AND server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences)
+    AND server_gets(e, s.joined_audiences, s.world_audiences)
 """
 
 
@@ -37,5 +38,8 @@ async def visible_to_user(conn: Connection, user_id: UserId, event_ids: Iterable
 
 
 async def visible_to_server(conn: Connection, server_name: ServerName, event_ids: Iterable[EventId]) -> set[EventId]:
-    """Those of the events that a server may have whole. Soft-failed ones are judged like others, rejected ones are never among them."""
+    """Those of the events that a server may have whole; for one that was never joined, the world-readable ones.
+
+    Soft-failed events are judged like others, rejected ones are never among them.
+    """
     return set(await conn.fetchvals(SQL_VISIBLE_TO_SERVER, server_name, list(event_ids)))

@@ -12,9 +12,10 @@ A reader that fills a cache holds a `Ticket` from before it asked the database: 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar
 
-from storage.streams.feed import Advance
+from storage.config import Config
+from storage.streams.feed import Advance, Feed
 
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
@@ -215,6 +216,19 @@ class Caches(Generic[E, S]):
         self.room_changes = LastChange(rooms, listening_since)
         self.state_changes = LastChange(rooms, listening_since)  # by events; what resolution changes is not told with a position
         self._by_name: dict[str, Cache[Any]] = {cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)}
+
+    @classmethod
+    def of(cls, config: Config, feed: Feed, listening_since: int) -> Self:
+        """Return empty caches of the configured sizes that follow the feed."""
+        caches = cls(
+            events=config.cache_events_max,
+            rooms=config.cache_rooms_max,
+            memberships=config.cache_memberships_max,
+            state_entries=config.cache_states_entries_max,
+            listening_since=listening_since,
+        )
+        feed.subscribe(caches.told)
+        return caches
 
     def counted(self) -> "dict[str, Cache[Any] | LastChange]":
         """What counts hits and misses, by name."""

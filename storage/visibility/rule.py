@@ -32,9 +32,21 @@ def user_may_see(
 
 
 def server_may_see(
-    visibility_before: str | None, visibility_after: str | None, membership_before: str | None, membership_after: str | None
+    visibility_before: str | None,
+    visibility_after: str | None,
+    membership_before: str | None,
+    membership_after: str | None,
+    *,
+    ever_joined: bool = True,
 ) -> bool:
-    """Whether a remote server may have an event whole (else redacted), given the highest membership of its users."""
+    """Whether a remote server may have an event whole (else redacted), given the highest membership of its users.
+
+    `ever_joined`: a user of the server was joined in some state of the room. A server without one gets world-readable
+    events only, and no redacted form of the others. That goes beyond the specification, which refuses all reads of a
+    server that is not in the room.
+    """
+    if not ever_joined:
+        return "world_readable" in (visibility_before, visibility_after)
     return any(
         visibility == "world_readable"
         or _is_shared(visibility)

@@ -3,11 +3,11 @@
 import shutil
 from pathlib import Path
 
-from storage.database.migrate import How, scripts_directory
+from storage.database.migrate import HEAD_REVISION, How, scripts_directory
 
-COLUMN = '''"""A column that old code does not look at."""
+COLUMN = f'''"""A column that old code does not look at."""
 from alembic import op
-revision, down_revision, phase = "9001", "0002", "pre"
+revision, down_revision, phase = "9001", "{HEAD_REVISION}", "pre"
 def upgrade():
     op.execute("ALTER TABLE events ADD COLUMN json_bytes int")
 '''

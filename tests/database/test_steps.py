@@ -17,7 +17,17 @@ from storage import DatabaseConflict, DatabaseUnavailable, MigrationBlocked, Sch
 from storage.database import Database
 from storage.database import migrate as migrating
 from storage.database.background import BATCH_ROWS_MAX, fitting, jobs, run_jobs
-from storage.database.migrate import How, check_schema, current_revision, migrate, migrate_before, migration_sql, pending, script_directory
+from storage.database.migrate import (
+    HEAD_REVISION,
+    How,
+    check_schema,
+    current_revision,
+    migrate,
+    migrate_before,
+    migration_sql,
+    pending,
+    script_directory,
+)
 from storage.database.steps import Job, jobs_of
 from storage.ids import UserId
 from storage.testing import RoomBuilder
@@ -131,7 +141,9 @@ async def test_a_lock_that_is_not_given_ends_the_step_with_advice(dsn: str, tmp_
     async with conn.transaction():
         await conn.execute("LOCK TABLE events IN ACCESS SHARE MODE")  # as a long read
         quick = How(scripts=how.scripts, lock_timeout_ms=100)
-        with pytest.raises(DatabaseConflict, match=r"lock timeout; the schema is 0002 now, run the migration again .*--lock-timeout-ms"):
+        with pytest.raises(
+            DatabaseConflict, match=rf"lock timeout; the schema is {HEAD_REVISION} now, run the migration again .*--lock-timeout-ms"
+        ):
             await migrate(dsn, how=quick)
         async with asyncio.timeout(10):  # nobody waits behind it any more
             assert await conn.fetchval("SELECT count(*) FROM events") == 0
@@ -187,7 +199,10 @@ def alembic_environ(how: How) -> dict[str, str]:
 
 
 async def test_a_revision_says_its_phase_and_builds_an_index_alone(dsn: str, tmp_path: Path) -> None:
-    silent = newer_release(tmp_path / "silent", **{"9001_column": COLUMN.replace(', phase = "9001", "0002", "pre"', ' = "9001", "0002"')})
+    silent = newer_release(
+        tmp_path / "silent",
+        **{"9001_column": COLUMN.replace(f', phase = "9001", "{HEAD_REVISION}", "pre"', f' = "9001", "{HEAD_REVISION}"')},
+    )
     with pytest.raises(CommandError, match="the revision 9001 does not say its phase"):
         await migrate(dsn, how=silent)
     both = COLUMN + INDEX.split("def upgrade():\n")[1].replace(

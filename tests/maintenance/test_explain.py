@@ -31,6 +31,8 @@ async def test_the_reasons(store: Store) -> None:
     room.join(other)
     room.leave(other)
     late = room.message(admin, "late")
+    room.join("@visitor:elsewhere.test")
+    room.leave("@visitor:elsewhere.test")
     room.history_visibility(admin, "invited")
     room.invite(admin, guest)
     hidden = room.message(admin, "for the invited")
@@ -56,8 +58,9 @@ async def test_the_reasons(store: Store) -> None:
     assert (await said(opening, other)).endswith(": the history visibility was invited before it and world_readable after it.")
     assert "it was rejected (sender.not_joined" in await said(rejected, admin)
     assert (await said(redacted, admin)).endswith(f"Of its content only what the redaction {redaction.event_id} leaves.")
-    assert (await said(hidden, "elsewhere.test")).endswith("and the server's users were no members. It gets the redacted form.")
+    assert (await said(hidden, "elsewhere.test")).endswith("and the server's users were gone. It gets the redacted form.")
     assert (await said(early, "elsewhere.test")).endswith(f": {shared}, which is for every server in the room.")
+    assert (await said(early, "nowhere.test")).endswith(f": {shared}, and the server was never joined to the room.")
 
 
 async def test_a_table_that_says_otherwise(store: Store) -> None:

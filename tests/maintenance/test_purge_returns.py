@@ -85,6 +85,28 @@ async def test_who_saw_what_is_gone_is_forgotten(store: Store) -> None:
     assert await findings(store) == []
 
 
+async def test_a_server_that_left_before_the_cut_is_still_no_stranger(store: Store) -> None:
+    """Its stay is purged; under "shared" the rest remains visible to it. One that was invited only stays a stranger."""
+    room = RoomBuilder("11")
+    room.start(ALICE)
+    room.history_visibility(ALICE, "invited")
+    for server in ("left.test", "invited.test"):
+        room.invite(ALICE, f"@guest:{server}")
+    room.join("@guest:left.test")
+    for server in ("left.test", "invited.test"):
+        room.leave(f"@guest:{server}")
+    room.history_visibility(ALICE, "shared")
+    for _ in range(30):
+        room.message(ALICE)
+    await store.append(room.pdus)
+    last = room.events[-1].event_id
+    assert await purge(store, room, len(room.events) - 2, local=True) > 10
+    for server, seen in (("left.test", {last}), ("invited.test", set())):
+        assert await store.visible_to_server(server, [last]) == seen
+        assert (await store.explain_visibility(last, server)).visible == bool(seen)
+    assert await findings(store) == []
+
+
 async def test_what_came_back_and_is_an_extremity_stays(store: Store) -> None:
     """Set aside by one purge, sent again, with nothing on top of it; the next purge may not take it for a leaving of the first."""
     room = RoomBuilder("11")

@@ -66,6 +66,8 @@ def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience, known: Col
         "backward extremities": oracle.backward_extremities(room_id),
         "seen by user": {user: oracle.visible_to_user(user, held) for user in audience.users},
         "seen by server": {server: oracle.visible_to_server(server, held) for server in audience.servers},
+        "resident": {server: oracle.is_resident(server, room_id) for server in audience.servers},
+        "sent to server": {server: oracle.sent(server, room_id, oracle.backfill(room_id, latest)) for server in audience.servers},
         "messages": {user: oracle.messages(room_id, user) for user in audience.users},
         "messages forwards": {user: oracle.messages(room_id, user, direction="f") for user in audience.users},
         "context": {user: {event_id: oracle.context(event_id, user, 5) for event_id in new} for user in audience.users},

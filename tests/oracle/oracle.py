@@ -6,12 +6,13 @@ depth is a hint there), the caller sets `positions`, and the oracle uses those n
 Where the rules leave a choice:
 
 * Federation reads pass through rejected events without returning them; soft-failed ones are returned.
+* A server that was never joined to the room gets the world-readable ones of the events that a read finds, and no trace of the others.
 * `min_depth` is about the depth that the sender claims; the walk goes on through events that it leaves out.
 * The walk of `missing_events` is breadth first, parents in the order in which the event names them.
 * Indirect relations are found three levels deep, and only behind events that are themselves told to the user.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from storage import EventFilter
@@ -105,9 +106,11 @@ class Oracle(Receiver):
         return user_sees(sight, joined_later=self.joined_later(event_id, user_id))
 
     def visible_to_server(self, server_name: str, ids: Iterable[EventId]) -> set[EventId]:
-        return {event_id for event_id in ids if event_id in self.held and self._visible_to_server(server_name, event_id)}
+        known = [event_id for event_id in ids if event_id in self.held]
+        joined = {room_id for room_id in self.versions if self.ever_joined(room_id, server_name)}
+        return {event_id for event_id in known if self._visible_to_server(server_name, event_id, joined)}
 
-    def _visible_to_server(self, server_name: str, event_id: EventId) -> bool:
+    def _visible_to_server(self, server_name: str, event_id: EventId, joined: Collection[RoomId]) -> bool:
         held = self.get(event_id)
         if held.outlier or held.rejected:
             return False
@@ -118,7 +121,23 @@ class Oracle(Receiver):
             visibility=(self._visibility_in(before), self._visibility_in(after)),
             membership=(self._server_membership(before, server_name), self._server_membership(after, server_name)),
         )
-        return server_sees(sight)
+        return server_sees(sight, ever_joined=held.event.room_id in joined)
+
+    def ever_joined(self, room_id: RoomId, server_name: str) -> bool:
+        """A user of the server is joined in the state before or after some event of the timeline."""
+        states = [state for event_id in self.timeline(room_id) for state in (self.state_before(event_id), self.state_after(event_id))]
+        return any(self._server_membership(state, server_name) == "join" for state in states)
+
+    def is_resident(self, server_name: str, room_id: RoomId) -> bool:
+        """A user of the server is joined in the current state."""
+        return self._server_membership(self.current_state(room_id), server_name) == "join"
+
+    def sent(self, server_name: str, room_id: RoomId, found: Iterable[EventId]) -> dict[EventId, bool]:
+        """What the server gets of the events that a read has found; whether it is the redacted form."""
+        found = list(found)
+        visible = self.visible_to_server(server_name, found)
+        shown = found if self.ever_joined(room_id, server_name) else visible
+        return {event_id: event_id not in visible for event_id in shown}
 
     # --------------------------------------------------------------------------------------------------------- pages
 

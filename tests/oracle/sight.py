@@ -53,7 +53,10 @@ def _user_allowed(visibility: str, membership: str | None, joined_later: bool) -
     return False
 
 
-def server_sees(sight: Sight) -> bool:
+def server_sees(sight: Sight, *, ever_joined: bool = True) -> bool:
+    """A server that was never joined reads as the world does, whatever the rule says of memberships."""
+    if not ever_joined:
+        return any(visibility == "world_readable" for visibility, _ in sight.cases())
     return any(_server_allowed(visibility, membership) for visibility, membership in sight.cases())
 
 

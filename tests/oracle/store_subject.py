@@ -151,6 +151,8 @@ class StoreSubject:
             "backward extremities": await store.backward_extremities(room_id),
             "seen by user": {user: await store.visible_to_user(user, held) for user in audience.users},
             "seen by server": {server: await store.visible_to_server(server, held) for server in audience.servers},
+            "resident": {server: await store.is_resident(server, room_id) for server in audience.servers},
+            "sent to server": {server: await self._sent(server, room_id, latest) for server in audience.servers},
             "messages": {user: await self._messages(room_id, user, "b", 3) for user in audience.users},
             "messages forwards": {user: await self._messages(room_id, user, "f", 4) for user in audience.users},
             "context": {user: {one: await self._context(one, user) for one in new} for user in audience.users},
@@ -222,6 +224,12 @@ class StoreSubject:
 
     async def _backfill(self, room_id: RoomId, latest: list[EventId], limit: int) -> list[EventId]:
         return _ids(await self.store.backfill(room_id, latest, limit)) if latest else []
+
+    async def _sent(self, server: str, room_id: RoomId, latest: list[EventId]) -> dict[EventId, bool]:
+        """What the server gets of all history; whether it is the redacted form."""
+        limit = self.store.database.config.page_limit_max
+        found = await self.store.backfill(room_id, latest, limit, server_name=server) if latest else []
+        return {event.event_id: event.withheld for event in found}
 
     async def _state_ids(self, event_id: EventId) -> tuple[set[EventId], set[EventId]]:
         answer = await self.store.state_ids(event_id)

@@ -338,7 +338,13 @@ def test_a_change_of_visibility_and_servers() -> None:
     oracle = filled(room)
     everything = ids(closed, opening, opened)
     assert oracle.visible_to_server("s2.test", everything) == set(everything)
+    assert oracle.visible_to_server("s3.test", everything) == set()
+    room.join("@visitor:s3.test")
+    room.leave("@visitor:s3.test")
+    oracle = filled(room)
     assert oracle.visible_to_server("s3.test", everything) == set(ids(opening, opened))
+    assert not oracle.is_resident("s3.test", room.room_id)
+    assert oracle.is_resident("s2.test", room.room_id)
     assert oracle.visible_to_user(room.user(3), everything) == set()
     assert oracle.visible_to_user(other, everything) == set(everything)
 

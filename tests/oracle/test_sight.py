@@ -37,7 +37,7 @@ SELECT i.name, ARRAY(
         CROSS JOIN LATERAL sight_of(e.room_nid, COALESCE(p.principal_nid, 0)) AS s
         WHERE e.room_nid = r.room_nid AND CASE
             WHEN i.name LIKE '@%' THEN user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences, s.shared_before)
-            ELSE server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences)
+            ELSE server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences) AND server_gets(e, s.joined_audiences, s.world_audiences)
         END
     )
 FROM rooms r
@@ -68,8 +68,8 @@ def sights(oracle: Oracle, room_id: RoomId, audience: Audience) -> Facts:
         "near": {user: {time: near(oracle, room_id, user, time) for time in times} for user in audience.users},
         "sent": {
             server: {
-                one: one not in oracle.visible_to_server(server, timeline) or withheld(oracle, one, server)
-                for one in oracle.backfill(room_id, latest, LIMIT)
+                one: hidden or withheld(oracle, one, server)
+                for one, hidden in oracle.sent(server, room_id, oracle.backfill(room_id, latest, LIMIT)).items()
             }
             for server in audience.servers
         },

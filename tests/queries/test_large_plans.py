@@ -99,6 +99,7 @@ EXPECTED = {
     "aggregations": Expected(2, {BY_RELATION}, 400, 10),
     "visible-to-user": Expected(1, {BY_ID, "visibility_pkey"}, 10),
     "visible-to-server": Expected(1, {BY_ID, "visibility_pkey"}, 10),
+    "is-resident": Expected(1, {"rooms_room_id_key", "visibility_pkey"}, 10),
 }
 
 

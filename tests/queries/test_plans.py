@@ -19,7 +19,7 @@ from storage.visibility import places
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
 
 MANY = 4_000
-SHARED_FUNCTIONS = ("sight_of", "user_sees", "server_sees", "state_entries")
+SHARED_FUNCTIONS = ("sight_of", "user_sees", "server_sees", "server_gets", "state_entries")
 
 SQL_MULTIPLY = """
 INSERT INTO events

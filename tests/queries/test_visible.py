@@ -124,7 +124,7 @@ async def test_forks_agree_with_the_rules_read_aloud(store: Store) -> None:
 
 
 async def test_unknown_events_are_not_visible_and_one_statement_answers(store: Store, statements: Statements) -> None:
-    room = new_room()
+    room = new_room(members=[REMOTE])
     await deliver(store, room)
     statements.take()
     asked = [*ids(room.events), "$unknown"]
@@ -157,6 +157,7 @@ async def test_a_change_between_shared_and_invited_is_seen_by_those_who_see_eith
     between = room.message(ADMIN)
     opened = room.history_visibility(ADMIN, "shared")
     after = room.message(ADMIN)
+    room.join(REMOTE)
     await deliver(store, room)
     asked = ids([closed, between, opened, after])
     assert await store.visible_to_user(LOCAL, asked) == set(ids([closed, between, opened]))
@@ -173,9 +174,10 @@ async def test_an_unknown_value_counts_as_shared(store: Store, value: object) ->
     room.send(ADMIN, "m.room.history_visibility", {"history_visibility": value}, state_key="")
     said = room.message(ADMIN)
     room.join(OTHER)
+    room.join(REMOTE)
     await deliver(store, room)
     assert await store.visible_to_user(OTHER, [said.event_id]) == {said.event_id}
-    assert await store.visible_to_server("s3.test", [said.event_id]) == {said.event_id}
+    assert await store.visible_to_server("s2.test", [said.event_id]) == {said.event_id}
     told = await store.explain_visibility(said.event_id, OTHER)
     assert told.visible
     assert "table says otherwise" not in told.sentence
@@ -193,10 +195,11 @@ async def test_a_room_without_a_history_visibility_is_shared(store: Store) -> No
     asked = ids([said, hidden])
     await deliver(store, room)
     assert await store.visible_to_user(LOCAL, asked) == set()
-    assert await store.visible_to_server("s3.test", asked) == {said.event_id}
     room.join(LOCAL)
+    room.join(REMOTE)
     await deliver(store, room)
     assert await store.visible_to_user(LOCAL, asked) == {said.event_id}
+    assert await store.visible_to_server("s2.test", asked) == {said.event_id}
     told = await store.explain_visibility(said.event_id, LOCAL)
     assert (told.visible, told.history_visibility) == (True, (None, None))
 

@@ -4,6 +4,8 @@ An audience is in use if an event has it, or a state group, which gives it to wh
 a larger one, and is seen by default by whoever sees the one that it leaves from. So a principal that is in none of those in use, is not
 in the room now, and whose last join lies before all that is left of the order, is as if it had never had a row. Rows are looked for
 without holding anybody up, and go if they are then as they were found.
+
+The row of a server that was joined stays: a server without one gets less of what is left (server_gets in the schema).
 """
 
 from collections.abc import Sequence
@@ -37,7 +39,8 @@ lowest AS (
 )
 SELECT v.principal_nid, v.audiences::text AS audiences, v.last_join_topological
 FROM visibility v
-WHERE v.room_nid = $1::int AND v.principal_nid > 2 AND v.joined_count = 0 AND v.invited_count = 0
+JOIN principals p USING (principal_nid)
+WHERE v.room_nid = $1::int AND (p.name LIKE '@%' OR v.audiences = v.invited_audiences) AND v.principal_nid > 2 AND v.joined_count = 0 AND v.invited_count = 0
     AND NOT v.audiences && COALESCE((SELECT audiences FROM used), '{}')
     AND (v.last_join_topological IS NULL OR v.last_join_topological < (SELECT topological_ordering FROM lowest))
 ORDER BY v.principal_nid
