@@ -7,11 +7,35 @@ Units stand last in the name (`_ms`, `_bytes`, `_mb`); a field without a unit co
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Annotated, Final, NamedTuple, Self, get_type_hints
 
 from storage.errors import InputError
 
 ENVIRONMENT_PREFIX = "STORAGE_"
+NAME_MAX: Final = 40  # characters
+COUNT_MAX: Final = 1_000_000_000  # fits an int of Postgres
+WAIT_MS_MAX: Final = 2_000_000_000  # 23 days; a timeout of Postgres is below 2^31
+LONGEST_MS: Final = 10**15  # lifetimes of events: 31,000 years
+
+
+class Between(NamedTuple):
+    """The allowed range of a whole number, both ends included."""
+
+    least: int
+    most: int
+
+
+Most = Annotated[int, Between(1, COUNT_MAX)]
+"""A limit: with 0 nothing would ever be done."""
+
+Kept = Annotated[int, Between(0, COUNT_MAX)]
+"""The size of something remembered; 0 remembers nothing."""
+
+Wait = Annotated[int, Between(1, WAIT_MS_MAX)]
+"""A timeout or an interval."""
+
+Pause = Annotated[int, Between(0, WAIT_MS_MAX)]
+"""A time that may be none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +43,7 @@ class Config:
     """Limits and sizes; the defaults suit a small machine (2 cores, 4 GB).
 
     `Config.from_env()` reads `STORAGE_<FIELD IN CAPITALS>` for each field, for instance `STORAGE_POOL_SIZE_MAX=20`.
+    `InputError` for a value of another type or out of its range: it names the field and the range.
     """
 
     instance_name: str = "main"
@@ -26,51 +51,51 @@ class Config:
 
     # ------------------------------------------------------------------------------------------------------ database
 
-    pool_size_min: int = 1
-    """Connections opened at start and kept open."""
+    pool_size_min: Annotated[int, Between(0, 10_000)] = 1
+    """Connections opened at start and kept open; `pool_size_max` of them where that is smaller."""
 
-    pool_size_max: int = 10
+    pool_size_max: Annotated[int, Between(1, 10_000)] = 10
     """Connections at most; a caller that finds none free waits for `pool_acquire_timeout_ms`."""
 
-    pool_acquire_timeout_ms: int = 30_000
+    pool_acquire_timeout_ms: Wait = 30_000
     """Longest wait for a free connection before `DatabaseUnavailable`."""
 
-    connect_timeout_ms: int = 10_000
+    connect_timeout_ms: Wait = 10_000
     """Longest wait for Postgres to answer a new connection."""
 
-    statement_timeout_ms: int = 60_000
+    statement_timeout_ms: Wait = 60_000
     """Longest run of one statement before it is cancelled (`DatabaseUnavailable`). Long maintenance opens a `Database` with a larger one."""
 
-    lock_timeout_ms: int = 10_000
+    lock_timeout_ms: Wait = 10_000
     """Longest wait for a row, table or advisory lock before the transaction is repeated."""
 
-    statement_cache_size: int = 500
+    statement_cache_size: Kept = 500
     """Prepared statements kept per connection. The engine has fewer constants than this, so each is planned once."""
 
-    transaction_attempts: int = 5
+    transaction_attempts: Annotated[int, Between(1, 1_000)] = 5
     """How often `Database.run` tries one piece of work before it gives up with `DatabaseConflict` or `DatabaseUnavailable`."""
 
-    retry_delay_ms_first: int = 5
+    retry_delay_ms_first: Pause = 5
     """Upper bound of the random pause before the second attempt; it doubles with each further one."""
 
-    retry_delay_ms_max: int = 500
+    retry_delay_ms_max: Pause = 500
     """Largest upper bound of that pause."""
 
     # --------------------------------------------------------------------------------------------------------- writer
 
-    writer_batch_max: int = 1_000
+    writer_batch_max: Most = 1_000
     """Events gathered into one write, unless a single append brings more."""
 
-    follow_ms: int = 250
+    follow_ms: Wait = 250
     """How often a process looks in the database how far the other writers are, and moves the positions of idle ones."""
 
-    enter_wait_ms: int = 5_000
+    enter_wait_ms: Pause = 5_000
     """How long a store that opens waits for the sessions of an earlier process under its name to end, before `InstanceNameTaken`."""
 
-    writer_queue_max: int = 10_000
+    writer_queue_max: Most = 10_000
     """Appends that may wait for the writer; further ones wait before they are queued."""
 
-    forward_extremities_max: int = 20
+    forward_extremities_max: Annotated[int, Between(1, 1_000)] = 20
     """Forward extremities of a room; beyond, those are dropped whose state the others cover (storage/persist/pruning.py). 20 is how many
     parents an event may have, so the next event that the homeserver sends can name them all."""
 
@@ -80,118 +105,132 @@ class Config:
     """Answer `event`, `events`, `current_state` and `rooms_of` from memory where they are known. What another process commits is then
     seen when its news arrives: by replication, or after `follow_ms`."""
 
-    cache_events_max: int = 50_000
+    cache_events_max: Kept = 50_000
     """Rows of events (about 1 kB each), and contents of state events, that the writer remembers."""
 
-    cache_groups_max: int = 2_000
+    cache_groups_max: Kept = 2_000
     """States that the writer remembers; they share what they have in common."""
 
-    cache_state_entries_max: int = 2_000_000
+    cache_state_entries_max: Kept = 2_000_000
     """Entries of those states (about 200 bytes each), counted once where states share them: some forty rooms of 50,000 members.
 
     It is kept between batches. Within one, a state costs 1.5 to 1.9 kB on top of the one it is derived from (2 MB for 1,000 joins of a room of
     50,000), and up to 200 bytes an entry for each room whose state has to be read first."""
 
-    cache_rooms_max: int = 10_000
+    cache_rooms_max: Kept = 10_000
     """Rooms that the writer remembers."""
 
-    cache_memberships_max: int = 200_000
+    cache_memberships_max: Kept = 200_000
     """Memberships (about 100 bytes each) that a process remembers, of the users who synced last, to know which rooms to look at."""
 
-    cache_states_entries_max: int = 100_000
+    cache_states_entries_max: Kept = 100_000
     """Entries (about 300 bytes each) of the whole states that a process remembers, of those asked for last; a state counts as a hundredth of
     that at least. That an event has the state is asked of the database each time."""
 
-    cache_names_max: int = 500_000
+    cache_names_max: Kept = 500_000
     """State keys, users and servers whose numbers a process remembers."""
 
     # ---------------------------------------------------------------------------------------------------------- reads
 
-    page_limit_max: int = 10_000
+    page_limit_max: Most = 10_000
     """Most events in one page, timeline or federation answer; a larger limit counts as this."""
 
-    traversal_rows_max: int = 20_000
+    traversal_rows_max: Most = 20_000
     """Most events that one walk over the event graph reads, or of a room one sync looks through; what it has found by then is the answer.
     Also most moves of events that are read for a place of a pagination token; one with more is `InvalidToken`."""
 
-    gap_retry_ms_first: int = 60_000
+    gap_retry_ms_first: Wait = 60_000
     """How long a missing event is not asked for again after a failed attempt (`Store.gap_failed`); it doubles with each further one."""
 
-    gap_retry_ms_max: int = 86_400_000
+    gap_retry_ms_max: Wait = 86_400_000
     """Largest such pause: a day."""
 
-    notifier_keys_max: int = 10_000
+    notifier_keys_max: Kept = 10_000
     """Rooms and users for which it is remembered, for each stream and writer, when they were last concerned. A sync that comes to wait
     and is further behind than that looks once more before it does."""
 
     # ---------------------------------------------------------------------------------------------------- maintenance
 
-    censor_after_ms: int = 604_800_000
+    censor_after_ms: Annotated[int, Between(-LONGEST_MS, LONGEST_MS)] = 604_800_000
     """How long after a redaction arrived the content that it took away may leave the disk (`room-storage censor`): seven days. Negative:
     it stays for ever, unless the command says how old a redaction must be."""
 
     # --------------------------------------------------------------------------------------------------------- purges
 
-    purge_batch_max: int = 500
+    purge_batch_max: Most = 500
     """Most events that a purge takes in one transaction; fewer where that takes longer than `purge_hold_ms`."""
 
-    purge_hold_ms: int = 50
+    purge_hold_ms: Wait = 50
     """How long a purge means to hold a room's writers up at a time."""
 
-    purge_pause_ms: int = 150
+    purge_pause_ms: Pause = 150
     """Pause between two such transactions, and between two in which state groups are collected."""
 
-    retention_lifetime_ms_default: int = 0
+    retention_lifetime_ms_default: Annotated[int, Between(0, LONGEST_MS)] = 0
     """How long history of rooms is kept that have no m.room.retention of their own, for `room-storage purge --retention`. 0: for ever."""
 
-    retention_lifetime_ms_min: int = 86_400_000
+    retention_lifetime_ms_min: Annotated[int, Between(0, LONGEST_MS)] = 86_400_000
     """Smallest lifetime that a room's m.room.retention can ask for (a day); a smaller one counts as this."""
 
-    retention_lifetime_ms_max: int = 0
+    retention_lifetime_ms_max: Annotated[int, Between(0, LONGEST_MS)] = 0
     """Largest such lifetime; a larger one counts as this. 0: no limit."""
 
     # ---------------------------------------------------------------------------------------------------- replication
 
-    replication_ping_ms: int = 5_000
+    replication_ping_ms: Wait = 5_000
     """How often a side of a replication connection says that it is alive."""
 
-    replication_timeout_ms: int = 15_000
+    replication_timeout_ms: Wait = 15_000
     """A side that has sent a PING and then nothing for so long counts as gone."""
 
-    replication_buffer_max_bytes: int = 16_777_216
+    replication_buffer_max_bytes: Annotated[int, Between(65_536, 1 << 40)] = 16_777_216
     """What may wait to be sent to one peer that reads too slowly; beyond it the peer is disconnected."""
 
-    replication_close_ms: int = 5_000
+    replication_close_ms: Pause = 5_000
     """Longest wait, at the end of a connection, for the peer to read what was sent to it."""
 
-    replication_connect_timeout_ms: int = 10_000
+    replication_connect_timeout_ms: Wait = 10_000
     """Longest wait for a new replication connection."""
 
-    replication_page_max: int = 1_000
+    replication_page_max: Most = 1_000
     """Rows read from a table at once, where a reader has missed some."""
 
-    replication_batch_max: int = 10_000
+    replication_batch_max: Most = 10_000
     """Rows under one token that a reader keeps until the last of them comes; of larger batches it reads the table."""
 
-    replication_retry_ms_first: int = 100
+    replication_retry_ms_first: Pause = 100
     """Upper bound of the random pause before a lost connection is tried again; it doubles with each failure."""
 
-    replication_retry_ms_max: int = 10_000
+    replication_retry_ms_max: Pause = 10_000
     """Largest upper bound of that pause."""
 
     # ---------------------------------------------------------------------------------------------- embedded Postgres
 
-    embedded_start_timeout_ms: int = 60_000
+    embedded_start_timeout_ms: Wait = 60_000
     """Longest wait for the embedded Postgres to come up, crash recovery included."""
 
-    embedded_shared_buffers_mb: int = 256
+    embedded_shared_buffers_mb: Annotated[int, Between(1, 1 << 20)] = 256
     """Page cache of the embedded Postgres."""
 
-    embedded_connections_max: int = 100
+    embedded_connections_max: Annotated[int, Between(5, 10_000)] = 100
     """Connections the embedded Postgres accepts, from all processes that share it."""
 
     embedded_fsync: bool = True
     """Whether a commit of the embedded Postgres survives a power failure. Off only for tests."""
+
+    def __post_init__(self) -> None:
+        for name, (kind, allowed) in ALLOWED.items():
+            _check(name, getattr(self, name), kind, allowed)
+        for small, large in ASCENDING:
+            low, high = getattr(self, small), getattr(self, large)
+            if low > high:
+                raise InputError(f"{_shown(small)} is {low}: it must not be larger than {large}, which is {high}")
+        if (silent := self.replication_timeout_ms) <= self.replication_ping_ms:
+            wanted = f"more than replication_ping_ms, which is {self.replication_ping_ms}"
+            raise InputError(f"{_shown('replication_timeout_ms')} is {silent}: it must be {wanted}")
+        if 0 < (longest := self.retention_lifetime_ms_max) < self.retention_lifetime_ms_min:
+            wanted = f"0, or at least retention_lifetime_ms_min, which is {self.retention_lifetime_ms_min}"
+            raise InputError(f"{_shown('retention_lifetime_ms_max')} is {longest}: it must be {wanted}")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -202,6 +241,37 @@ class Config:
             if name in environ:
                 values[field.name] = _parse(name, environ[name], field.default)
         return cls(**values)  # type: ignore[arg-type]  # _parse gives the type of the default
+
+
+ALLOWED: Final[Mapping[str, tuple[type, Between | None]]] = {
+    name: (hint.__origin__, hint.__metadata__[0]) if hasattr(hint, "__metadata__") else (hint, None)
+    for name, hint in get_type_hints(Config, include_extras=True).items()
+}
+"""Of each field its type, and the range of a number."""
+
+ASCENDING: Final = (
+    ("retry_delay_ms_first", "retry_delay_ms_max"),
+    ("gap_retry_ms_first", "gap_retry_ms_max"),
+    ("replication_retry_ms_first", "replication_retry_ms_max"),
+)
+"""Fields of which the first must not be larger than the second."""
+
+
+def _check(name: str, value: object, kind: type, allowed: Between | None) -> None:
+    """Raise `InputError` unless the value is of the kind, and within the range."""
+    if allowed is not None:
+        if type(value) is not int or not allowed.least <= value <= allowed.most:
+            raise InputError(f"{_shown(name)} is {value!r}: it must be a whole number from {allowed.least} to {allowed.most}")
+    elif kind is bool:
+        if type(value) is not bool:
+            raise InputError(f"{_shown(name)} is {value!r}: it must be True or False")
+    elif not isinstance(value, str) or not value.strip() or len(value) > NAME_MAX or not (value.isascii() and value.isprintable()):
+        raise InputError(f"{_shown(name)} is {value!r}: it must be 1 to {NAME_MAX} printable ASCII characters")
+
+
+def _shown(name: str) -> str:
+    """The field, and what sets it in the environment."""
+    return f"{name} ({ENVIRONMENT_PREFIX}{name.upper()})"
 
 
 def _parse(name: str, text: str, default: object) -> object:

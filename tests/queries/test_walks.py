@@ -14,7 +14,7 @@ from tests.queries.conftest import Statements
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, new_room
 
 PARENTS = 20
-SERVER = "s9.test"  # sees nothing of what is for the joined, so all comes redacted
+SERVER = "s9.test"  # never joined: walks are made for it, and nothing is given
 
 SQL_READ = """
 SELECT COALESCE(sum(idx_tup_fetch), 0)::bigint, COALESCE(sum(seq_tup_read), 0)::bigint
