@@ -66,7 +66,7 @@ async def test_gc_rebuild_and_explain(dsn: str) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(f"{room.events[0].sender} sees {room.events[0].event_id}: ")
     done = room_storage("explain-visibility", room.events[0].event_id, "s9.test", "--json", "--dsn", dsn)
-    assert json.loads(done.stdout)["visible"] is True
+    assert json.loads(done.stdout)["visible"] is False
     for event_id, whom in (("$nothing", "s9.test"), (room.events[0].event_id, "@user:s9.test"), (room.events[0].event_id, "@user")):
         done = room_storage("explain-visibility", event_id, whom, "--dsn", dsn)
         assert (done.returncode, done.stdout) == (2, "")
