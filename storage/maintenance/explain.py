@@ -203,7 +203,7 @@ def _flags(row: ExplainedRow, *, is_user: bool) -> str | None:
     if row.soft_failed and is_user:
         return "it was soft-failed: when it arrived, the current state of the room did not allow it"
     if row.ineffective and is_user:
-        return "it is a redaction that took no effect: its target is not held, or was not the sender's to redact"
+        return "it is a redaction that took no effect: its target is not held, was refused, or was not the sender's to redact"
     return None
 
 

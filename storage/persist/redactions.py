@@ -20,7 +20,8 @@ class Redactions(NamedTuple):
 
     ``redacted_by`` takes effect on the event itself; ``ineffective`` says that it is a redaction that takes none (yet). ``changed``
     are other events with new rows: what it redacts, and redactions that waited for it and take effect now. ``waits_for`` is the id of
-    a target that is not held; ``settled`` are all redactions that waited for this event.
+    a target that is not held; ``settled`` are all redactions that waited for this event. A rejected or soft-failed event is not
+    redacted: both events must be valid, and no client has its content.
     """
 
     redacted_by: int | None
@@ -38,7 +39,7 @@ def find(step: Step, row: EventRow, event: Event, before: Group) -> Redactions:
     waiting: tuple[int, ...] = step.draft.waiting_for(event.event_id)
     if not waiting and row.type_nid != TYPE_REDACTION:
         return NONE
-    applying = [step.draft.row_of(one) for one in waiting if _applies(step, one, row)]
+    applying = [step.draft.row_of(one) for one in waiting if row.accepted and _applies(step, one, row)]
     first = min(applying, key=_rank, default=None)
     changed = tuple(one._replace(ineffective=False) for one in applying)
     found = Redactions(None if first is None else first.event_nid, changed=changed, settled=waiting)
@@ -49,7 +50,7 @@ def find(step: Step, row: EventRow, event: Event, before: Group) -> Redactions:
     target = step.draft.row(event.redacts)
     if target is None or target.outlier:
         return found._replace(ineffective=True, waits_for=event.redacts)
-    if target.room_nid != row.room_nid or not _allowed(step, row, event, before, target):
+    if target.room_nid != row.room_nid or not target.accepted or not _allowed(step, row, event, before, target):
         return found._replace(ineffective=True)
     return found._replace(changed=(*changed, *_redacted(step, row, target)))
 

@@ -132,17 +132,17 @@ DAMAGES = {
     ),
     "links lost": Damage("DELETE FROM auth_chain_links", {"auth_chains"}, mended=True),
     "link too far": Damage("UPDATE auth_chain_links SET target_sequence_number = target_sequence_number + 1", {"auth_chains"}, mended=True),
-    "redaction forgotten": Damage("UPDATE events SET redacted_by = NULL WHERE redacted_by IS NOT NULL", {"redacted_by"}, mended=False),
+    "redaction forgotten": Damage("UPDATE events SET redacted_by = NULL WHERE redacted_by IS NOT NULL", {"redacted_by"}, mended=True),
     "redaction invented": Damage(
-        f"UPDATE events SET redacted_by = {ONE_TOPIC} WHERE event_nid = {ONE_MEMBER}", {"redacted_by"}, mended=False
+        f"UPDATE events SET redacted_by = {ONE_TOPIC} WHERE event_nid = {ONE_MEMBER}", {"redacted_by"}, mended=True
     ),
     "redaction that took effect": Damage(
         "UPDATE events SET ineffective = NOT ineffective WHERE type_nid = 7 AND rejected IS NULL AND NOT outlier",
         {"ineffective"},
-        mended=False,
+        mended=True,
     ),
     "message marked as a redaction": Damage(
-        f"UPDATE events SET ineffective = true WHERE event_nid = {ONE_MESSAGE}", {"ineffective"}, mended=False
+        f"UPDATE events SET ineffective = true WHERE event_nid = {ONE_MESSAGE}", {"ineffective"}, mended=True
     ),
     "redaction waits for nothing": Damage(
         f"INSERT INTO waiting_redactions SELECT {ONE_MESSAGE}, room_nid, '$z' FROM rooms", {"waiting_redactions"}, mended=True

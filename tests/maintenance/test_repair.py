@@ -6,7 +6,7 @@ import pytest
 
 import storage
 from storage.maintenance.repair import rebuild_visibility, repair
-from storage.testing import ODD_SOME, SHAPES, build_room, deliver_late, deliver_with_gap
+from storage.testing import ODD_SOME, SHAPES, RoomBuilder, build_room, deliver_late, deliver_with_gap
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
 from tests.persist.tables import logical_tables
 
@@ -53,6 +53,40 @@ async def test_a_repair_beside_appends(dsn: str) -> None:
         await repairs
         assert await store.current_state(room.room_id) == dict(room.state)
         assert await findings(store) == []
+
+
+SQL_AS_BEFORE = """
+WITH redaction AS (
+    UPDATE events
+    SET ineffective = false
+    WHERE type_nid = 7
+    RETURNING event_nid
+)
+UPDATE events
+SET redacted_by = redaction.event_nid, encoding = CASE WHEN $2::boolean THEN 1 ELSE 0 END
+FROM redaction
+WHERE event_id = $1::text
+"""
+
+
+@pytest.mark.parametrize("censored", [False, True])
+async def test_redactions_of_refused_events_that_an_earlier_release_let_take_effect(dsn: str, *, censored: bool) -> None:
+    """They are found and mended; but what was taken from the bytes stays redacted."""
+    room = RoomBuilder("11", sign=False)
+    admin, other = room.user(1), room.user(2)
+    room.start(admin)
+    room.join(other)
+    refused = room.topic(other, "no", expected="rejected")
+    redaction = room.redact(admin, refused)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(room.pdus)
+        async with store.database.connection() as conn:
+            await conn.execute(SQL_AS_BEFORE, refused.event_id, censored)
+        found = {finding.check for finding in await findings(store)} - {"bytes"}
+        assert found == (set() if censored else {"redacted_by", "ineffective"})
+        await repair(store.database, room.room_id, server_name=SERVER)
+        assert {finding.check for finding in await findings(store)} - {"bytes"} == set()
+        assert (await store.visible_to_user(admin, [redaction.event_id]) == set()) != censored
 
 
 async def test_caches_hear_of_a_repair(dsn: str) -> None:

@@ -175,11 +175,14 @@ class RoomMachine(RuleBasedStateMachine):
                 self.undelivered.append(action({"expected": "rejected"}))
 
     @precondition(lambda self: "redact" in self.on)
-    @rule(data=st.data(), one=st.sampled_from(USERS))
-    def redact(self, data: st.DataObject, one: str) -> None:
+    @rule(data=st.data(), one=st.sampled_from(USERS), refused=st.booleans())
+    def redact(self, data: st.DataObject, one: str, *, refused: bool) -> None:
+        """Any event; or, to have enough of these, one that was rejected or soft-failed, by whoever has the power."""
         branch = pick(data, self.branches)
-        target = pick(data, branch.events)
-        self._write(lambda more: branch.redact(one, target, **more))
+        held = {event_id for event_id, known in self.oracle.held.items() if known.rejected or known.soft_failed} if refused else set()
+        targets = [event for event in branch.events if event.event_id in held]
+        target = pick(data, targets or branch.events)
+        self._write(lambda more: branch.redact(branch.events[0].sender if targets else one, target, **more))
 
     @precondition(lambda self: "relate" in self.on)
     @rule(data=st.data(), one=st.sampled_from(USERS), rel_type=st.sampled_from(RELATIONS), edits=st.booleans())

@@ -14,6 +14,7 @@ Where the rules leave a choice, the oracle takes the first of these:
 * A live event that comes after its own live child is no forward extremity: the child already names it.
 * An extremity ceases to be one also behind a backfilled parent of a live event, as behind a rejected or soft-failed one.
 * A redaction waits for its target to arrive in the timeline: what is held as an outlier is not redacted yet.
+* What was rejected or soft-failed is not redacted at all.
 * What backfill brings never becomes an extremity, so a room of backfill alone has none, and its current state is empty.
 * With a limit of extremities, what is beyond it is dropped as storage/persist/pruning.py says.
 """
@@ -312,8 +313,8 @@ class Receiver:
     # ---------------------------------------------------------------------------------------------------- redactions
 
     def redacted_by(self, event_id: EventId) -> EventId | None:
-        """Of the accepted redactions of this event that its sender may not refuse, the first by (origin_server_ts, id)."""
-        if self.get(event_id).outlier:
+        """Of the accepted redactions of this accepted event that its sender may not refuse, the first by (origin_server_ts, id)."""
+        if not self.get(event_id).accepted:
             return None
         target = self.get(event_id).event
         found = [
@@ -328,12 +329,12 @@ class Receiver:
         return min(found)[1] if found else None
 
     def is_ineffective(self, event_id: EventId) -> bool:
-        """A redaction that redacts nothing: nothing is named, or held in the timeline of the room, or its sender may not."""
+        """A redaction that redacts nothing: nothing is named, or accepted in the timeline of the room, or its sender may not."""
         redaction = self.get(event_id)
         if redaction.event.type != "m.room.redaction":
             return False
         target = None if redaction.event.redacts is None else self.held.get(EventId(redaction.event.redacts))
-        if target is None or target.outlier or target.event.room_id != redaction.event.room_id:
+        if target is None or not target.accepted or target.event.room_id != redaction.event.room_id:
             return True
         return not self._may_redact(redaction, target.event)
 

@@ -108,6 +108,17 @@ class LetsAnybodyRedact(Oracle):
         return True
 
 
+class RedactsWhatWasRefused(Oracle):
+    """A redaction of a rejected or soft-failed event takes effect, and is shown."""
+
+    def is_ineffective(self, event_id: EventId) -> bool:
+        redaction = self.get(event_id)
+        target = self.held.get(EventId(redaction.event.redacts or ""))
+        if target is None or target.accepted or target.outlier or target.event.room_id != redaction.event.room_id:
+            return super().is_ineffective(event_id)
+        return not self._may_redact(redaction, target.event)
+
+
 class ForgetsSharedHistory(Oracle):
     """Who left has lost what was shared."""
 
@@ -143,6 +154,13 @@ class CountsTheInvited(Oracle):
         return "join" if membership == "invite" else membership
 
 
+NEEDED: Mapping[type[Oracle], frozenset[str]] = {
+    LetsAnybodyRedact: frozenset({"redact"}),
+    RedactsWhatWasRefused: frozenset({"redact", "refused"}),
+}
+"""What has to be switched on to notice a mistake."""
+
+
 def test_batches_do_not_matter() -> None:
     run_machine(machine_with(OneByOne), examples=EXAMPLES)
 
@@ -154,6 +172,7 @@ def test_batches_do_not_matter() -> None:
         IgnoresTheCurrentState,
         TrustsTheDepth,
         LetsAnybodyRedact,
+        RedactsWhatWasRefused,
         ForgetsSharedHistory,
         BackfillIsNews,
         StateAfterForStateBefore,
@@ -163,5 +182,5 @@ def test_batches_do_not_matter() -> None:
 )
 def test_the_machine_notices(mistaken: type[Oracle]) -> None:
     with pytest.raises(AssertionError):
-        machine = machine_with(mistaken, always=frozenset({"redact"} if mistaken is LetsAnybodyRedact else ()))
+        machine = machine_with(mistaken, always=NEEDED.get(mistaken, frozenset()))
         run_machine(machine, examples=400, phases=[Phase.generate], derandomize=True, report_multiple_bugs=False)

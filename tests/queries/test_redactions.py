@@ -1,8 +1,12 @@
 """A redaction is shown to users once it has taken effect, and not before; servers get it as any event."""
 
+from typing import Any
+
 import pytest
 
 from storage import Store
+from storage.errors import UnknownEvent
+from storage.ids import UserId
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, ids, new_room
 
@@ -61,3 +65,60 @@ async def test_one_of_what_is_in_no_room_of_ours_or_in_another_is_not_shown(stor
     await append(store, *room.events)
     assert await store.visible_to_user(LOCAL, ids([across, nothing])) == set()
     assert (await store.events([elsewhere.event_id]))[elsewhere.event_id].redacted_by is None
+
+
+def refused_target(how: str) -> tuple[RoomBuilder, BuiltEvent, list[BuiltEvent]]:
+    """A room, an event in it that a store rejects or soft-fails, and the events that have to come before that."""
+    room = new_room(members=[LOCAL, OTHER])
+    if how == "rejected":
+        first = room.events
+        return room, room.topic(OTHER, "no", expected="rejected"), first
+    ours, theirs = room.fork(2)
+    ours.ban(ADMIN, OTHER)
+    first = room.events
+    target = theirs.message(OTHER)
+    room.heads = ours.heads
+    return room, target, first
+
+
+def redacting(room: RoomBuilder, target: BuiltEvent, related: BuiltEvent, **how: Any) -> BuiltEvent:
+    """A redaction that also says to be in a thread, so that relations and aggregations could tell of it."""
+    content = {"redacts": target.event_id, "m.relates_to": {"rel_type": "m.thread", "event_id": related.event_id}}
+    return room.send(ADMIN, "m.room.redaction", content, redacts=target, **how)
+
+
+@pytest.mark.parametrize("target_first", [True, False])
+@pytest.mark.parametrize("how", ["rejected", "soft_failed"])
+async def test_one_of_what_was_refused_takes_no_effect_and_is_hidden_from_all_reads(store: Store, how: str, *, target_first: bool) -> None:
+    """There is nothing that it could take away from what a client has."""
+    room, target, first = refused_target(how)
+    root = room.message(ADMIN)
+    redaction = redacting(room, target, root)
+    await append(store, *first, root)
+    for event in (target, redaction) if target_first else (redaction, target):
+        assert await append(store, event) == [how if event is target else "stored"]
+    assert not await shown(store, room, redaction)
+    assert (await store.events([target.event_id]))[target.event_id].redacted_by is None
+    with pytest.raises(UnknownEvent):
+        await store.context(redaction.event_id, LOCAL)
+    assert ids((await store.context(root.event_id, LOCAL)).events_after) == []
+    near = await store.event_near(room.room_id, LOCAL, redaction.origin_server_ts, "b")
+    assert near is not None
+    assert near.event_id == root.event_id
+    for recurse in (False, True):
+        assert (await store.relations(root.event_id, LOCAL, recurse=recurse)).chunk == []
+    assert await store.aggregations(LOCAL, [root.event_id]) == {}
+    assert "took no effect" in (await store.explain_visibility(redaction.event_id, UserId(LOCAL))).sentence
+    assert await store.visible_to_server("s2.test", [redaction.event_id]) == {redaction.event_id}
+
+
+async def test_one_of_what_was_accepted_is_shown_by_all_reads(store: Store) -> None:
+    """So that the test above could fail."""
+    room = new_room(members=[LOCAL, OTHER])
+    target, root = room.message(OTHER), room.message(ADMIN)
+    redaction = redacting(room, target, root)
+    await append(store, *room.events)
+    assert await shown(store, room, redaction)
+    assert ids((await store.context(root.event_id, LOCAL)).events_after) == [redaction.event_id]
+    assert ids((await store.relations(root.event_id, LOCAL)).chunk) == [redaction.event_id]
+    assert (await store.aggregations(LOCAL, [root.event_id])) != {}

@@ -1,13 +1,11 @@
-"""Gaps, forward extremities, latest orderings and waiting redactions, from the events."""
+"""Gaps, forward extremities and latest orderings, from the events."""
 
-from collections.abc import Iterable
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.event import load
 from storage.maintenance.verify.graph import SQL_ENDS, SQL_GAPS, SQL_NEVER_ENDS, GapRow
 from storage.maintenance.verify.moves import SQL_WRONG_MOVES, WrongMoveRow
-from storage.maintenance.verify.redactions import redactions
 from storage.maintenance.verify.room import Room
 from storage.persist.columns import array, columns
 
@@ -59,17 +57,6 @@ DELETE FROM dropped_extremities
 WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
 """
 
-SQL_DROP_WAITING: Final[LiteralString] = """
-DELETE FROM waiting_redactions
-WHERE room_nid = $1::int
-"""
-
-SQL_ADD_WAITING: Final[LiteralString] = """
-INSERT INTO waiting_redactions (redaction_nid, room_nid, target_event_id)
-SELECT i.redaction_nid, $1::int, i.target_event_id
-FROM unnest($2::bigint[], $3::text[]) AS i (redaction_nid, target_event_id)
-"""
-
 
 class ChildRow(NamedTuple):
     """A child, to read the id of a parent from."""
@@ -117,10 +104,3 @@ async def repair_ends(conn: Connection, room_nid: int) -> list[int]:
     ends: list[int] = sorted(await conn.fetchvals(SQL_ENDS, room_nid))
     await conn.execute(SQL_SET_ENDS, room_nid, ends)
     return ends
-
-
-async def repair_waiting(conn: Connection, room: Room) -> None:
-    """The redactions that wait for their targets."""
-    waiting: Iterable[tuple[int, str]] = (await redactions(conn, room)).waiting.items()
-    await conn.execute(SQL_DROP_WAITING, room.nid)
-    await conn.execute(SQL_ADD_WAITING, room.nid, *columns(waiting, 2))

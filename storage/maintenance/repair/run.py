@@ -6,8 +6,9 @@ from storage.maintenance.announce import announce, introduce
 from storage.maintenance.hold import hold
 from storage.maintenance.repair.cover import rebuild_cover
 from storage.maintenance.repair.current import repair_current, repair_state_tables
-from storage.maintenance.repair.graph import repair_ends, repair_gaps, repair_moves, repair_waiting
+from storage.maintenance.repair.graph import repair_ends, repair_gaps, repair_moves
 from storage.maintenance.repair.planning import Planner
+from storage.maintenance.repair.redactions import repair_redactions
 from storage.maintenance.repair.relations import repair_relations
 from storage.maintenance.repair.replay import replay
 from storage.maintenance.states import States
@@ -27,7 +28,7 @@ async def repair(database: Database, room_id: str, *, server_name: str) -> None:
         await rebuild_cover(conn, room_nid)
         await repair_moves(conn, room_nid)
         await repair_gaps(conn, room)
-        await repair_waiting(conn, room)
+        await repair_redactions(conn, room)
         await repair_relations(conn, room)
         ends = await repair_ends(conn, room_nid)
         planner = await Planner.of(conn, room_id, server_name, room.states)

@@ -16,6 +16,8 @@ REPAIRABLE: Final = frozenset(
         "member_counts",
         "memberships",
         "auth_chains",
+        "redacted_by",
+        "ineffective",
         "waiting_redactions",
         "relations",
         "audiences",

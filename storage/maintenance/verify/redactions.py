@@ -19,7 +19,8 @@ ORDER BY event_nid
 """
 
 SQL_TARGETS: Final[LiteralString] = """
-SELECT e.event_id, p.name AS sender, e.room_nid
+SELECT e.event_id, p.name AS sender, e.room_nid,
+    (e.rejected IS NULL AND NOT e.soft_failed) OR (e.encoding = 1 AND NOT e.redacted_form) AS accepted
 FROM events e
 JOIN principals p ON p.principal_nid = e.sender_nid
 WHERE e.event_id = ANY($1::text[]) AND NOT e.outlier
@@ -60,11 +61,12 @@ class RedactionRow(NamedTuple):
 
 
 class TargetRow(NamedTuple):
-    """What a redaction names, where it is in a timeline."""
+    """What a redaction names, where it is in a timeline. ``accepted``: or redacted by an earlier release, and censored since."""
 
     event_id: str
     sender: str
     room_nid: int
+    accepted: bool
 
 
 class RedactedRow(NamedTuple):
@@ -99,11 +101,8 @@ async def check_redactions(conn: Connection, room: Room) -> AsyncIterator[Findin
     Those that take none are marked ("ineffective").
     """
     expected = await redactions(conn, room)
-    for row in await conn.fetch(SQL_REDACTED, room.nid, list(expected.effective), row=RedactedRow):
-        wanted = expected.effective.get(row.event_id, (0, None))[1]
-        found = row.redaction_id or (None if row.redacted_by is None else f"nid {row.redacted_by}")
-        if found != wanted:
-            yield room.finding("redacted_by", [row.event_id], found, wanted)
+    for event_id, (found, wanted) in (await misnamed(conn, room, expected)).items():
+        yield room.finding("redacted_by", [event_id], found, wanted)
     for event_id in await conn.fetchvals(SQL_INEFFECTIVE, room.nid):
         yield room.finding("ineffective", [event_id], "ineffective", "no redaction in force")
     for event_id, ineffective in expected.mistaken.items():
@@ -114,6 +113,17 @@ async def check_redactions(conn: Connection, room: Room) -> AsyncIterator[Findin
         if waiting.get(nid) != expected.waiting.get(nid):
             told = waiting.get(nid, "does not wait"), expected.waiting.get(nid, "does not wait")
             yield room.finding("waiting_redactions", [ids[nid]], *told)
+
+
+async def misnamed(conn: Connection, room: Room, expected: Redactions) -> dict[str, tuple[str | None, str | None]]:
+    """Events that name another redaction than the one in effect: id -> (what they name, what they should)."""
+    rows = await conn.fetch(SQL_REDACTED, room.nid, list(expected.effective), row=RedactedRow)
+    pairs = {row.event_id: (_named(row), expected.effective.get(row.event_id, (0, None))[1]) for row in rows}
+    return {event_id: pair for event_id, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _named(row: RedactedRow) -> str | None:
+    return row.redaction_id or (None if row.redacted_by is None else f"nid {row.redacted_by}")
 
 
 async def redactions(conn: Connection, room: Room) -> Redactions:
@@ -133,6 +143,7 @@ async def redactions(conn: Connection, room: Room) -> Redactions:
             applies = (
                 target is not None
                 and target.room_nid == room.nid
+                and target.accepted
                 and redaction_allowed(
                     held.event,
                     target.sender,
