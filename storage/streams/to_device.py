@@ -11,6 +11,7 @@ import orjson
 from storage.database.connection import Connection
 from storage.ids import UserId
 from storage.streams.feed import Fact
+from storage.streams.positions import LARGEST_POSITION, VectorPosition
 from storage.streams.writing import Facts, StreamWriter
 
 SQL_SEND: Final[LiteralString] = """
@@ -56,24 +57,48 @@ LEFT JOIN new_principal n USING (principal_nid)
 SQL_INBOX: Final[LiteralString] = """
 SELECT d.stream_id, d.content
 FROM principals p
-JOIN to_device d USING (principal_nid)
-WHERE p.name = $1::text AND d.device_id = $2::text AND d.stream_id > $3::bigint AND d.stream_id <= $4::bigint
+CROSS JOIN LATERAL (
+    SELECT d.stream_id, d.content
+    FROM to_device d
+    JOIN writers w USING (writer_nid)
+    LEFT JOIN unnest($4::text[], $5::bigint[]) AS a (instance_name, stream_id) USING (instance_name)
+    LEFT JOIN unnest($7::text[], $8::bigint[]) AS u (instance_name, stream_id) USING (instance_name)
+    WHERE d.principal_nid = p.principal_nid AND d.device_id = $2::text
+        -- compared as rows, so that only the index by device fits
+        AND (d.principal_nid, d.device_id, d.stream_id) > (p.principal_nid, $2::text, $3::bigint)
+        AND (d.principal_nid, d.device_id, d.stream_id) <= (p.principal_nid, $2::text, $9::bigint)
+        AND d.stream_id > COALESCE(a.stream_id, $3::bigint)
+        AND d.stream_id <= COALESCE(u.stream_id, $6::bigint)
+    ORDER BY d.principal_nid, d.device_id, d.stream_id
+    LIMIT $10::bigint
+) AS d
+WHERE p.name = $1::text
 ORDER BY d.stream_id
-LIMIT $5::bigint
 """
 
 SQL_DELETE: Final[LiteralString] = """
-WITH gone AS (
-    DELETE FROM to_device d
-    USING principals p
-    WHERE p.name = $1::text AND d.principal_nid = p.principal_nid AND d.device_id = $2::text AND d.stream_id <= $3::bigint
-    RETURNING d.stream_id
+WITH
+covered AS MATERIALIZED (
+    SELECT d.stream_id
+    FROM principals p
+    JOIN to_device d USING (principal_nid)
+    JOIN writers w USING (writer_nid)
+    LEFT JOIN unnest($4::text[], $5::bigint[]) AS u (instance_name, stream_id) USING (instance_name)
+    WHERE p.name = $1::text AND d.device_id = $2::text
+        -- compared as rows, so that only the index by device fits
+        AND (d.principal_nid, d.device_id, d.stream_id) <= (p.principal_nid, $2::text, $6::bigint)
+        AND d.stream_id <= COALESCE(u.stream_id, $3::bigint)
+),
+gone AS (
+    DELETE FROM to_device
+    WHERE stream_id = ANY(ARRAY(SELECT stream_id FROM covered))
+    RETURNING stream_id
 )
 SELECT count(*)
 FROM gone
 """
 
-EVERYTHING: Final = (1 << 63) - 1
+EVERYTHING: Final = LARGEST_POSITION
 
 
 class SentRow(NamedTuple):
@@ -111,12 +136,49 @@ class ToDevice:
 
         return await self._writer.write(write) if flat else 0
 
-    async def inbox(self, user_id: UserId, device_id: str, *, after: int = 0, upto: int = EVERYTHING, limit: int = 100) -> list[MessageRow]:
-        """The messages that wait for a device, oldest first."""
-        async with self._writer.database.connection() as conn:
-            return await conn.fetch(SQL_INBOX, user_id, device_id, after, upto, limit, row=MessageRow)
+    async def inbox(
+        self,
+        user_id: UserId,
+        device_id: str,
+        *,
+        after: int | VectorPosition = 0,
+        upto: int | VectorPosition = EVERYTHING,
+        limit: int | None = None,
+    ) -> list[MessageRow]:
+        """Return the messages that wait for a device with ``after < position <= upto``, oldest first.
 
-    async def delete(self, user_id: UserId, device_id: str, upto: int) -> int:
-        """Forget what a device has received; how many messages."""
+        Return all of them, or the first ``limit``. A vector position, as ``Store.positions_of``
+        returns it, is exact for each writer. To serve a sync of a device:
+
+            reached = store.positions_of(since)["to_device"]  # of the token that the client brings
+            await store.to_device.delete(user_id, device_id, reached)  # so it has these
+            answer = await store.sync(user_id, since=since)
+            reached = store.positions_of(answer.next_batch)["to_device"]
+            messages = await store.to_device.inbox(user_id, device_id, upto=reached)
+
+        ``next_batch`` covers all of these messages. With a ``limit`` it may cover more than is
+        returned: then delete by the ``stream_id`` of the last message that the client was given,
+        never by the token.
+        """
+        low, high = _vector(after), _vector(upto)
         async with self._writer.database.connection() as conn:
-            return int(await conn.fetchval(SQL_DELETE, user_id, device_id, upto))
+            arguments = *_parts(low), *_parts(high), high.furthest(), limit
+            return await conn.fetch(SQL_INBOX, user_id, device_id, *arguments, row=MessageRow)
+
+    async def delete(self, user_id: UserId, device_id: str, upto: int | VectorPosition) -> int:
+        """Delete the messages of a device up to a position that it acknowledged; return how many.
+
+        See `inbox` for which position that is.
+        """
+        high = _vector(upto)
+        async with self._writer.database.connection() as conn:
+            return int(await conn.fetchval(SQL_DELETE, user_id, device_id, *_parts(high), high.furthest()))
+
+
+def _vector(position: int | VectorPosition) -> VectorPosition:
+    return position if isinstance(position, VectorPosition) else VectorPosition(position)
+
+
+def _parts(position: VectorPosition) -> tuple[int, list[str], list[int]]:
+    """Return where every writer is at least, and the writers that are further."""
+    return position.min, [writer for writer, _ in position.items], [number for _, number in position.items]

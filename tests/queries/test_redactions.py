@@ -8,7 +8,7 @@ from storage import Store
 from storage.errors import UnknownEvent
 from storage.ids import UserId
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, ids, new_room
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, ids, new_room
 
 
 async def shown(store: Store, room: RoomBuilder, event: BuiltEvent) -> bool:
@@ -69,7 +69,7 @@ async def test_one_of_what_is_in_no_room_of_ours_or_in_another_is_not_shown(stor
 
 def refused_target(how: str) -> tuple[RoomBuilder, BuiltEvent, list[BuiltEvent]]:
     """A room, an event in it that a store rejects or soft-fails, and the events that have to come before that."""
-    room = new_room(members=[LOCAL, OTHER])
+    room = new_room(members=[LOCAL, OTHER, REMOTE])
     if how == "rejected":
         first = room.events
         return room, room.topic(OTHER, "no", expected="rejected"), first

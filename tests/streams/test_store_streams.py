@@ -1,6 +1,7 @@
 """Streams of a real store: facts, positions, writers that come, idle, and vanish; small stores; wake-ups."""
 
 import asyncio
+import json
 import statistics
 import time
 from collections.abc import AsyncIterator
@@ -10,7 +11,8 @@ import pytest
 
 import storage
 from storage import Store, UnknownRoom
-from storage.streams import SyncToken, VectorPosition
+from storage.database.explained import ExplainingConnection
+from storage.streams import SyncToken, VectorPosition, to_device
 from storage.streams.feed import Advance
 from storage.streams.following import follow_once
 from storage.testing import RoomBuilder
@@ -215,6 +217,74 @@ async def test_to_device(store: Store) -> None:
     assert len(await store.to_device.inbox(one, "A")) == 1
     assert len(await store.to_device.inbox(other, "C")) == 1
     assert await store.to_device.send({}) == 0
+
+
+async def test_what_a_token_covers_is_all_in_the_inbox_and_nothing_else_is_deleted(store: Store) -> None:
+    """More than any page: what is deleted once the client has the token is what it was given."""
+    user = storage.UserId("@user1:s1.test")
+    for number in range(150):
+        await store.to_device.send({user: {"A": {"n": number}}})
+    token = (await store.sync(user)).next_batch
+    await store.to_device.send({user: {"A": {"n": 150}}})
+    covered = store.positions_of(token)["to_device"]
+    for upto in (covered.furthest(), covered):
+        inbox = await store.to_device.inbox(user, "A", upto=upto)
+        assert [json.loads(message.content)["n"] for message in inbox] == list(range(150))
+    assert await store.to_device.delete(user, "A", covered) == 150
+    [left] = await store.to_device.inbox(user, "A")
+    assert json.loads(left.content) == {"n": 150}
+
+
+async def test_a_page_of_an_inbox_is_deleted_by_its_last_message(store: Store) -> None:
+    user = storage.UserId("@user1:s1.test")
+    await store.to_device.send({user: {"A": {"n": 0}, "B": {"n": 0}}})
+    for number in range(1, 7):
+        await store.to_device.send({user: {"A": {"n": number}}})
+    found = []
+    while page := await store.to_device.inbox(user, "A", limit=3):
+        found += [json.loads(message.content)["n"] for message in page]
+        assert await store.to_device.delete(user, "A", page[-1].stream_id) == len(page)
+    assert found == list(range(7))
+
+
+async def test_messages_of_a_writer_that_is_behind_are_not_deleted(store: Store, second: Store) -> None:
+    """A token covers those of a writer that is ahead, and not yet what another has taken a smaller id for."""
+    user = storage.UserId("@user1:s1.test")
+    first = await store.to_device.send({user: {"A": {"n": 1}}})
+    unread = await store.to_device.send({user: {"A": {"n": 2}}})
+    ahead = await second.to_device.send({user: {"A": {"n": 3}}})
+    covered = VectorPosition.of(first, {"second": ahead})
+    given = await store.to_device.inbox(user, "A", upto=covered)
+    assert [message.stream_id for message in given] == [first, ahead]
+    assert [message.stream_id for message in await store.to_device.inbox(user, "A", after=covered)] == [unread]
+    assert await store.to_device.delete(user, "A", covered) == 2
+    assert [message.stream_id for message in await second.to_device.inbox(user, "A")] == [unread]
+
+
+SQL_MANY_MESSAGES = """
+INSERT INTO to_device (stream_id, principal_nid, writer_nid, device_id, content)
+SELECT 1000 + n, d.principal_nid, d.writer_nid, CASE WHEN n % 2 = 0 THEN 'other' ELSE d.device_id END, d.content
+FROM to_device d
+CROSS JOIN generate_series(1, 20000) AS n
+"""
+
+
+async def test_an_inbox_is_read_by_index(store: Store) -> None:
+    """Neither other devices nor what lies outside of the positions is looked at."""
+    user = storage.UserId("@user1:s1.test")
+    await store.to_device.send({user: {"A": {"n": 1}}})
+    async with store.database.transaction() as conn:
+        await conn.execute(SQL_MANY_MESSAGES)
+        await conn.execute("ANALYZE to_device")
+        explaining = ExplainingConnection.over(conn, generic=True)
+        rows = await explaining.fetch(
+            to_device.SQL_INBOX, user, "A", 10_000, [], [], 10_500, ["main"], [10_600], 10_600, 100, row=to_device.MessageRow
+        )
+        assert [row.stream_id for row in rows] == list(range(10_001, 10_200, 2))
+        assert explaining.plans[-1].rows_of_tables()["to_device"] <= 101
+        await explaining.fetchval(to_device.SQL_DELETE, user, "A", 1_010, ["other"], [2_000], 1_010)  # explained first: so it is done twice
+        assert explaining.plans[-1].rows_of_tables()["to_device"] <= 12
+    assert (await store.to_device.inbox(user, "A", limit=1))[0].stream_id == 1_011
 
 
 async def test_receipts(store: Store) -> None:
