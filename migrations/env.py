@@ -4,6 +4,7 @@ Each step is a transaction of its own (storage/database/steps.py), under a lock 
 not collide. Who waits for it asks again and again, in no transaction: an index that is built concurrently would wait for a waiting one.
 
 `-x lock_timeout_ms=2000`: how long a step waits for a lock. `-x role_prefix=room_storage`: how the roles are called, "none" for no roles.
+`-x database_schema=public`: the schema of the tables, else STORAGE_DATABASE_SCHEMA.
 """
 
 import asyncio
@@ -18,8 +19,10 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from storage.config import Config
 from storage.database.migrate import SQL_HAS_REVISION, SQL_REVISION
 from storage.database.roles import checked_prefix
+from storage.database.session import check_driver, migration_settings
 from storage.database.steps import applied, lock_timeout_ms, setting, steps_between
 from storage.errors import MigrationBlocked
 
@@ -38,6 +41,15 @@ WHERE w.schema_revision < $1::text
     )
 ORDER BY 1
 """
+CHECK_ENCODING: Final = """DO $$
+BEGIN
+    IF current_setting('server_encoding') <> 'UTF8' THEN
+        RAISE EXCEPTION 'the database has the encoding %, and events need UTF8', current_setting('server_encoding')
+            USING HINT = 'CREATE DATABASE name ENCODING ''UTF8'' TEMPLATE template0';
+    END IF;
+END
+$$;
+"""
 
 
 def _dsn() -> str:
@@ -53,6 +65,7 @@ def _settings() -> dict[str, str]:
     return {
         "lock_timeout": str(lock_timeout_ms()),
         "room_storage.role_prefix": checked_prefix(setting("role_prefix")),
+        **migration_settings(setting("database_schema") or Config.from_env().database_schema),
     }
 
 
@@ -101,6 +114,7 @@ async def _online() -> None:
     async def connect(*_: Any, **__: Any) -> Any:
         driver = await asyncpg.connect(dsn, server_settings=_settings() | {"application_name": "room-storage migrate"})
         driver.add_log_listener(_told)
+        await check_driver(driver)
         return driver
 
     engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
@@ -121,10 +135,16 @@ def _told(_: Any, message: Any) -> None:
         logger.warning("%s%s", message.message, f"\n{message.hint}" if message.hint else "")
 
 
+def _literal(name: str, value: str) -> str:
+    """A list of names stands as it is: quoted it would be one name."""
+    return value if name == "search_path" else f"'{value}'"
+
+
 def _offline() -> None:
     context.configure(dialect_name="postgresql", literal_binds=True, transaction_per_migration=True, on_version_apply=applied)
-    for name, value in _settings().items():
-        context.static_output(f"SET {name} = '{value}';\n")
+    for name, value in {**_settings(), "client_encoding": "UTF8"}.items():
+        context.static_output(f"SET {name} = {_literal(name, value)};\n")
+    context.static_output(CHECK_ENCODING)
     with context.begin_transaction():
         context.run_migrations()
 

@@ -13,6 +13,7 @@ from storage.errors import InputError
 
 ENVIRONMENT_PREFIX = "STORAGE_"
 NAME_MAX: Final = 40  # characters
+COMMITS: Final = ("remote_apply", "on", "remote_write", "local", "off")  # of synchronous_commit
 COUNT_MAX: Final = 1_000_000_000  # fits an int of Postgres
 WAIT_MS_MAX: Final = 2_000_000_000  # 23 days; a timeout of Postgres is below 2^31
 LONGEST_MS: Final = 10**15  # lifetimes of events: 31,000 years
@@ -58,7 +59,14 @@ class Config:
     """Connections at most; a caller that finds none free waits for `pool_acquire_timeout_ms`."""
 
     pool_acquire_timeout_ms: Wait = 30_000
-    """Longest wait for a free connection before `DatabaseUnavailable`."""
+    """Longest wait for a free connection before `DatabaseUnavailable`; also where Postgres accepts no more (`max_connections`)."""
+
+    database_schema: str = "public"
+    """The schema of the tables: `search_path` of every session, whatever the server, the role or the database say."""
+
+    synchronous_commit: str = "on"
+    """What a commit waits for, whatever the server, the role or the database say: `remote_apply`, `on`, `remote_write`, `local`, or `off`,
+    with which a crash of the server loses events that were stored, synced and replicated."""
 
     connect_timeout_ms: Wait = 10_000
     """Longest wait for Postgres to answer a new connection."""
@@ -221,6 +229,8 @@ class Config:
     def __post_init__(self) -> None:
         for name, (kind, allowed) in ALLOWED.items():
             _check(name, getattr(self, name), kind, allowed)
+        if self.synchronous_commit not in COMMITS:
+            raise InputError(f"{_shown('synchronous_commit')} is {self.synchronous_commit!r}: it must be one of {', '.join(COMMITS)}")
         for small, large in ASCENDING:
             low, high = getattr(self, small), getattr(self, large)
             if low > high:

@@ -11,7 +11,7 @@ from storage.config import Config
 from storage.database.connection import Database, Observer
 from storage.database.deployment import settled
 from storage.database.embedded import embedded_postgres
-from storage.database.migrate import check_schema, migrate
+from storage.database.migrate import How, check_schema, migrate
 from storage.persist import Writer
 from storage.persist.writer import WRITER_READS
 from storage.store import Store
@@ -56,7 +56,7 @@ async def open_store(
             dsn = await stack.enter_async_context(embedded_postgres(config=config))
             migrate = True
         if migrate:
-            await _migrate(dsn)
+            await _migrate(dsn, how=How(database_schema=config.database_schema))
         opening = open_writer(dsn, server_name=server_name, config=config, observer=observer, told_of=STREAMS.keys())
         store = Store(*await stack.enter_async_context(opening))
         stack.callback(store.notifier.close)

@@ -4,16 +4,23 @@ One connection, one snapshot, no pool, and no event loop: what runs in a Spark e
 as everywhere, with the same errors. A result is held whole by the driver below, so large tables are asked for page by page.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any, LiteralString
+from typing import Any, Final, LiteralString
+from urllib.parse import parse_qs, quote
 
 import pyarrow as pa
 from adbc_driver_manager import Error, InterfaceError, OperationalError
 from adbc_driver_postgresql import dbapi
 
+from storage.config import Config
+from storage.database.session import PINNED, SQL_SESSION, SessionRow, check_session, pinned
 from storage.database.translate import SQLSTATES
 from storage.errors import DatabaseError, DatabaseUnavailable
+
+LIBPQ: Final = {"client_encoding": "UTF8", "statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0"}
+"""Settings that asyncpg or `Config` decides for other sessions. A read for Spark may take any time."""
 
 
 class ArrowConnection:
@@ -40,23 +47,46 @@ class ArrowConnection:
 
 
 @contextmanager
-def arrow_snapshot(dsn: str) -> Iterator[ArrowConnection]:
-    """A connection that sees one state of the database and changes nothing. `DatabaseUnavailable`."""
-    with translated(connecting=True):
-        driver = dbapi.connect(dsn, autocommit=True)
-    with closing(driver):
-        with closing(driver.cursor()) as cursor, translated():
-            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        yield ArrowConnection(driver)
+def arrow_snapshot(dsn: str, *, foreign: bool = False) -> Iterator[ArrowConnection]:
+    """A connection that sees one state of the database and changes nothing. `DatabaseUnavailable`; otherwise as `storage.database.session`.
+
+    ``foreign``: it is not a database of this engine; the session keeps its search path, and any encoding and setting are accepted.
+    """
+    with _connected(dsn, foreign=foreign) as conn:
+        conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        yield conn
 
 
 @contextmanager
 def arrow_session(dsn: str) -> Iterator[ArrowConnection]:
-    """A connection in autocommit, for the few statements of a driver. `DatabaseUnavailable`."""
+    """A connection in autocommit, for the few statements of a driver. Errors as of `arrow_snapshot`."""
+    with _connected(dsn) as conn:
+        yield conn
+
+
+@contextmanager
+def _connected(dsn: str, *, foreign: bool = False) -> Iterator[ArrowConnection]:
+    """In autocommit, with its settings pinned."""
+    settings = PINNED if foreign else pinned(Config.from_env())
     with translated(connecting=True):
-        driver = dbapi.connect(dsn, autocommit=True)
+        driver = dbapi.connect(with_settings(dsn, {**settings, **LIBPQ}), autocommit=True)
     with closing(driver):
-        yield ArrowConnection(driver)
+        conn = ArrowConnection(driver)
+        if not foreign:
+            [row] = conn.rows(SQL_SESSION)
+            check_session(SessionRow(**row))
+        yield conn
+
+
+def with_settings(dsn: str, settings: Mapping[str, str]) -> str:
+    """The DSN with settings that the session starts with, after those that it names itself or the environment does."""
+    given = parse_qs(dsn.partition("?")[2]).get("options") or [os.environ.get("PGOPTIONS", "")]
+    options = [*given, *(f"-c {name}={_escaped(value)}" for name, value in settings.items())]
+    return f"{dsn}{'&' if '?' in dsn else '?'}options={quote(' '.join(options).strip(), safe='')}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
 @contextmanager

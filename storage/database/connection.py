@@ -10,19 +10,22 @@ build SQL.
     await database.run(lambda conn: store_batch(conn, batch))   # repeats the whole work on a conflict
 
 Connections keep no state between uses (no SET, no session locks, no open cursors): that is why nothing is reset when one goes
-back to the pool, which would cost a round trip each time.
+back to the pool, which would cost a round trip each time. What their settings are, `storage.database.session` says.
 """
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, Literal, LiteralString, NamedTuple, Protocol, Self, TypeVar
 
 import asyncpg
 
 from storage.config import Config
+from storage.database.pool import Pool
+from storage.database.session import Session, connect
 from storage.database.translate import DRIVER_ERRORS, translate
 from storage.errors import CommitUnknown, DatabaseConflict, DatabaseError, DatabaseUnavailable, StorageClosed
 from storage.measures import Measures
@@ -39,10 +42,6 @@ BEGIN: Final[dict[tuple[Isolation, bool], LiteralString]] = {
     ("serializable", False): "BEGIN ISOLATION LEVEL SERIALIZABLE",
     ("serializable", True): "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY",
 }
-
-
-AT_HAND: Final = 2
-"""Connections that are kept out of the pool between uses, at most: that of the writer, and one for who reads."""
 
 R = TypeVar("R", bound=NamedTuple)
 """The row type of a statement: its fields are the columns, in order."""
@@ -64,16 +63,19 @@ class Observer(Protocol):
 class Connection:
     """One connection, inside or outside a transaction. Parameters are numbered (`$1`), with casts in the statement."""
 
-    __slots__ = ("_driver", "_measures", "_observer", "is_at_rest", "statements")
+    __slots__ = ("_driver", "_measures", "_observer", "_session", "is_at_rest", "statements")
 
-    def __init__(self, driver: Any, observer: Observer | None = None, measures: Measures | None = None) -> None:
+    def __init__(
+        self, driver: Any, observer: Observer | None = None, measures: Measures | None = None, session: Session | None = None
+    ) -> None:
         self._driver = driver
+        self._session = session
         self._observer = observer
         self._measures = measures
         self.statements = 0
         """How many were sent, BEGIN and COMMIT included."""
         self.is_at_rest = True
-        """Whether the last statement came to its end: it neither failed nor was cancelled, so nothing of it can be on its way still."""
+        """Whether the last statement came to its end: it was not cancelled, so nothing of it can be on its way still."""
 
     async def fetch(self, sql: str, *args: object, row: type[R]) -> list[R]:
         """All rows, each as a `row`."""
@@ -133,10 +135,13 @@ class Connection:
         except DRIVER_ERRORS as error:
             if isinstance(error, asyncpg.InternalClientError):
                 self._driver.terminate()  # Postgres has ended the session while it was idle, and the driver is halfway to know it
-            told = translate(error, closed=_is_closed(self._driver))
+            self.is_at_rest = isinstance(error, asyncpg.PostgresError)
+            told = translate(error, closed=self._driver.is_closed())
             if self._measures is not None:
                 self._measures.database_errors[type(told).__name__] += 1
             raise told from error
+        if self._session is not None and self._session.is_over:
+            raise DatabaseUnavailable("the session was ended while it answered")
         self.is_at_rest = True
         if observer is not None:
             observer.after(statement, perf_counter() - start)
@@ -146,37 +151,26 @@ class Connection:
 class Database:
     """The pool of one Postgres database. Opened with `await Database.open(dsn, config=…)`, closed with `close`."""
 
-    def __init__(self, pool: Any, config: Config, observer: Observer | None) -> None:
+    def __init__(self, pool: Pool, config: Config, observer: Observer | None) -> None:
         self._pool = pool
         self._config = config
         self._observer = observer
         self.measures = Measures()
         """What is counted of everything that works on this database."""
         self._closed = False
-        self._at_hand: list[Any] = []
-        self._waiting = 0
 
     @classmethod
     async def open(cls, dsn: str, *, config: Config | None = None, observer: Observer | None = None, mark: str = "") -> Self:
-        """Connect. `DatabaseUnavailable` if nobody answers, `InputError` if the DSN cannot be read, `DatabaseError` otherwise.
+        """Connect.
 
+        `DatabaseUnavailable` if nobody answers, `InputError` if the DSN cannot be read or the database is not UTF8, `DatabaseError` otherwise.
         ``mark`` tells the sessions of a writer from those of another one of the same name (`storage.streams.startup`).
         """
         config = config or Config()
+        size_min = min(config.pool_size_min, config.pool_size_max)
+        pool = Pool(partial(connect, dsn, config, mark), size_min=size_min, size_max=config.pool_size_max)
         try:
-            pool = await asyncpg.create_pool(
-                dsn,
-                min_size=min(config.pool_size_min, config.pool_size_max),
-                max_size=config.pool_size_max,
-                max_queries=2**31,  # a connection is never thrown away for its age: its statement cache is worth having
-                timeout=config.connect_timeout_ms / 1000,
-                command_timeout=config.statement_timeout_ms / 1000,
-                statement_cache_size=config.statement_cache_size,
-                max_cached_statement_lifetime=0,
-                max_cacheable_statement_size=0,  # no limit: the longest is the one that writes
-                reset=_keep,
-                server_settings=_server_settings(config, mark),
-            )
+            await pool.fill()
         except (*DRIVER_ERRORS, ValueError) as error:  # ValueError: parts of the DSN that are no numbers
             raise translate(error, connecting=True) from error
         return cls(pool, config, observer)
@@ -184,8 +178,6 @@ class Database:
     async def close(self) -> None:
         """Wait for the connections in use, then close all. Doing so twice is harmless."""
         self._closed = True
-        while self._at_hand:
-            await self._give_back(self._at_hand.pop())
         await self._pool.close()
 
     async def __aenter__(self) -> Self:
@@ -202,8 +194,7 @@ class Database:
     @property
     def connections(self) -> tuple[int, int, int]:
         """How many connections are open, how many of them are in use, and how many callers wait for one."""
-        size = int(self._pool.get_size())
-        return size, size - int(self._pool.get_idle_size()) - len(self._at_hand), self._waiting
+        return self._pool.size, self._pool.used, self._pool.waiting
 
     def connection(self) -> "Use":
         """A connection in autocommit: each statement is a transaction of its own. To be entered with `async with`."""
@@ -245,45 +236,35 @@ class Database:
         return random.uniform(0, ceiling_ms) / 1000  # noqa: S311  # no secret
 
     async def acquire(self) -> Connection:
-        """A connection for `Use`. Those at hand come first: the pool takes as long as a small statement to give one out and take it back."""
+        """A connection for `Use`. `DatabaseUnavailable` if none is free within `Config.pool_acquire_timeout_ms`."""
         if self._closed:
             raise StorageClosed("database")
-        while self._at_hand:
-            driver = self._at_hand.pop()
-            if not _is_closed(driver):
-                return Connection(driver, self._observer, self.measures)
-        self._waiting += 1
+        session = self._pool.at_hand()
+        if session is None:
+            session = await self._waited_for()
+        return Connection(session.driver, self._observer, self.measures, session)
+
+    async def _waited_for(self) -> Session:
         began = perf_counter()
         try:
-            driver = await self._pool.acquire(timeout=self._config.pool_acquire_timeout_ms / 1000)
+            return await self._pool.take(self._config.pool_acquire_timeout_ms / 1000)
         except DRIVER_ERRORS as error:
             told = translate(error, connecting=True)
             self.measures.database_errors[type(told).__name__] += 1
             raise told from error
         finally:
-            self._waiting -= 1
             self.measures.pool_waits.add(perf_counter() - began)
-        return Connection(driver, self._observer, self.measures)
 
     async def release(self, conn: Connection) -> None:
-        """Take it back: to be at hand, or into the pool if somebody waits there, or something of it may still be under way."""
-        driver = conn._driver  # noqa: SLF001  # the classes of this module are one thing in parts
+        """Take it back. Where something of it may still be under way, that is awaited."""
+        session = conn._session  # noqa: SLF001  # the classes of this module are one thing in parts
         self.measures.statements += conn.statements
-        if (
-            conn.is_at_rest
-            and not (self._waiting or self._closed or _is_closed(driver) or conn.in_transaction)
-            and len(self._at_hand) < AT_HAND
-        ):
-            self._at_hand.append(driver)
+        if session is None:
+            return
+        if session.driver.is_closed() or (conn.is_at_rest and not conn.in_transaction):
+            self._pool.give_back(session)
         else:
-            await self._give_back(driver)
-
-    async def _give_back(self, driver: Any) -> None:
-        try:
-            await self._pool.release(driver)
-        except DRIVER_ERRORS as error:
-            if not (isinstance(error, asyncpg.InternalClientError) and _is_closed(driver)):  # closed just now: then the pool has it back
-                raise translate(error, closed=True) from error
+            await self._pool.settle(session)
 
 
 class Use:
@@ -302,32 +283,6 @@ class Use:
         await self._database.release(self._conn)
 
 
-def _server_settings(config: Config, mark: str) -> dict[str, str]:
-    """Settings of every session. Timeouts on the server end what a vanished client left behind.
-
-    Each statement is planned once a session, for any arguments: to plan a sync or a page anew takes longer than to run it, and Postgres would
-    do so for ever where it expects a plan for the arguments to be cheaper. tests/queries/test_large_plans.py looks at these plans.
-    They may have been made while tables were small, and stay until a table is analysed: so where an order of joins is good at one size only,
-    the statement says which (LATERAL with OFFSET 0).
-    """
-    return {
-        "application_name": f"room-storage {config.instance_name} {mark}".rstrip()[:63],
-        "jit": "off",
-        "plan_cache_mode": "force_generic_plan",
-        "lock_timeout": str(config.lock_timeout_ms),
-        "statement_timeout": str(config.statement_timeout_ms + 5_000),
-        "idle_in_transaction_session_timeout": str(config.statement_timeout_ms + 5_000),
-    }
-
-
-def _is_closed(driver: Any) -> bool:
-    """Whether the connection is gone; the pool takes a dead one back from under us, and then refuses to be asked."""
-    try:
-        return bool(driver.is_closed())
-    except asyncpg.InterfaceError:
-        return True
-
-
 @asynccontextmanager
 async def begun(conn: Connection, *, isolation: Isolation = "read_committed", readonly: bool = False) -> AsyncIterator[Connection]:
     """A transaction on a connection that is in hand, as `Database.transaction`."""
@@ -338,10 +293,6 @@ async def begun(conn: Connection, *, isolation: Isolation = "read_committed", re
     except BaseException:
         await _roll_back(conn)
         raise
-
-
-async def _keep(_: Any) -> None:
-    """The pool's reset on release: nothing, see the module's docstring."""
 
 
 async def _commit(conn: Connection) -> None:
@@ -358,7 +309,7 @@ async def _commit(conn: Connection) -> None:
 async def _roll_back(conn: Connection) -> None:
     """Leave no transaction open, whatever state the connection is in; a connection that cannot be saved is dropped."""
     driver = conn._driver  # noqa: SLF001  # the two classes are one thing in two parts
-    if _is_closed(driver):
+    if driver.is_closed():
         return
     try:
         await driver.execute("ROLLBACK", timeout=10)

@@ -32,13 +32,17 @@ from typing import Final
 from urllib.parse import quote
 
 import platformdirs
-import psutil
 
 from storage.config import Config
 from storage.database import binaries as programs
 from storage.database.binaries import Account, Binaries
 from storage.database.migrate import first_digest, scripts_directory
 from storage.errors import DatabaseError, DatabaseFull, DatabaseUnavailable
+
+try:
+    import psutil
+except ModuleNotFoundError:  # it comes with the extra "embedded": `EmbeddedPostgres` says so
+    psutil = None
 
 APPLICATION: Final = "room-event-storage"
 PORT: Final = 5432
@@ -61,9 +65,14 @@ SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
 
 
 class EmbeddedPostgres:
-    """Our use of the server on one folder: `start` it or join it, `stop` it or leave it to the others."""
+    """Our use of the server on one folder: `start` it or join it, `stop` it or leave it to the others.
+
+    `DatabaseUnavailable` where the extra "embedded" is not installed.
+    """
 
     def __init__(self, directory: Path | None = None, *, config: Config | None = None, binaries: Binaries | None = None) -> None:
+        if psutil is None:
+            raise DatabaseUnavailable(programs.NOT_INSTALLED)
         self.directory = (directory or data_directory()).absolute()
         self._config = config or Config()
         self._binaries = binaries
@@ -164,7 +173,7 @@ class EmbeddedPostgres:
         self._mend_lock_files()
         self._launch(deadline)
 
-    def _await_change(self, process: psutil.Process, deadline: float) -> None:
+    def _await_change(self, process: "psutil.Process", deadline: float) -> None:
         """A server runs and does not answer: it is starting, stopping, or has lost its socket. Wait, then end it."""
         if _status(self._data) == "ready" and not (self._socket_directory() / f".s.PGSQL.{PORT}").exists():
             self._end(process)
@@ -239,7 +248,7 @@ class EmbeddedPostgres:
 
     # ------------------------------------------------------------------------------------------------- the process
 
-    def _process(self) -> psutil.Process | None:
+    def _process(self) -> "psutil.Process | None":
         """The server that the lock file of the cluster names, if it lives: not whoever has its number now."""
         with suppress(OSError, ValueError, IndexError, psutil.Error):
             lines = (self._data / "postmaster.pid").read_text().splitlines()
@@ -287,7 +296,7 @@ class EmbeddedPostgres:
             shutil.rmtree(sockets, ignore_errors=True)
             (self.directory / "socket").unlink(missing_ok=True)
 
-    def _end(self, process: psutil.Process) -> None:
+    def _end(self, process: "psutil.Process") -> None:
         """Fast shutdown: sessions are ended, everything is written. If that takes too long, what is left is crash recovery."""
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
@@ -295,7 +304,7 @@ class EmbeddedPostgres:
                 process.send_signal(signal.SIGQUIT)
                 self._gone(process)
 
-    def _gone(self, process: psutil.Process) -> bool:
+    def _gone(self, process: "psutil.Process") -> bool:
         """Wait for the end of a process that is not our child, and that its parent may never collect."""
         deadline = self._deadline()
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:

@@ -13,7 +13,7 @@ import asyncio
 import functools
 import io
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, LiteralString
@@ -54,6 +54,7 @@ class How:
     """Of a migration. None: as the environment or the defaults have it."""
 
     lock_timeout_ms: int | None = None
+    database_schema: str | None = None
     role_prefix: str | None = None
     scripts: Path | None = None
 
@@ -96,7 +97,7 @@ async def migrate(dsn: str, *, revision: str = "head", how: How | None = None) -
     Each step is a transaction of its own: where one fails, those before it stay done. `DatabaseConflict` where one has waited too long for a
     lock, `MigrationBlocked` where it may not be taken yet, other `DatabaseError`s; in each case the same call goes on from there.
     """
-    async with await Database.open(dsn, config=ONE_CONNECTION) as database:
+    async with await _opened(dsn, how) as database:
         try:
             await asyncio.to_thread(_upgrade, dsn, revision, how or How())  # alembic runs an event loop of its own
         except Exception as error:
@@ -114,7 +115,7 @@ async def migrate_before(dsn: str, *, how: How | None = None) -> str | None:
     steps = await pending(dsn, how=how)
     first_post = next((at for at, step in enumerate(steps) if step.phase == "post"), len(steps))
     if first_post == 0:
-        async with await Database.open(dsn, config=ONE_CONNECTION) as database, database.connection() as conn:
+        async with await _opened(dsn, how) as database, database.connection() as conn:
             return await current_revision(conn)
     return await migrate(dsn, revision=steps[first_post - 1].revision, how=how)
 
@@ -123,7 +124,7 @@ async def pending(dsn: str, *, how: How | None = None) -> "list[Step]":
     """The steps that `migrate` would take, in order."""
     from storage.database.steps import steps_between  # noqa: PLC0415  # alembic is slow to import
 
-    async with await Database.open(dsn, config=ONE_CONNECTION) as database, database.connection() as conn:
+    async with await _opened(dsn, how) as database, database.connection() as conn:
         current = await current_revision(conn)
     return steps_between(script_directory((how or How()).scripts), current, "head")
 
@@ -147,6 +148,12 @@ def scripts_directory() -> Path:
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
+async def _opened(dsn: str, how: How | None) -> Database:
+    """One connection, as the steps have it."""
+    schema = (how or How()).database_schema or Config.from_env().database_schema
+    return await Database.open(dsn, config=replace(ONE_CONNECTION, database_schema=schema))
+
+
 def _upgrade(dsn: str, revision: str, how: How) -> None:
     _run_alembic(revision, sql=False, dsn=dsn, how=how)
 
@@ -159,7 +166,7 @@ def _run_alembic(revision: str, *, sql: bool, dsn: str | None, how: How) -> str:
     output = io.StringIO()
     config = AlembicConfig(output_buffer=output)
     config.set_main_option("script_location", str(how.scripts or scripts_directory()).replace("%", "%%"))
-    config.attributes.update(dsn=dsn, lock_timeout_ms=how.lock_timeout_ms, role_prefix=how.role_prefix)
+    config.attributes.update(dsn=dsn, lock_timeout_ms=how.lock_timeout_ms, database_schema=how.database_schema, role_prefix=how.role_prefix)
     with _ONE_AT_A_TIME:
         command.upgrade(config, revision, sql=sql)
     return output.getvalue()

@@ -13,6 +13,8 @@ from typing import Any, Final, LiteralString
 
 import asyncpg
 
+from storage.config import Config
+from storage.database.session import check_driver, migration_settings
 from storage.database.translate import DRIVER_ERRORS, translate
 from storage.errors import InputError
 
@@ -54,9 +56,11 @@ async def grant(dsn: str, *, prefix: str | None = None) -> list[str]:
             told.append(f"{message.message} ({message.hint})")
 
     try:
-        driver = await asyncpg.connect(dsn, server_settings={"application_name": "room-storage migrate"})
+        settings = migration_settings(Config.from_env().database_schema)
+        driver = await asyncpg.connect(dsn, server_settings={**settings, "application_name": "room-storage migrate"})
         try:
             driver.add_log_listener(listen)
+            await check_driver(driver)
             await driver.execute(script)
         finally:
             await driver.close()

@@ -148,7 +148,7 @@ class Synapse:
     @classmethod
     def of(cls, dsn: str, since: Position | None = None, lacking: Sequence[int] = ()) -> "Synapse":
         """The events that are there now. `DatabaseUnavailable`."""
-        with arrow_snapshot(dsn) as conn:
+        with arrow_snapshot(dsn, foreign=True) as conn:
             [row] = conn.rows(SQL_SYNAPSE_RANGES)
         return cls(dsn, since, Position(max(row["last"], 0), min(row["first"], 0)), tuple(lacking))
 
@@ -199,7 +199,7 @@ class Synapse:
 def read_synapse(stretch: Stretch) -> Iterator[Row]:
     """The rows of a stretch, in pages; one snapshot."""
     statement = SQL_SYNAPSE_FORMER_OUTLIERS if stretch.file in {FORMER, FORMER_HISTORY} else SQL_SYNAPSE_EVENTS
-    with arrow_snapshot(stretch.path) as conn:
+    with arrow_snapshot(stretch.path, foreign=True) as conn:
         found = conn.rows(SQL_SYNAPSE_JOINED_AS_HISTORY, stretch.begin, stretch.end) if stretch.file == LIVE else []
         joined = {row["event_id"]: row["place"] for row in found}
         for begin in range(stretch.begin, stretch.end, PAGE):

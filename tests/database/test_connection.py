@@ -287,17 +287,19 @@ async def test_a_killed_backend_outside_run_is_unavailable_and_the_pool_goes_on(
         assert await conn.fetchval(COUNT) == 0
 
 
-async def test_a_connection_that_is_lost_while_it_is_given_back(database: Database) -> None:
-    """Between the pool's look whether it is open and the moment in which it takes it."""
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_connection_that_is_lost_while_it_is_given_back(database: Database, cancelled: bool) -> None:
     conn = await database.acquire()
     driver: Any = conn._driver
-    giving = asyncio.ensure_future(database._give_back(driver))
+    conn.is_at_rest = not cancelled
+    giving = asyncio.ensure_future(database.release(conn))
     await asyncio.sleep(0)
-    driver._con.terminate()
+    driver.terminate()
     await giving
-    assert database.connections[1] == 0
+    assert database.connections == ((0, 0, 0) if cancelled else (1, 0, 0))
     async with database.connection() as other:
         assert await other.fetchval("SELECT 1") == 1
+    assert database.connections == (1, 0, 0)
 
 
 async def test_a_statement_that_takes_too_long_is_cancelled(dsn: str) -> None:

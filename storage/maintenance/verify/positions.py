@@ -66,7 +66,7 @@ SQL_INVALID_INDEXES: Final[LiteralString] = """
 SELECT c.relname
 FROM pg_index i
 JOIN pg_class c ON c.oid = i.indexrelid
-WHERE c.relnamespace = current_schema()::regnamespace AND NOT i.indisvalid
+WHERE c.relnamespace = quote_ident(current_schema())::regnamespace AND NOT i.indisvalid
 ORDER BY 1
 """
 

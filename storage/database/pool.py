@@ -1,0 +1,243 @@
+"""The open sessions of one database: lent out, taken back, and handed on to those who wait, in the order in which they came.
+
+Postgres may refuse one more session (`max_connections`, or a limit of the role). Callers then wait for a session that is open
+already, and somebody tries again every REFUSED_SECONDS. An error is raised only where no session is open, or when the time is over.
+
+A session that is lent out again keeps its prepared statements, and nothing is reset: those who use it leave no state behind.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import asyncpg
+
+from storage.database.session import Session
+from storage.errors import StorageClosed
+
+REFUSED_SECONDS: Final = 0.5
+"""So long nobody tries to open another session after Postgres has refused one."""
+
+IDLE_SECONDS_MAX: Final = 300
+"""A session that nobody has used for so long is ended, unless it is one of the ``size_min``."""
+
+SETTLE_SECONDS: Final = 10
+"""Longest wait for the end of a statement that was cancelled."""
+
+
+class Pool:
+    """At most ``size_max`` sessions, opened by ``connect`` when they are needed. Errors are those of the driver."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Session]], *, size_min: int, size_max: int) -> None:
+        self.waiting = 0
+        """How many callers wait for a session."""
+        self._connect = connect
+        self._size_min = size_min
+        self._size_max = size_max
+        self._opening = 0
+        self._open: dict[Session, None] = {}
+        self._idle: list[Session] = []  # the one that was used last is lent out first
+        self._turns: deque[asyncio.Future[Session | None]] = deque()
+        self._refusal: asyncpg.TooManyConnectionsError | None = None
+        self._refused_until = 0.0
+        self._all_back = asyncio.Event()
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        """How many sessions are open."""
+        return len(self._open)
+
+    @property
+    def used(self) -> int:
+        """How many of them are lent out."""
+        return len(self._open) - len(self._idle)
+
+    async def fill(self) -> None:
+        """Open the first ``size_min`` sessions. If one cannot be opened, none stays open."""
+        try:
+            for session in await asyncio.gather(*(self._open_one() for _ in range(self._size_min))):
+                self.give_back(session)
+        except BaseException:
+            self.end_all()
+            raise
+
+    def at_hand(self) -> Session | None:
+        """A session that is idle, or None."""
+        while self._idle:
+            session = self._idle.pop()
+            if not session.driver.is_closed():
+                return session
+            self._drop(session)
+        return None
+
+    async def take(self, seconds: float) -> Session:
+        """A session. `TimeoutError`, or the refusal of Postgres, if none is free in time; `StorageClosed` after `close`."""
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._idle_or_new()
+        except TimeoutError:
+            raise self._refusal or TimeoutError(f"no session was free within {seconds:g} s") from None
+        finally:
+            self.waiting -= 1
+
+    def give_back(self, session: Session) -> None:
+        """Take it back: for the caller who has waited longest, if there is one."""
+        if session.driver.is_closed():
+            self._drop(session)
+            return
+        self._all_back.set()
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(session)
+                return
+        session.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(session)
+        self._end_idle(session.idle_since)
+
+    async def settle(self, session: Session) -> None:
+        """Take it back when a statement that was cancelled has come to its end; end it if that takes too long."""
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                # The driver sends nothing before the cancelled statement has ended.
+                await session.driver.execute("ROLLBACK" if session.driver.is_in_transaction() else "")
+        except BaseException as error:
+            session.driver.terminate()
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self.give_back(session)
+
+    def end_all(self, *, besides: Session | None = None) -> None:
+        """End all sessions, those that are lent out too."""
+        for session in list(self._open):
+            if session is not besides:
+                session.end()
+                if session in self._idle:
+                    self._idle.remove(session)
+                    self._drop(session)
+
+    async def close(self) -> None:
+        """Wait for the sessions that are lent out, then end all. `StorageClosed` for those who wait for one."""
+        self._closed = True
+        self._wake(len(self._turns))
+        try:
+            while self._open or self._opening:
+                if self._idle:
+                    await self._end_gently(self._idle.pop())
+                else:
+                    self._all_back.clear()
+                    await self._all_back.wait()
+        except BaseException:
+            self.end_all()
+            raise
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    async def _idle_or_new(self) -> Session:
+        while True:
+            if self._closed:
+                raise StorageClosed("database")
+            if (session := self.at_hand()) is not None:
+                return session
+            if self._may_open():
+                try:
+                    return await self._open_one()
+                except asyncpg.TooManyConnectionsError as error:
+                    if not self._open:
+                        raise
+                    self._refusal, self._refused_until = error, asyncio.get_running_loop().time() + REFUSED_SECONDS
+            elif (session := await self._turn()) is not None:
+                return session
+
+    def _may_open(self) -> bool:
+        """Whether to try to open one more session. Where one was refused, one caller tries at a time."""
+        if len(self._open) + self._opening >= self._size_max:
+            return False
+        now = asyncio.get_running_loop().time()
+        if self._refusal is None:
+            return True
+        if now < self._refused_until:
+            return False
+        self._refused_until = now + REFUSED_SECONDS
+        return True
+
+    async def _open_one(self) -> Session:
+        self._opening += 1
+        try:
+            session = await self._connect()
+        except BaseException:
+            self._opening -= 1
+            self._left()
+            raise
+        self._opening -= 1
+        self._open[session] = None
+        if self._closed:
+            session.end()
+            self._drop(session)
+            raise StorageClosed("database")
+        if self._refusal is not None:
+            self._refusal = None
+            self._wake(len(self._turns))
+        return session
+
+    async def _turn(self) -> Session | None:
+        """Wait for a session to be given back, or until it is worth trying to open one: None."""
+        turn: asyncio.Future[Session | None] = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        try:
+            await asyncio.wait([turn], timeout=self._pause())
+        except BaseException:
+            if turn.done():
+                self._pass_on(turn.result())
+            raise
+        finally:
+            if not turn.done():
+                self._turns.remove(turn)
+        return turn.result() if turn.done() else None
+
+    def _pause(self) -> float | None:
+        if self._refusal is None or len(self._open) + self._opening >= self._size_max:
+            return None
+        return max(self._refused_until - asyncio.get_running_loop().time(), 0.001)
+
+    def _pass_on(self, session: Session | None) -> None:
+        """The caller whose turn it was is gone."""
+        if session is None:
+            self._wake(1)
+        else:
+            self.give_back(session)
+
+    def _wake(self, number: int) -> None:
+        """Let so many callers try to open a session."""
+        while self._turns and number > 0:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                number -= 1
+
+    def _drop(self, session: Session) -> None:
+        """It is closed, or of no use any more."""
+        if not session.driver.is_closed():
+            session.driver.terminate()
+        self._open.pop(session, None)
+        self._left()
+
+    def _left(self) -> None:
+        """There is room for another one."""
+        self._all_back.set()
+        self._wake(1)
+
+    def _end_idle(self, now: float) -> None:
+        """End what has been idle for too long."""
+        while self._idle and len(self._open) > self._size_min and self._idle[0].idle_since + IDLE_SECONDS_MAX < now:
+            self._drop(self._idle.pop(0))
+
+    async def _end_gently(self, session: Session) -> None:
+        try:
+            await session.driver.close(timeout=SETTLE_SECONDS)
+        finally:
+            self._drop(session)
