@@ -6,6 +6,7 @@ Every method does one thing: take a connection (or a snapshot), call one functio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import perf_counter, time_ns
 
+from storage import checks
 from storage.calls import measured
 from storage.database.connection import Connection, Database
 from storage.ids import EventId, RoomId, StateKey, UserId
@@ -19,7 +20,6 @@ from storage.queries import aggregations as aggregating
 from storage.queries import (
     auth_chain,
     authorisation,
-    checks,
     context,
     events,
     federation,
@@ -71,8 +71,8 @@ class Store:
             lambda name: streams[name].positions(), self.caches.rooms_of, self.caches.room_changes, self.caches.state_changes
         )
         small = {name: StreamWriter(name, database, streams, identity.writer_nid) for name in ("account_data", "to_device", "receipts")}
-        self.account_data = AccountData(small["account_data"])
-        self.to_device = ToDevice(small["to_device"])
+        self.account_data = AccountData(small["account_data"], identity.server_name)
+        self.to_device = ToDevice(small["to_device"], identity.server_name)
         self.receipts = Receipts(small["receipts"])
 
     @property
@@ -121,8 +121,8 @@ class Store:
     @measured("events")
     async def events(self, event_ids: Iterable[EventId], *, redact: bool = True) -> dict[EventId, StoredEvent]:
         """The events that are held, by id."""
-        wanted = [event_id for event_id in event_ids if checks.is_text(event_id)]
-        if not (redact and self.database.config.cache_reads):
+        wanted = [event_id for event_id in checks.listed(event_ids, "event_ids") if checks.is_text(event_id)]
+        if not (checks.flag(redact, "redact") and self.database.config.cache_reads):
             async with self.database.connection() as conn:
                 return await events.events(conn, wanted, redacted=redact)
         return await self.caches.events.many(wanted, self._load_events)
@@ -151,23 +151,26 @@ class Store:
 
         `UnknownEvent`, `StateUnknown` for an outlier, `InputError`.
         """
-        ids, wanted = checks.events(event_ids), None if types is None else checks.texts(types)
-        async with self.database.connection() as conn:
-            return await state_at.states_at(conn, ids, after=False, types=wanted, keys=checks.keys(keys), remembered=self.caches.states)
+        return await self._states(event_ids, types, keys, after=False)
 
     @measured("state")
     async def states_after(
         self, event_ids: Iterable[EventId], *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
     ) -> dict[EventId, StateMap]:
         """The states after many events at once; see `states_before`."""
-        ids, wanted = checks.events(event_ids), None if types is None else checks.texts(types)
+        return await self._states(event_ids, types, keys, after=True)
+
+    async def _states(
+        self, event_ids: Iterable[EventId], types: Iterable[str] | None, keys: Iterable[StateKey] | None, *, after: bool
+    ) -> dict[EventId, StateMap]:
+        ids, pairs, wanted = checks.events(event_ids), checks.keys(keys), None if types is None else checks.texts(types, "types")
         async with self.database.connection() as conn:
-            return await state_at.states_at(conn, ids, after=True, types=wanted, keys=checks.keys(keys), remembered=self.caches.states)
+            return await state_at.states_at(conn, ids, after=after, types=wanted, keys=pairs, remembered=self.caches.states)
 
     @measured("current_state")
     async def current_state(self, room_id: RoomId, *, types: Iterable[str] | None = None) -> StateMap:
         """The current state of a room. `UnknownRoom`."""
-        room, wanted = checks.room(room_id), None if types is None else checks.texts(types)
+        room, wanted = checks.room(room_id), None if types is None else checks.texts(types, "types")
         if types is None and self.database.config.cache_reads:
             return dict((await self.caches.current_state.many([room_id], self._load_current_states))[room_id])
         async with self.database.connection() as conn:
@@ -215,9 +218,8 @@ class Store:
 
     async def explain_visibility(self, event_id: str, user_or_server: str) -> Explanation:
         """Why a local user, or a server, may see an event or may not; `Explanation.sentence` says it. `InvalidIdentifier`, `UnknownEvent`."""
-        is_user = checks.text(user_or_server).startswith("@")
+        is_user, wanted = checks.text(user_or_server).startswith("@"), checks.event(event_id)
         whom = checks.local_user(user_or_server, self.server_name) if is_user else checks.server(user_or_server)
-        [wanted] = checks.events([event_id])
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
             return await explain_visibility(conn, wanted, whom)
 
@@ -245,14 +247,15 @@ class Store:
         `Config.traversal_rows_max` events too few pass the filter or are visible. Its `prev_batch` leads to all of that.
         `InvalidIdentifier`, `InvalidToken`, `ResyncNeeded`, `InputError`.
         """
+        wait_ms = checks.limit(timeout_ms, checks.LARGEST, "timeout_ms")
         asked = Asked.of(
             user_id,
             since,
             timeline_limit=timeline_limit,
             rooms_limit=rooms_limit,
-            full_state=full_state,
+            full_state=checks.flag(full_state, "full_state"),
             ignored=checks.users(ignored),
-            filter=filter,
+            filter=checks.instance(filter, SyncFilter, "filter"),
             server_name=self.server_name,
             deployment=self.deployment_id,
             config=self.database.config,
@@ -260,9 +263,8 @@ class Store:
         if (token := asked.token) is not None:
             self.lost.refuse(since or "", events_of(token))
 
-        waits = timeout_ms > 0
         return await until_news(
-            lambda: self._look(asked, waits=waits), self.notifier, self.deployment_id, asked.since, timeout_ms=timeout_ms
+            lambda: self._look(asked, waits=wait_ms > 0), self.notifier, self.deployment_id, asked.since, timeout_ms=wait_ms
         )
 
     def positions_of(self, token: str) -> dict[str, VectorPosition]:
@@ -316,10 +318,11 @@ class Store:
         """
         room, user, silent = checks.room(room_id), checks.local_user(user_id, self.server_name), checks.users(ignored)
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
+        wanted, bundles = checks.instance(filter, EventFilter, "filter"), checks.flag(aggregations, "aggregations")
         rows_max = self.database.config.traversal_rows_max
         async with self.database.connection() as conn:
-            page = await messages.messages(conn, room, user, asked, self.deployment_id, rows_max=rows_max, ignored=silent, wanted=filter)
-            return await aggregating.of_page(conn, user, page, ignored=silent) if aggregations else page
+            page = await messages.messages(conn, room, user, asked, self.deployment_id, rows_max=rows_max, ignored=silent, wanted=wanted)
+            return await aggregating.of_page(conn, user, page, ignored=silent) if bundles else page
 
     @measured("context")
     async def context(
@@ -334,10 +337,11 @@ class Store:
     ) -> Context:
         """An event amid at most ``limit`` others that pass the ``filter``, and the state there. `UnknownEvent` also where the user may not see it."""
         target, user, silent = checks.event(event_id), checks.local_user(user_id, self.server_name), checks.users(ignored)
-        most = self._limit(limit)
+        most, bundles = self._limit(limit), checks.flag(aggregations, "aggregations")
+        wanted = checks.instance(filter, EventFilter, "filter")
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            found = await context.context(conn, target, user, limit=most, deployment=self.deployment_id, ignored=silent, wanted=filter)
-            return await aggregating.of_context(conn, user, found, ignored=silent) if aggregations else found
+            found = await context.context(conn, target, user, limit=most, deployment=self.deployment_id, ignored=silent, wanted=wanted)
+            return await aggregating.of_context(conn, user, found, ignored=silent) if bundles else found
 
     @measured("relations")
     async def relations(
@@ -358,17 +362,17 @@ class Store:
         """A page of what relates to an event (edits, reactions, references, threads), newest first, or oldest first ("f").
 
         ``rel_type`` and ``event_type`` pick from it; ``recurse`` adds what relates to those, and so on (`RelationsPage.recursion_depth`).
-        Limits and tokens are as in `messages`. `UnknownEvent` also where the user may not see it, `InvalidIdentifier`,
-        `InvalidToken`, `InputError`.
+        Limits and tokens are as in `messages`. `UnknownEvent` also where the user may not see it, `InvalidToken`, `InputError`.
         """
         user, target, silent = checks.local_user(user_id, self.server_name), checks.event(event_id), checks.users(ignored)
         kinds = [None if kind is None else checks.text(kind) for kind in (rel_type, event_type)]
-        wanted = relations.Wanted(rel_type=kinds[0], event_type=kinds[1], ignored=silent, recurse=recurse)
+        deep, bundles = checks.flag(recurse, "recurse"), checks.flag(aggregations, "aggregations")
+        wanted = relations.Wanted(rel_type=kinds[0], event_type=kinds[1], ignored=silent, recurse=deep)
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
         rows_max = self.database.config.traversal_rows_max
         async with self.database.connection() as conn:
             page = await relations.relations(conn, target, user, wanted, asked, deployment=self.deployment_id, rows_max=rows_max)
-            return await aggregating.of_page(conn, user, page, ignored=silent) if aggregations else page
+            return await aggregating.of_page(conn, user, page, ignored=silent) if bundles else page
 
     @measured("aggregations")
     async def aggregations(
@@ -461,7 +465,7 @@ class Store:
 
     async def auth_chain_difference(self, sets: Iterable[Iterable[str]]) -> set[EventId]:
         """What is in the auth chains of some of the sets but not of all. `UnknownEvent`."""
-        ids = [checks.events(one) for one in sets]
+        ids = [checks.events(one) for one in checks.listed(sets, "sets")]
         async with self.database.connection() as conn:
             return await auth_chain.auth_chain_difference(conn, ids)
 
@@ -474,11 +478,10 @@ class Store:
     async def gap_failed(self, room_id: RoomId, event_ids: Iterable[str], reason: str, *, server_names: Iterable[str] = ()) -> None:
         """Other servers were asked for these missing events in vain: `OpenGap.retry_after_ms` doubles with each failure.
 
-        ``server_names`` were asked: when one of them is up again (`server_up`), the pause ends. Ids that are no gaps are passed over.
-        `UnknownRoom`, `InvalidIdentifier`.
+        ``server_names`` were asked: when one is up again (`server_up`), the pause ends. Ids that are no gaps are passed over. `UnknownRoom`.
         """
         room, ids, told = checks.room(room_id), checks.events(event_ids), checks.text(reason)
-        servers = [checks.server(name) for name in checks.texts(server_names)]
+        servers = [checks.server(name) for name in checks.texts(server_names, "server_names")]
         now_ms = time_ns() // 1_000_000
 
         async def note(conn: Connection) -> None:

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from storage import checks
 from storage.cli.common import DsnOption, JsonOption, print_json, run
 from storage.cli.maintaining import maintained
 from storage.database.connection import BEGIN, Connection
 from storage.database.explained import ExplainingConnection, Plan
 from storage.errors import InputError
 from storage.maintenance.locality import local_server_name
-from storage.queries import checks
 from storage.queries.hot import QUESTIONS, Given, ask, deployment_of, token_behind
 
 QUERIES: Final = "\n\n".join(f"{name} ({', '.join(one.needs)}): {one.about}." for name, one in QUESTIONS.items())

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
+from storage import checks
 from storage.cli.common import DsnOption, JsonOption, print_json, run
 from storage.cli.maintaining import maintained
 from storage.ids import EventId
 from storage.maintenance.explain import Explanation, explain_visibility
 from storage.maintenance.locality import local_server_name
-from storage.queries import checks
 
 
 def command(

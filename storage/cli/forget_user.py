@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from storage import checks
 from storage.cli.common import DsnOption, JsonOption, print_json, run
 from storage.cli.maintaining import maintained
 from storage.persist.erasure import erase_user, restore_user
-from storage.queries import checks
 
 
 def command(

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.rooms import require_room
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, ServerName
 from storage.queries.events import StoredEvent, StoredRow, stored
-from storage.queries.state import require_room
 
 SQL_BACKFILL: Final[LiteralString] = """
 WITH

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from storage.ids import RoomId, UserId
-from storage.queries import checks
+from storage import checks
+from storage.ids import RoomId
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class EventFilter:
     """Events of these types and senders, and none of those left out, which wins. None: any; an empty collection: none at all.
 
     In types ``*`` stands for any characters. ``contains_url``: only events whose content has a key "url", or only those without.
+    `InputError` for a single text in place of a collection.
     """
 
     types: Collection[str] | None = None
@@ -25,10 +26,16 @@ class EventFilter:
     not_senders: Collection[str] | None = None
     contains_url: bool | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("types", "not_types", "senders", "not_senders"):
+            object.__setattr__(self, name, checks.filtered(getattr(self, name), name))
+        if self.contains_url is not None:
+            checks.flag(self.contains_url, "contains_url")
+
     @property
     def arguments(self) -> tuple[list[str] | None, list[str] | None, list[str] | None, list[str] | None, bool | None]:
         """As `filter_of` takes them."""
-        return _texts(self.types), _texts(self.not_types), _texts(self.senders), _texts(self.not_senders), self.contains_url
+        return _list(self.types), _list(self.not_types), _list(self.senders), _list(self.not_senders), self.contains_url
 
 
 ANY_EVENT: Final = EventFilter()
@@ -52,10 +59,17 @@ class SyncFilter:
     lazy_load_members: bool = False
     include_redundant_members: bool = False
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rooms", checks.filtered(self.rooms, "rooms"))
+        object.__setattr__(self, "not_rooms", checks.filtered(checks.listed(self.not_rooms, "not_rooms"), "not_rooms"))
+        for name in ("timeline", "state"):
+            checks.instance(getattr(self, name), EventFilter, name)
+        for name in ("lazy_load_members", "include_redundant_members"):
+            checks.flag(getattr(self, name), name)
+
 
 ANY_ROOM: Final = SyncFilter()
 
 
-def _texts(names: Collection[str] | Collection[UserId] | None) -> list[str] | None:
-    """Without what no name can hold: it would match nothing."""
-    return None if names is None else [name for name in names if checks.is_text(name)]
+def _list(names: Collection[str] | None) -> list[str] | None:
+    return None if names is None else list(names)

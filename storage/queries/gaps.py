@@ -11,8 +11,8 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.config import Config
 from storage.database.connection import Connection
+from storage.database.rooms import require_room
 from storage.ids import EventId, RoomId, ServerName
-from storage.queries.state import require_room
 
 REASON_MAX: Final = 1_000  # characters kept of what went wrong
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString
 
+from storage import checks
 from storage.config import Config
 from storage.database.connection import Connection
 from storage.errors import InputError
@@ -16,7 +17,6 @@ from storage.queries import (
     aggregations,
     auth_chain,
     authorisation,
-    checks,
     context,
     events,
     federation,

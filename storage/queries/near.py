@@ -7,12 +7,12 @@ for so long, the next one in topological order that they may see is the answer: 
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection
+from storage.database.rooms import require_room
 from storage.errors import InputError
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.federation import EVENT, TraversalRow
 from storage.queries.messages import Direction
-from storage.queries.state import require_room
 
 SQL_AT_OR_AFTER: Final[LiteralString] = """
 WITH reader AS MATERIALIZED (

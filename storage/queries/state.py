@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.errors import UnknownRoom
+from storage.database.rooms import require_room
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.state_texts import StateMap
 
@@ -16,10 +16,6 @@ JOIN state_keys k USING (state_key_nid)
 JOIN event_types t USING (type_nid)
 JOIN events e ON e.event_nid = c.event_nid
 WHERE r.room_id = $1::text AND ($2::text[] IS NULL OR t.type = ANY($2::text[]))
-"""
-
-SQL_ROOM_EXISTS: Final[LiteralString] = """
-SELECT EXISTS (SELECT FROM rooms WHERE room_id = $1::text)
 """
 
 SQL_FORWARD_EXTREMITIES: Final[LiteralString] = """
@@ -60,12 +56,6 @@ async def current_state(conn: Connection, room_id: RoomId, *, types: Iterable[st
     if not rows:
         await require_room(conn, room_id)
     return {(row.type, row.state_key): EventId(row.event_id) for row in rows}
-
-
-async def require_room(conn: Connection, room_id: RoomId) -> None:
-    """`UnknownRoom` if the store has never heard of it."""
-    if not await conn.fetchval(SQL_ROOM_EXISTS, room_id):
-        raise UnknownRoom(room_id)
 
 
 async def forward_extremities(conn: Connection, room_id: RoomId) -> set[EventId]:

@@ -8,7 +8,9 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage import checks
 from storage.database.connection import Connection
+from storage.database.rooms import require_room
 from storage.errors import UnknownRoom
 from storage.ids import RoomId, UserId
 from storage.streams.feed import Fact
@@ -16,12 +18,17 @@ from storage.streams.writing import Facts, StreamWriter, WrittenRow
 
 SQL_SET: Final[LiteralString] = """
 WITH
+room AS (
+    SELECT 0 AS room_nid WHERE $2::text IS NULL
+    UNION ALL
+    SELECT room_nid FROM rooms WHERE room_id = $2::text
+),
 known_principal AS (
     SELECT principal_nid FROM principals WHERE name = $1::text
 ),
 new_principal AS (
     INSERT INTO principals (principal_nid, name)
-    SELECT nextval('principal_nids'), $1::text WHERE NOT EXISTS (SELECT FROM known_principal)
+    SELECT nextval('principal_nids'), $1::text WHERE NOT EXISTS (SELECT FROM known_principal) AND EXISTS (SELECT FROM room)
     RETURNING principal_nid
 ),
 known_type AS (
@@ -29,13 +36,8 @@ known_type AS (
 ),
 new_type AS (
     INSERT INTO event_types (type_nid, type)
-    SELECT nextval('type_nids'), $3::text WHERE NOT EXISTS (SELECT FROM known_type)
+    SELECT nextval('type_nids'), $3::text WHERE NOT EXISTS (SELECT FROM known_type) AND EXISTS (SELECT FROM room)
     RETURNING type_nid
-),
-room AS (
-    SELECT 0 AS room_nid WHERE $2::text IS NULL
-    UNION ALL
-    SELECT room_nid FROM rooms WHERE room_id = $2::text
 ),
 fact AS (
     INSERT INTO account_data (stream_id, principal_nid, room_nid, type_nid, writer_nid, content)
@@ -86,28 +88,36 @@ class AccountDataRow(NamedTuple):
 class AccountData:
     """The store of account data (``store.account_data``)."""
 
-    def __init__(self, writer: StreamWriter) -> None:
+    def __init__(self, writer: StreamWriter, server_name: str) -> None:
         self._writer = writer
+        self._server_name = server_name
 
     async def set(self, user_id: UserId, type_: str, content: Mapping[str, Any], *, room_id: RoomId | None = None) -> int:
-        """Replace the content of a type; the position of the fact. `UnknownRoom` for a room that the store does not know."""
+        """Replace the content of a local user's type; the position of the fact. `UnknownRoom`, `InvalidIdentifier`, `InputError`."""
+        user, kind = checks.local_user(user_id, self._server_name), checks.text(type_)
+        room, packed = None if room_id is None else checks.room(room_id), checks.content(content, "content")
 
         async def write(conn: Connection) -> Facts:
             writer = self._writer
-            packed = orjson.dumps(content)
-            row = await conn.fetchrow(SQL_SET, user_id, room_id, type_, packed, *writer.author, row=WrittenRow)
+            row = await conn.fetchrow(SQL_SET, user, room, kind, packed, *writer.author, row=WrittenRow)
             if row is None:
-                raise UnknownRoom(str(room_id))
-            return Facts([Fact(row.stream_id, writer.instance_name, [user_id, room_id, type_])], row.writers)
+                raise UnknownRoom(str(room))
+            return Facts([Fact(row.stream_id, writer.instance_name, [user, room, kind])], row.writers)
 
         return await self._writer.write(write)
 
     async def get(self, user_id: UserId, *, room_id: RoomId | None = None) -> dict[str, dict[str, Any]]:
-        """The contents by type: the global ones, or those of a room."""
-        rows = await self.changes(user_id)
-        return {row.type: orjson.loads(row.content) for row in rows if row.room_id == room_id}
+        """The contents by type: the global ones, or those of a room. `UnknownRoom`, `InvalidIdentifier`."""
+        room = None if room_id is None else checks.room(room_id)
+        rows = [row for row in await self.changes(user_id) if row.room_id == room]
+        if room is not None and not rows:
+            async with self._writer.database.connection() as conn:
+                await require_room(conn, room)
+        return {row.type: orjson.loads(row.content) for row in rows}
 
     async def changes(self, user_id: UserId, *, after: int = 0, upto: int = EVERYTHING) -> list[AccountDataRow]:
-        """What a user's account data became with ``after < position <= upto``, in stream order; each type as it is now."""
+        """What a user's account data became with ``after < position <= upto``, in stream order; each type as it is now. `InputError`."""
+        user = checks.local_user(user_id, self._server_name)
+        between = checks.position(after, "after"), checks.position(upto, "upto")
         async with self._writer.database.connection() as conn:
-            return await conn.fetch(SQL_GET, user_id, after, upto, row=AccountDataRow)
+            return await conn.fetch(SQL_GET, user, *between, row=AccountDataRow)

@@ -5,7 +5,9 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage import checks
 from storage.database.connection import Connection
+from storage.database.rooms import require_room
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.streams.feed import Fact
@@ -85,30 +87,38 @@ class Receipts:
         *,
         thread_id: str | None = None,
     ) -> int:
-        """Replace a user's receipt of a type (and thread) in a room; the position of the fact. `UnknownRoom`."""
+        """Replace a user's receipt of a type (and thread) in a room; the position of the fact. Users of other servers have receipts, too.
+
+        `UnknownRoom`, `InvalidIdentifier`, `InputError`.
+        """
+        room, user, event = checks.room(room_id), checks.user(user_id), checks.event(event_id)
+        kind, thread = checks.text(receipt_type), None if thread_id is None else checks.text(thread_id)
+        packed = checks.content(data, "data")
 
         async def write(conn: Connection) -> Facts:
             writer = self._writer
             row = await conn.fetchrow(
                 SQL_SET,
-                room_id,
-                receipt_type,
-                user_id,
-                thread_id or "",
-                event_id,
-                orjson.dumps(data),
+                room,
+                kind,
+                user,
+                thread or "",
+                event,
+                packed,
                 *writer.author,
                 row=WrittenRow,
             )
             if row is None:
-                raise UnknownRoom(room_id)
-            return Facts(
-                [Fact(row.stream_id, writer.instance_name, [room_id, receipt_type, user_id, event_id, thread_id, dict(data)])], row.writers
-            )
+                raise UnknownRoom(room)
+            return Facts([Fact(row.stream_id, writer.instance_name, [room, kind, user, event, thread, orjson.loads(packed)])], row.writers)
 
         return await self._writer.write(write)
 
     async def of_room(self, room_id: RoomId, *, after: int = 0, upto: int = EVERYTHING) -> list[ReceiptRow]:
-        """The receipts of a room with ``after < position <= upto``, in stream order."""
+        """The receipts of a room with ``after < position <= upto``, in stream order. `UnknownRoom`, `InvalidIdentifier`, `InputError`."""
+        room, between = checks.room(room_id), (checks.position(after, "after"), checks.position(upto, "upto"))
         async with self._writer.database.connection() as conn:
-            return await conn.fetch(SQL_OF_ROOM, room_id, after, upto, row=ReceiptRow)
+            found = await conn.fetch(SQL_OF_ROOM, room, *between, row=ReceiptRow)
+            if not found:
+                await require_room(conn, room)
+            return found

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
+from storage import checks
 from storage.database.connection import Connection, Database
 from storage.streams.caches import CURRENT_STATE
 from storage.streams.feed import Advance, Fact, Feed
@@ -287,7 +288,10 @@ class Stream:
         return self.generator.positions()
 
     async def rows(self, after: int, upto: int, limit: int, *, instance_name: str | None = None) -> list[Fact]:
-        """The facts with ``after < stream_id <= upto``, at most ``limit``, in stream order; of one writer, or of all."""
+        """The facts with ``after < stream_id <= upto``, at most ``limit``, in stream order; of one writer, or of all. `InputError`."""
+        after, upto, limit = checks.position(after, "after"), checks.position(upto, "upto"), checks.position(limit, "limit")
+        if instance_name is not None:
+            checks.text(instance_name)
         async with self._database.connection() as conn:
             return await self.declaration.read(conn, after, upto, instance_name, limit)
 

@@ -6,8 +6,7 @@ Source: client-server API, send-to-device messaging.
 from collections.abc import Mapping
 from typing import Any, Final, LiteralString, NamedTuple
 
-import orjson
-
+from storage import checks
 from storage.database.connection import Connection
 from storage.ids import UserId
 from storage.streams.feed import Fact
@@ -120,12 +119,17 @@ class MessageRow(NamedTuple):
 class ToDevice:
     """The store of to-device messages (``store.to_device``)."""
 
-    def __init__(self, writer: StreamWriter) -> None:
+    def __init__(self, writer: StreamWriter, server_name: str) -> None:
         self._writer = writer
+        self._server_name = server_name
 
     async def send(self, messages: Mapping[UserId, Mapping[str, Mapping[str, Any]]]) -> int:
-        """Put messages (user -> device -> message) into their inboxes, all or none; the position of the last."""
-        flat = [(user, device, orjson.dumps(one)) for user, devices in messages.items() for device, one in devices.items()]
+        """Put messages (local user -> device -> message) into their inboxes, all or none; the position of the last. `InputError`."""
+        flat = [
+            (checks.local_user(user, self._server_name), checks.text(device), checks.content(one, "a message"))
+            for user, devices in checks.mapping(messages, "messages").items()
+            for device, one in checks.mapping(devices, "the messages of a user").items()
+        ]
 
         async def write(conn: Connection) -> Facts:
             users, devices, contents = ([one[place] for one in flat] for place in range(3))
@@ -158,25 +162,29 @@ class ToDevice:
 
         ``next_batch`` covers all of these messages. With a ``limit`` it may cover more than is
         returned: then delete by the ``stream_id`` of the last message that the client was given,
-        never by the token.
+        never by the token. `InvalidIdentifier`, `InputError`.
         """
-        low, high = _vector(after), _vector(upto)
+        inbox, most = self._inbox(user_id, device_id), None if limit is None else checks.position(limit, "limit")
+        low, high = _vector(after, "after"), _vector(upto, "upto")
         async with self._writer.database.connection() as conn:
-            arguments = *_parts(low), *_parts(high), high.furthest(), limit
-            return await conn.fetch(SQL_INBOX, user_id, device_id, *arguments, row=MessageRow)
+            arguments = *_parts(low), *_parts(high), high.furthest(), most
+            return await conn.fetch(SQL_INBOX, *inbox, *arguments, row=MessageRow)
 
     async def delete(self, user_id: UserId, device_id: str, upto: int | VectorPosition) -> int:
         """Delete the messages of a device up to a position that it acknowledged; return how many.
 
-        See `inbox` for which position that is.
+        See `inbox` for which position that is. `InvalidIdentifier`, `InputError`.
         """
-        high = _vector(upto)
+        inbox, high = self._inbox(user_id, device_id), _vector(upto, "upto")
         async with self._writer.database.connection() as conn:
-            return int(await conn.fetchval(SQL_DELETE, user_id, device_id, *_parts(high), high.furthest()))
+            return int(await conn.fetchval(SQL_DELETE, *inbox, *_parts(high), high.furthest()))
+
+    def _inbox(self, user_id: UserId, device_id: str) -> tuple[UserId, str]:
+        return checks.local_user(user_id, self._server_name), checks.text(device_id)
 
 
-def _vector(position: int | VectorPosition) -> VectorPosition:
-    return position if isinstance(position, VectorPosition) else VectorPosition(position)
+def _vector(position: int | VectorPosition, name: str) -> VectorPosition:
+    return position if isinstance(position, VectorPosition) else VectorPosition(checks.position(position, name))
 
 
 def _parts(position: VectorPosition) -> tuple[int, list[str], list[int]]:

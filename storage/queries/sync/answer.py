@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from storage import checks
 from storage.config import Config
 from storage.database.connection import Connection
 from storage.database.names import INVITE, JOIN, MEMBERSHIPS
 from storage.errors import InvalidToken, ResyncNeeded
 from storage.ids import UserId
-from storage.queries import checks
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync.candidates import Memory, News
 from storage.queries.sync.positions import events_of, where
@@ -65,10 +65,10 @@ class Asked:
         part = None if since is None or not is_rooms_token(since) else RoomsToken.parse(since, deployment)
         token = None if since is None or part is not None else SyncToken.parse(since, deployment)
         if rooms_limit is not None:
-            rooms_limit = checks.limit(rooms_limit, config.page_limit_max)
+            rooms_limit = checks.limit(rooms_limit, config.page_limit_max, "rooms_limit")
         if part is not None and rooms_limit is None:
             raise InvalidToken(since or "", "a next_rooms token goes with rooms_limit")
-        limit = checks.limit(timeline_limit, config.page_limit_max)
+        limit = checks.limit(timeline_limit, config.page_limit_max, "timeline_limit")
         user = checks.local_user(user_id, server_name)
         rows_max = config.traversal_rows_max
         return cls(user, token, part, limit, rooms_limit, full_state, deployment, tuple(ignored), filter, rows_max)

@@ -1,0 +1,197 @@
+"""Arguments of public methods: ids have their form, users are local, lists are lists, numbers fit.
+
+Postgres refuses a NUL, half of a surrogate pair and a number beyond 64 bits. Each is found here, before anything is sent, so that no
+caller meets an error of the driver. Reads clamp numbers to 64 bits; methods that write refuse them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from storage.errors import InputError, InvalidIdentifier
+from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_name_of
+
+LARGEST: Final = 2**63 - 1
+
+T = TypeVar("T")
+
+# ---------------------------------------------------------------------------------------------------------------- texts
+
+
+def is_text(value: object) -> bool:
+    """Return whether a table could hold it as text. What a table cannot hold is the id of nothing."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def text(value: str) -> str:
+    """Return it as it is; `InvalidIdentifier` for what cannot be held as text."""
+    if not is_text(value):
+        raise InvalidIdentifier(value, "not text that can be held: a NUL, half of a surrogate pair, or no text at all")
+    return value
+
+
+def listed(values: Iterable[T], name: str) -> list[T]:
+    """Return what a collection holds; `InputError` for a single text in its place, or for what is no collection."""
+    if isinstance(values, str | bytes | bytearray | memoryview):
+        raise InputError(f"{name} is {values!r}: a list is wanted, write [{values!r}]")
+    if not isinstance(values, Iterable):
+        raise InputError(f"{name} is {values!r}: a list is wanted")
+    return list(values)
+
+
+def texts(values: Iterable[str], name: str = "ids") -> list[str]:
+    """Return each of them as `text`; `InputError` for a single one in their place."""
+    return [text(value) for value in listed(values, name)]
+
+
+def filtered(values: Iterable[str] | None, name: str) -> tuple[str, ...] | None:
+    """Return the names that a filter picks, without those that no table can hold: they would match nothing. None: any."""
+    if values is None:
+        return None
+    names = listed(values, name)
+    for one in names:
+        if not isinstance(one, str):
+            raise InputError(f"{name} holds {one!r}: a list of texts is wanted")
+    return tuple(one for one in names if is_text(one))
+
+
+def keys(pairs: Iterable[StateKey] | None) -> list[StateKey] | None:
+    """Return each (type, state key) as `text`; `InputError` for what is no pair."""
+    return None if pairs is None else [_key(pair) for pair in listed(pairs, "keys")]
+
+
+def _key(pair: object) -> StateKey:
+    if not isinstance(pair, Sequence) or isinstance(pair, str | bytes | bytearray) or len(pair) != 2:
+        raise InputError(f'keys holds {pair!r}: pairs are wanted, write [("m.room.member", "@user:server")]')
+    kind, state_key = pair
+    return text(kind), text(state_key)
+
+
+# ------------------------------------------------------------------------------------------------------------------ ids
+
+
+def room(room_id: str) -> RoomId:
+    """Return the room id; `InvalidIdentifier` for what is none."""
+    if not text(room_id).startswith("!"):
+        raise InvalidIdentifier(room_id, "a room id begins with !")
+    return RoomId(room_id)
+
+
+def local_user(user_id: str, server_name: str) -> UserId:
+    """Return the user id; `InvalidIdentifier` for what is none, or for a user of another server."""
+    user(user_id)
+    if server_name_of(user_id) != server_name:
+        raise InvalidIdentifier(user_id, f"not a user of {server_name}")
+    return UserId(user_id)
+
+
+def user(user_id: str) -> UserId:
+    """Return the user id, of any server; `InvalidIdentifier` for what is none."""
+    if not text(user_id).startswith("@") or not server_name_of(user_id):
+        raise InvalidIdentifier(user_id, "a user id is @localpart:server")
+    return UserId(user_id)
+
+
+def users(user_ids: Iterable[str], name: str = "ignored") -> list[UserId]:
+    """Return user ids of any server; `InvalidIdentifier` for what is none."""
+    return [user(user_id) for user_id in listed(user_ids, name)]
+
+
+def server(server_name: str) -> ServerName:
+    """Return the server name; `InvalidIdentifier` for what cannot be one."""
+    if not text(server_name) or server_name[0] in "@!$#" or any(character.isspace() for character in server_name):
+        raise InvalidIdentifier(server_name, "not a server name")
+    return ServerName(server_name)
+
+
+def events(event_ids: Iterable[str]) -> list[EventId]:
+    """Return the event ids, each once; `InvalidIdentifier` for what is none."""
+    ids = list(dict.fromkeys(texts(event_ids, "the event ids")))
+    for event_id in ids:
+        if not event_id.startswith("$"):
+            raise InvalidIdentifier(event_id, "an event id begins with $")
+    return [EventId(event_id) for event_id in ids]
+
+
+def event(event_id: str) -> EventId:
+    """Return the event id; `InvalidIdentifier` for what is none."""
+    return events([event_id])[0]
+
+
+# -------------------------------------------------------------------------------------------------------------- numbers
+
+
+def limit(number: int, largest: int, name: str = "limit") -> int:
+    """Return the limit, at most the largest one; `InputError` for a negative one, or for what is no number."""
+    if whole(number, name) < 0:
+        raise InputError(f"{name} {number}: it must not be negative")
+    return min(number, largest)
+
+
+def whole(number: int, name: str) -> int:
+    """Return the number, clamped to 64 bits; `InputError` for what is none (True and False are none)."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InputError(f"{name} {number!r}: a whole number is wanted")
+    return max(-LARGEST, min(number, LARGEST))
+
+
+def position(number: int, name: str) -> int:
+    """Return a position of a stream, or a number of its rows; `InputError` for what is no number from 0 to 2^63-1."""
+    if whole(number, name) != number or number < 0:
+        raise InputError(f"{name} {number}: it must be a whole number from 0 to 2^63-1")
+    return number
+
+
+# ---------------------------------------------------------------------------------------------------------- other values
+
+
+def flag(value: bool, name: str) -> bool:
+    """Return it; `InputError` for what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}: it must be True or False")
+    return value
+
+
+def instance(value: T, kind: type[T], name: str) -> T:
+    """Return it; `InputError` for a value of another type."""
+    if not isinstance(value, kind):
+        raise InputError(f"{name} is {value!r}: a {kind.__name__} is wanted")
+    return value
+
+
+def mapping(value: Mapping[Any, T], name: str) -> Mapping[Any, T]:
+    """Return it; `InputError` for what is no mapping."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name} is {value!r}: a mapping is wanted")
+    return value
+
+
+def content(value: Mapping[str, Any], name: str) -> bytes:
+    """Return a JSON object as bytes; `InputError` for what JSON, or UTF-8, or 64 bits cannot hold."""
+    try:
+        packed = orjson.dumps(dict(mapping(value, name)), option=PLAIN)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{name} cannot be written as JSON: {error}") from error
+    if b"null" in packed and not _is_finite(value):  # the encoder writes NaN and infinity as null
+        raise InputError(f"{name} holds a number that JSON cannot: NaN or infinity")
+    return packed
+
+
+PLAIN: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+"""Only what JSON has: no dates, no dataclasses."""
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, float):
+        return isfinite(value)
+    if isinstance(value, Mapping):
+        return all(_is_finite(one) for one in value.values())
+    return not isinstance(value, list | tuple) or all(_is_finite(one) for one in value)

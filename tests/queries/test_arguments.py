@@ -1,0 +1,292 @@
+"""Every public method of a store with every bad argument: `InputError`, and nothing was sent to Postgres.
+
+The table below has an entry for each parameter of each public method; a method that is new fails until it has them. `Store.append`
+has tests of its own (tests/persist).
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from storage import EventFilter, Store, SyncFilter
+from storage.errors import InputError, UnknownRoom
+from storage.ids import EventId, RoomId, UserId
+from storage.streams.account_data import AccountData
+from storage.streams.receipts import Receipts
+from storage.streams.registry import Stream
+from storage.streams.to_device import ToDevice
+from storage.testing import RoomBuilder
+from tests.queries.conftest import Statements
+from tests.queries.rooms import ADMIN, LOCAL, REMOTE, deliver, ids, new_room
+
+Find = Callable[[Store], Any]
+
+OBJECTS: Final[dict[type, Find]] = {
+    Store: lambda store: store,
+    AccountData: lambda store: store.account_data,
+    ToDevice: lambda store: store.to_device,
+    Receipts: lambda store: store.receipts,
+    Stream: lambda store: store.streams["events"],
+}
+ELSEWHERE: Final = {"Store.append"}
+
+BEYOND: Final = (1 << 63, 1 << 64, 10**30, -(10**30))
+NO_TEXTS: Final[tuple[Any, ...]] = ("nul\0", "\ud800", 7, b"bytes", ["list"], {})
+NO_NUMBERS: Final = (None, True, 1.5, "5", [5])
+NO_LISTS: Final = ("text", b"bytes", bytearray(b"bytes"), 7, [7], [None], ["nul\0"], ["\ud800"], [b"bytes"])
+NO_FLAGS: Final = (None, 1, 0, "yes", [True])
+
+
+def no_ids(sigil: str) -> tuple[Any, ...]:
+    return (*NO_TEXTS, None, "", "none", f"{sigil}\0:s1.test", f"{sigil}\udfff:s1.test")
+
+
+def no_lists_of(sigil: str) -> tuple[Any, ...]:
+    return (*NO_LISTS, None, f"{sigil}one:s1.test", [""], ["none"], [f"{sigil}\0:s1.test"])
+
+
+NO_LIMITS: Final = (*NO_NUMBERS, -1, -(10**30))
+NO_POSITIONS: Final = (*NO_NUMBERS, *BEYOND, -1)
+NO_LOCAL_USERS: Final = (*no_ids("@"), "@none", REMOTE)
+NO_TOKENS: Final = (*NO_TEXTS, "", "nonsense")
+NO_CONTENTS: Final = (
+    None, 7, "text", b"bytes", ["list"], [("a", 1)], {7: 1}, {None: 1}, {"a": "\ud800"}, {"\ud800": 1}, {"a": 1 << 64}, {"a": -(10**30)},
+    {"a": float("nan")}, {"a": [{"b": (None, float("-inf"))}]}, {"a": object()}, {"a": {1, 2}}, {"a": b"bytes"},
+)  # fmt: skip
+NO_KEYS: Final = (
+    "ab",
+    7,
+    b"ab",
+    ["ab"],
+    ["m.room.name"],
+    [b"ab"],
+    ("m.room.member", LOCAL),
+    [7],
+    [None],
+    [("a",)],
+    [("a", "b", "c")],
+    [{"a", "b"}],
+    [("a", 7)],
+    [(None, "")],
+    [("a", "nul\0")],
+    [("\ud800", "")],
+)  # fmt: skip
+NO_MESSAGES: Final[tuple[Any, ...]] = (
+    None,
+    7,
+    "text",
+    [LOCAL],
+    {REMOTE: {"DEVICE": {}}},
+    {"user": {"DEVICE": {}}},
+    {"@\0:s1.test": {"DEVICE": {}}},
+    {7: {"DEVICE": {}}},
+    {LOCAL: None},
+    {LOCAL: "text"},
+    {LOCAL: ["DEVICE"]},
+    {LOCAL: {7: {}}},
+    {LOCAL: {"nul\0": {}}},
+    {LOCAL: {"\ud800": {}}},
+    *({LOCAL: {"FIRST": {}, "DEVICE": content}} for content in NO_CONTENTS),
+)  # fmt: skip
+
+
+class Given(NamedTuple):
+    """What is right for a parameter, or how to find it, and what is wrong."""
+
+    right: Any
+    wrong: tuple[Any, ...]
+
+
+def last(room: RoomBuilder) -> Any:
+    return room.events[-1].event_id
+
+
+BY_NAME: Final[dict[str, Given]] = {
+    "room_id": Given(lambda room: room.room_id, no_ids("!")),
+    "event_id": Given(last, no_ids("$")),
+    "event_ids": Given(lambda room: [last(room)], no_lists_of("$")),
+    "from_ids": Given(lambda room: [last(room)], no_lists_of("$")),
+    "earliest": Given([], no_lists_of("$")),
+    "latest": Given(lambda room: [last(room)], no_lists_of("$")),
+    "sets": Given(lambda room: [[last(room)]], (*no_lists_of("$"), ["$one"], [["none"]], [["$\0"]], [None], [7])),
+    "user_id": Given(LOCAL, NO_LOCAL_USERS),
+    "user_or_server": Given(LOCAL, (*NO_TEXTS, "", "@none", REMOTE, "@nul\0:s1.test", "two words")),
+    "server_name": Given("s2.test", (*NO_TEXTS, "", "@user:s1.test", "two words")),
+    "server_names": Given(["s2.test"], (*NO_LISTS, None, "s2.test", [""], ["@user:s1.test"], ["two words"])),
+    "ignored": Given([REMOTE], no_lists_of("@")),
+    "types": Given(None, NO_LISTS),
+    "keys": Given(None, NO_KEYS),
+    "filter": Given(EventFilter(), (None, 7, "text", {}, {"types": ["m.room.name"]}, SyncFilter())),
+    "limit": Given(5, NO_LIMITS),
+    "timeline_limit": Given(5, NO_LIMITS),
+    "rooms_limit": Given(5, NO_LIMITS[1:]),
+    "timeout_ms": Given(0, NO_LIMITS),
+    "timestamp_ms": Given(5, NO_NUMBERS),
+    "min_depth": Given(0, NO_NUMBERS),
+    "after": Given(0, NO_POSITIONS),
+    "upto": Given(10, NO_POSITIONS),
+    "direction": Given("f", (None, "", "B", "\0", 1, ["b"])),
+    "from_": Given(None, NO_TOKENS),
+    "to": Given(None, NO_TOKENS),
+    "since": Given(None, NO_TOKENS),
+    "rel_type": Given(None, NO_TEXTS),
+    "event_type": Given(None, NO_TEXTS),
+    "reason": Given("timeout", (*NO_TEXTS, None)),
+    "redact": Given(True, NO_FLAGS),
+    "full_state": Given(False, NO_FLAGS),
+    "aggregations": Given(False, NO_FLAGS),
+    "recurse": Given(False, NO_FLAGS),
+    "type_": Given("m.tag", (*NO_TEXTS, None)),
+    "content": Given({"tags": {"u.work": {"order": 0.5}}, "none": None}, NO_CONTENTS),
+    "data": Given({"ts": 5}, NO_CONTENTS),
+    "receipt_type": Given("m.read", (*NO_TEXTS, None)),
+    "thread_id": Given("main", NO_TEXTS),
+    "device_id": Given("DEVICE", (*NO_TEXTS, None)),
+    "instance_name": Given(None, NO_TEXTS),
+    "messages": Given({LOCAL: {"DEVICE": {"type": "m.dummy"}}}, NO_MESSAGES),
+}
+
+OF_METHOD: Final[dict[str, Given]] = {
+    "Store.erase_user.user_id": Given("@gone:s3.test", (*no_ids("@"), "@none")),
+    "Store.restore_user.user_id": Given("@gone:s3.test", (*no_ids("@"), "@none")),
+    "Store.event.event_id": Given(last, ()),  # an id that cannot be is the id of nothing: None (test_errors.py)
+    "Store.events.event_ids": Given(lambda room: [last(room)], (None, 7, "$one", b"bytes")),
+    "Store.sync.filter": Given(SyncFilter(), (None, 7, "text", {}, {"rooms": []}, EventFilter())),
+    "Store.positions_of.token": Given(None, NO_TOKENS),
+    "AccountData.set.room_id": Given(None, no_ids("!")[:-4]),
+    "AccountData.get.room_id": Given(None, no_ids("!")[:-4]),
+    "Receipts.set.user_id": Given(REMOTE, (*no_ids("@"), "@none")),
+    "ToDevice.inbox.limit": Given(5, NO_POSITIONS),
+    "Stream.rows.limit": Given(5, NO_POSITIONS),
+}
+
+
+def public_methods() -> Iterator[tuple[type, str]]:
+    for owner in OBJECTS:
+        for name, _ in inspect.getmembers(owner, inspect.isfunction):
+            if not name.startswith("_") and f"{owner.__name__}.{name}" not in ELSEWHERE:
+                yield owner, name
+
+
+def parameters(owner: type, method: str) -> list[str]:
+    return [name for name in inspect.signature(getattr(owner, method)).parameters if name != "self"]
+
+
+def given(owner: type, method: str, parameter: str) -> Given:
+    return OF_METHOD.get(f"{owner.__name__}.{method}.{parameter}") or BY_NAME[parameter]
+
+
+METHODS: Final = [(owner, method) for owner, method in public_methods() if parameters(owner, method)]
+
+
+@pytest.fixture
+async def room(store: Store) -> RoomBuilder:
+    made = new_room(members=[LOCAL, REMOTE])
+    made.message(ADMIN)
+    await deliver(store, made)
+    return made
+
+
+async def call(store: Store, room: RoomBuilder, owner: type, method: str, **wrong: Any) -> Any:
+    """Call it with what is right, but for what is named."""
+    arguments: dict[str, Any] = {}
+    for name in parameters(owner, method):
+        right = given(owner, method, name).right
+        arguments[name] = right(room) if callable(right) else right
+    if method == "positions_of":
+        arguments["token"] = (await store.sync(LOCAL)).next_batch
+    answer = getattr(OBJECTS[owner](store), method)(**{**arguments, **wrong})
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+@pytest.mark.parametrize("owner, method", METHODS, ids=[f"{owner.__name__}.{method}" for owner, method in METHODS])
+async def test_a_bad_argument_is_refused_before_anything_is_sent(
+    store: Store, room: RoomBuilder, statements: Statements, owner: type, method: str
+) -> None:
+    await call(store, room, owner, method)
+    for parameter in parameters(owner, method):
+        optional = inspect.signature(getattr(owner, method)).parameters[parameter].default is None
+        for wrong in given(owner, method, parameter).wrong:
+            if wrong is None and optional:
+                continue
+            statements.take()
+            with pytest.raises(InputError) as caught:
+                await call(store, room, owner, method, **{parameter: wrong})
+                pytest.fail(f"{parameter}={wrong!r} was taken")
+            assert str(caught.value)
+            told = [one for one in statements.take() if method != "positions_of"]
+            assert told == [], f"{parameter}={wrong!r}"
+
+
+def test_the_table_has_no_more_than_there_is() -> None:
+    """Else an entry would stand for a parameter that was renamed, and test nothing."""
+    named = {f"{owner.__name__}.{method}.{parameter}" for owner, method in METHODS for parameter in parameters(owner, method)}
+    assert OF_METHOD.keys() <= named
+    assert BY_NAME.keys() <= {name.rpartition(".")[2] for name in named}
+    assert {"Store.sync", "Store.is_resident", "ToDevice.send", "Stream.rows"} <= {
+        f"{owner.__name__}.{method}" for owner, method in METHODS
+    }
+
+
+NO_NAMES: Final[tuple[Any, ...]] = ("m.room.message", b"bytes", 7, [7], [None], [b"bytes"])
+
+
+@pytest.mark.parametrize("name", ["types", "not_types", "senders", "not_senders"])
+def test_a_text_in_place_of_a_list_of_a_filter(name: str) -> None:
+    for wrong in NO_NAMES:
+        with pytest.raises(InputError, match=f"^{name} "):
+            EventFilter(**{name: wrong})
+    with pytest.raises(InputError, match=rf"^{name} is 'm.room.message': a list is wanted, write \['m.room.message'\]$"):
+        EventFilter(**{name: "m.room.message"})  # type: ignore[arg-type]
+    once = EventFilter(**{name: iter(["a", "nul\0", "b"])})  # type: ignore[arg-type]
+    assert (getattr(once, name), getattr(once, name)) == (("a", "b"), ("a", "b"))
+
+
+def test_a_filter_of_a_sync() -> None:
+    for name in ("rooms", "not_rooms"):
+        for wrong in NO_NAMES:
+            with pytest.raises(InputError, match=f"^{name} "):
+                SyncFilter(**{name: wrong})
+    others: list[tuple[str, Any]] = [("not_rooms", None), ("timeline", None), ("state", {"types": []}), ("lazy_load_members", 1)]
+    for name, wrong in others:
+        with pytest.raises(InputError, match=f"^{name} "):
+            SyncFilter(**{name: wrong})
+    with pytest.raises(InputError, match=r"^contains_url "):
+        EventFilter(contains_url="yes")  # type: ignore[arg-type]
+
+
+async def test_rooms_of_a_filter_that_cannot_be_are_none(store: Store, room: RoomBuilder) -> None:
+    for wrong in ("!nul\0:s1.test", "!\ud800:s1.test", "none", ""):
+        assert (await store.sync(LOCAL, filter=SyncFilter(rooms=[RoomId(wrong)]))).join == {}
+        assert (await store.sync(LOCAL, filter=SyncFilter(not_rooms=[RoomId(wrong)]))).join.keys() == {room.room_id}
+
+
+SMALL: Final[dict[str, Callable[[Store, RoomId], Any]]] = {
+    "account data": lambda store, room: store.account_data.set(UserId(LOCAL), "m.new", {}, room_id=room),
+    "account data of": lambda store, room: store.account_data.get(UserId(LOCAL), room_id=room),
+    "receipts": lambda store, room: store.receipts.set(room, "m.read", UserId("@new:s4.test"), EventId("$one"), {}),
+    "receipts of": lambda store, room: store.receipts.of_room(room),
+}
+
+
+@pytest.mark.parametrize("question", SMALL)
+async def test_an_unknown_room_is_refused_and_leaves_nothing(store: Store, room: RoomBuilder, question: str) -> None:
+    left = "SELECT (SELECT count(*) FROM principals) + (SELECT count(*) FROM event_types)"
+    async with store.database.connection() as conn:
+        before = await conn.fetchval(left)
+        with pytest.raises(UnknownRoom):
+            await SMALL[question](store, RoomId("!none:s1.test"))
+        assert await conn.fetchval(left) == before
+    await SMALL[question](store, room.room_id)
+
+
+async def test_what_is_right_is_stored_as_it_is(store: Store, room: RoomBuilder) -> None:
+    content = {"nul": "\0", "largest": (1 << 63) - 1, "none": None, "text": "null", "half": 0.5}
+    await store.account_data.set(UserId(LOCAL), "m.odd", content, room_id=room.room_id)
+    assert await store.account_data.get(UserId(LOCAL), room_id=room.room_id) == {"m.odd": content}
+    assert (await store.account_data.get(UserId(LOCAL))) == {}
+    await store.to_device.send({UserId(LOCAL): {"D": content}})
+    assert len(await store.to_device.inbox(UserId(LOCAL), "D")) == 1
+    assert ids(room.events)
