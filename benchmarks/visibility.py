@@ -28,11 +28,13 @@ FULL: Final = History(events=1_000_000, local=10_000, remote=50_000, servers=2_0
 QUICK: Final = History(events=20_000, local=200, remote=1_000, servers=40)
 SMALL: Final = History(events=600, local=20, remote=40, servers=10)
 
-FILTER: Final = "AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)"
-STRETCHES: Final = "stretches_of(r.room_nid, r.principal_nid, r.strays)"
+FILTER: Final = """AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
+                r.shared_before, r.reader_nid, r.unread)"""
+STRETCHES: Final = "stretches_of(r.room_nid, r.principal_nid, r.strays, $3::bigint, $9::bigint + 1, 0)"
 EVERYWHERE: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest, s.* FROM sight_of(r.room_nid, r.principal_nid) AS s)"
 NOTHING: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest)"
-WITHHELD: Final = "NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld"
+WITHHELD: Final = """NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld"""
 
 SQL_SIZES: Final = """
 SELECT relname AS name, pg_relation_size(oid) AS heap, pg_indexes_size(oid) AS indexes, reltuples::bigint AS rows

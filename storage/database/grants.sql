@@ -72,8 +72,10 @@ BEGIN
             ('auth_chains', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('auth_chain_links', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('visibility',
-                'SELECT, INSERT, UPDATE (last_join_topological, joined_count, invited_count, audiences, invited_audiences)',
+                'SELECT, INSERT, UPDATE (last_join_topological, joined_count, invited_count, audiences, invited_audiences, '
+                'first_audience)',
                 'SELECT, INSERT, UPDATE, DELETE'),
+            ('past_visibility', 'SELECT, INSERT, UPDATE (audiences, invited_audiences, stretches)', 'SELECT, INSERT, UPDATE, DELETE'),
             ('audiences', 'SELECT, INSERT, UPDATE (branches, continued)', 'SELECT, INSERT, UPDATE, DELETE'),
             ('erased_users', 'SELECT, INSERT, DELETE', 'SELECT'),
             ('stream_positions', 'SELECT, INSERT, UPDATE', 'SELECT, INSERT, UPDATE'),
@@ -87,7 +89,8 @@ BEGIN
             ('import_events', 'SELECT, INSERT, DELETE, TRUNCATE', 'SELECT'),
             ('purge_jobs', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('purge_leavings', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
-            ('stored_events', 'SELECT', 'SELECT')
+            ('stored_events', 'SELECT', 'SELECT'),
+            ('whole_visibility', 'SELECT', 'SELECT')
         ) AS t (name, for_runtime, for_purger)
         WHERE to_regclass(quote_ident(t.name)) IS NOT NULL
     LOOP

@@ -38,7 +38,7 @@ CREATE TABLE schema_compatibility (
 COMMENT ON TABLE schema_compatibility IS
     'One row. Code that was made for an older schema than code_revision cannot serve this one any more. Set by each step of a migration that is '
     'for after the last old process ("post"); alembic_version says which schema this is.';
-INSERT INTO schema_compatibility (code_revision) VALUES ('0001');
+INSERT INTO schema_compatibility (code_revision) VALUES ('0005');
 
 CREATE TABLE background_jobs (
     name text COLLATE "C" NOT NULL,
@@ -503,6 +503,7 @@ CREATE TABLE visibility (
     invited_count int NOT NULL,
     audiences int8multirange NOT NULL,
     invited_audiences int8multirange,
+    first_audience bigint,
     CONSTRAINT visibility_pkey PRIMARY KEY (room_nid, principal_nid),
     CONSTRAINT visibility_counts_check CHECK (joined_count >= 0 AND invited_count >= 0)
 ) WITH (fillfactor = 85);
@@ -518,7 +519,50 @@ COMMENT ON COLUMN visibility.audiences IS
 COMMENT ON COLUMN visibility.invited_audiences IS
     'Those of the audiences that the principal is in by an invitation alone, under "invited". What erased senders sent is for those who were '
     'joined only. NULL for none.';
+COMMENT ON COLUMN visibility.first_audience IS
+    'The row tells which audiences the principal is in from this one on. Those below are in past_visibility. NULL: there are none.';
 COMMENT ON CONSTRAINT visibility_pkey ON visibility IS 'Serves: the join of every read that filters.';
+
+CREATE TABLE past_visibility (
+    first_audience bigint NOT NULL,
+    opened_topological bigint NOT NULL,
+    room_nid int NOT NULL,
+    principal_nid int NOT NULL,
+    audiences int8multirange NOT NULL,
+    invited_audiences int8multirange,
+    stretches int8multirange NOT NULL,
+    CONSTRAINT past_visibility_pkey PRIMARY KEY (room_nid, principal_nid, first_audience)
+);
+COMMENT ON TABLE past_visibility IS
+    'The older ranges of a principal that has come and gone often, a few to a row (storage/visibility/past.py). A row tells which audiences the '
+    'principal is in from first_audience up to the next row''s, the last one up to visibility.first_audience.';
+COMMENT ON COLUMN past_visibility.opened_topological IS
+    'Where the topological order had come to when first_audience was opened. It grows with first_audience.';
+COMMENT ON COLUMN past_visibility.audiences IS 'As in visibility, of these audiences only.';
+COMMENT ON COLUMN past_visibility.invited_audiences IS 'Likewise.';
+COMMENT ON COLUMN past_visibility.stretches IS
+    'Where in the topological order the events of these audiences stand, as stretches_apart tells: what audiences.opened_topological says '
+    'of old numbers does not change any more.';
+COMMENT ON CONSTRAINT past_visibility_pkey ON past_visibility IS 'Serves: whether a principal is in an old audience (saw_before).';
+CREATE INDEX past_visibility_order_idx ON past_visibility (room_nid, principal_nid, opened_topological, first_audience);
+COMMENT ON INDEX past_visibility_order_idx IS 'Serves: the rows near to a place in the order (sight_near).';
+
+CREATE VIEW whole_visibility AS
+SELECT v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count,
+    v.audiences + COALESCE(past.audiences, '{}') AS audiences,
+    COALESCE(v.invited_audiences, '{}') + COALESCE(past.invited_audiences, '{}') AS invited_audiences
+FROM visibility v
+LEFT JOIN LATERAL (
+    SELECT range_agg(p.audiences * p.told) AS audiences, range_agg(p.invited_audiences * p.told) AS invited_audiences
+    FROM (
+        SELECT o.audiences, o.invited_audiences,
+            int8multirange(int8range(o.first_audience, lead(o.first_audience, 1, v.first_audience) OVER (ORDER BY o.first_audience))) AS told
+        FROM past_visibility o
+        WHERE o.room_nid = v.room_nid AND o.principal_nid = v.principal_nid AND o.first_audience < v.first_audience
+    ) AS p
+) AS past ON v.first_audience IS NOT NULL;
+COMMENT ON VIEW whole_visibility IS
+    'All audiences of each principal in one value, however many: for maintenance and export. invited_audiences is empty for none.';
 
 CREATE TABLE audiences (
     audience bigint NOT NULL,
@@ -813,7 +857,7 @@ COMMENT ON VIEW stored_events IS 'An event as every read answers with it (Stored
 CREATE FUNCTION sight_of(room_nid int, principal_nid int)
 RETURNS TABLE (
     own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint,
-    joined_audiences int8multirange, joined_since bigint
+    joined_audiences int8multirange, joined_since bigint, reader_nid int, unread int8multirange
 )
 LANGUAGE sql STABLE ROWS 1 AS $$
     SELECT own.audiences, shared.audiences, world.audiences,
@@ -822,6 +866,10 @@ LANGUAGE sql STABLE ROWS 1 AS $$
         CASE
             WHEN own.invited_audiences IS NULL AND upper_inf(own.audiences) AND range_merge(own.audiences)::int8multirange = own.audiences
                 THEN lower(own.audiences)
+        END,
+        $2,
+        CASE WHEN COALESCE(own.first_audience, shared.first_audience, world.first_audience) IS NOT NULL
+            THEN int8multirange(int8range(NULL, GREATEST(own.first_audience, shared.first_audience, world.first_audience)))
         END
     FROM (VALUES ($1)) AS room (room_nid)
     LEFT JOIN visibility own ON own.room_nid = room.room_nid AND own.principal_nid = $2
@@ -832,20 +880,65 @@ COMMENT ON FUNCTION sight_of IS
     'What a principal may see in a room, always one row: the audiences of its own, those under "shared", those readable by the world, '
     'and below which topological ordering the shared ones are a user''s own. For user_sees and server_sees. Also those of its own in '
     'which it is joined, for was_there; and the first of them, if it is in all that follow, so that a comparison of two numbers does for '
-    'nearly every event what looking into the ranges does.';
+    'nearly every event what looking into the ranges does. "unread" are the audiences that past_visibility tells of, NULL for none: these '
+    'columns say nothing of them, and saw_before does.';
+
+CREATE FUNCTION saw_before(room_nid int, principal_nid int, audience bigint, shared boolean) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE COST 4 AS $$
+BEGIN
+    RETURN COALESCE((
+        SELECT p.audiences @> $3
+        FROM past_visibility p
+        WHERE p.room_nid = $1 AND p.principal_nid = $2 AND p.first_audience <= $3
+        ORDER BY p.first_audience DESC
+        LIMIT 1
+    ), false) OR ($4 AND COALESCE((
+        SELECT p.audiences @> $3
+        FROM past_visibility p
+        WHERE p.room_nid = $1 AND p.principal_nid = 2 AND p.first_audience <= $3
+        ORDER BY p.first_audience DESC
+        LIMIT 1
+    ), false)) OR COALESCE((
+        SELECT p.audiences @> $3
+        FROM past_visibility p
+        WHERE p.room_nid = $1 AND p.principal_nid = 1 AND p.first_audience <= $3
+        ORDER BY p.first_audience DESC
+        LIMIT 1
+    ), false);
+END
+$$;
+COMMENT ON FUNCTION saw_before IS
+    'Whether past_visibility has an audience among those of a principal, of everybody, or, if the shared ones are the principal''s, among '
+    'these. One probe of an index each. plpgsql, so that only an event that needs it costs anything.';
+
+CREATE FUNCTION joined_before(room_nid int, principal_nid int, audience bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE COST 4 AS $$
+BEGIN
+    RETURN COALESCE((
+        SELECT p.audiences @> $3 AND NOT COALESCE(p.invited_audiences @> $3, false)
+        FROM past_visibility p
+        WHERE p.room_nid = $1 AND p.principal_nid = $2 AND p.first_audience <= $3
+        ORDER BY p.first_audience DESC
+        LIMIT 1
+    ), false);
+END
+$$;
+COMMENT ON FUNCTION joined_before IS 'Whether past_visibility has an audience among those that a principal is joined in. For was_there_before.';
 
 CREATE FUNCTION user_sees(
     event events, joined_since bigint, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange,
-    shared_before bigint
+    shared_before bigint, reader_nid int, unread int8multirange
 ) RETURNS boolean
-LANGUAGE sql IMMUTABLE AS $$
+LANGUAGE sql STABLE AS $$
     SELECT NOT $1.outlier AND $1.rejected IS NULL AND NOT $1.soft_failed AND NOT $1.ineffective AND CASE
         WHEN $1.audience >= $2 OR $3 @> $1.audience OR ($4 @> $1.audience AND $1.topological_ordering < $6) OR $5 @> $1.audience THEN true
+        WHEN $8 @> $1.audience THEN saw_before($1.room_nid, $7, $1.audience, $1.topological_ordering < $6)
         ELSE false
     END
 $$;
 COMMENT ON FUNCTION user_sees IS
     'Whether a local user may see an event. The one place where this is decided: by the audience that was settled when it was persisted. '
+    'All but the event is as sight_of or stretches_of tell. '
     'CASE, as the planner takes half of the events for visible then; it would expect one in a hundred otherwise, and sort instead of '
     'following an index.';
 
@@ -856,6 +949,13 @@ $$;
 COMMENT ON FUNCTION was_there IS
     'Whether the reader (a user, or any user of a server) was joined at an event, or at its own membership event before or after it. Of '
     'erased senders others get the redacted form only.';
+
+CREATE FUNCTION was_there_before(event events, reader_nid int, unread int8multirange) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN $3 @> $1.audience THEN joined_before($1.room_nid, $2, $1.audience) ELSE false END
+$$;
+COMMENT ON FUNCTION was_there_before IS
+    'The same for the audiences that were not read. Apart, so that it is asked last: of events whose sender was erased.';
 
 CREATE FUNCTION not_ignored(event events, ignored int[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
@@ -920,10 +1020,10 @@ COMMENT ON FUNCTION relation_key IS
 
 CREATE FUNCTION user_sees_relation(
     event events, joined_since bigint, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange,
-    shared_before bigint, ignored int[]
+    shared_before bigint, reader_nid int, unread int8multirange, ignored int[]
 ) RETURNS boolean
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT $1.redacted_by IS NULL AND user_sees($1, $2, $3, $4, $5, $6) AND not_ignored($1, $7)
+LANGUAGE sql STABLE AS $$
+    SELECT $1.redacted_by IS NULL AND user_sees($1, $2, $3, $4, $5, $6, $7, $8) AND not_ignored($1, $9)
 $$;
 COMMENT ON FUNCTION user_sees_relation IS
     'Whether an event relates to anything in the eyes of a user: a redaction takes that away. So does the erasure of its sender for whoever '
@@ -971,16 +1071,143 @@ COMMENT ON FUNCTION stretches_apart IS
     'For stretches_of, of a reader who came and went, or where events stray: two probes of audiences for each range. plpgsql, so that what '
     'few readers need is planned and set up only when it is.';
 
-CREATE FUNCTION stretches_of(room_nid int, principal_nid int, strays int8multirange)
+CREATE FUNCTION sight_near(room_nid int, principal_nid int, strays int8multirange, place bigint, below bigint, above bigint)
+RETURNS int8multirange[]
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    last CONSTANT bigint := 9223372036854775807;
+    at_place CONSTANT bigint := LEAST(place, last - 1000000);
+    seen record;  -- the row of visibility: first of the reader, then of everybody and of what is shared
+    past_audiences int8multirange;  -- what the rows of past_visibility near to the place tell
+    past_invited int8multirange;
+    past_stretches int8multirange;
+    lowest bigint;
+    highest bigint;
+    beginning bigint;
+    next bigint;  -- the first audience after those
+    told int8multirange;  -- the audiences that were read
+    sought int8multirange;  -- those of which it is to be found out where they stand
+    own int8multirange;
+    joined int8multirange;
+    shared int8multirange;
+    world int8multirange;
+    unread int8multirange := '{}';
+    shared_before bigint;
+    sought_shared int8multirange;
+    sought_others int8multirange := '{}';
+    stretches int8multirange := strays + int8multirange(int8range(at_place, at_place + 1));
+BEGIN
+    FOR seen IN
+        SELECT v.principal_nid, v.audiences, v.invited_audiences, v.first_audience, v.joined_count, v.last_join_topological
+        FROM visibility v
+        WHERE v.room_nid = $1 AND v.principal_nid IN ($2, 1, 2)
+        ORDER BY v.principal_nid = $2 DESC
+    LOOP
+        told := seen.audiences;
+        sought := seen.audiences;
+        past_audiences := '{}';
+        past_invited := '{}';
+        past_stretches := '{}';
+        IF seen.first_audience IS NOT NULL THEN
+            beginning := CASE WHEN above > 0 THEN (
+                SELECT max(p.first_audience)
+                FROM past_visibility p
+                WHERE p.room_nid = $1 AND p.principal_nid = seen.principal_nid AND p.first_audience <= COALESCE((
+                    SELECT (o.first_audience >> 40) << 40  -- what is before the block of such a row was over when the block was opened
+                    FROM past_visibility o
+                    WHERE o.room_nid = $1 AND o.principal_nid = seen.principal_nid AND o.opened_topological < at_place - order_slack()
+                    ORDER BY o.opened_topological DESC, o.first_audience DESC
+                    LIMIT 1
+                ), 0)
+            ) END;
+            SELECT COALESCE(range_agg(p.audiences), '{}'), COALESCE(range_agg(p.invited_audiences), '{}'), COALESCE(range_agg(p.stretches), '{}'),
+                min(p.first_audience), max(p.first_audience)
+            INTO past_audiences, past_invited, past_stretches, lowest, highest
+            FROM (
+                (
+                    SELECT p.*
+                    FROM past_visibility p
+                    WHERE p.room_nid = $1 AND p.principal_nid = seen.principal_nid AND p.opened_topological <= at_place + order_slack()
+                    ORDER BY p.opened_topological DESC, p.first_audience DESC
+                    LIMIT CASE WHEN below > 0 THEN below / 16 + 4 ELSE 0 END
+                )
+                UNION ALL
+                (
+                    SELECT p.*
+                    FROM past_visibility p
+                    WHERE p.room_nid = $1 AND p.principal_nid = seen.principal_nid AND p.first_audience >= beginning
+                    ORDER BY p.first_audience
+                    LIMIT CASE WHEN above > 0 THEN above / 16 + 4 ELSE 0 END
+                )
+            ) AS p;
+            next := (
+                SELECT p.first_audience
+                FROM past_visibility p
+                WHERE p.room_nid = $1 AND p.principal_nid = seen.principal_nid AND p.first_audience > highest
+                ORDER BY p.first_audience
+                LIMIT 1
+            );
+            told := told + past_audiences;
+            IF highest IS NULL THEN  -- nothing was read
+                unread := unread + int8multirange(int8range(NULL, seen.first_audience));
+                sought := int8multirange(int8range(NULL, NULL));
+            END IF;
+            IF next IS NOT NULL THEN
+                unread := unread + int8multirange(int8range(next, seen.first_audience));
+                sought := CASE WHEN above > 0 THEN int8multirange(int8range(next, NULL)) ELSE '{}' END;
+            END IF;
+            IF lowest > 0 THEN
+                unread := unread + int8multirange(int8range(NULL, lowest));
+                sought := sought + CASE WHEN below > 0 THEN int8multirange(int8range(NULL, lowest)) ELSE '{}' END;
+            END IF;
+        END IF;
+        CASE
+            WHEN seen.principal_nid = 2 THEN
+                shared := told;
+                IF shared_before = last THEN
+                    sought_others := sought_others + sought;
+                    stretches := stretches + past_stretches;
+                ELSIF shared_before IS NOT NULL THEN
+                    sought_shared := sought;
+                    stretches := stretches + past_stretches * int8multirange(int8range(NULL, shared_before));
+                END IF;
+            WHEN seen.principal_nid = 1 THEN
+                world := told;
+                sought_others := sought_others + sought;
+                stretches := stretches + past_stretches;
+            ELSE
+                own := told;
+                joined := told - COALESCE(seen.invited_audiences, '{}') - past_invited;
+                shared_before := CASE WHEN seen.joined_count > 0 THEN last ELSE seen.last_join_topological END;
+                sought_others := sought_others + sought;
+                stretches := stretches + past_stretches;
+        END CASE;
+    END LOOP;
+    stretches := stretches + COALESCE(stretches_apart($1, sought_others, sought_shared, shared_before, '{}'), '{}');
+    RETURN ARRAY[stretches, own, shared, world, joined, unread];
+END
+$$;
+COMMENT ON FUNCTION sight_near IS
+    'For stretches_of, of a reader with rows in past_visibility: the stretches; the audiences of its own, those under "shared" and those '
+    'readable by the world; those that it is joined in; and those that were not read. Of past_visibility as many rows are read as hold what is '
+    'wanted on each side of the place, if every range has two events: who joins sees that, and the leaving. Some more are read, as those '
+    'nearest to the place may lie on its other side, within order_slack(). Where the audiences that were not '
+    'read may lie is one stretch on each side, so nothing is missed where that is not so. The place itself is always looked at, so that '
+    'there is a stretch to tell the rest with.';
+
+CREATE FUNCTION stretches_of(room_nid int, principal_nid int, strays int8multirange, place bigint, below bigint, above bigint)
 RETURNS TABLE (
     lowest bigint, highest bigint, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint,
-    joined_audiences int8multirange, joined_since bigint
+    joined_audiences int8multirange, joined_since bigint, reader_nid int, unread int8multirange
 )
 LANGUAGE sql STABLE ROWS 4 AS $$
     SELECT COALESCE(lower(part.stretch), 0), COALESCE(upper(part.stretch) - 1, 9223372036854775807),
-        part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before, part.joined_audiences, part.joined_since
+        COALESCE(part.near[2], part.own_audiences), COALESCE(part.near[3], part.shared_audiences),
+        COALESCE(part.near[4], part.world_audiences), part.shared_before, COALESCE(part.near[5], part.joined_audiences), part.joined_since,
+        part.reader_nid, COALESCE(part.near[6], part.unread)
     FROM (
         SELECT s.*, unnest(CASE
+            WHEN s.near IS NOT NULL THEN s.near[1]
             WHEN $3 = '{}' AND (s.shared_before IS NULL OR s.shared_before = 9223372036854775807)
                 AND upper_inf(s.seen) AND range_merge(s.seen)::int8multirange = s.seen  -- who came once and is there
                 THEN int8multirange(int8range((
@@ -995,7 +1222,10 @@ LANGUAGE sql STABLE ROWS 4 AS $$
         FROM (
             SELECT sight.*, COALESCE(sight.own_audiences, '{}') + COALESCE(sight.world_audiences, '{}') + CASE
                 WHEN sight.shared_before = 9223372036854775807 THEN COALESCE(sight.shared_audiences, '{}') ELSE '{}'
-            END AS seen
+            END AS seen,
+            CASE WHEN sight.unread IS NOT NULL AND NOT COALESCE(  -- not where what is shared is all there is
+                sight.shared_before = 9223372036854775807 AND sight.shared_audiences @> int8range(1099511627776, NULL), false
+            ) THEN sight_near($1, $2, $3, $4, $5, $6) END AS near
             FROM sight_of($1, $2) AS sight
             OFFSET 0
         ) AS s
@@ -1003,7 +1233,8 @@ LANGUAGE sql STABLE ROWS 4 AS $$
 $$;
 COMMENT ON FUNCTION stretches_of IS
     'The stretches of a room''s topological order outside of which there is nothing that user_sees, apart from each other, with what '
-    'sight_of tells. The strays are those of the room. What is hidden within the stretches (little) is for user_sees to leave out. It is put '
+    'sight_of tells. The strays are those of the room. "below" and "above" are how many events are wanted before a place and after it: on a side '
+    'where none are, stretches may be missing. What is hidden within the stretches (little) is for user_sees to leave out. It is put '
     'into the queries, whose plans are kept: for who came once and is there it costs them one probe, and calls nothing.';
 
 CREATE FUNCTION moved_across(room_nid int, token bigint[], forwards boolean, rows_max bigint)
@@ -1070,20 +1301,41 @@ COMMENT ON FUNCTION moved_across IS
     'is not called.';
 
 CREATE FUNCTION server_sees(
-    event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange
+    event events, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, reader_nid int,
+    unread int8multirange
 ) RETURNS boolean
-LANGUAGE sql IMMUTABLE AS $$
+LANGUAGE sql STABLE AS $$
     SELECT NOT $1.outlier AND $1.rejected IS NULL AND CASE
         WHEN $2 @> $1.audience OR $3 @> $1.audience OR $4 @> $1.audience THEN true
+        WHEN $6 @> $1.audience THEN saw_before($1.room_nid, $5, $1.audience, true)
         ELSE false
     END
 $$;
 COMMENT ON FUNCTION server_sees IS
     'Whether history visibility allows a server the whole event; otherwise it gets the redacted form. server_gets is tested as well.';
 
-CREATE FUNCTION server_gets(event events, joined_audiences int8multirange, world_audiences int8multirange) RETURNS boolean
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT COALESCE($2 <> '{}' OR $3 @> $1.audience, false)
+CREATE FUNCTION got_before(room_nid int, principal_nid int, audience bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE COST 4 AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT
+        FROM past_visibility p
+        WHERE p.room_nid = $1 AND p.principal_nid = $2 AND p.audiences <> COALESCE(p.invited_audiences, '{}')
+    ) OR saw_before($1, 1, $3, false);
+END
+$$;
+COMMENT ON FUNCTION got_before IS
+    'Whether past_visibility has any audience that a server was joined in, or this one among those readable by the world. For server_gets.';
+
+CREATE FUNCTION server_gets(
+    event events, joined_audiences int8multirange, world_audiences int8multirange, reader_nid int, unread int8multirange
+) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT CASE
+        WHEN $2 <> '{}' OR $3 @> $1.audience THEN true
+        WHEN $5 IS NOT NULL THEN got_before($1.room_nid, $4, $1.audience)
+        ELSE false
+    END
 $$;
 COMMENT ON FUNCTION server_gets IS
     'Whether a server gets an event in any form. A server that was never joined to the room gets world-readable events only. It was joined '

@@ -29,7 +29,7 @@ from alembic import context, op
 from alembic.runtime.migration import MigrationContext, MigrationInfo
 from alembic.script import Script, ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import ColumnElement, column, insert, literal, literal_column, table, update
+from sqlalchemy import ColumnElement, column, insert, literal, literal_column, select, table, update
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +116,13 @@ def _build(name: str, create: str) -> None:
     op.execute(create)
 
 
-def background_job(job: Job, revision: str) -> None:
-    """Register a job: `room-storage jobs` does it, beside running servers. The revision keeps it in its variable `job`."""
-    op.execute(insert(JOBS).values(name=literal(job.name), revision=literal(revision), registered_ts=NOW))
+def background_job(job: Job, revision: str, *, where: LiteralString = "true") -> None:
+    """Register a job: `room-storage jobs` does it, beside running servers. The revision keeps it in its variable `job`.
+
+    ``where``: an SQL condition, without which there is nothing to do: on a new database, say.
+    """
+    row = select(literal(job.name), literal(revision), NOW).where(literal_column(where))
+    op.execute(insert(JOBS).from_select(["name", "revision", "registered_ts"], row))
 
 
 def require_job(job_name: str) -> None:

@@ -121,6 +121,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "auth_chains_pkey": "an event takes its place in the write that stores it",
     "auth_chain_links_pkey": "links are made with the place they start from",
     "visibility_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
+    "past_visibility_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
     "outlier_memberships_pkey": "events_stream is a sequence",
     "writers_pkey": "writer_nids is a sequence",
     "account_data_stream_id_key": "account_data_stream is a sequence",

@@ -62,8 +62,8 @@ SELECT EXISTS (
         SELECT
         FROM purge_jobs j
         JOIN principals p ON p.name = $2::text
-        CROSS JOIN LATERAL sight_of(j.room_nid, p.principal_nid) AS s
-        WHERE j.room_nid = $1::int AND s.joined_audiences <> '{}'
+        JOIN whole_visibility s ON s.room_nid = j.room_nid AND s.principal_nid = p.principal_nid
+        WHERE j.room_nid = $1::int AND s.audiences <> s.invited_audiences
     )
 """
 

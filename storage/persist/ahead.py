@@ -113,7 +113,8 @@ CROSS JOIN LATERAL (  -- one by one, by the whole key, as the next: never all ke
     SELECT * FROM state_keys WHERE type_nid = t.type_nid AND state_key = wanted.state_key OFFSET 0
 ) AS k
 UNION ALL
-SELECT 'seen', ARRAY[v.audiences::text, COALESCE(v.invited_audiences, '{}')::text], ARRAY[v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count],
+SELECT 'seen', ARRAY[v.audiences::text, COALESCE(v.invited_audiences, '{}')::text],
+    ARRAY[v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count, v.first_audience],
     NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest($12::text[], $13::text[]) AS wanted (room_id, name)
 JOIN rooms r ON r.room_id = wanted.room_id
@@ -145,7 +146,8 @@ CROSS JOIN LATERAL (
 ) AS k
 UNION ALL
 SELECT 'seen', ARRAY[v.audiences::text, COALESCE(v.invited_audiences, '{}')::text],
-    ARRAY[v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count], NULL, NULL, NULL, NULL, NULL, NULL
+    ARRAY[v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count, v.first_audience],
+    NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest($5::text::text[], $6::text::text[]) AS wanted (room_id, name)
 JOIN rooms r ON r.room_id = wanted.room_id
 JOIN principals p ON p.name = wanted.name
@@ -366,10 +368,10 @@ def _state_keys(draft: Draft, rows: Sequence[Row], _: Lacking) -> None:
 
 def _seen(draft: Draft, rows: Sequence[Row], _: Lacking) -> None:
     for row in rows:
-        room_nid, nid, last_join, joined, invited = row.numbers
+        room_nid, nid, last_join, joined, invited, first = row.numbers
         if not draft.knows_visibility(room_nid, nid):
             audiences, invited_audiences = map(ranges.from_text, row.texts)
-            draft.visibility[room_nid, nid] = VisibilityRow(audiences, last_join, joined, invited, invited_audiences)
+            draft.visibility[room_nid, nid] = VisibilityRow(audiences, last_join, joined, invited, invited_audiences, first)
 
 
 def _numbers(draft: Draft, rows: Sequence[Row], _: Lacking) -> None:

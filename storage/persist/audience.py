@@ -120,7 +120,7 @@ def _off(step: Step, base: int, differs: dict[int, Standing]) -> int:
     step.audiences[base] = row._replace(continued=True) if continues else row._replace(branches=row.branches + 1)
     step.audiences[new.number] = AudienceRow(0, continued=False, opened_topological=None)
     for principal, standing in differs.items():
-        step.visibility[principal] = step.visible(principal).placed(new.number, new.end, standing)
+        step.place(principal, new.number, new.end, standing)
     return new.number
 
 
@@ -130,10 +130,9 @@ def _alone(step: Step, base: int, differs: dict[int, Standing]) -> int:
     end = number + numbers.UNIT[0]
     written = {principal for room, principal in step.draft.new_visibility if room == step.room_nid}
     for principal in {*step.draft.answer(("principals", step.room_nid)), *written, *step.visibility, *differs}:
-        visible = step.visible(principal)
-        standing = differs.get(principal) or visible.at(base)
-        if standing is not visible.current:
-            step.visibility[principal] = visible.placed(number, end, standing)
+        standing = differs.get(principal) or step.standing(principal, base)
+        if standing is not step.visible(principal).current:
+            step.place(principal, number, end, standing)
     return number
 
 
@@ -255,7 +254,7 @@ def note_place(step: Step, number: int, order: int) -> None:
     if block == step.current_audience and order > step.room.max_order:
         return
     opened = step.audience(block).opened_topological
-    closed = None if block >= step.current_audience else _opened_next(step, block)
+    closed = None if block >= step.current_audience else step.closed(block + 1)
     if (opened is None or not places.expected(order, opened, closed)) and _seen_here(step, number):
         step.strays = places.with_stray(step.strays, order)
 
@@ -264,12 +263,4 @@ def _seen_here(step: Step, number: int) -> bool:
     """Whether any local user may ever see this audience: their server is in it where they are. Who is in one is settled with its number."""
     concerned = (step.draft.principal_nid(step.draft.server_name), PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED)
     step.ensure_visible(concerned)
-    return any(step.visible(principal).at(number) is not Standing.OUT for principal in concerned)
-
-
-def _opened_next(step: Step, block: int) -> int | None:
-    for number in range(block + numbers.UNIT[0], step.current_audience + 1, numbers.UNIT[0]):
-        opened = step.audience(number).opened_topological
-        if opened is not None:
-            return opened
-    return None
+    return any(step.standing(principal, number) is not Standing.OUT for principal in concerned)

@@ -15,10 +15,11 @@ from storage.errors import StorageCorrupt
 from storage.event import Event
 from storage.graph.chains import Chain, Closure, Place
 from storage.measures import Distribution
-from storage.persist.rows import UNSEEN, Allowed, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
+from storage.persist.rows import UNSEEN, Allowed, AudienceRow, EventRow, MissingRow, PastRow, RoomRow, VisibilityRow
 from storage.state.groups import Group
 from storage.state.groups import Step as Row
 from storage.streams.caches import Removed
+from storage.visibility import past
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -114,6 +115,8 @@ class Caches:
         self.chains: Bounded[int, Chain] = Bounded(events)
         self.closures: Bounded[int, Closure] = Bounded(events)
         self.allowed: Bounded[tuple[object, ...], Allowed] = Bounded(events)
+        self.has_past = False
+        """`past_visibility` is in use. Once it is, it is for good."""
         self.resolutions = Distribution()
         """Seconds that state resolutions took, without the loading."""
         self._bounded = [cache for cache in vars(self).values() if isinstance(cache, Bounded)]
@@ -193,6 +196,7 @@ class Reader:
         self.events: dict[int, Event] = {}
         self.groups: dict[int, Group] = {}
         self.visibility: dict[tuple[int, int], VisibilityRow] = {}
+        self.past: dict[tuple[int, int], dict[int, PastRow]] = {}  # by first audience
         self.audiences: dict[tuple[int, int], AudienceRow] = {}
         self.places: dict[int, Place] = {}
         self.chains: dict[int, Chain] = {}
@@ -314,6 +318,23 @@ class Reader:
                 return UNSEEN
             raise Needs("visibility", (key,))
         return row
+
+    def ensure_audiences(self, room_nid: int, audiences: Iterable[int]) -> None:
+        """Have the rows of these audiences."""
+        self._ensure("audiences", ((room_nid, number) for number in audiences), self.audiences, self.caches.audiences)
+
+    def past_row(self, room_nid: int, principal_nid: int, number: int) -> PastRow:
+        """The row of a principal that tells of an audience below the first one of its row of `visibility`."""
+        for row in self.past.get((room_nid, principal_nid), {}).values():
+            if row.tells_of(number):
+                return row
+        raise Needs("past", ((room_nid, principal_nid, number),))
+
+    def cuts(self, row: VisibilityRow) -> bool:
+        """Whether the older ranges of a row go to rows of `past_visibility`: it has too many, and no code is left that does not know these."""
+        if past.boundary(row.audiences, row.invited_audiences) is None:
+            return False
+        return self.caches.has_past or bool(self.answer(("has_past",)))
 
     def audience(self, room_nid: int, number: int) -> AudienceRow:
         """The row of an audience in use."""

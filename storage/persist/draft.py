@@ -14,7 +14,7 @@ from storage.event.relation import target_key
 from storage.graph.chains import Entry, extended
 from storage.persist.columns import columns
 from storage.persist.context import Caches, Needs, Reader
-from storage.persist.rows import AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
+from storage.persist.rows import AudienceRow, EventRow, MissingRow, PastRow, RoomRow, VisibilityRow
 from storage.state.groups import Group
 from storage.visibility.numbers import FIRST, NOTHING
 from storage.visibility.ranges import EMPTY, Ranges
@@ -150,6 +150,7 @@ class Draft(Reader):
         self.deltas: list[Delta] = []
         self.memberships: dict[tuple[int, int], Membership] = {}
         self.new_visibility: dict[tuple[int, int], VisibilityRow] = {}
+        self.new_past: dict[tuple[int, int, int], PastRow] = {}
         self.new_audiences: dict[tuple[int, int], AudienceRow] = {}
         self.new_rooms: dict[str, RoomRow] = {}
         self.new_waiting: dict[int, tuple[int, str]] = {}
@@ -308,6 +309,10 @@ class Draft(Reader):
     def set_visibility(self, key: tuple[int, int], row: VisibilityRow) -> None:
         """A principal's new row."""
         self.visibility[key] = self.new_visibility[key] = row
+
+    def set_past(self, key: tuple[int, int], row: PastRow) -> None:
+        """A principal's row of old audiences, new or changed."""
+        self.past.setdefault(key, {})[row.first_audience] = self.new_past[(*key, row.first_audience)] = row
 
     def set_audience(self, key: tuple[int, int], row: AudienceRow) -> None:
         """An audience's new row."""

@@ -13,12 +13,13 @@ from storage.event import load as load_event
 from storage.graph.chains import Chain, Place
 from storage.persist.ahead import load_ahead
 from storage.persist.closures import load_closures
+from storage.persist.columns import columns
 from storage.persist.context import Needs
 from storage.persist.draft import BLOCK_LENGTHS, Blocks, Draft
 from storage.persist.elders import PlaceRow, load_elders, powers, without_content
 from storage.persist.prefetch import Lacking
 from storage.persist.questions import ANSWERS, keep_rows
-from storage.persist.rows import UNSEEN, AudienceRow, EventRow, MissingRow, RoomRow, VisibilityRow
+from storage.persist.rows import UNSEEN, AudienceRow, EventRow, MissingRow, PastRow, RoomRow, VisibilityRow
 from storage.state.read import read_groups
 from storage.visibility import ranges
 
@@ -94,9 +95,26 @@ WHERE state_key_nid = ANY($1::int[])
 
 SQL_VISIBILITY: Final[LiteralString] = """
 SELECT v.room_nid, v.principal_nid, v.audiences::text AS audiences, v.last_join_topological, v.joined_count, v.invited_count,
-    COALESCE(v.invited_audiences, '{}')::text AS invited_audiences
+    COALESCE(v.invited_audiences, '{}')::text AS invited_audiences, v.first_audience
 FROM visibility v
 JOIN unnest($1::int[], $2::int[]) AS wanted (room_nid, principal_nid) USING (room_nid, principal_nid)
+"""
+
+SQL_PAST: Final[LiteralString] = """
+SELECT wanted.room_nid, wanted.principal_nid, p.first_audience, COALESCE((
+        SELECT min(o.first_audience)
+        FROM past_visibility o
+        WHERE o.room_nid = wanted.room_nid AND o.principal_nid = wanted.principal_nid AND o.first_audience > p.first_audience
+    ), v.first_audience) AS end_audience, p.audiences::text AS audiences, COALESCE(p.invited_audiences, '{}')::text AS invited_audiences
+FROM unnest($1::int[], $2::int[], $3::bigint[]) AS wanted (room_nid, principal_nid, audience)
+CROSS JOIN LATERAL (
+    SELECT *
+    FROM past_visibility o
+    WHERE o.room_nid = wanted.room_nid AND o.principal_nid = wanted.principal_nid AND o.first_audience <= wanted.audience
+    ORDER BY o.first_audience DESC
+    LIMIT 1
+) AS p
+JOIN visibility v ON v.room_nid = wanted.room_nid AND v.principal_nid = wanted.principal_nid
 """
 
 SQL_AUDIENCES: Final[LiteralString] = """
@@ -203,6 +221,18 @@ class SeenRow(NamedTuple):
     joined_count: int
     invited_count: int
     invited_audiences: str
+    first_audience: int | None
+
+
+class SeenBeforeRow(NamedTuple):
+    """A row of `past_visibility`, and where the next one begins."""
+
+    room_nid: int
+    principal_nid: int
+    first_audience: int
+    end_audience: int
+    audiences: str
+    invited_audiences: str
 
 
 class NumberRow(NamedTuple):
@@ -232,6 +262,9 @@ def tells_of(needs: Needs, draft: Draft) -> bool:
     """Whether the database can tell this while the rows of a draft are on their way to it, and in the caches already."""
     if needs.kind == "questions":
         return False
+    if needs.kind == "past":
+        changed = {key[:2] for key in draft.new_past}
+        return all(key[:2] not in changed for key in needs.keys if isinstance(key, tuple))
     if needs.kind == "events":
         return draft.new_events.keys().isdisjoint(needs.keys)
     gaps = draft.new_missing or draft.gone_missing or draft.new_waiting or draft.gone_waiting
@@ -368,7 +401,24 @@ async def _visibility(conn: Connection, draft: Draft, keys: Collection[tuple[int
                 row.joined_count,
                 row.invited_count,
                 ranges.from_text(row.invited_audiences),
+                row.first_audience,
             )
+
+
+async def _past(conn: Connection, draft: Draft, keys: Collection[tuple[int, int, int]]) -> None:
+    """Rows of old audiences. Where there are none, the principal is in none of these: a purge has let go of them."""
+    for row in await conn.fetch(SQL_PAST, *columns(keys, 3), row=SeenBeforeRow):
+        seen = ranges.from_text(row.audiences), ranges.from_text(row.invited_audiences)
+        _keep_past(draft, row[:2], PastRow(row.first_audience, row.end_audience, *seen))
+    for room_nid, principal_nid, _ in keys:
+        if not draft.past.get((room_nid, principal_nid)):
+            end = draft.visible(room_nid, principal_nid).first_audience or 0
+            _keep_past(draft, (room_nid, principal_nid), PastRow(0, end, ranges.EMPTY, ranges.EMPTY))
+
+
+def _keep_past(draft: Draft, key: tuple[int, int], row: PastRow) -> None:
+    """A row as the table has it; what the draft has made of it is newer."""
+    draft.past.setdefault(key, {}).setdefault(row.first_audience, row)
 
 
 async def _audiences(conn: Connection, draft: Draft, keys: Collection[tuple[int, int]]) -> None:
@@ -421,6 +471,7 @@ LOADERS: Final[dict[str, Callable[[Connection, Draft, Any], Awaitable[None]]]] =
     "state_key_names": _state_key_names,
     "principals": _principals,
     "visibility": _visibility,
+    "past": _past,
     "audiences": _audiences,
     "places": _places,
     "chains": _chains,

@@ -81,6 +81,12 @@ WHERE room_nid = $1::int
 """
 
 
+SQL_HAS_PAST: Final[LiteralString] = """
+SELECT code_revision >= '0005'
+FROM schema_compatibility
+"""
+
+
 class GraphRow(NamedTuple):
     """An event of the auth graph."""
 
@@ -137,6 +143,11 @@ async def _room_principals(conn: Connection, _: Draft, room_nid: int) -> list[in
     return await conn.fetchvals(SQL_ROOM_PRINCIPALS, room_nid)
 
 
+async def _has_past(conn: Connection, draft: Draft) -> bool:
+    draft.caches.has_past = bool(await conn.fetchval(SQL_HAS_PAST))
+    return draft.caches.has_past
+
+
 ANSWERS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
     "digest": _digest,
     "auth_graph": _auth_graph,
@@ -145,4 +156,5 @@ ANSWERS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
     "order": _order,
     "invited": _invited,
     "principals": _room_principals,
+    "has_past": _has_past,
 }

@@ -4,6 +4,7 @@ from enum import Enum
 from typing import NamedTuple, Self
 
 from storage.errors import StorageCorrupt
+from storage.visibility import past
 from storage.visibility.ranges import EMPTY, Ranges, add, contains, remove, unending
 
 
@@ -105,6 +106,12 @@ class VisibilityRow(NamedTuple):
     joined_count: int
     invited_count: int
     invited_audiences: Ranges = EMPTY
+    first_audience: int | None = None
+    """The row tells of the audiences from this one on; a `PastRow` each of those below. None: there are none."""
+
+    def tells_of(self, number: int) -> bool:
+        """Return whether the row itself says how the principal stands to an audience."""
+        return self.first_audience is None or number >= self.first_audience
 
     @property
     def current(self) -> Standing:
@@ -117,9 +124,55 @@ class VisibilityRow(NamedTuple):
 
     def placed(self, low: int, high: int | None, standing: Standing) -> Self:
         """The row with the principal standing so to the audiences in ``[low, high)``."""
-        audiences = (remove if standing is Standing.OUT else add)(self.audiences, low, high)
-        invited = (add if standing is Standing.INVITED else remove)(self.invited_audiences, low, high)
+        audiences, invited = _placed(self.audiences, self.invited_audiences, low, high, standing)
         return self._replace(audiences=audiences, invited_audiences=invited)
+
+    def cut(self) -> "tuple[list[PastRow], Self]":
+        """Return the row with the newer ranges only, and rows for the older ones, where it has too many (`storage.visibility.past`)."""
+        *gone, last = PastRow(self.first_audience or 0, None, self.audiences, self.invited_audiences).cut()
+        if not gone:
+            return [], self
+        return gone, self._replace(audiences=last.audiences, invited_audiences=last.invited_audiences, first_audience=last.first_audience)
+
+
+class PastRow(NamedTuple):
+    """One row of `past_visibility`, without the room and the principal. It tells of the audiences in ``[first_audience, end)``."""
+
+    first_audience: int
+    end: int | None
+    audiences: Ranges
+    invited_audiences: Ranges
+    opened_topological: int = 0
+    stretches: Ranges = EMPTY
+
+    def tells_of(self, number: int) -> bool:
+        """Return whether the row says how the principal stands to an audience."""
+        return self.first_audience <= number and (self.end is None or number < self.end)
+
+    def at(self, number: int) -> Standing:
+        """Return how the principal stands to an audience."""
+        return _standing(contains(self.audiences, number), contains(self.invited_audiences, number))
+
+    def placed(self, low: int, high: int | None, standing: Standing) -> Self:
+        """Return the row with the principal standing so to the audiences in ``[low, high)``."""
+        audiences, invited = _placed(self.audiences, self.invited_audiences, low, high, standing)
+        return self._replace(audiences=audiences, invited_audiences=invited)
+
+    def cut(self) -> "list[PastRow]":
+        """Return the row, in several where it has too many ranges."""
+        rows, row = [], self
+        while (number := past.boundary(row.audiences, row.invited_audiences)) is not None:
+            rows.append(PastRow(row.first_audience, number, *past.below(number, row.audiences, row.invited_audiences)))
+            row = PastRow(number, row.end, *past.beginning(number, row.audiences, row.invited_audiences))
+        return [*rows, row]
+
+
+def _placed(audiences: Ranges, invited: Ranges, low: int, high: int | None, standing: Standing) -> tuple[Ranges, Ranges]:
+    """Return the audiences that a principal is in, and those by an invitation alone, when it stands so to ``[low, high)``."""
+    return (
+        (remove if standing is Standing.OUT else add)(audiences, low, high),
+        (add if standing is Standing.INVITED else remove)(invited, low, high),
+    )
 
 
 def _standing(included: bool, by_invitation: bool) -> Standing:

@@ -1,10 +1,12 @@
 """Scratch space of one event: what deciding about it would change. It reaches the draft only when the decision is complete."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from storage.persist.draft import Draft, RoomDraft
-from storage.persist.rows import AudienceRow, VisibilityRow
+from storage.persist.rows import AudienceRow, PastRow, Standing, VisibilityRow
 from storage.state.groups import Group
+from storage.visibility import numbers, places, ranges
+from storage.visibility.ranges import Range
 
 
 class Step:
@@ -15,6 +17,7 @@ class Step:
         self.room = room
         self.groups: dict[int, Group] = {}
         self.visibility: dict[int, VisibilityRow] = {}
+        self.past: dict[tuple[int, int], PastRow] = {}  # by principal and first audience
         self.audiences: dict[int, AudienceRow] = {}
         self.merged: dict[frozenset[int], int] = {}
         self.next_audience = room.next_audience
@@ -53,14 +56,68 @@ class Step:
         """An audience's row."""
         return self.audiences.get(number) or self.draft.audience(self.room_nid, number)
 
+    def stretch(self, low: int, high: int | None) -> Range:
+        """Return where in the topological order the events of the audiences in ``[low, high)`` stand, as stretches_apart in the schema."""
+        closed = None if high is None else self.closed(high)
+        return self.opened(low) - places.SLACK, None if closed is None else closed + places.SLACK + 1
+
+    def opened(self, number: int) -> int:
+        """Return where the order had come to when the block of an audience was opened."""
+        for block in range(numbers.main(number), 0, -numbers.UNIT[0]):
+            opened = self.audience(block).opened_topological
+            if opened is not None:
+                return opened
+        return 0
+
+    def closed(self, number: int) -> int | None:
+        """Return where the order had come to when all audiences below a number were over; None if they are not."""
+        for block in range(numbers.main(number - 1) + numbers.UNIT[0], self.current_audience + 1, numbers.UNIT[0]):
+            opened = self.audience(block).opened_topological
+            if opened is not None:
+                return opened
+        return None
+
     def add_group(self, group: Group) -> Group:
         """A new group."""
         self.groups[group.state_group] = group
         return group
 
+    def standing(self, principal_nid: int, number: int) -> Standing:
+        """Return how a principal stands to an audience, however old."""
+        row = self.visible(principal_nid)
+        return row.at(number) if row.tells_of(number) else self._past(principal_nid, number).at(number)
+
     def set_visible(self, rows: Mapping[int, VisibilityRow]) -> None:
-        """New rows of principals."""
-        self.visibility.update(rows)
+        """New rows of principals; ranges that are too many for one go to rows that are past."""
+        for principal, row in rows.items():
+            gone, kept = row.cut() if self.draft.cuts(row) else ([], row)
+            self.visibility[principal] = kept
+            self._set_past(principal, gone)
+
+    def place(self, principal_nid: int, low: int, high: int | None, standing: Standing) -> None:
+        """Have a principal stand so to the audiences in ``[low, high)``, which are of one line and new, or of one block."""
+        row = self.visible(principal_nid)
+        if row.tells_of(low):
+            self.set_visible({principal_nid: row.placed(low, high, standing)})
+            return
+        self._set_past(principal_nid, self._past(principal_nid, low).placed(low, high, standing).cut())
+
+    def _set_past(self, principal_nid: int, rows: Sequence[PastRow]) -> None:
+        """New rows of a principal for old audiences, with where in the order these lie."""
+        blocks = {numbers.main(low) for row in rows for low, _ in row.audiences}
+        blocks |= {numbers.main(high - 1) + numbers.UNIT[0] for row in rows for _, high in row.audiences if high is not None}
+        self.draft.ensure_audiences(self.room_nid, (block for block in blocks - self.audiences.keys() if block <= self.current_audience))
+        for row in rows:
+            stretches = tuple(self.stretch(low, high) for low, high in row.audiences)
+            placed = row._replace(opened_topological=self.opened(row.first_audience), stretches=ranges.union(stretches))
+            self.past[principal_nid, row.first_audience] = placed
+
+    def _past(self, principal_nid: int, number: int) -> PastRow:
+        """The row of a principal that tells of an audience older than those of its row in use."""
+        for (principal, _), row in self.past.items():
+            if principal == principal_nid and row.tells_of(number):
+                return row
+        return self.draft.past_row(self.room_nid, principal_nid, number)
 
     def commit(self) -> None:
         """Into the draft."""
@@ -68,6 +125,8 @@ class Step:
         self.room.merged.update(self.merged)
         for principal, visible in self.visibility.items():
             self.draft.set_visibility((self.room_nid, principal), visible)
+        for (principal, _), past in self.past.items():
+            self.draft.set_past((self.room_nid, principal), past)
         for number, row in self.audiences.items():
             self.draft.set_audience((self.room_nid, number), row)
         self.room.next_audience = self.next_audience

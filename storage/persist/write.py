@@ -17,7 +17,7 @@ from storage.persist.columns import EMPTY, array, arrays, text, texts
 from storage.persist.draft import Draft, RoomDraft
 from storage.persist.footing import footing
 from storage.persist.invalidations import Invalidation, invalidations
-from storage.persist.rows import EventRow
+from storage.persist.rows import EventRow, PastRow
 from storage.state.groups import Group
 from storage.state.rows import row_of
 from storage.streams.in_flight import Author
@@ -217,18 +217,32 @@ set_membership AS (
             writer_nid = EXCLUDED.writer_nid
 ),
 set_visibility AS (
-    INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences)
+    INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences,
+        first_audience)
     SELECT i.room_nid, i.principal_nid, i.audiences::int8multirange, i.last_join_topological, i.joined_count, i.invited_count,
-        NULLIF(i.invited_audiences::int8multirange, '{}')
+        NULLIF(i.invited_audiences::int8multirange, '{}'), i.first_audience
     FROM unnest($92::text::int[], $93::text::int[], $94::text::text[], $95::text::bigint[], $96::text::int[], $97::text::int[],
-        $127::text::text[])
-        AS i (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences)
+        $127::text::text[], $144::text::bigint[])
+        AS i (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences, first_audience)
     ON CONFLICT (room_nid, principal_nid) DO UPDATE
         SET audiences = EXCLUDED.audiences,
             last_join_topological = EXCLUDED.last_join_topological,
             joined_count = EXCLUDED.joined_count,
             invited_count = EXCLUDED.invited_count,
-            invited_audiences = EXCLUDED.invited_audiences
+            invited_audiences = EXCLUDED.invited_audiences,
+            first_audience = EXCLUDED.first_audience
+),
+set_past AS (
+    INSERT INTO past_visibility (room_nid, principal_nid, first_audience, opened_topological, audiences, invited_audiences, stretches)
+    SELECT i.room_nid, i.principal_nid, i.first_audience, i.opened_topological, i.audiences::int8multirange,
+        NULLIF(i.invited_audiences::int8multirange, '{}'), i.stretches::int8multirange
+    FROM unnest($145::text::int[], $146::text::int[], $147::text::bigint[], $148::text::bigint[], $149::text::text[], $150::text::text[],
+        $151::text::text[])
+        AS i (room_nid, principal_nid, first_audience, opened_topological, audiences, invited_audiences, stretches)
+    ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE
+        SET audiences = EXCLUDED.audiences,
+            invited_audiences = EXCLUDED.invited_audiences,
+            stretches = EXCLUDED.stretches
 ),
 set_audience AS (
     INSERT INTO audiences (room_nid, audience, branches, continued, opened_topological)
@@ -400,7 +414,13 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         *texts(((move.room_nid, nid, move.topological_before) for nid, move in draft.moved.items()), 3),
         text([room.row.removals for room in changed if room.row.write_version]),
         *map(text, footing(draft)),
+        text([row.first_audience for row in draft.new_visibility.values()]),
+        *texts((_past_row(key, row) for key, row in draft.new_past.items()), 7),
     ]
+
+
+def _past_row(key: tuple[int, int, int], row: PastRow) -> tuple[object, ...]:
+    return *key, row.opened_topological, *map(ranges.to_text, (row.audiences, row.invited_audiences, row.stretches))
 
 
 def _new_room(room: RoomDraft) -> tuple[object, ...]:

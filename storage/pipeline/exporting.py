@@ -50,7 +50,7 @@ ORDER BY d.room_nid, d.stream_ordering
 
 SQL_VISIBILITY: Final[LiteralString] = """
 SELECT r.room_id, p.name AS principal, lower(a.stretch) AS first_audience, upper(a.stretch) AS end_audience, v.last_join_topological
-FROM visibility v
+FROM whole_visibility v
 JOIN rooms r USING (room_nid)
 JOIN principals p USING (principal_nid)
 CROSS JOIN LATERAL unnest(v.audiences) AS a (stretch)

@@ -49,21 +49,25 @@ parent AS MATERIALIZED (
     JOIN events e USING (event_nid)
     CROSS JOIN LATERAL (
         SELECT e.redacted_by IS NULL
-            AND (was_there(e, room.joined_since, room.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)) AS whole
+            AND (was_there(e, room.joined_since, room.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                OR was_there_before(e, room.reader_nid, room.unread)) AS whole
     ) AS form
-    WHERE user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before)
+    WHERE user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences,
+        room.shared_before, room.reader_nid, room.unread)
 ),
 latest AS MATERIALIZED (  -- of each thread: no event that relates to another itself can begin one
     SELECT p.event_id AS root_id, p.key AS root_key, p.sender_nid AS root_sender_nid, last.event_nid, last.event_id, last.sender_nid,
         last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored, p.own_audiences, p.shared_audiences, p.world_audiences,
-        p.shared_before, p.joined_audiences, p.joined_since
+        p.shared_before, p.joined_audiences, p.joined_since, p.reader_nid, p.unread
     FROM parent p
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
         FROM events e
         WHERE e.relates_to = p.key AND e.rel_type_nid = 22 AND e.room_nid = p.room_nid AND NOT e.outlier
-            AND user_sees_relation(e, p.joined_since, p.own_audiences, p.shared_audiences, p.world_audiences, p.shared_before, p.ignored)
-            AND (was_there(e, p.joined_since, p.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+            AND user_sees_relation(e, p.joined_since, p.own_audiences, p.shared_audiences, p.world_audiences,
+                p.shared_before, p.reader_nid, p.unread, p.ignored)
+            AND (was_there(e, p.joined_since, p.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                OR was_there_before(e, p.reader_nid, p.unread))
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS last
@@ -71,11 +75,11 @@ latest AS MATERIALIZED (  -- of each thread: no event that relates to another it
 ),
 holder AS MATERIALIZED (  -- what may have been edited or referred to: what was asked for, and the latest events of threads
     SELECT event_id, key, room_nid, sender_nid, type_nid, whole AND rel_type_nid IS DISTINCT FROM 19 AS editable, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences, joined_since
+        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences, joined_since, reader_nid, unread
     FROM parent
     UNION
     SELECT event_id, relation_key(event_id), room_nid, sender_nid, type_nid, whole, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences, joined_since
+        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences, joined_since, reader_nid, unread
     FROM latest
 ),
 told AS (
@@ -86,8 +90,10 @@ told AS (
         FROM events e
         WHERE e.relates_to = h.key AND e.rel_type_nid = 19 AND e.replaces AND e.room_nid = h.room_nid AND NOT e.outlier
             AND e.sender_nid = h.sender_nid AND e.type_nid = h.type_nid
-            AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences, h.world_audiences, h.shared_before, h.ignored)
-            AND (was_there(e, h.joined_since, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+            AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences, h.world_audiences,
+                h.shared_before, h.reader_nid, h.unread, h.ignored)
+            AND (was_there(e, h.joined_since, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                OR was_there_before(e, h.reader_nid, h.unread))
         ORDER BY e.origin_server_ts DESC, e.event_id DESC
         LIMIT 1
     ) AS edit
@@ -99,8 +105,10 @@ told AS (
         SELECT count(*) AS events, bool_or(e.sender_nid = l.principal_nid) AS participated
         FROM events e
         WHERE e.relates_to = l.root_key AND e.rel_type_nid = 22 AND e.room_nid = l.room_nid AND NOT e.outlier
-            AND user_sees_relation(e, l.joined_since, l.own_audiences, l.shared_audiences, l.world_audiences, l.shared_before, l.ignored)
-            AND (was_there(e, l.joined_since, l.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+            AND user_sees_relation(e, l.joined_since, l.own_audiences, l.shared_audiences, l.world_audiences,
+                l.shared_before, l.reader_nid, l.unread, l.ignored)
+            AND (was_there(e, l.joined_since, l.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                OR was_there_before(e, l.reader_nid, l.unread))
     ) AS thread
     UNION ALL
     SELECT h.event_id, 'references', NULL, NULL, NULL, referring.ids
@@ -111,8 +119,10 @@ told AS (
             SELECT e.event_id, e.topological_ordering, e.stream_ordering
             FROM events e
             WHERE e.relates_to = h.key AND e.rel_type_nid = 21 AND e.room_nid = h.room_nid AND NOT e.outlier
-                AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences, h.world_audiences, h.shared_before, h.ignored)
-                AND (was_there(e, h.joined_since, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+                AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences, h.world_audiences,
+                    h.shared_before, h.reader_nid, h.unread, h.ignored)
+                AND (was_there(e, h.joined_since, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    OR was_there_before(e, h.reader_nid, h.unread))
             ORDER BY e.topological_ordering, e.stream_ordering
             LIMIT $4::bigint
         ) AS r

@@ -21,27 +21,32 @@ reader AS MATERIALIZED (
 ),
 target AS MATERIALIZED (
     SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
-        NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($5::text[])) AS ignored, f.*, sight.*
+        NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+            AND NOT was_there_before(e, sight.reader_nid, sight.unread) AS withheld,
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($5::text[])) AS ignored, f.*
     FROM reader
     CROSS JOIN filter_of($6::text[], $7::text[], $8::text[], $9::text[], $10::boolean) AS f
     CROSS JOIN events e
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
     WHERE e.event_id = $1::text
-        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
+            sight.shared_before, sight.reader_nid, sight.unread)
 ),
 stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
-    SELECT stretch.lowest, stretch.highest
+    SELECT stretch.*
     FROM target t
     JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL stretches_of(t.room_nid, t.principal_nid, r.strays) AS stretch
+    CROSS JOIN LATERAL stretches_of(
+        t.room_nid, t.principal_nid, r.strays, t.topological_ordering, $3::bigint, $4::bigint
+    ) AS stretch
 ),
 before AS (
     SELECT e.event_nid, e.withheld
     FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.highest DESC) AS t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, t.joined_since, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+            NOT was_there(e, t.joined_since, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) < (
@@ -49,7 +54,8 @@ before AS (
                 CASE WHEN t.highest < t.topological_ordering THEN 9223372036854775807 ELSE t.stream_ordering END
             )
             AND e.topological_ordering >= t.lowest
-            AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before)
+            AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
+                t.shared_before, t.reader_nid, t.unread)
             AND not_ignored(e, t.ignored)
             AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
@@ -63,7 +69,8 @@ after AS (
     FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.lowest) AS t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, t.joined_since, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+            NOT was_there(e, t.joined_since, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) > (
@@ -71,7 +78,8 @@ after AS (
                 CASE WHEN t.lowest > t.topological_ordering THEN 0 ELSE t.stream_ordering END
             )
             AND e.topological_ordering <= t.highest
-            AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before)
+            AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
+                t.shared_before, t.reader_nid, t.unread)
             AND not_ignored(e, t.ignored)
             AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
         ORDER BY e.topological_ordering, e.stream_ordering

@@ -33,8 +33,9 @@ found AS MATERIALIZED (
         AS walk (event_nid)
 )
 SELECT $4::text IS NOT NULL AND (
-        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences)
-        OR (NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences, room.reader_nid, room.unread)
+        OR (NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+            AND NOT was_there_before(e, room.reader_nid, room.unread))
     ) AS withheld,
     e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering, e.topological_ordering, e.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
@@ -42,7 +43,7 @@ SELECT $4::text IS NOT NULL AND (
 FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
-WHERE $4::text IS NULL OR server_gets(e, room.joined_audiences, room.world_audiences)
+WHERE $4::text IS NULL OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
 ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
 """
 
@@ -69,8 +70,9 @@ found AS MATERIALIZED (
     ) AS walk (event_nid)
 )
 SELECT $6::text IS NOT NULL AND (
-        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences)
-        OR (NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences, room.reader_nid, room.unread)
+        OR (NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+            AND NOT was_there_before(e, room.reader_nid, room.unread))
     ) AS withheld,
     e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering, e.topological_ordering, e.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
@@ -78,7 +80,7 @@ SELECT $6::text IS NOT NULL AND (
 FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
-WHERE $6::text IS NULL OR server_gets(e, room.joined_audiences, room.world_audiences)
+WHERE $6::text IS NULL OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
 ORDER BY e.topological_ordering, e.stream_ordering
 """
 

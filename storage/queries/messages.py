@@ -46,7 +46,7 @@ stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: wha
     SELECT r.room_nid, r.ignored, f.*, stretch.*
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
-    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays) AS stretch
+    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays, $3::bigint, $9::bigint + 1, 0) AS stretch
 ),
 lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
     SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint ELSE (
@@ -59,7 +59,8 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json,
-            NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+            NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering)
@@ -70,7 +71,8 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
                 (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
                 OR (NOT e.backfilled AND e.stream_ordering > $8::bigint)
             )
-            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
+            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
+                r.shared_before, r.reader_nid, r.unread)
             AND not_ignored(e, r.ignored)
             AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
@@ -125,16 +127,18 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $5::bigint
     WHERE $5::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
 ),
-stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
-    SELECT r.room_nid, r.ignored, f.*, stretch.*
-    FROM room r
-    CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
-    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays) AS stretch
-),
 lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a timeline, the oldest event
     SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint ELSE (
         SELECT LEAST($3::bigint, COALESCE(min(topological_ordering) - 1, $3::bigint)) FROM newer
     ) END AS topological_ordering
+),
+stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
+    SELECT r.room_nid, r.ignored, f.*, stretch.*
+    FROM room r
+    CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
+    CROSS JOIN lowest
+    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays, lowest.topological_ordering, 0, $9::bigint + 1)
+        AS stretch
 ),
 page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, to know whether there are more
     SELECT e.*
@@ -142,7 +146,8 @@ page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json,
-            NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+            NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
@@ -153,7 +158,8 @@ page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, t
             AND (e.topological_ordering, e.stream_ordering)
                 <= (LEAST($6::bigint, r.highest), CASE WHEN r.highest < $6::bigint THEN 9223372036854775807 ELSE $7::bigint END)
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
-            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before)
+            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
+                r.shared_before, r.reader_nid, r.unread)
             AND not_ignored(e, r.ignored)
             AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
         ORDER BY e.topological_ordering, e.stream_ordering

@@ -18,7 +18,8 @@ target AS MATERIALIZED (
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
     WHERE e.event_id = $1::text
-        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
+            sight.shared_before, sight.reader_nid, sight.unread)
 ),
 found AS (  -- the types of relations to it, from one to the next by the index
     SELECT (
@@ -78,8 +79,10 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
                 OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
             )
             AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
-            AND user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before, t.ignored)
-            AND (was_there(e, t.joined_since, t.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+            AND user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
+                t.shared_before, t.reader_nid, t.unread, t.ignored)
+            AND (was_there(e, t.joined_since, t.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                OR was_there_before(e, t.reader_nid, t.unread))
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $12::bigint + 1
     ) AS e
@@ -108,7 +111,8 @@ target AS MATERIALIZED (
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
     WHERE e.event_id = $1::text
-        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
+            sight.shared_before, sight.reader_nid, sight.unread)
 ),
 found AS (  -- the types of relations to it, from one to the next by the index
     SELECT (
@@ -168,8 +172,10 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
                 OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
             )
             AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
-            AND user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before, t.ignored)
-            AND (was_there(e, t.joined_since, t.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+            AND user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
+                t.shared_before, t.reader_nid, t.unread, t.ignored)
+            AND (was_there(e, t.joined_since, t.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                OR was_there_before(e, t.reader_nid, t.unread))
         ORDER BY e.topological_ordering, e.stream_ordering
         LIMIT $12::bigint + 1
     ) AS e
@@ -203,15 +209,18 @@ target AS MATERIALIZED (
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
     WHERE e.event_id = $1::text
-        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
+            sight.shared_before, sight.reader_nid, sight.unread)
 ),
 walk AS (  -- level by level; what is not shown is not gone through. Each event relates to one other, so there are no circles but by the target
     SELECT t.event_nid, t.key, 0 AS level, true AS shown
     FROM target t
     UNION ALL
     SELECT e.event_nid, relation_key(e.event_id), w.level + 1,
-        user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before, t.ignored)
-        AND (was_there(e, t.joined_since, t.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid))
+        user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
+            t.shared_before, t.reader_nid, t.unread, t.ignored)
+        AND (was_there(e, t.joined_since, t.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+            OR was_there_before(e, t.reader_nid, t.unread))
     FROM walk w
     CROSS JOIN target t
     JOIN events e ON e.relates_to = w.key AND e.room_nid = t.room_nid AND NOT e.outlier

@@ -23,7 +23,8 @@ FROM reader
 CROSS JOIN rooms r
 CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
-    SELECT e.event_nid, NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+    SELECT e.event_nid, NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+        AND NOT was_there_before(e, sight.reader_nid, sight.unread) AS withheld
     FROM (
         SELECT *
         FROM events e
@@ -31,7 +32,8 @@ CROSS JOIN LATERAL (
         ORDER BY e.origin_server_ts, e.topological_ordering, e.stream_ordering
         LIMIT $4::bigint
     ) AS e
-    WHERE user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+    WHERE user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
+        sight.shared_before, sight.reader_nid, sight.unread)
     ORDER BY e.origin_server_ts, e.topological_ordering, e.stream_ordering
     LIMIT 1
 ) AS nearest
@@ -48,7 +50,8 @@ FROM reader
 CROSS JOIN rooms r
 CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
 CROSS JOIN LATERAL (
-    SELECT e.event_nid, NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+    SELECT e.event_nid, NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+        AND NOT was_there_before(e, sight.reader_nid, sight.unread) AS withheld
     FROM (
         SELECT *
         FROM events e
@@ -56,7 +59,8 @@ CROSS JOIN LATERAL (
         ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $4::bigint
     ) AS e
-    WHERE user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+    WHERE user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
+        sight.shared_before, sight.reader_nid, sight.unread)
     ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT 1
 ) AS nearest
@@ -86,10 +90,11 @@ SELECT nearest.withheld, s.*
 FROM (
     SELECT e.*
     FROM last
-    CROSS JOIN LATERAL stretches_of(last.room_nid, last.principal_nid, last.strays) AS part
+    CROSS JOIN LATERAL stretches_of(last.room_nid, last.principal_nid, last.strays, last.topological_ordering, 0, 100) AS part
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, part.joined_since, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+            NOT was_there(e, part.joined_since, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                AND NOT was_there_before(e, part.reader_nid, part.unread) AS withheld
         FROM (
             SELECT *
             FROM events e
@@ -99,7 +104,8 @@ FROM (
             LIMIT $4::bigint
         ) AS e
         WHERE e.origin_server_ts >= $3::bigint
-            AND user_sees(e, part.joined_since, part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before)
+            AND user_sees(e, part.joined_since, part.own_audiences, part.shared_audiences, part.world_audiences,
+                part.shared_before, part.reader_nid, part.unread)
         ORDER BY e.topological_ordering, e.stream_ordering
         LIMIT 1
     ) AS e
@@ -131,10 +137,11 @@ SELECT nearest.withheld, s.*
 FROM (
     SELECT e.*
     FROM last
-    CROSS JOIN LATERAL stretches_of(last.room_nid, last.principal_nid, last.strays) AS part
+    CROSS JOIN LATERAL stretches_of(last.room_nid, last.principal_nid, last.strays, last.topological_ordering, 100, 0) AS part
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, part.joined_since, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+            NOT was_there(e, part.joined_since, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                AND NOT was_there_before(e, part.reader_nid, part.unread) AS withheld
         FROM (
             SELECT *
             FROM events e
@@ -144,7 +151,8 @@ FROM (
             LIMIT $4::bigint
         ) AS e
         WHERE e.origin_server_ts <= $3::bigint
-            AND user_sees(e, part.joined_since, part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before)
+            AND user_sees(e, part.joined_since, part.own_audiences, part.shared_audiences, part.world_audiences,
+                part.shared_before, part.reader_nid, part.unread)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS e

@@ -15,7 +15,7 @@ FROM reader
 CROSS JOIN events e
 CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS s
 WHERE e.event_id = ANY($2::text[])
-    AND user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences, s.shared_before)
+    AND user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences, s.shared_before, s.reader_nid, s.unread)
 """
 
 SQL_VISIBLE_TO_SERVER: Final[LiteralString] = """
@@ -27,8 +27,8 @@ FROM reader
 CROSS JOIN events e
 CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS s
 WHERE e.event_id = ANY($2::text[])
-    AND server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences)
-    AND server_gets(e, s.joined_audiences, s.world_audiences)
+    AND server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.reader_nid, s.unread)
+    AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
 """
 
 

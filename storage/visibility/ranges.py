@@ -5,6 +5,7 @@
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterable
 from itertools import pairwise
 from operator import itemgetter
 from typing import Final
@@ -46,6 +47,14 @@ def remove(ranges: Ranges, low: int, high: int | None) -> Ranges:
     (start, _), (_, stop) = ranges[first], ranges[end - 1]
     rest = [*([(start, low)] if start < low else ()), *([(top, stop)] if _top(stop) > top else ())]
     return (*ranges[:first], *rest, *ranges[end:])
+
+
+def union(parts: Iterable[Range]) -> Ranges:
+    """The numbers of all these ranges, which may overlap."""
+    found = EMPTY
+    for low, high in parts:
+        found = add(found, low, high)
+    return found
 
 
 def coarser(ranges: Ranges, most: int) -> Ranges:

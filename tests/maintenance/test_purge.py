@@ -252,6 +252,7 @@ FOLLOWED = {
     "missing_events",
     "moved_events",
     "outlier_memberships",
+    "past_visibility",
     "purge_jobs",
     "purge_leavings",
     "receipts",

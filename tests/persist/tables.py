@@ -49,7 +49,7 @@ SQL_LOGICAL = {
         LEFT JOIN events e ON e.event_nid = m.event_nid ORDER BY 1, 2""",
     "seen": """
         SELECT r.room_id, p.name, e.event_id
-        FROM visibility v JOIN rooms r USING (room_nid) JOIN principals p USING (principal_nid)
+        FROM whole_visibility v JOIN rooms r USING (room_nid) JOIN principals p USING (principal_nid)
         JOIN events e ON e.room_nid = v.room_nid AND e.audience <@ v.audiences ORDER BY 1, 2, 3""",
     "seen_since": """
         SELECT r.room_id, p.name, v.last_join_topological, v.joined_count, v.invited_count
@@ -60,7 +60,18 @@ SQL_LOGICAL = {
         SELECT w.target_event_id, e.event_id FROM waiting_redactions w JOIN events e ON e.event_nid = w.redaction_nid ORDER BY 1, 2""",
 }
 
-COUNTED = ("rooms", "events", "missing_events", "state_groups", "current_state", "state_deltas", "memberships", "visibility", "audiences")
+COUNTED = (
+    "rooms",
+    "events",
+    "missing_events",
+    "state_groups",
+    "current_state",
+    "state_deltas",
+    "memberships",
+    "visibility",
+    "past_visibility",
+    "audiences",
+)
 
 
 async def logical_tables(database: Database) -> dict[str, list[tuple[Any, ...]]]:

@@ -38,19 +38,27 @@ lowest AS (
     LIMIT 1
 )
 SELECT v.principal_nid, v.audiences::text AS audiences, v.last_join_topological
-FROM visibility v
+FROM whole_visibility v
 JOIN principals p USING (principal_nid)
-WHERE v.room_nid = $1::int AND (p.name LIKE '@%' OR v.audiences = v.invited_audiences) AND v.principal_nid > 2 AND v.joined_count = 0 AND v.invited_count = 0
+WHERE v.room_nid = $1::int AND (p.name LIKE '@%' OR v.audiences = v.invited_audiences)
+    AND v.principal_nid > 2 AND v.joined_count = 0 AND v.invited_count = 0
     AND NOT v.audiences && COALESCE((SELECT audiences FROM used), '{}')
     AND (v.last_join_topological IS NULL OR v.last_join_topological < (SELECT topological_ordering FROM lowest))
 ORDER BY v.principal_nid
 """
 
 SQL_FORGET: Final[LiteralString] = """
-DELETE FROM visibility v
-USING unnest($2::int[], $3::text[], $4::bigint[]) AS b (principal_nid, audiences, last_join_topological)
-WHERE v.room_nid = $1::int AND v.principal_nid = b.principal_nid AND v.audiences = b.audiences::int8multirange
-    AND v.last_join_topological IS NOT DISTINCT FROM b.last_join_topological AND v.joined_count = 0 AND v.invited_count = 0
+WITH gone AS (
+    DELETE FROM visibility v
+    USING unnest($2::int[], $3::text[], $4::bigint[]) AS b (principal_nid, audiences, last_join_topological)
+    JOIN whole_visibility w ON w.room_nid = $1::int AND w.principal_nid = b.principal_nid
+    WHERE v.room_nid = $1::int AND v.principal_nid = b.principal_nid AND w.audiences = b.audiences::int8multirange
+        AND v.last_join_topological IS NOT DISTINCT FROM b.last_join_topological AND v.joined_count = 0 AND v.invited_count = 0
+    RETURNING v.principal_nid
+)
+DELETE FROM past_visibility p
+USING gone
+WHERE p.room_nid = $1::int AND p.principal_nid = gone.principal_nid
 """
 
 

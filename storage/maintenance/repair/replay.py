@@ -79,11 +79,25 @@ SELECT * FROM unnest($1::int[], $2::text[])
 """
 
 SQL_ADD_VISIBILITY: Final[LiteralString] = """
-INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences)
+INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences,
+    first_audience)
 SELECT $1::int, i.principal_nid, i.audiences::int8multirange, i.last_join_topological, i.joined_count, i.invited_count,
-    NULLIF(i.invited_audiences::int8multirange, '{}')
-FROM unnest($2::int[], $3::text[], $4::bigint[], $5::int[], $6::int[], $7::text[])
-    AS i (principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences)
+    NULLIF(i.invited_audiences::int8multirange, '{}'), i.first_audience
+FROM unnest($2::int[], $3::text[], $4::bigint[], $5::int[], $6::int[], $7::text[], $8::bigint[])
+    AS i (principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences, first_audience)
+"""
+
+SQL_DROP_PAST: Final[LiteralString] = """
+DELETE FROM past_visibility
+WHERE room_nid = $1::int
+"""
+
+SQL_ADD_PAST: Final[LiteralString] = """
+INSERT INTO past_visibility (room_nid, principal_nid, first_audience, opened_topological, audiences, invited_audiences, stretches)
+SELECT $1::int, i.principal_nid, i.first_audience, i.opened_topological, i.audiences::int8multirange,
+    NULLIF(i.invited_audiences::int8multirange, '{}'), i.stretches::int8multirange
+FROM unnest($2::int[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::text[])
+    AS i (principal_nid, first_audience, opened_topological, audiences, invited_audiences, stretches)
 """
 
 SQL_ADD_AUDIENCES: Final[LiteralString] = """
@@ -245,10 +259,16 @@ async def _write(conn: Connection, draft: Replay, room: RoomDraft) -> None:
     await conn.execute(SQL_ADD_PRINCIPALS, *columns(((nid, name) for name, nid in draft.new_principals.items()), 2))
     await conn.execute(SQL_DROP_VISIBILITY, room_nid)
     seen = (
-        (principal, ranges.to_text(row.audiences), *row[1:4], ranges.to_text(row.invited_audiences))
+        (principal, ranges.to_text(row.audiences), *row[1:4], ranges.to_text(row.invited_audiences), row.first_audience)
         for (_, principal), row in draft.new_visibility.items()
     )
-    await conn.execute(SQL_ADD_VISIBILITY, room_nid, *columns(seen, 6))
+    await conn.execute(SQL_ADD_VISIBILITY, room_nid, *columns(seen, 7))
+    await conn.execute(SQL_DROP_PAST, room_nid)
+    past = (
+        (principal, first, row.opened_topological, *map(ranges.to_text, (row.audiences, row.invited_audiences, row.stretches)))
+        for (_, principal, first), row in draft.new_past.items()
+    )
+    await conn.execute(SQL_ADD_PAST, room_nid, *columns(past, 6))
     await conn.execute(SQL_DROP_AUDIENCES, room_nid)
     known = ((number, *row) for (_, number), row in draft.new_audiences.items())
     await conn.execute(SQL_ADD_AUDIENCES, room_nid, *columns(known, 4))

@@ -35,8 +35,8 @@ ORDER BY u.audience, path_of(g.state_group, g.back), u.state_group_after, u.even
 
 SQL_VISIBILITY: Final[LiteralString] = """
 SELECT p.name, v.audiences::text AS audiences, v.last_join_topological, v.joined_count, v.invited_count,
-    COALESCE(v.invited_audiences, '{}')::text AS invited_audiences
-FROM visibility v
+    v.invited_audiences::text AS invited_audiences
+FROM whole_visibility v
 JOIN principals p USING (principal_nid)
 WHERE v.room_nid = $1::int
 ORDER BY p.name
@@ -81,7 +81,7 @@ WHERE r.room_nid = $1::int
     AND NOT e.outlier
     AND NOT r.strays @> e.topological_ordering
     AND EXISTS (
-        SELECT FROM visibility v
+        SELECT FROM whole_visibility v
         JOIN principals p USING (principal_nid)
         WHERE v.room_nid = r.room_nid AND (p.principal_nid IN (1, 2) OR p.name = $2::text) AND v.audiences @> e.audience
     )
@@ -90,6 +90,25 @@ WHERE r.room_nid = $1::int
         OR e.topological_ordering < l.opened - order_slack()
         OR (l.audience < r.current_audience AND e.topological_ordering > l.closed + order_slack())
     )
+"""
+
+SQL_MISPLACED: Final[LiteralString] = """
+SELECT p.name, o.first_audience, o.opened_topological, o.stretches::text AS stretches, right_place.opened,
+    right_place.stretches::text AS right_stretches
+FROM past_visibility o
+JOIN principals p USING (principal_nid)
+CROSS JOIN LATERAL (
+    SELECT COALESCE((
+            SELECT a.opened_topological
+            FROM audiences a
+            WHERE a.room_nid = o.room_nid AND a.audience <= (o.first_audience >> 40) << 40 AND a.opened_topological IS NOT NULL
+            ORDER BY a.audience DESC
+            LIMIT 1
+        ), 0) AS opened, COALESCE(stretches_apart(o.room_nid, o.audiences, NULL, NULL, '{}'), '{}') AS stretches
+    OFFSET 0
+) AS right_place
+WHERE o.room_nid = $1::int AND (o.opened_topological <> right_place.opened OR NOT o.stretches @> right_place.stretches)
+ORDER BY p.name, o.first_audience
 """
 
 POINTS_TOGETHER: Final = 500
@@ -102,6 +121,17 @@ class StrayRow(NamedTuple):
     topological_ordering: int
     opened: int | None
     closed: int | None
+
+
+class MisplacedRow(NamedTuple):
+    """A row of `past_visibility` whose place in the order is not that of its audiences."""
+
+    name: str
+    first_audience: int
+    opened_topological: int
+    stretches: str
+    opened: int
+    right_stretches: str
 
 
 class PointRow(NamedTuple):
@@ -239,6 +269,10 @@ async def check_audiences(conn: Connection, room: Room) -> AsyncIterator[Finding
     for row in await conn.fetch(SQL_STRAYS, room.nid, room.server_name, row=StrayRow):
         expected = f"between {row.opened} and {row.closed}, or a stray"
         yield room.finding("audiences", [row.event_id], f"topological ordering {row.topological_ordering}", expected)
+    for past in await conn.fetch(SQL_MISPLACED, room.nid, row=MisplacedRow):
+        found = f"opened at {past.opened_topological}, {past.stretches}"
+        expected = f"opened at {past.opened}, {past.right_stretches}"
+        yield room.finding("audiences", [past.name, f"audiences from {past.first_audience} on"], found, expected)
 
 
 def _last_join(room: Room, held: int | None, found: int | None) -> int | None:

@@ -30,7 +30,7 @@ BEGIN
         SELECT relname
         FROM pg_class
         WHERE relnamespace = live AND relkind = 'r'
-            AND relname NOT IN ('alembic_version', 'deployment', 'principals', 'event_types', 'state_keys', 'import_events')
+            AND relname NOT IN ('alembic_version', 'schema_compatibility', 'deployment', 'principals', 'event_types', 'state_keys', 'import_events')
     LOOP
         EXECUTE format('CREATE TEMP TABLE %1$I (LIKE %1$I INCLUDING ALL)', name);
     END LOOP;
@@ -74,6 +74,7 @@ ANALYZE pg_temp.state_groups;
 ANALYZE pg_temp.auth_chains;
 ANALYZE pg_temp.auth_chain_links;
 ANALYZE pg_temp.visibility;
+ANALYZE pg_temp.past_visibility;
 ANALYZE pg_temp.audiences;
 ANALYZE pg_temp.current_state;
 ANALYZE pg_temp.missing_events

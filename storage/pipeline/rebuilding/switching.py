@@ -264,8 +264,9 @@ WHERE v.room_nid = $1::int
 """
 
 SQL_SET_SIGHT: Final[LiteralString] = """
-INSERT INTO visibility AS v (last_join_topological, room_nid, principal_nid, joined_count, invited_count, audiences, invited_audiences)
-SELECT last_join_topological, $1::int, principal_nid, joined_count, invited_count, audiences, invited_audiences
+INSERT INTO visibility AS v (last_join_topological, room_nid, principal_nid, joined_count, invited_count, audiences, invited_audiences,
+    first_audience)
+SELECT last_join_topological, $1::int, principal_nid, joined_count, invited_count, audiences, invited_audiences, first_audience
 FROM pg_temp.visibility
 WHERE room_nid = $2::int
 ON CONFLICT (room_nid, principal_nid) DO UPDATE
@@ -273,10 +274,35 @@ ON CONFLICT (room_nid, principal_nid) DO UPDATE
         joined_count = EXCLUDED.joined_count,
         invited_count = EXCLUDED.invited_count,
         audiences = EXCLUDED.audiences,
-        invited_audiences = EXCLUDED.invited_audiences
-    WHERE (v.last_join_topological, v.joined_count, v.invited_count, v.audiences, v.invited_audiences)
+        invited_audiences = EXCLUDED.invited_audiences,
+        first_audience = EXCLUDED.first_audience
+    WHERE (v.last_join_topological, v.joined_count, v.invited_count, v.audiences, v.invited_audiences, v.first_audience)
         IS DISTINCT FROM (EXCLUDED.last_join_topological, EXCLUDED.joined_count, EXCLUDED.invited_count, EXCLUDED.audiences,
-            EXCLUDED.invited_audiences)
+            EXCLUDED.invited_audiences, EXCLUDED.first_audience)
+"""
+
+SQL_DROP_PAST: Final[LiteralString] = """
+DELETE FROM past_visibility v
+WHERE v.room_nid = $1::int
+    AND NOT EXISTS (
+        SELECT
+        FROM pg_temp.past_visibility s
+        WHERE s.room_nid = $2::int AND s.principal_nid = v.principal_nid AND s.first_audience = v.first_audience
+    )
+"""
+
+SQL_SET_PAST: Final[LiteralString] = """
+INSERT INTO past_visibility AS v (first_audience, opened_topological, room_nid, principal_nid, audiences, invited_audiences, stretches)
+SELECT first_audience, opened_topological, $1::int, principal_nid, audiences, invited_audiences, stretches
+FROM pg_temp.past_visibility
+WHERE room_nid = $2::int
+ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE
+    SET opened_topological = EXCLUDED.opened_topological,
+        audiences = EXCLUDED.audiences,
+        invited_audiences = EXCLUDED.invited_audiences,
+        stretches = EXCLUDED.stretches
+    WHERE (v.opened_topological, v.audiences, v.invited_audiences, v.stretches)
+        IS DISTINCT FROM (EXCLUDED.opened_topological, EXCLUDED.audiences, EXCLUDED.invited_audiences, EXCLUDED.stretches)
 """
 
 SQL_DROP_AUDIENCES: Final[LiteralString] = """
@@ -310,6 +336,8 @@ OF_BOTH: Final = (
     SQL_SET_CURRENT,
     SQL_DROP_SIGHT,
     SQL_SET_SIGHT,
+    SQL_DROP_PAST,
+    SQL_SET_PAST,
     SQL_DROP_AUDIENCES,
     SQL_SET_AUDIENCES,
 )

@@ -174,10 +174,12 @@ CROSS JOIN LATERAL (  -- with all that is told of an event: to look it up by num
         SELECT *
         FROM (  -- so many are looked at, at most
             SELECT e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by, e.redacted_form, e.json, row_number() OVER () AS place,
-                user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences, sight.shared_before)
+                user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
+                    sight.shared_before, sight.reader_nid, sight.unread)
                     AND not_ignored(e, filter.ignored)
                     AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url) AS is_told,
-                NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AS withheld
+                NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                    AND NOT was_there_before(e, sight.reader_nid, sight.unread) AS withheld
             FROM events e
             WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(r.gap, r.lower))
                 AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)
