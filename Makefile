@@ -9,7 +9,7 @@ DEBIAN := /usr/lib/postgresql/15/bin
 BENCH  ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test lint bench lock format
+.PHONY: help demo demo-spark test lint mutants bench lock format
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ lint: .venv/.dev ## formatting, ruff, mypy strict, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+mutants: .venv/.mutants ## change the pure layers one place at a time: do the tests find it? Takes hours; goes on where it was
+	$(BIN)/python .ci/mutants.py $(MUTANTS)
+
 bench: .venv/.dev ## benchmarks in their quick sizes, with a page in benchmarks/results; BENCH= for the full ones
 	$(BIN)/python -m benchmarks $(BENCH)
 	$(BIN)/python -m benchmarks report
@@ -40,7 +43,7 @@ format: .venv/.dev ## rewrite the source as lint wants it
 	$(BIN)/ruff check --fix .
 
 lock: .venv/.dev ## resolve the development dependencies again
-	$(BIN)/uv pip compile --quiet --universal --extra dev --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+	$(BIN)/uv pip compile --quiet --universal --extra dev --extra mutants --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 		--output-file $(LOCK) pyproject.toml
 
 .venv/bin/python:
@@ -53,3 +56,7 @@ lock: .venv/.dev ## resolve the development dependencies again
 .venv/.dev: pyproject.toml $(LOCK) | .venv/bin/python
 	$(PIP) install --constraint $(LOCK) --editable '.[dev]'
 	touch .venv/.runtime $@
+
+.venv/.mutants: .venv/.dev
+	$(PIP) install --constraint $(LOCK) --editable '.[dev,mutants]'
+	touch $@

@@ -1,9 +1,11 @@
 """A soak: `python -m benchmarks.soak --minutes 30`. Not part of `python -m benchmarks`, nor of CI.
 
-Several writer processes append the same random rooms, each its share; clients in this process sync, page and get messages for their devices;
-rooms are purged, collected and verified; writers are killed (SIGKILL), Postgres is restarted, in turn fast and as in a crash. In the end
-`verify` must find nothing, and each client, who knows only what its syncs have told, must have the state and the timelines that the server tells
-anew. Exit code 1 if not.
+Several writer processes append the same random rooms, each its share: rooms of all versions mixed in one batch, with gaps
+and with joins over federation (benchmarks/soak_rooms.py). A bridge flaps (benchmarks/soak_flapper.py). Clients in this
+process sync, page and get messages for their devices. Meanwhile rooms are purged, collected and verified, writers are
+killed (SIGKILL), and Postgres is restarted, in turn fast and as in a crash. In the end `verify` must find nothing. Each
+client knows only what its syncs returned, and must have the state and the timelines of a new initial sync. No event may
+be rejected that its room's version allows. The exit code is 1 otherwise.
 """
 
 import argparse
@@ -27,7 +29,8 @@ from typing import Any, Final
 import psutil
 
 import storage
-from benchmarks.soak_writer import SERVER, events_of, quiet
+from benchmarks.soak_rooms import SERVER, room_of
+from benchmarks.soak_writer import quiet
 from storage import EventId, RoomId, StateKey, Store, UserId
 from storage.config import Config
 from storage.database import Database
@@ -36,7 +39,6 @@ from storage.database.migrate import migrate
 from storage.maintenance.garbage import collect
 from storage.maintenance.verify import verify
 
-EVENTS: Final = 240  # a room
 KILL_SECONDS: Final = 20.0
 RESTART_SECONDS: Final = 60.0
 UPKEEP_SECONDS: Final = 10.0
@@ -100,30 +102,37 @@ class Soak:
     processes: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     at: dict[int, int] = field(default_factory=dict)
     rooms: list[RoomId] = field(default_factory=list)
+    users: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
     over: bool = False
 
     # ------------------------------------------------------------------------------------------------------- writers
 
     def start(self, index: int) -> None:
-        """A writer, from the room at which it was."""
-        arguments = [self.server.dsn, f"writer{index}", self.at.get(index, 0), self.writers, index, EVENTS]
-        command = [sys.executable, "-m", "benchmarks.soak_writer", *map(str, arguments)]
+        """Start a writer at the pair of rooms where it was; the one after the last is the bridge."""
+        if index == self.writers:
+            command = [sys.executable, "-m", "benchmarks.soak_flapper", self.server.dsn, *self.users]
+        else:
+            arguments = [self.server.dsn, f"writer{index}", self.at.get(index, 0), self.writers, index]
+            command = [sys.executable, "-m", "benchmarks.soak_writer", *map(str, arguments)]
         self.processes[index] = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent)
 
     async def listen(self, index: int) -> None:
-        """Note which room a writer is at, over all its lives."""
+        """Note at which pair of rooms a writer is, over all its lives, and what it finds wrong."""
         while not self.over:
             process = self.processes[index]
             assert process.stdout is not None
             line = await asyncio.to_thread(process.stdout.readline)
-            if line:
+            if line.startswith(b"rejected"):
+                self.wrong.append(line.decode().strip())
+            elif line:
                 self.at[index] = int(line)
             elif process is self.processes[index]:
                 await asyncio.sleep(0.05)
 
     async def kill(self) -> None:
         """Kill a writer, and start it again."""
-        index = self.chance.randrange(self.writers)
+        index = self.chance.randrange(self.writers + 1)
         self.end(index)
         self.counts["writers killed"] += 1
         await asyncio.sleep(self.chance.random())
@@ -295,7 +304,7 @@ def _apart(told: list[EventId], now: list[EventId]) -> str:
 
 async def finished(soak: Soak, store: Store, clients: list[Client]) -> list[str]:
     """Let everything come to rest; then what is wrong."""
-    told = []
+    told = list(soak.wrong)
     for client in clients:
         quiet = 0
         while quiet < 3:
@@ -333,18 +342,19 @@ async def run_soak(server: EmbeddedPostgres, *, minutes: float, writers: int, se
     """The whole of it; how many things were wrong."""
     soak = Soak(server, writers, random.Random(seed))
     await migrate(server.dsn)
-    users = sorted({event.sender for event in events_of(0, EVENTS) if event.sender.endswith(f":{SERVER}")})
+    users = sorted({event.sender for event in room_of(0).events if event.sender.endswith(f":{SERVER}")})
     clients = [Client(UserId(user)) for user in users[:CLIENTS]]
+    soak.users = [client.user_id for client in clients]
     async with storage.open(server.dsn, server_name=SERVER, instance_name="clients", config=CONFIG) as store:
-        for index in range(writers):
+        for index in range(writers + 1):
             soak.start(index)
-        work = [soak.live(store, client) for client in clients] + [soak.listen(index) for index in range(writers)]
+        work = [soak.live(store, client) for client in clients] + [soak.listen(index) for index in range(writers + 1)]
         work += [soak.every(KILL_SECONDS, soak.kill), soak.every(RESTART_SECONDS, soak.restart)]
         async with await Database.open(server.dsn, config=Config(instance_name="upkeep", statement_timeout_ms=600_000)) as database:
             async with tasks(*work, soak.every(UPKEEP_SECONDS, soak.upkeep, database)) as started:
                 await asyncio.wait(started, timeout=minutes * 60, return_when=asyncio.FIRST_EXCEPTION)
                 soak.over = True
-                for index in range(writers):
+                for index in range(writers + 1):
                     soak.end(index)
             wrong = await finished(soak, store, clients)
     print(json.dumps(soak.counts, indent=1))

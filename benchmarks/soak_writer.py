@@ -1,7 +1,9 @@
-"""One writer of the soak (benchmarks/soak.py), a process to be killed: `python -m benchmarks.soak_writer DSN NAME FIRST WRITERS INDEX EVENTS`.
+"""One writer of the soak (benchmarks/soak.py), a process to be killed: `python -m benchmarks.soak_writer DSN NAME FIRST WRITERS INDEX`.
 
-The rooms are numbered and made from their numbers, so every writer makes the same ones. Of each it appends its share, every so-manieth stretch,
-and waits for the others where parents are lacking; where they do not come it appends all of it. It prints the number of a room before it begins, and goes on for ever.
+Pairs of rooms are numbered (benchmarks/soak_rooms.py). A writer appends its share of each, every so-manieth run of
+events, and waits for the others while parents are missing. If the others do not write them, it appends all events of the
+pair. It prints the number of a pair before it begins, "rejected EVENT_ID REASON" for an event that must not be rejected,
+and goes on for ever.
 """
 
 import asyncio
@@ -10,59 +12,66 @@ import logging
 import random
 import sys
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import storage
-from storage import Store
-from storage.testing import BuiltEvent, Odd, Shape, build_room
-from storage.testing.shapes import ALL_ACTIONS
+from benchmarks.soak_rooms import SERVER, pair, runs
+from storage import AppendResult, Store
+from storage.testing import GeneratedEvent
 
-SERVER: Final = "s1.test"
-SHAPE: Final = Shape(
-    "soak",
-    servers=4,
-    members=16,
-    mix={**ALL_ACTIONS, "visibility": 3, "invite": 4, "leave": 4, "redaction": 4},
-    fork_rate=0.08,
-    odd=Odd(rejected=0.01, soft_failed=0.005, early_redaction=0.01),
-)
 CONFIG: Final = storage.Config(pool_size_max=4, follow_ms=100, connect_timeout_ms=5_000)
-STRETCH: Final = 8  # events in a row that are one writer's
+RUN: Final = 8  # events in a row that are one writer's
 STALLED_SECONDS: Final = 1.5
 PAUSE_SECONDS: Final = 0.02
 
 
 def quiet() -> None:
-    """That Postgres goes away is known: nobody need say so."""
+    """Hide log records about Postgres going away, which the soak causes itself."""
     logging.getLogger("storage").setLevel(logging.ERROR)
     logging.getLogger("asyncpg").setLevel(logging.CRITICAL)
 
 
-def events_of(number: int, count: int) -> list[BuiltEvent]:
-    """The events of a room, the same in every process."""
-    return list(build_room(SHAPE, count, seed=number, sign=False).events)
+async def append_run(store: Store, events: Sequence[GeneratedEvent]) -> list[AppendResult]:
+    """Append events of one origin. Only an outlier needs the version of its room; others come after the create event."""
+    given = {event.event_id: event.state_before for event in events if event.state_before is not None}
+    versions = {event.room_version for event in events}
+    version = versions.pop() if len(versions) == 1 else None
+    return await store.append([event.pdu for event in events], room_version=version, origin=events[0].origin, state_before=given or None)
 
 
-async def write_room(store: Store, mine: list[BuiltEvent], chance: random.Random) -> bool:
-    """Append these events. What lacks its parents is tried again, until nothing has gone on for a while: then False."""
+async def append_mixed(store: Store, events: Sequence[GeneratedEvent]) -> list[GeneratedEvent]:
+    """Append events of several origins; return those whose parents or room are missing."""
+    lacking: list[GeneratedEvent] = []
+    for run in runs(events):
+        for event, result in zip(run, await append_run(store, run), strict=True):
+            if result.outcome in {"missing_parents", "invalid"}:
+                lacking.append(event)
+            elif result.outcome == "rejected" and event.expected is None:
+                sys.stdout.write(f"rejected {event.event_id} {result.reason}\n")
+                sys.stdout.flush()
+    return lacking
+
+
+async def write_pair(store: Store, mine: list[GeneratedEvent], chance: random.Random) -> bool:
+    """Append these events, again and again while parents are missing. Return False if nothing goes on for a while."""
     moved = time.monotonic()
     while mine and time.monotonic() - moved < STALLED_SECONDS:
         size = chance.randint(1, 20)
         try:
-            results = await store.append([event.pdu for event in mine[:size]], room_version=SHAPE.version)
-        except storage.DatabaseError:
+            lacking = await append_mixed(store, mine[:size])
+        except (storage.DatabaseError, storage.InputError):  # InputError: state that another writer has yet to store
             await asyncio.sleep(PAUSE_SECONDS)
             continue
-        lacking = [event for event, result in zip(mine, results, strict=False) if result.outcome == "missing_parents"]
-        if len(lacking) < len(results):
+        if len(lacking) < len(mine[:size]):
             moved = time.monotonic()
-        mine = lacking + mine[size:] if len(lacking) < len(results) else mine
+            mine = lacking + mine[size:]
         await asyncio.sleep(PAUSE_SECONDS * chance.random())
     return not mine
 
 
-async def main(dsn: str, name: str, *, first: int, writers: int, index: int, count: int) -> None:
-    """Write rooms until killed."""
+async def main(dsn: str, name: str, *, first: int, writers: int, index: int) -> None:
+    """Write pairs of rooms until killed."""
     chance = random.Random(f"{name} {first} {time.time_ns()}")
     while True:
         try:
@@ -70,9 +79,9 @@ async def main(dsn: str, name: str, *, first: int, writers: int, index: int, cou
                 for number in itertools.count(first):
                     sys.stdout.write(f"{number}\n")
                     sys.stdout.flush()
-                    events = await asyncio.to_thread(events_of, number, count)
-                    if not await write_room(store, [event for at, event in enumerate(events) if at // STRETCH % writers == index], chance):
-                        await write_room(store, events, chance)  # the others are dead, or in another room
+                    events = await asyncio.to_thread(pair, number)
+                    if not await write_pair(store, [event for at, event in enumerate(events) if at // RUN % writers == index], chance):
+                        await write_pair(store, events, chance)  # the others are dead, or at another pair
                     first = number
         except storage.DatabaseError:
             await asyncio.sleep(PAUSE_SECONDS)
@@ -81,4 +90,4 @@ async def main(dsn: str, name: str, *, first: int, writers: int, index: int, cou
 if __name__ == "__main__":
     quiet()
     given = sys.argv
-    asyncio.run(main(given[1], given[2], first=int(given[3]), writers=int(given[4]), index=int(given[5]), count=int(given[6])))
+    asyncio.run(main(given[1], given[2], first=int(given[3]), writers=int(given[4]), index=int(given[5])))

@@ -6,7 +6,7 @@ caller meets an error of the driver. Reads clamp numbers to 64 bits; methods tha
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeGuard, TypeVar
 
 import orjson
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 # ---------------------------------------------------------------------------------------------------------------- texts
 
 
-def is_text(value: object) -> bool:
+def is_text(value: object) -> TypeGuard[str]:
     """Return whether a table could hold it as text. What a table cannot hold is the id of nothing."""
     if not isinstance(value, str) or "\0" in value:
         return False

@@ -206,6 +206,15 @@ class Config:
     replication_batch_max: Most = 10_000
     """Rows under one token that a reader keeps until the last of them comes; of larger batches it reads the table."""
 
+    replication_names_max: Most = 100
+    """Workers that one replication connection may speak for; of more the oldest are dropped."""
+
+    replication_sessions_max: Most = 50_000
+    """Syncing users and devices that one replication connection may tell of; of more the oldest are dropped."""
+
+    replication_ack_keep_ms: Pause = 86_400_000
+    """How long the position that a sending worker acknowledged is remembered after its connection has ended (a day)."""
+
     replication_retry_ms_first: Pause = 100
     """Upper bound of the random pause before a lost connection is tried again; it doubles with each failure."""
 

@@ -19,6 +19,7 @@ StorageError
 ├─ ProtocolError              a replication line is malformed
 ├─ DatabaseError              what came of Postgres, already translated
 │  ├─ DatabaseUnavailable     cannot connect, or the connection was lost
+│  │  └─ DatabaseReplaced     restored, or a standby took over: the store enters it again
 │  ├─ DatabaseFull            out of disk or other resources
 │  ├─ DatabaseConflict        serialization failure, deadlock or lock timeout, after bounded retries
 │  ├─ CommitUnknown           the connection was lost during COMMIT
@@ -208,6 +209,13 @@ class DatabaseError(StorageError):
 
 class DatabaseUnavailable(DatabaseError):
     """No connection, or it was lost before COMMIT: nothing was written, repeat when the server is back."""
+
+
+class DatabaseReplaced(DatabaseUnavailable):
+    """The database was restored, or a standby took over, and may lack the last writes: nothing was written, repeat.
+
+    The store enters the database again by itself. Where that fails, the message says why.
+    """
 
 
 class DatabaseFull(DatabaseError):

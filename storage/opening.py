@@ -18,8 +18,8 @@ from storage.store import Store
 from storage.streams import startup
 from storage.streams.following import follow
 from storage.streams.identity import Identity
+from storage.streams.reentry import Entry, stay_entered
 from storage.streams.registry import STREAMS, Streams
-from storage.streams.restored import lost
 
 
 class OpenWriter(NamedTuple):
@@ -85,16 +85,16 @@ async def open_writer(
             deployment_id, name = await settled(conn, server_name)
             await startup.be_alone(conn, instance_name, wait_ms=config.enter_wait_ms)
         async with database.transaction() as conn:
-            writer_nid = await startup.enter(conn, instance_name)
-            epochs = await startup.epochs(conn, instance_name)
-        async with database.connection() as conn:
-            streams = Streams(database, instance_name, await startup.positions(conn), epochs)
-            gone = await lost(conn)
-        writer = Writer(database, streams, server_name=name, writer_nid=writer_nid)
+            own = await startup.entered(conn, instance_name)
+        streams = Streams(database, instance_name, own.positions, own.epochs, lost=own.lost)
+        entry = Entry(database, streams, name, deployment_id, own.mark)
+        database.watch(entry.is_same)
+        writer = Writer(database, streams, server_name=name, writer_nid=own.writer_nid)
+        await stack.enter_async_context(running(stay_entered(entry, told_of=told_of)))  # also while the writer writes its last
         writer.start()
         stack.push_async_callback(writer.close)
         await stack.enter_async_context(running(follow(database, streams, every_ms=config.follow_ms, told_of=told_of)))
-        yield OpenWriter(database, streams, writer, Identity(name, instance_name, writer_nid, deployment_id, gone))
+        yield OpenWriter(database, streams, writer, Identity(name, instance_name, own.writer_nid, deployment_id))
 
 
 _migrate = migrate

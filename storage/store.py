@@ -13,24 +13,12 @@ from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.maintenance.explain import Explanation, explain_visibility
 from storage.measures import Measures
 from storage.persist import AppendResult, Origin, Writer
-from storage.persist.append import append
+from storage.persist.append import Given, append
 from storage.persist.erasure import erase_user, restore_user
 from storage.persist.intake import Pdu, VerifyKeys
+from storage.persist.stripped import StrippedState
 from storage.queries import aggregations as aggregating
-from storage.queries import (
-    auth_chain,
-    authorisation,
-    context,
-    events,
-    federation,
-    gaps,
-    messages,
-    near,
-    relations,
-    state,
-    state_at,
-    visible,
-)
+from storage.queries import auth_chain, authorisation, context, events, federation, gaps, messages, near, relations, state, state_at
 from storage.queries.authorisation import StateIds
 from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent
@@ -41,7 +29,7 @@ from storage.queries.relations import RelationsPage
 from storage.queries.state_texts import StateMap
 from storage.queries.sync import Asked, Look, Memory, Sync, brief, is_brief, is_quiet, look, quiet, until_news
 from storage.queries.sync.candidates import News, rooms_of
-from storage.queries.sync.positions import events_of
+from storage.queries.visible import visible_to_server, visible_to_user
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.account_data import AccountData
 from storage.streams.caches import Caches, RoomsOf
@@ -63,10 +51,9 @@ class Store:
         self.server_name = identity.server_name
         self.instance_name = identity.instance_name
         self.deployment_id = identity.deployment_id
-        self.lost = identity.lost
         self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
-        furthest = streams["events"].current().furthest()
-        self.caches: Caches[StoredEvent, StateMap] = Caches.of(database.config, streams.feed, furthest)
+        self.caches: Caches[StoredEvent, StateMap] = Caches.of(database.config, streams.feed, self._furthest())
+        streams.on_restart(lambda _: self.caches.restart(self._furthest()))
         self.memory = Memory(
             lambda name: streams[name].positions(), self.caches.rooms_of, self.caches.room_changes, self.caches.state_changes
         )
@@ -74,6 +61,10 @@ class Store:
         self.account_data = AccountData(small["account_data"], identity.server_name)
         self.to_device = ToDevice(small["to_device"], identity.server_name)
         self.receipts = Receipts(small["receipts"])
+
+    def _furthest(self) -> int:
+        """Above it every event will be told."""
+        return self.streams["events"].current().furthest()
 
     @property
     def measures(self) -> Measures:
@@ -90,12 +81,12 @@ class Store:
         room_version: str | None = None,
         origin: Origin = "live",
         state_before: Mapping[EventId, Iterable[EventId]] | None = None,
+        stripped_state: StrippedState | None = None,
         verify_keys: VerifyKeys | None = None,
     ) -> list[AppendResult]:
-        """Store PDUs; one result per PDU, in order (api.md, "Writing"). A bad PDU is an outcome, never an exception."""
-        results = await append(
-            self.database, self.writer, pdus, room_version=room_version, origin=origin, state_before=state_before, verify_keys=verify_keys
-        )
+        """Store PDUs; one result per PDU, in order (`storage.persist.append.Given`). A bad PDU is an outcome, a bad argument an `InputError`."""
+        given = Given(room_version, origin, state_before, stripped_state, verify_keys)
+        results = await append(self.database, self.writer, pdus, given)
         self.measures.append_events.add(len(pdus))
         self.measures.outcomes.update(result.outcome for result in results)
         return results
@@ -134,7 +125,7 @@ class Store:
     async def state_before(
         self, event_id: EventId, *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
     ) -> StateMap:
-        """The state before an event. `UnknownEvent`, `StateUnknown` for an outlier. Filters as in `states_before`."""
+        """The state before an event. `UnknownEvent`, `StateUnknown` for an outlier, `StorageCorrupt`. Filters as in `states_before`."""
         return (await self.states_before([event_id], types=types, keys=keys))[event_id]
 
     async def state_after(
@@ -149,7 +140,7 @@ class Store:
     ) -> dict[EventId, StateMap]:
         """The states before many events at once: whole, or of some types, or under some (type, state key), never both filters.
 
-        `UnknownEvent`, `StateUnknown` for an outlier, `InputError`.
+        `UnknownEvent`, `StateUnknown` for an outlier, `StorageCorrupt` for a state that cannot be read, `InputError`.
         """
         return await self._states(event_ids, types, keys, after=False)
 
@@ -208,13 +199,13 @@ class Store:
         """Those of the events that a local user may see. `InvalidIdentifier`, also for a user of another server."""
         user, ids = checks.local_user(user_id, self.server_name), checks.events(event_ids)
         async with self.database.connection() as conn:
-            return await visible.visible_to_user(conn, user, ids)
+            return await visible_to_user(conn, user, ids)
 
     async def visible_to_server(self, server_name: str, event_ids: Iterable[str]) -> set[EventId]:
         """Those of the events that a server may have whole; for one that was never joined, world-readable events. `InvalidIdentifier`."""
         server, ids = checks.server(server_name), checks.events(event_ids)
         async with self.database.connection() as conn:
-            return await visible.visible_to_server(conn, server, ids)
+            return await visible_to_server(conn, server, ids)
 
     async def explain_visibility(self, event_id: str, user_or_server: str) -> Explanation:
         """Why a local user, or a server, may see an event or may not; `Explanation.sentence` says it. `InvalidIdentifier`, `UnknownEvent`."""
@@ -242,10 +233,9 @@ class Store:
 
         ``rooms_limit`` is for an initial sync: the rooms with the latest activity; `Sync.next_rooms` as ``since`` brings the next ones.
         ``full_state`` tells the whole state of every joined room. ``timeout_ms`` waits for something to happen.
-        What the ``ignored`` have sent is left out, but for state; so it is in `messages` and `context`. ``filter``: only some rooms, events
+        Events of the ``ignored`` are left out, but for state, as in `messages` and `context`; so are their invites. ``filter``: only some rooms, events
         or members (`storage.SyncFilter`). A timeline that is `limited` lacks something: also where history is missing, or where of the last
-        `Config.traversal_rows_max` events too few pass the filter or are visible. Its `prev_batch` leads to all of that.
-        `InvalidIdentifier`, `InvalidToken`, `ResyncNeeded`, `InputError`.
+        `Config.traversal_rows_max` events too few pass or are visible; `prev_batch` leads to it. `InvalidToken`, `ResyncNeeded`, `InputError`.
         """
         wait_ms = checks.limit(timeout_ms, checks.LARGEST, "timeout_ms")
         asked = Asked.of(
@@ -260,9 +250,6 @@ class Store:
             deployment=self.deployment_id,
             config=self.database.config,
         )
-        if (token := asked.token) is not None:
-            self.lost.refuse(since or "", events_of(token))
-
         return await until_news(
             lambda: self._look(asked, waits=wait_ms > 0), self.notifier, self.deployment_id, asked.since, timeout_ms=wait_ms
         )
@@ -270,7 +257,7 @@ class Store:
     def positions_of(self, token: str) -> dict[str, VectorPosition]:
         """Where a token of sync (`Sync.next_batch`) is in each stream: events, account_data, receipts, to_device. `InvalidToken`.
 
-        What is new beside the rooms is above `VectorPosition.min` there. A stream that is lacking came with an upgrade: it is read from 0.
+        What is new is above `VectorPosition.min`. Read a stream that is not there from 0: it came with an upgrade.
         """
         return SyncToken.parse(token, self.deployment_id).positions()
 
@@ -278,9 +265,19 @@ class Store:
         """One look at what is new, timed; a sync that waits looks several times."""
         began = perf_counter()
         try:
-            return await self._looked(asked, waits=waits)
+            return await self._looked_within_an_era(asked, waits=waits)
         finally:
             self.measures.call("sync" if asked.since is not None else "first_sync").add(perf_counter() - began)
+
+    async def _looked_within_an_era(self, asked: Asked, *, waits: bool) -> Look:
+        """An answer of one database. `ResyncNeeded` if the token is of what another one has lost."""
+        while True:
+            era = self.database.era
+            if self.streams.lost and asked.token is not None:
+                self.streams.refuse_lost(asked.text, asked.token)
+            found = await self._looked(asked, waits=waits)
+            if era == self.database.era:
+                return found
 
     async def _looked(self, asked: Asked, *, waits: bool) -> Look:
         was_quiet = is_quiet(asked, self.memory)

@@ -10,6 +10,9 @@ resolution/     one state out of several
 from storage.auth.auth_events import check_auth_events
 from storage.auth.redaction import redaction_allowed
 from storage.auth.resolution import (
+    Change,
+    Resolution,
+    Source,
     auth_chain,
     auth_difference,
     conflicted_subgraph,
@@ -25,6 +28,9 @@ from storage.errors import AuthDenied
 __all__ = [
     "CONTENT_MATTERS",
     "AuthDenied",
+    "Change",
+    "Resolution",
+    "Source",
     "auth_chain",
     "auth_difference",
     "auth_event_keys",

@@ -91,7 +91,7 @@ def _check_no_creator(event: Event, users: Levels, create: Event) -> None:
 
 
 def _check_changes(event: Event, group: str, old: Levels, new: Levels, sender_level: Level) -> None:
-    for name in old.keys() | new.keys():
+    for name in {**old, **new}:  # not a set: the first refusal is the same in every process
         before, after = old.get(name), new.get(name)
         if before == after:
             continue
@@ -102,7 +102,7 @@ def _check_changes(event: Event, group: str, old: Levels, new: Levels, sender_le
 
 
 def _check_users(event: Event, old: Levels, new: Levels, sender_level: Level) -> None:
-    for user_id in old.keys() | new.keys():
+    for user_id in {**old, **new}:  # not a set: the first refusal is the same in every process
         before, after = old.get(user_id), new.get(user_id)
         if before == after:
             continue

@@ -4,7 +4,7 @@ Source: server-server API, "Auth events selection".
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from storage.auth.state_keys import CREATE, JOIN_RULES, MEMBER, POWER_LEVELS, THIRD_PARTY_INVITE
 from storage.event import Event
@@ -34,11 +34,11 @@ def auth_event_keys(event: Event) -> set[StateKey]:
 
 
 def third_party_token(content: Mapping[str, Any]) -> str | None:
-    """`third_party_invite.signed.token` of a membership's content, where it is there and text."""
+    """Return `third_party_invite.signed.token` of a membership's content, where it is there and can be a state key."""
     invite = content.get("third_party_invite")
     signed = invite.get("signed") if isinstance(invite, dict) else None
     token = signed.get("token") if isinstance(signed, dict) else None
-    return token if isinstance(token, str) else None
+    return token if _can_be_key(token) else None
 
 
 def _add_membership_keys(event: Event, keys: set[StateKey]) -> None:
@@ -54,5 +54,10 @@ def _add_membership_keys(event: Event, keys: set[StateKey]) -> None:
             keys.add((THIRD_PARTY_INVITE, token))
     elif membership == "join" and event.room_version.restricted_join:
         authoriser = content.get("join_authorised_via_users_server")
-        if isinstance(authoriser, str):
+        if _can_be_key(authoriser):
             keys.add((MEMBER, authoriser))
+
+
+def _can_be_key(value: object) -> TypeGuard[str]:
+    """Return whether an event could have this state key. One with a NUL is refused when it is read, and no table can look for it."""
+    return isinstance(value, str) and "\0" not in value

@@ -5,7 +5,8 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, run
 from storage.cli.maintaining import maintained
 from storage.cli.verify import RoomsOption
-from storage.maintenance.garbage import Collected, collect, collect_all
+from storage.maintenance.garbage import TABLES, WORK, Collected, collect, collect_all
+from storage.maintenance.indexes import prove_indexes
 
 
 def command(dsn: DsnOption = None, *, room: RoomsOption = None, as_json: JsonOption = False) -> None:
@@ -23,4 +24,5 @@ async def _collect(dsn: str | None, rooms: list[str] | None) -> list[Collected]:
     async with maintained(dsn) as database:
         if rooms is None:
             return [collected async for collected in collect_all(database)]
-        return [await collect(database, room_id) for room_id in rooms]
+        await prove_indexes(database, WORK, TABLES)
+        return [await collect(database, room_id, indexes_proven=True) for room_id in rooms]

@@ -51,6 +51,7 @@ WorkOption = Annotated[
 WritersOption = Annotated[str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")]
 LOCAL: Final = "local[*]"
 SHOWN_MAX: Final = 1_000
+PROGRESS_MAX: Final = 1_000_000
 
 
 @app.command("import")
@@ -236,6 +237,7 @@ def stream(
     with _spark(dsn, master, conf) as (spark, target):
         options = {"dsn": target, "maxEventsPerBatch": str(batch), "partitions": str(tasks or 2)}
         frame = spark.readStream.format("room_events").options(**options).load()
+        spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", PROGRESS_MAX)  # what is counted below; else the last hundred batches
         writing = frame.writeStream.format("parquet").option("path", str(path)).option("checkpointLocation", str(path / "_checkpoint"))
         query = (writing.trigger(availableNow=True) if once else writing.trigger(processingTime="1 second")).start()
         try:

@@ -7,6 +7,7 @@ import typer
 from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, print_json, print_rows, run
 from storage.cli.maintaining import maintained
 from storage.database.connection import Database
+from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.locality import local_server_name
 from storage.maintenance.repair import repair, repair_positions
 from storage.maintenance.verify import Finding, verify
@@ -72,13 +73,14 @@ async def _verify(dsn: str | None, server_name: str | None, rooms: list[str] | N
 
 
 async def _repaired(database: Database, server_name: str, found: list[Finding]) -> list[Told]:
-    """Repair the rooms where that helps, and what they share, and look at them again."""
+    """Repair the rooms where that helps, and what they share, and look at them again. `StorageCorrupt` where an index lies."""
+    await prove_indexes(database, "a repair")
     rooms = list(dict.fromkeys(finding.room_id for finding in found if finding.repairable and finding.room_id is not None))
     for room_id in rooms:
-        await repair(database, room_id, server_name=server_name)
+        await repair(database, room_id, server_name=server_name, indexes_proven=True)
     shared = any(finding.repairable and finding.room_id is None for finding in found)
     if shared:
-        await repair_positions(database)
+        await repair_positions(database, indexes_proven=True)
     left = {finding async for finding in verify(database, server_name=server_name, room_ids=rooms)}
     if shared:
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:

@@ -47,27 +47,28 @@ class ArrowConnection:
 
 
 @contextmanager
-def arrow_snapshot(dsn: str, *, foreign: bool = False) -> Iterator[ArrowConnection]:
+def arrow_snapshot(dsn: str, *, foreign: bool = False, config: Config | None = None) -> Iterator[ArrowConnection]:
     """A connection that sees one state of the database and changes nothing. `DatabaseUnavailable`; otherwise as `storage.database.session`.
 
     ``foreign``: it is not a database of this engine; the session keeps its search path, and any encoding and setting are accepted.
+    ``config``: of the driver, for an executor whose environment may differ; default: that of the environment.
     """
-    with _connected(dsn, foreign=foreign) as conn:
+    with _connected(dsn, foreign=foreign, config=config) as conn:
         conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         yield conn
 
 
 @contextmanager
-def arrow_session(dsn: str) -> Iterator[ArrowConnection]:
+def arrow_session(dsn: str, *, config: Config | None = None) -> Iterator[ArrowConnection]:
     """A connection in autocommit, for the few statements of a driver. Errors as of `arrow_snapshot`."""
-    with _connected(dsn) as conn:
+    with _connected(dsn, config=config) as conn:
         yield conn
 
 
 @contextmanager
-def _connected(dsn: str, *, foreign: bool = False) -> Iterator[ArrowConnection]:
+def _connected(dsn: str, *, foreign: bool = False, config: Config | None = None) -> Iterator[ArrowConnection]:
     """In autocommit, with its settings pinned."""
-    settings = PINNED if foreign else pinned(Config.from_env())
+    settings = PINNED if foreign else pinned(config or Config.from_env())
     with translated(connecting=True):
         driver = dbapi.connect(with_settings(dsn, {**settings, **LIBPQ}), autocommit=True)
     with closing(driver):

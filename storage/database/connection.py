@@ -24,10 +24,11 @@ from typing import Any, Final, Literal, LiteralString, NamedTuple, Protocol, Sel
 import asyncpg
 
 from storage.config import Config
+from storage.database.guard import Guard
 from storage.database.pool import Pool
 from storage.database.session import Session, connect
 from storage.database.translate import DRIVER_ERRORS, translate
-from storage.errors import CommitUnknown, DatabaseConflict, DatabaseError, DatabaseUnavailable, StorageClosed
+from storage.errors import CommitUnknown, DatabaseConflict, DatabaseError, DatabaseReplaced, DatabaseUnavailable, StorageClosed
 from storage.measures import Measures
 
 T = TypeVar("T")
@@ -148,13 +149,23 @@ class Connection:
         return result
 
 
+Check = Callable[[Connection], Awaitable[bool]]
+"""Whether a new session leads to the database that was entered."""
+
+
 class Database:
     """The pool of one Postgres database. Opened with `await Database.open(dsn, config=…)`, closed with `close`."""
 
-    def __init__(self, pool: Pool, config: Config, observer: Observer | None) -> None:
-        self._pool = pool
+    def __init__(self, connect: Callable[[], Awaitable[Session]], config: Config, observer: Observer | None) -> None:
+        size_min = min(config.pool_size_min, config.pool_size_max)
+        self._pool = Pool(self._checked, size_min=size_min, size_max=config.pool_size_max)
+        self._connect = connect
         self._config = config
         self._observer = observer
+        self._check: Check | None = None
+        self._cluster: str | None = None
+        self.guard = Guard()
+        """Whether the database is the one that was entered; see `watch`."""
         self.measures = Measures()
         """What is counted of everything that works on this database."""
         self._closed = False
@@ -167,17 +178,17 @@ class Database:
         ``mark`` tells the sessions of a writer from those of another one of the same name (`storage.streams.startup`).
         """
         config = config or Config()
-        size_min = min(config.pool_size_min, config.pool_size_max)
-        pool = Pool(partial(connect, dsn, config, mark), size_min=size_min, size_max=config.pool_size_max)
+        database = cls(partial(connect, dsn, config, mark), config, observer)
         try:
-            await pool.fill()
+            await database._pool.fill()
         except (*DRIVER_ERRORS, ValueError) as error:  # ValueError: parts of the DSN that are no numbers
             raise translate(error, connecting=True) from error
-        return cls(pool, config, observer)
+        return database
 
     async def close(self) -> None:
         """Wait for the connections in use, then close all. Doing so twice is harmless."""
         self._closed = True
+        self.guard.close()
         await self._pool.close()
 
     async def __aenter__(self) -> Self:
@@ -195,6 +206,70 @@ class Database:
     def connections(self) -> tuple[int, int, int]:
         """How many connections are open, how many of them are in use, and how many callers wait for one."""
         return self._pool.size, self._pool.used, self._pool.waiting
+
+    @property
+    def era(self) -> int:
+        """A number that changes when the database is found to be another one, and again when it is entered."""
+        return self.guard.era
+
+    def watch(self, check: "Check") -> None:
+        """Have ``check`` look at each new session from now on; False: this is another database.
+
+        Without it, a session of another cluster or timeline than the first one's is `DatabaseReplaced`, then and later.
+        All sessions end then, and nobody gets one before `Guard.enter_again`: callers wait for `Config.pool_acquire_timeout_ms`, and
+        get `DatabaseReplaced` if it is over.
+        """
+        self._check = check
+
+    async def confirm(self) -> None:
+        """Look at a new session now. `DatabaseReplaced` if the database is another one."""
+        era = self.era
+        async with self.apart() as conn:
+            await self._compare(conn, era)
+
+    @asynccontextmanager
+    async def apart(self) -> AsyncIterator[Connection]:
+        """A new connection outside the pool, which is not checked: for whoever enters the database again."""
+        try:
+            session = await self._connect()
+        except DRIVER_ERRORS as error:
+            raise translate(error, connecting=True) from error
+        try:
+            yield Connection(session.driver, self._observer, self.measures, session)
+        finally:
+            session.end()
+
+    async def _checked(self) -> Session:
+        """A new session for the pool."""
+        if not self.guard.is_current:
+            raise self.guard.error()
+        era = self.era
+        session = await self._connect()
+        try:
+            if self._check is None:
+                self._expect(session)
+            else:
+                await self._compare(Connection(session.driver, None, self.measures, session), era)
+        except BaseException:
+            session.end()
+            raise
+        return session
+
+    def _expect(self, session: Session) -> None:
+        """`DatabaseReplaced` for another cluster or timeline: numbers that a job has read may be those of other rows there."""
+        self._cluster = self._cluster or session.cluster
+        if session.cluster not in {None, self._cluster}:
+            self._pool.end_all()
+            raise DatabaseReplaced("the database was restored, or a standby took over: begin again what was being done")
+
+    async def _compare(self, conn: Connection, era: int) -> None:
+        """Check a session that was begun in ``era``. It may lead to another database than those of a later era."""
+        is_same = self._check is None or await self._check(conn)
+        if self.era == era and not is_same:
+            self.guard.replaced()
+            self._pool.end_all()
+        if self.era != era:
+            raise self.guard.error()
 
     def connection(self) -> "Use":
         """A connection in autocommit: each statement is a transaction of its own. To be entered with `async with`."""
@@ -239,7 +314,7 @@ class Database:
         """A connection for `Use`. `DatabaseUnavailable` if none is free within `Config.pool_acquire_timeout_ms`."""
         if self._closed:
             raise StorageClosed("database")
-        session = self._pool.at_hand()
+        session = self._pool.at_hand() if self.guard.is_current else None
         if session is None:
             session = await self._waited_for()
         return Connection(session.driver, self._observer, self.measures, session)
@@ -247,13 +322,23 @@ class Database:
     async def _waited_for(self) -> Session:
         began = perf_counter()
         try:
-            return await self._pool.take(self._config.pool_acquire_timeout_ms / 1000)
+            return await self._current(began + self._config.pool_acquire_timeout_ms / 1000)
         except DRIVER_ERRORS as error:
             told = translate(error, connecting=True)
             self.measures.database_errors[type(told).__name__] += 1
             raise told from error
         finally:
             self.measures.pool_waits.add(perf_counter() - began)
+
+    async def _current(self, deadline: float) -> Session:
+        """A session with the database that was entered, however often that is replaced meanwhile."""
+        while True:
+            await self.guard.until_current(deadline - perf_counter())
+            try:
+                return await self._pool.take(deadline - perf_counter())
+            except DatabaseReplaced:
+                if self._check is None or self._closed or perf_counter() >= deadline:
+                    raise
 
     async def release(self, conn: Connection) -> None:
         """Take it back. Where something of it may still be under way, that is awaited."""

@@ -57,7 +57,7 @@ BEGIN
                 'SELECT, UPDATE, DELETE'),
             ('events',
                 'SELECT, INSERT, UPDATE (stream_ordering, topological_ordering, state_group_before, state_group_after, audience, redacted_by, '
-                'writer_nid, outlier, backfilled, soft_failed, ineffective, after_gap, rejected, prev_events)',
+                'writer_nid, outlier, backfilled, soft_failed, ineffective, after_gap, rejected, prev_events, auth_events)',
                 'SELECT, UPDATE, DELETE'),
             ('moved_events', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('missing_events', 'SELECT, INSERT, UPDATE (covered, child_nids), DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
@@ -68,6 +68,7 @@ BEGIN
             ('current_state', 'SELECT, INSERT, UPDATE (event_nid, membership), DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('state_deltas', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('memberships', 'SELECT, INSERT, UPDATE (stream_ordering, event_nid, writer_nid, membership)', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('out_of_band_memberships', 'SELECT, INSERT, UPDATE (event_nid, stripped_state), DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('outlier_memberships', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('auth_chains', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('auth_chain_links', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),

@@ -281,6 +281,8 @@ CREATE INDEX events_gap_idx ON events (room_nid, stream_ordering) WHERE after_ga
 COMMENT ON INDEX events_gap_idx IS 'Serves: the last gap that a timeline would cross.';
 CREATE INDEX events_room_time_idx ON events (room_nid, origin_server_ts) WHERE NOT outlier;
 COMMENT ON INDEX events_room_time_idx IS 'Serves: the event nearest to a time (storage/queries/near.py).';
+CREATE INDEX events_received_ts_idx ON events (received_ts);
+COMMENT ON INDEX events_received_ts_idx IS 'Serves: the events received within a time (storage/pipeline/selecting.py).';
 CREATE INDEX events_uncensored_idx ON events (event_nid) WHERE encoding = 0 AND (redacted_by IS NOT NULL OR redacted_form);
 COMMENT ON INDEX events_uncensored_idx IS
     'Serves: what is to be censored (storage/maintenance/censor.py). Redacted events only, and each leaves it when that is done.';
@@ -458,6 +460,40 @@ CREATE TABLE outlier_memberships (
 COMMENT ON TABLE outlier_memberships IS
     'Facts of the stream "events" that are no timeline events: a local user''s invite or knock over federation, or its end.';
 COMMENT ON CONSTRAINT outlier_memberships_pkey ON outlier_memberships IS 'Serves: rows of the stream "events" in order.';
+
+CREATE TABLE out_of_band_memberships (
+    event_nid bigint NOT NULL,
+    room_nid int NOT NULL,
+    principal_nid int NOT NULL,
+    stripped_state text COLLATE "C",
+    CONSTRAINT out_of_band_memberships_pkey PRIMARY KEY (room_nid, principal_nid)
+);
+COMMENT ON TABLE out_of_band_memberships IS
+    'Memberships of local users that an outlier gave, where this server is not in the room. The row goes when the room''s state says what the user is. '
+    'It counts only while memberships has the same event: code of before this table leaves rows behind.';
+COMMENT ON COLUMN out_of_band_memberships.stripped_state IS 'What came with an invite or knock of the room''s state: a JSON list of stripped events.';
+COMMENT ON CONSTRAINT out_of_band_memberships_pkey ON out_of_band_memberships IS 'Serves: what ends when this server joins the room; stripped state.';
+
+CREATE FUNCTION is_out_of_band(event events) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT $1.outlier AND $1.rejected IS NULL AND COALESCE($1.membership <> 5, false) AND $1.auth_events = '{}'
+$$;
+COMMENT ON FUNCTION is_out_of_band IS
+    'Whether an event is a membership that came out of band and was not authorised yet. The rules want auth events for each of these; it has none here.';
+
+CREATE FUNCTION keep_auth_events() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT has_table_privilege(TG_RELID, 'UPDATE') THEN
+        RAISE EXCEPTION 'the auth events of an event do not change' USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION keep_auth_events IS 'Refuses new auth events for an event that has its own already, except to who may change anything of it: a rebuild.';
+CREATE TRIGGER events_auth_events_once BEFORE UPDATE OF auth_events ON events
+    FOR EACH ROW WHEN (OLD.auth_events IS DISTINCT FROM NEW.auth_events AND NOT is_out_of_band(OLD))
+    EXECUTE FUNCTION keep_auth_events();
 
 -- ------------------------------------------------------------------------------------------------ auth chains
 

@@ -69,25 +69,32 @@ WITH pinned AS MATERIALIZED (
     ) AS p (name, wanted, is_free)
 )
 SELECT current_database()::text AS database_name, current_setting('server_encoding') AS encoding,
-    ARRAY(SELECT name || ' = ' || found FROM pinned WHERE found <> wanted) AS wrong
+    ARRAY(SELECT name || ' = ' || found FROM pinned WHERE found <> wanted) AS wrong,
+    CASE  -- a standby has no place where it writes
+        WHEN NOT pg_is_in_recovery() THEN format('%s.%s', (SELECT system_identifier FROM pg_control_system()),
+            left(pg_walfile_name(pg_current_wal_lsn()), 8))
+    END AS cluster
 """
 
 
 class SessionRow(NamedTuple):
-    """What a session says of itself. ``wrong``: settings that it may not mend."""
+    """What a session says of itself. ``wrong``: settings that it may not mend; ``cluster``: the cluster and its timeline, None for a standby."""
 
     database_name: str
     encoding: str
     wrong: list[str]
+    cluster: str | None
 
 
 class Session:
     """One connection of the driver, from its start to its end."""
 
-    __slots__ = ("driver", "idle_since", "is_over")
+    __slots__ = ("cluster", "driver", "idle_since", "is_over")
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, cluster: str | None = None) -> None:
         self.driver = driver
+        self.cluster = cluster
+        """Where it leads: the cluster and its timeline, None for a standby."""
         self.idle_since = 0.0
         self.is_over = False
         """It was ended on purpose: an answer that came over it nevertheless is not to be believed."""
@@ -118,9 +125,11 @@ def check_session(row: SessionRow) -> None:
         )
 
 
-async def check_driver(driver: Any) -> None:
+async def check_driver(driver: Any) -> SessionRow:
     """Set what cannot be sent along when a session starts; as `check_session`."""
-    check_session(SessionRow._make(await driver.fetchrow(SQL_SESSION)))  # NamedTuple's public method
+    row = SessionRow._make(await driver.fetchrow(SQL_SESSION))  # NamedTuple's public method
+    check_session(row)
+    return row
 
 
 async def connect(dsn: str, config: Config, mark: str) -> Session:
@@ -135,11 +144,11 @@ async def connect(dsn: str, config: Config, mark: str) -> Session:
         server_settings=_server_settings(config, mark),
     )
     try:
-        await check_driver(driver)
+        row = await check_driver(driver)
     except BaseException:
         driver.terminate()
         raise
-    return Session(driver)
+    return Session(driver, row.cluster)
 
 
 def migration_settings(database_schema: str) -> dict[str, str]:

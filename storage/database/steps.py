@@ -95,7 +95,11 @@ def index_concurrently(name: str, definition: str, *, unique: bool = False) -> N
     What a build that was interrupted has left (an index that is invalid, and slows writes down for nothing) is dropped first, with a line
     in the log; one that is complete is left alone. So the step is simply run again. It must be the first thing of its step.
     """
-    create = f"CREATE {'UNIQUE ' if unique else ''}INDEX CONCURRENTLY IF NOT EXISTS {name} {definition}"
+    kind = "UNIQUE INDEX" if unique else "INDEX"
+    if context.is_offline_mode() and context.get_starting_revision_argument() is None:
+        op.execute(f"CREATE {kind} {name} {definition}")  # the script makes the tables as well: they are empty
+        return
+    create = f"CREATE {kind} CONCURRENTLY IF NOT EXISTS {name} {definition}"
     migration = op.get_context()
     if not context.is_offline_mode() and _asked(SQL_HAS_WRITTEN):
         raise CommandError(f"the index {name} is built outside of a transaction: give it a step of its own")

@@ -122,6 +122,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "auth_chain_links_pkey": "links are made with the place they start from",
     "visibility_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
     "past_visibility_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
+    "out_of_band_memberships_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
     "outlier_memberships_pkey": "events_stream is a sequence",
     "writers_pkey": "writer_nids is a sequence",
     "account_data_stream_id_key": "account_data_stream is a sequence",

@@ -15,7 +15,7 @@ Here no PDU is judged: a line that is JSON is read, and `storage.event.parse` sa
 import json
 import math
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeGuard, cast
 
@@ -23,9 +23,12 @@ import orjson
 
 from storage.errors import InvalidEvent
 
-Origin = Literal["live", "backfill", "outlier"]
+Origin = Literal["live", "backfill", "outlier", "out_of_band"]
 
-ORIGINS: Final = ("live", "backfill", "outlier")
+ORIGINS: Final = ("live", "backfill", "outlier", "out_of_band")
+OUTLIERS: Final = ("outlier", "out_of_band")
+"""The origins of events that are stored without a place in the timeline."""
+
 WHITESPACE: Final = " \t\r\n"
 
 _READER: Final = json.JSONDecoder(parse_int=float, strict=False)  # numbers are only looked at; float reads one of any length
@@ -33,7 +36,7 @@ _READER: Final = json.JSONDecoder(parse_int=float, strict=False)  # numbers are 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a line holds. ``origin``, ``room_version`` and ``state_before`` are None where the line does not say.
+    """What a line holds. ``origin``, ``room_version``, ``state_before`` and ``stripped_state`` are None where the line does not say.
 
     ``room_id`` and ``depth`` are the PDU's own, read at a glance: enough to sort by, not to store. None where there is none.
     """
@@ -42,6 +45,7 @@ class Line:
     room_version: str | None = None
     origin: Origin | None = None
     state_before: tuple[str, ...] | None = None
+    stripped_state: tuple[dict[str, Any], ...] | None = None
     room_id: str | None = field(default=None, compare=False)
     depth: float | None = field(default=None, compare=False)
 
@@ -68,14 +72,20 @@ def read_line(raw: bytes) -> Line:
     return _opened(text, start, value)
 
 
-def envelope(pdu: bytes, room_version: str | None, origin: str | None, state_before: Sequence[str] | None = None) -> bytes:
+def envelope(
+    pdu: bytes,
+    room_version: str | None,
+    origin: str | None,
+    state_before: Sequence[str] | None = None,
+    stripped_state: Sequence[Mapping[str, Any]] | None = None,
+) -> bytes:
     """A line that `read_line` reads as just this. The PDU stands in it as it is, or as base64 where it is no JSON object on one line."""
     try:
         plain = b"\n" not in pdu and read_line(pdu).pdu == pdu
     except InvalidEvent:
         plain = False
     form, value = (b'{"pdu":', pdu) if plain else (b'{"pdu_base64":', orjson.dumps(b64encode(pdu).decode()))
-    said = {"room_version": room_version, "origin": origin, "state_before": state_before}
+    said = {"room_version": room_version, "origin": origin, "state_before": state_before, "stripped_state": stripped_state}
     rest = orjson.dumps({name: one for name, one in said.items() if one is not None})
     return form + value + (b"," if len(rest) > len(b"{}") else b"") + rest[1:]
 
@@ -130,7 +140,19 @@ def _opened(text: str, start: int, given: dict[str, Any]) -> Line:
         raise InvalidEvent(f"origin {origin!r} is none of {', '.join(ORIGINS)}")
     if state is not None and not _are_strings(state):
         raise InvalidEvent("state_before is not a list of event ids")
-    return replace(pdu, room_version=room_version, origin=origin, state_before=None if state is None else tuple(state))
+    line = replace(pdu, room_version=room_version, origin=origin, state_before=None if state is None else tuple(state))
+    return line if given.get("stripped_state") is None else replace(line, stripped_state=_stripped(text, start))
+
+
+def _stripped(text: str, start: int) -> tuple[dict[str, Any], ...]:
+    """The stripped state of the envelope that begins at ``start``, read once more: numbers were only looked at before."""
+    try:
+        stripped = orjson.loads(cast("str", member(text, start, "stripped_state")))
+    except orjson.JSONDecodeError as error:  # half of a surrogate pair, or a number that is out of range
+        raise InvalidEvent(f"stripped_state is not JSON: {error}") from None
+    if not isinstance(stripped, list) or not all(isinstance(one, dict) for one in stripped):
+        raise InvalidEvent("stripped_state is not a list of objects")
+    return tuple(stripped)
 
 
 def _cut(text: str, start: int, pdu: object) -> Line:

@@ -7,6 +7,8 @@ beside it only where the events alone do not tell it: where a parent is missing,
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, LiteralString, NamedTuple
 
+import orjson
+
 from storage.database.connection import Connection
 from storage.errors import UnknownRoom
 from storage.event.ndjson import envelope
@@ -37,13 +39,16 @@ SQL_EVENTS: Final[LiteralString] = """
 SELECT
     e.event_id,
     e.json AS pdu,
-    CASE WHEN e.outlier THEN 'outlier' WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
+    CASE WHEN is_out_of_band(e) THEN 'out_of_band' WHEN e.outlier THEN 'outlier' WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
     NOT e.outlier AND EXISTS (
         SELECT
         FROM unnest(e.prev_events) AS named (event_nid)
         LEFT JOIN events p USING (event_nid)
         WHERE p.stream_ordering IS NULL OR p.stream_ordering > e.stream_ordering
-    ) AS is_untold
+    ) AS is_untold,
+    CASE WHEN is_out_of_band(e) THEN (
+        SELECT o.stripped_state FROM out_of_band_memberships o WHERE o.room_nid = e.room_nid AND o.event_nid = e.event_nid
+    ) END AS stripped_state
 FROM unnest($1::bigint[]) WITH ORDINALITY AS wanted (event_nid, place)
 JOIN events e USING (event_nid)
 ORDER BY wanted.place
@@ -63,6 +68,7 @@ class _Event(NamedTuple):
     pdu: bytes
     origin: str
     is_untold: bool
+    stripped_state: str | None
 
 
 async def rooms_to_archive(conn: Connection, room_ids: Sequence[RoomId] | None = None) -> list[Room]:
@@ -80,6 +86,12 @@ async def archive(conn: Connection, room: Room) -> AsyncIterator[list[bytes]]:
         events = await conn.fetch(SQL_EVENTS, nids[start : start + PAGE], row=_Event)
         states = await states_at(conn, [event.event_id for event in events if event.is_untold], after=False)
         yield [
-            envelope(event.pdu, room.room_version, event.origin, sorted(states[event.event_id].values()) if event.is_untold else None)
+            envelope(
+                event.pdu,
+                room.room_version,
+                event.origin,
+                sorted(states[event.event_id].values()) if event.is_untold else None,
+                None if event.stripped_state is None else orjson.loads(event.stripped_state),
+            )
             for event in events
         ]

@@ -31,6 +31,7 @@ from storage.event.hashes import canonical
 from storage.event.reading import read_trusted
 from storage.event.versions import RoomVersion, version_of
 from storage.maintenance.announce import announce, introduce
+from storage.maintenance.indexes import prove_indexes
 from storage.persist.columns import columns
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ AS_RECEIVED: Final = 0
 """`events.encoding`: the bytes as received."""
 CENSORED: Final = 1
 """The canonical JSON of the redacted form."""
+
+TABLES: Final = ("events", "rooms")
+"""Where it looks up what is due: by an index that lies it would censor too early, or leave on disk what is to go."""
 
 BATCH: Final = 200  # events read, and written, by one statement: 13 MB at the very most
 
@@ -114,11 +118,13 @@ async def censor(
     """Censor what was redacted longer ago than ``older_than_ms`` (None: `Config.censor_after_ms`). Writers and readers may go on.
 
     One row tells the caches of all processes, at the end. Between batches it rests for as long as the last one took. `InputError` where no time is
-    given and censoring is switched off; `DatabaseError`, `PermissionRefused` for a role that may not change events: what is done stays done.
+    given and censoring is switched off; `StorageCorrupt` where an index lies, before anything is changed; `DatabaseError`, `PermissionRefused` for
+    a role that may not change events: what is done stays done.
     """
     before_ms = _now(now_ms) - _age(database, older_than_ms)
     if dry_run:
         return sum([part async for part in _batches(database, before_ms, batch, dry_run=True)], Censored())
+    await prove_indexes(database, "censoring", TABLES)
     await introduce(database)
     done = Censored()
     async for part in _batches(database, before_ms, batch, dry_run=False):

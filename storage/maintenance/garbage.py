@@ -6,6 +6,8 @@ bounded number is deleted at a time, with the room held (`storage.maintenance.ho
 events have larger stream orderings, as positions are taken under the same lock. The plans of writers that had such a group in their caches
 and were about to refer to it are refused (storage/persist/footing.py); one row a batch tells them what to forget.
 
+An index that misses rows would make groups that are in use look like garbage. So the indexes are compared with their tables first.
+
 Groups are deleted from the ends of paths inwards, so that what is left between two batches can be read at any time.
 """
 
@@ -17,6 +19,7 @@ from storage.database.connection import Connection, Database
 from storage.maintenance.announce import announce_removed, introduce
 from storage.maintenance.hold import hold_still
 from storage.maintenance.horizon import horizon
+from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.verify.run import all_rooms
 
 SQL_GARBAGE: Final[LiteralString] = """
@@ -83,6 +86,10 @@ WHERE state_group IN (SELECT unnest($2::bigint[]) EXCEPT SELECT state_group FROM
 RETURNING state_group
 """
 
+WORK: Final = "a collection of state groups"
+TABLES: Final = ("events", "rooms", "state_groups")
+"""Where it looks up what is needed: an index of one of these that lies would have it delete what is in use."""
+
 FOUND_MAX: Final = 100_000  # groups looked up at a time
 DELETED_MAX: Final = 1_000  # groups deleted in one transaction
 
@@ -102,8 +109,13 @@ class Garbage(NamedTuple):
     horizon: str
 
 
-async def collect(database: Database, room_id: str, *, batch: int = DELETED_MAX) -> Collected:
-    """Delete the groups of a room that nothing refers to, ``batch`` at a time, with pauses (`Config.purge_pause_ms`) for writers. `UnknownRoom`."""
+async def collect(database: Database, room_id: str, *, batch: int = DELETED_MAX, indexes_proven: bool = False) -> Collected:
+    """Delete the groups of a room that nothing refers to, ``batch`` at a time, with pauses (`Config.purge_pause_ms`) for writers.
+
+    ``indexes_proven``: the caller has called `prove_indexes`. `UnknownRoom`; `StorageCorrupt` if an index lies: then nothing is deleted.
+    """
+    if not indexes_proven:
+        await prove_indexes(database, WORK, TABLES)
     await introduce(database)
     deleted = 0
     while True:
@@ -119,9 +131,10 @@ async def collect(database: Database, room_id: str, *, batch: int = DELETED_MAX)
 
 
 async def collect_all(database: Database, *, batch: int = DELETED_MAX) -> AsyncIterator[Collected]:
-    """The same for every room; those where something was freed."""
+    """The same for every room; those where something was freed. The indexes are compared once, before the first room."""
+    await prove_indexes(database, WORK, TABLES)
     async for room_id in all_rooms(database):
-        collected = await collect(database, room_id, batch=batch)
+        collected = await collect(database, room_id, batch=batch, indexes_proven=True)
         if collected.state_groups:
             yield collected
 

@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Database
+from storage.errors import InputError
 from storage.event import Event
 from storage.ids import EventId
-from storage.persist import intake
+from storage.persist import given_states, intake, stripped
 from storage.persist.intake import Pdu, VerifyKeys
 from storage.persist.plan import Incoming
-from storage.persist.results import AppendResult, Origin
+from storage.persist.results import ORIGINS, AppendResult, Origin
+from storage.persist.stripped import StrippedState
 from storage.persist.writer import Writer
 from storage.tracing import tracing
 
@@ -33,39 +35,54 @@ class RoomVersionRow(NamedTuple):
     room_version: str
 
 
-async def append(
-    database: Database,
-    writer: Writer,
-    pdus: Sequence[Pdu],
-    *,
-    room_version: str | None,
-    origin: Origin,
-    state_before: Mapping[EventId, Iterable[EventId]] | None,
-    verify_keys: VerifyKeys | None,
-) -> list[AppendResult]:
-    """Read, check and store a batch (api.md, "Writing")."""
+class Given(NamedTuple):
+    """What a caller says of a batch.
+
+    ``origin`` "out_of_band": memberships of local users in rooms that this server is not in: invites and knocks over federation, and what ends
+    them. They need no auth events; ``stripped_state`` gives of each the stripped events that came with it, for /sync. Such an event is
+    ``invalid`` where this server is in the room, or where there is nothing to end. It is missing as an auth event and in a state until it is
+    appended again with its auth events, as an outlier or into the timeline.
+    """
+
+    room_version: str | None
+    origin: Origin
+    state_before: Mapping[EventId, Iterable[EventId]] | None
+    stripped_state: StrippedState | None
+    verify_keys: VerifyKeys | None
+
+
+async def append(database: Database, writer: Writer, pdus: Sequence[Pdu], said: Given) -> list[AppendResult]:
+    """Read, check and store a batch (api.md, "Writing"). `InputError` for a state that is none, before anything is written."""
+    if said.origin not in ORIGINS:
+        raise InputError(f"origin is {said.origin!r}: it must be one of {', '.join(ORIGINS)}")
+    shown = stripped.read(said.stripped_state, said.origin)
+    states = given_states.read(said.state_before)
     glanced = intake.glances(pdus)
     rooms = intake.room_ids(glanced)
     known = await _known_versions(database, writer, {room for room in rooms if room is not None})
     results: dict[int, AppendResult] = {}
     events: dict[int, Event] = {}
-    for index, version in enumerate(intake.versions(glanced, rooms, known, room_version)):
+    for index, version in enumerate(intake.versions(pdus, glanced, known, said.room_version)):
         read = intake.read(pdus[index], glanced[index], version)
-        if verify_keys is not None and isinstance(read, Event):
-            read = await intake.check_signatures(read, verify_keys) or read
+        if said.verify_keys is not None and isinstance(read, Event):
+            read = await intake.check_signatures(read, said.verify_keys) or read
         if isinstance(read, Event):
             events[index] = read
         else:
             results[index] = read
+    await given_states.check(database, states, events.values())
     indexes = list(events)
     ordered = [indexes[at] for at in intake.in_order(list(events.values()))]
-    given = {event_id: tuple(ids) for event_id, ids in (state_before or {}).items()}
-    incoming = [Incoming(events[index], origin, given.get(events[index].event_id)) for index in ordered]
+    incoming = [_incoming(events[index], said.origin, states, shown) for index in ordered]
     if incoming:
         results.update(zip(ordered, await writer.append(incoming), strict=True))
     answers = [results[index] for index in range(len(pdus))]
     _note(answers, rooms)
     return answers
+
+
+def _incoming(event: Event, origin: Origin, states: given_states.States, shown: Mapping[EventId, str]) -> Incoming:
+    return Incoming(event, origin, states.get(event.event_id), shown.get(event.event_id))
 
 
 def _note(answers: Sequence[AppendResult], rooms: Sequence[str | None]) -> None:

@@ -7,26 +7,28 @@ nothing remembered. Where the answer to a write is lost with the connection, it 
 statement, so one of its events tells for all.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
 from storage.database.connection import Connection, Database
 from storage.errors import ConstraintViolated, DatabaseConflict, DatabaseError, StorageCorrupt
 from storage.persist.commit import absorb, place, tell
-from storage.persist.context import Caches, Needs
+from storage.persist.context import Caches, Needs, Pause
 from storage.persist.draft import Blocks, Draft
 from storage.persist.jobs import Job, Plan
 from storage.persist.load import load
 from storage.persist.plan import Incoming, plan_event
 from storage.persist.prefetch import Ahead, Load, prefetch
 from storage.persist.results import AppendResult
+from storage.persist.turns import HEAVY_SECONDS, TURN_SECONDS, Turn
 from storage.persist.write import Written, write
 from storage.streams.following import learn_writers
 from storage.streams.in_flight import LOST, InFlight
-from storage.streams.registry import Streams
+from storage.streams.registry import Restart, Streams
 from storage.tracing import some, tracing
 
 logger = logging.getLogger(__name__)
@@ -37,14 +39,24 @@ FROM (SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[]) ORDER BY room_n
 """
 
 SQL_STORED: Final[LiteralString] = """
-SELECT event_nid, COALESCE(stream_ordering, 0) AS stream_ordering
-FROM events
-WHERE event_nid = ANY($1::bigint[])
+SELECT e.event_nid, COALESCE(e.stream_ordering, 0) AS stream_ordering
+FROM unnest($1::bigint[], $2::text[]) AS w (event_nid, event_id)
+JOIN events e USING (event_nid, event_id)  -- a database that was restored gives a number to another event
 """
 
 ROUNDS_MAX: Final = 10_000  # loads for one event; a state resolution takes some dozens
 
 Part = tuple[Job, Sequence[Incoming]]
+
+
+class Aside(Protocol):
+    """Where appends of heavy rooms are planned."""
+
+    def takes(self, job: Job, /) -> bool:
+        """Whether an append shares a room with one that is there."""
+
+    def add(self, job: Job, /) -> None:
+        """Plan what is left of an append."""
 
 
 class StoredRow(NamedTuple):
@@ -68,6 +80,7 @@ class Attempts:
         self._streams = streams
         self._server_name = server_name
         self._blocks = Blocks()
+        streams.on_restart(self._restart)
         self._in_flight = InFlight(database, streams, ("events", "backfill", "caches"), writer_nid)
         self._most = max(database.config.transaction_attempts, 3)  # in hope; under the locks; and with nothing remembered
         self._extremities_max = max(database.config.forward_extremities_max, 1)
@@ -79,28 +92,63 @@ class Attempts:
             draft.principals.update((name, None) for name, nid in after.draft.principals.items() if nid is None)
             draft.state_keys.update((key, None) for key, nid in after.draft.state_keys.items() if nid is None)
             draft.types.update((name, None) for name, nid in after.draft.types.items() if nid is None)
-        return Plan(draft)
+        draft.turn = Turn(TURN_SECONDS)
+        return Plan(draft, era=self._database.era)
 
-    async def extend(self, plan: Plan, parts: Sequence[Part], load_needs: Load, *, named: Sequence[Incoming], assume_new: bool) -> None:
+    def _restart(self, _: Restart) -> None:
+        """The database is another one, whose sequences give these numbers to others."""
+        self._blocks = Blocks()
+        self.caches.forget()
+        self.caches.has_past = False
+
+    def _check_era(self, plan: Plan) -> None:
+        """`DatabaseReplaced` for what was planned on a database that another one has taken the place of."""
+        if plan.era != self._database.era:
+            raise self._database.guard.error()
+
+    async def extend(
+        self,
+        plan: Plan,
+        parts: Sequence[Part],
+        load_needs: Load,
+        *,
+        named: Sequence[Incoming],
+        assume_new: bool,
+        aside: Aside | None = None,
+    ) -> None:
         """Plan these events, when what they and others of their batches (``named``) name is loaded.
 
-        `Unsure`: an assumption needs checking before the answers can be given.
+        ``aside`` takes an append whose room turns out to be heavy, for the events that are not planned yet. `Unsure`: an assumption needs
+        checking before the answers can be given.
         """
         for job, _ in parts:
             plan.answers.setdefault(job, [])
+        try:
+            await self._extend(plan, parts, load_needs, aside, named=named, assume_new=assume_new)
+        except Exception:
+            self._check_era(plan)  # what was remembered may have been forgotten meanwhile
+            raise
+        self._check_era(plan)
+
+    async def _extend(
+        self, plan: Plan, parts: Sequence[Part], load_needs: Load, aside: Aside | None, *, named: Sequence[Incoming], assume_new: bool
+    ) -> None:
         ahead = await prefetch(load_needs, plan.draft, named, assume_new=assume_new)
+        plan.draft.turn.begin()
         try:
             for job, part in parts:
-                answers = []
-                for one in part:
-                    try:
-                        answers.append(plan_event(plan.draft, one))
-                    except Needs as needs:
-                        answers.append(await _decide(load_needs, plan.draft, one, needs, ahead))
+                if aside is not None and aside.takes(job):
+                    aside.add(job)
+                    plan.forget(job)
+                    continue
+                answers = await _planned(plan.draft, part, load_needs, ahead, may_leave=aside is not None)
+                if aside is not None and len(answers) < len(part):
+                    aside.add(job)
                 if ahead.assumed and any(answer.outcome == "missing_parents" for answer in answers):
                     raise Unsure
                 plan.answers[job] += answers
                 plan.size += len(answers)
+                plan.forget(job)
         finally:
             await ahead.landed()
 
@@ -111,7 +159,7 @@ class Attempts:
             async with self._database.connection() as conn:
                 written = await self._written(conn, plan)
             self._measures.writer_statements += conn.statements
-            await self._answered(written)
+            await self._answered(plan, written)
         self._tell(plan, written)
 
     async def serve(self, jobs: Sequence[Job], failed: Plan | None = None) -> None:
@@ -166,11 +214,12 @@ class Attempts:
                 await self.extend(plan, parts, partial(load, conn), named=incoming, assume_new=optimistic)
                 written = await self._written(conn, plan)
             self._measures.writer_statements += conn.statements
-            await self._answered(written)
+            await self._answered(plan, written)
         absorb(self.caches, plan.draft)
         self._tell(plan, written)
 
     async def _written(self, conn: Connection, plan: Plan) -> Written:
+        self._check_era(plan)
         if not plan.draft.has_changes:
             return Written({}, 0)
         plan.sent = True
@@ -182,9 +231,10 @@ class Attempts:
         self._measures.write_events.add(plan.size)
         return written
 
-    async def _answered(self, written: Written) -> None:
+    async def _answered(self, plan: Plan, written: Written) -> None:
         """The answer is here: know the other writers before the position is told."""
         await learn_writers(self._database, self._streams, "events", written.writers)
+        self._check_era(plan)
         self._in_flight.answered()
 
     def _tell(self, plan: Plan, written: Written) -> None:
@@ -198,8 +248,9 @@ class Attempts:
         await self._in_flight.settle()
         if not (plan.sent and plan.draft.new_events):
             return False
+        nids = list(plan.draft.new_events)
         async with self._database.connection() as conn:
-            rows = await conn.fetch(SQL_STORED, list(plan.draft.new_events), row=StoredRow)
+            rows = await conn.fetch(SQL_STORED, nids, [plan.draft.events[nid].event_id for nid in nids], row=StoredRow)
         if rows:
             plan.done(self.caches, {row.event_nid: row.stream_ordering for row in rows})
         return bool(rows)
@@ -212,13 +263,47 @@ def _ids(plan: Plan) -> dict[str, Any]:
     return {**ids, "storage.events": plan.size}
 
 
-async def _decide(load_needs: Load, draft: Draft, incoming: Incoming, lacking: Needs, ahead: Ahead) -> AppendResult:
-    """Plan one event, loading what it lacks; most likely that is on its way."""
-    for _ in range(ROUNDS_MAX):
-        if not await ahead.landed():
-            await load_needs(draft, lacking)
+async def _planned(draft: Draft, part: Sequence[Incoming], load_needs: Load, ahead: Ahead, *, may_leave: bool) -> list[AppendResult]:
+    """The answers of a part of an append; fewer if its room turns out to be heavy and the rest may be left."""
+    answers: list[AppendResult] = []
+    for one in part:
+        if draft.resolving_seconds and may_leave and draft.resolving_seconds.get(one.event.room_id, 0) > HEAVY_SECONDS:
+            break
+        if draft.turn.is_over:
+            await _others(draft)
+        try:
+            answers.append(plan_event(draft, one))
+        except Needs as needs:
+            answer = await _decide(load_needs, draft, one, needs, ahead, may_leave=may_leave)
+            if answer is None:
+                break
+            answers.append(answer)
+    return answers
+
+
+async def _decide(
+    load_needs: Load, draft: Draft, incoming: Incoming, lacking: Needs, ahead: Ahead, *, may_leave: bool
+) -> AppendResult | None:
+    """Plan one event, loading what it lacks; most likely that is on its way. None: it takes too long, and is left."""
+    loads = 0
+    while loads < ROUNDS_MAX:
+        if not isinstance(lacking, Pause):
+            loads += 1
+            if not await ahead.landed():
+                await load_needs(draft, lacking)
+            draft.turn.begin()
+        elif may_leave and any(work.seconds > HEAVY_SECONDS for work in draft.resolving.values()):
+            return None
+        else:
+            await _others(draft)
         try:
             return plan_event(draft, incoming)
         except Needs as needs:
             lacking = needs
     raise StorageCorrupt("planning does not come to an end", event_id=incoming.event.event_id)
+
+
+async def _others(draft: Draft) -> None:
+    """Others have their turn."""
+    await asyncio.sleep(draft.turn.rest)
+    draft.turn.begin()

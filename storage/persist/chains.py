@@ -8,16 +8,24 @@ of what the chain begins with. Likewise what lies between two conflicted events 
 Source: room versions, state resolution v2 ("full conflicted set") and v2.1; rules.md, section 7.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Final, ParamSpec, TypeVar
 
+from storage.database.names import KEY_POWER_LEVELS
 from storage.graph.chains import Closure, Place, reaches
 from storage.persist.closures import closures, known
+from storage.persist.context import Needs
 from storage.persist.draft import Draft
 from storage.persist.walk import Chains, asked, walked
 from storage.state.groups import Group
 
 KNOWN_STATE: Final = 500  # entries of a state all of whose closures are kept at hand
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Steps = Generator[Needs | None, None, T]
+"""Work in small steps: yields after each, with what has to be loaded before the next if there is something."""
 
 
 class Loose(Exception):  # noqa: N818  # a turn of the search, not an error
@@ -33,44 +41,98 @@ def auth_difference(draft: Draft, states: Sequence[Group], keys: set[int]) -> Ch
 
 
 def _searched(draft: Draft, states: Sequence[Group], keys: set[int]) -> Chains:
+    values = {state.entries[key] for state in states for key in keys if key in state.entries}
+    return Chains(at_once(differing(draft, states, keys)), at_once(between(draft, values, lowest_of(draft, values))))
+
+
+def at_once(steps: Steps[T]) -> T:
+    """All of the steps. `Needs` if one of them needs something."""
+    while True:
+        try:
+            needs = next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        if needs is not None:
+            raise needs
+
+
+def differing(draft: Draft, states: Sequence[Group], keys: set[int]) -> Steps[set[int]]:
+    """The events in the auth chains of some of these states, but not of all. `Loose` if the cover does not say it."""
     conflicted = [{state.entries[key] for key in keys if key in state.entries} for state in states]
-    known = _closures(draft, set().union(*conflicted))
+    values = set[int]().union(*conflicted)
+    known = yield from asking(_closures, draft, values)
     everywhere = Everywhere([[known[nid] for nid in nids] for nids in conflicted])
-    difference = _difference(draft, known, everywhere, Common(draft, states[0], keys))
-    return Chains(difference, _between(draft, known))
-
-
-def _difference(draft: Draft, conflicted: Iterable[int], everywhere: "Everywhere", common: "Common") -> set[int]:
+    common = Common(draft, states[0], keys)
     found: set[int] = set()
     seen: set[int] = set()
-    front: Collection[int] = list(conflicted)
+    front = values
     while front:
-        parents = _parents(draft, front) - seen
+        parents = (yield from asking(_parents, draft, front)) - seen
         seen |= parents
-        draft.ensure_standing(parents)
-        apart = {nid for nid in parents if not everywhere.has(draft, nid)}
-        front = apart - common.reached(apart)
-        found.update(front)
+        front = yield from asking(_apart, draft, parents, everywhere, common)
+        found |= front
+        yield None
     return found
 
 
-def _between(draft: Draft, conflicted: Mapping[int, Closure]) -> set[int]:
-    """What lies on an auth path between two of these, the ends included."""
+def _apart(draft: Draft, nids: Collection[int], everywhere: "Everywhere", common: "Common") -> set[int]:
+    draft.ensure_standing(nids)
+    apart = {nid for nid in nids if not everywhere.has(draft, nid)}
+    return apart - common.reached(apart)
+
+
+def reached_anew(draft: Draft, nids: Collection[int], known: "Reach") -> Steps[set[int]]:
+    """What these events reach that a state did not reach."""
+    found: set[int] = set()
+    front = set(nids)
+    while front:
+        parents = (yield from asking(_parents, draft, front)) - found
+        front = yield from asking(known.lacks, parents)
+        found |= front
+        yield None
+    return found
+
+
+def between(draft: Draft, conflicted: Collection[int], lowest: Mapping[int, int], known: Collection[int] = ()) -> Steps[set[int]]:
+    """What lies on an auth path from one of these to an event as high as ``lowest`` in its chain, these included.
+
+    What is `known` is not walked again.
+    """
+    found = set(conflicted)
+    front = set(conflicted)
+    while front:
+        closed = yield from asking(_closures, draft, front)
+        leading = {nid for nid, closure in closed.items() if _leads(closure, lowest)}
+        found |= leading
+        front = (yield from asking(_parents, draft, leading)) - found
+        front.difference_update(known)
+        yield None
+    return found
+
+
+def lowest_of(draft: Draft, nids: Iterable[int]) -> dict[int, int]:
+    """By chain, the lowest number of these events."""
     lowest: dict[int, int] = {}
-    for nid in conflicted:
+    for nid in nids:
         place = draft.places.get(nid) or draft.caches.places.get(nid)
         if place is not None:  # the event in hand may have none yet; then nothing reaches it
             lowest[place.chain_nid] = min(place.sequence_number, lowest.get(place.chain_nid, place.sequence_number))
-    found = set(conflicted)
-    front = {nid for nid, closure in conflicted.items() if _leads(closure, lowest)}
-    while front:
-        parents = _closures(draft, _parents(draft, front) - found)
-        front = {nid for nid, closure in parents.items() if _leads(closure, lowest)}
-        found |= front
-    return found
+    return lowest
+
+
+def asking(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
+    """Read something; what it needs is yielded until it is there."""
+    while True:
+        try:
+            return read(*args, **kwargs)
+        except Needs as needs:
+            yield needs
 
 
 def _leads(closure: Closure, lowest: Mapping[int, int]) -> bool:
+    if len(closure) < len(lowest):
+        return any(lowest.get(chain_nid, number + 1) <= number for chain_nid, number in closure.items())
     return any(closure.get(chain_nid, 0) >= number for chain_nid, number in lowest.items())
 
 
@@ -171,3 +233,38 @@ def _strike(left: dict[int, Place], closure: Closure) -> bool:
     for nid in [nid for nid, place in left.items() if reaches(closure, place)]:
         del left[nid]
     return bool(left)
+
+
+class Reach:
+    """The auth chain of a state."""
+
+    def __init__(self, draft: Draft, state: Group, keys: Collection[int], first: Collection[int]) -> None:
+        """``keys``: those of the state that are in conflict; ``first``: those whose events are most likely to reach what is in question."""
+        self._draft = draft
+        self._state = state
+        self._keys = set(keys)
+        self._first = set(first)
+        self._conflicted: Everywhere | None = None
+
+    def has(self, nid: int) -> bool:
+        """Whether an event of the state reaches this one."""
+        draft = self._draft
+        draft.ensure_standing((nid,))
+        place = draft.place(nid)
+        key = draft.row_of(nid).state_key_nid
+        near = _closures(draft, self._entries({KEY_POWER_LEVELS, *self._first, *(() if key is None else (key,))}))
+        if any(reaches(closure, place) for closure in near.values()):
+            return True
+        return self._by_conflict().has(draft, nid) or bool(Common(draft, self._state, self._keys).reached((nid,)))
+
+    def lacks(self, nids: Iterable[int]) -> set[int]:
+        """Which of these events no event of the state reaches."""
+        return {nid for nid in nids if not self.has(nid)}
+
+    def _by_conflict(self) -> "Everywhere":
+        if self._conflicted is None:
+            self._conflicted = Everywhere([list(_closures(self._draft, self._entries(self._keys)).values())])
+        return self._conflicted
+
+    def _entries(self, keys: Iterable[int]) -> list[int]:
+        return [nid for key in keys if (nid := self._state.entries.get(key)) is not None]

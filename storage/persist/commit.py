@@ -3,6 +3,7 @@
 from storage.event.model import without_json
 from storage.persist.context import Caches
 from storage.persist.draft import Draft
+from storage.persist.records import newest
 from storage.persist.rows import EventRow, RoomRow
 from storage.persist.write import Written
 from storage.streams.feed import Fact
@@ -26,6 +27,10 @@ def absorb(caches: Caches, draft: Draft) -> None:
     caches.chains.update(draft.chains)
     caches.closures.update(draft.closures)
     caches.allowed.update(draft.allowed)
+    for room_nid, records in draft.records.items():
+        caches.records.pop(room_nid, None)  # to the end: it is the newest
+        caches.records[room_nid] = newest(records)
+    caches.records.trim()
     for event_id, gap in draft.missing.items():
         if gap is None:
             caches.missing.pop(event_id, None)

@@ -8,21 +8,21 @@ cache is refused when it is written, and the rooms concerned are forgotten. What
 """
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from storage.database.names import Names
 from storage.errors import StorageCorrupt
 from storage.event import Event
 from storage.graph.chains import Chain, Closure, Place
 from storage.measures import Distribution
+from storage.persist.bounded import Bounded
+from storage.persist.records import MOST, Record
 from storage.persist.rows import UNSEEN, Allowed, AudienceRow, EventRow, MissingRow, PastRow, RoomRow, VisibilityRow
+from storage.persist.turns import Turn
 from storage.state.groups import Group
 from storage.state.groups import Step as Row
 from storage.streams.caches import Removed
 from storage.visibility import past
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 
 ABSENT: Final[Any] = None  # looked up in the database, and not there
 
@@ -36,18 +36,11 @@ class Needs(Exception):  # noqa: N818  # a question to the driver, not an error
         self.keys = set(keys)
 
 
-class Bounded(dict[K, V]):
-    """A dict that forgets its older half when it has outgrown its limit. Trimmed between batches, never while planning."""
+class Pause(Needs):
+    """The turn is over in the middle of a state resolution. Asked again, planning goes on with it where it stopped."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = limit
-
-    def trim(self) -> None:
-        """Forget the older half if there are too many entries."""
-        if len(self) > self.limit:
-            for key in list(self)[: len(self) - self.limit // 2]:
-                del self[key]
+    def __init__(self) -> None:
+        super().__init__("turn", ())
 
 
 class States(Bounded[int, Group]):
@@ -97,6 +90,18 @@ class States(Bounded[int, Group]):
         self.keep(dict(reversed(kept.items())))
 
 
+class Records(Bounded[int, list[Record]]):
+    """Records of resolutions by room, bounded by their events."""
+
+    def trim(self) -> None:
+        """Forget those of the rooms that resolved least recently."""
+        left = sum(len(record.full) for records in self.values() for record in records)
+        for room_nid in list(self):
+            if left <= self.limit:
+                return
+            left -= sum(len(record.full) for record in self.pop(room_nid))
+
+
 class Caches:
     """What one process remembers of committed rows. Every value may be forgotten at any time between batches."""
 
@@ -115,6 +120,7 @@ class Caches:
         self.chains: Bounded[int, Chain] = Bounded(events)
         self.closures: Bounded[int, Closure] = Bounded(events)
         self.allowed: Bounded[tuple[object, ...], Allowed] = Bounded(events)
+        self.records = Records(MOST)
         self.has_past = False
         """`past_visibility` is in use. Once it is, it is for good."""
         self.resolutions = Distribution()
@@ -145,6 +151,7 @@ class Caches:
 
     def remove(self, removed: Removed) -> None:
         """Forget what was thrown away. A room's row is good for what comes next if this is all that it does not know of."""
+        self.records.clear()
         if removed.kind == "state_groups":
             self._remove_groups(set(map(int, removed.ids)))
         for event_id in removed.event_ids:
@@ -212,6 +219,10 @@ class Reader:
         self.newcomers: set[int] = set()  # principals that have no row anywhere yet
         self.fresh_rooms: set[int] = set()  # rooms that have no row of any kind yet
         self.answers: dict[Hashable, Any] = {}
+        self.records: dict[int, list[Record]] = {}
+        self.turn = Turn()
+        self.resolving_seconds: dict[str, float] = {}
+        """By room, the seconds that state resolutions took."""
 
     def row(self, event_id: str) -> EventRow | None:
         """The row of an event, or None if it is not held."""
@@ -390,10 +401,13 @@ class Reader:
         return nid
 
     def state_key_name(self, state_key_nid: int) -> tuple[int, str]:
-        """The type nid and the state key behind a nid."""
-        name = self.caches.names.state_key_names.get(state_key_nid) or self.state_key_names.get(state_key_nid)
+        """Return the type nid and the state key behind a nid. From now on the draft knows them: the caches may forget before it is written."""
+        name = self.state_key_names.get(state_key_nid)
         if name is None:
-            raise Needs("state_key_names", (state_key_nid,))
+            name = self.caches.names.state_key_names.get(state_key_nid)
+            if name is None:
+                raise Needs("state_key_names", (state_key_nid,))
+            self.state_key_names[state_key_nid] = name
         return name
 
     def find_principal(self, name: str) -> int | None:
@@ -402,6 +416,13 @@ class Reader:
         if nid is None and name not in self.principals:
             raise Needs("principals", (name,))
         return nid
+
+    def records_of(self, room_nid: int) -> list[Record]:
+        """What is remembered of a room's resolutions; from here on it is this draft's alone."""
+        known = self.records.get(room_nid)
+        if known is None:
+            known = self.records[room_nid] = self.caches.records.pop(room_nid, [])
+        return known
 
     # ---------------------------------------------------------------------------------------------- many at once
 
@@ -416,8 +437,11 @@ class Reader:
         self._ensure("event_nids", (nid for nid in event_nids if nid != pending), self.row_ids, self.caches.row_ids)
 
     def ensure_state_key_names(self, state_key_nids: Iterable[int]) -> None:
-        """Have the names behind these state keys."""
-        self._ensure("state_key_names", state_key_nids, self.state_key_names, self.caches.names.state_key_names)
+        """Have the names behind these state keys, until the draft is written."""
+        known = self.caches.names.state_key_names
+        lacking = [nid for nid in state_key_nids if nid not in self.state_key_names]
+        self.state_key_names.update((nid, known[nid]) for nid in lacking if nid in known)
+        self._ensure("state_key_names", lacking, self.state_key_names, known)
 
     def ensure_principals(self, names: Iterable[str]) -> None:
         """Know the nids of these users and servers, or that they have none."""
@@ -461,4 +485,4 @@ class Reader:
         return self.answers[question]
 
 
-__all__ = ["ABSENT", "UNSEEN", "Bounded", "Caches", "Needs", "Reader", "StorageCorrupt"]
+__all__ = ["ABSENT", "UNSEEN", "Bounded", "Caches", "Needs", "Pause", "Reader", "StorageCorrupt"]

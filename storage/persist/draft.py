@@ -5,9 +5,9 @@ sends in one statement. Nothing in it reaches the caches before the commit.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from storage.event import Event, relation_of
 from storage.event.relation import target_key
@@ -99,6 +99,15 @@ class Move(NamedTuple):
     topological_before: int
 
 
+class Resolving(Protocol):
+    """A state resolution that is under way, or done (`storage.persist.resolving`). ``seconds``: what it took so far."""
+
+    seconds: float
+
+    def run(self, draft: "Draft") -> dict[int, int]:
+        """Go on until it is done; `Needs` if something has to be loaded first, or the turn is over."""
+
+
 @dataclass(slots=True)
 class RoomDraft:
     """A room while a batch is planned."""
@@ -127,6 +136,9 @@ class RoomDraft:
 class Draft(Reader):
     """The rows that one write inserts and changes, over what the process knows."""
 
+    is_live = True
+    """Events come from somewhere, rather than from the tables, where they were stored once."""
+
     def __init__(self, caches: Caches, blocks: Blocks, server_name: str, *, extremities_max: int | None = None) -> None:
         """``extremities_max``: of a room (`storage.persist.pruning`); None: any number."""
         super().__init__(caches)
@@ -146,6 +158,8 @@ class Draft(Reader):
         self.new_groups: dict[int, Group] = {}
         self.new_places: dict[int, Entry] = {}
         self.reserved_chains: dict[int, int] = {}
+        self.reserved_groups: dict[Hashable, int] = {}  # for the event in hand
+        self.resolving: dict[frozenset[int], Resolving] = {}  # for the event in hand
         self.current_changes: dict[tuple[int, int], tuple[int, int | None]] = {}
         self.deltas: list[Delta] = []
         self.memberships: dict[tuple[int, int], Membership] = {}
@@ -157,6 +171,11 @@ class Draft(Reader):
         self.gone_waiting: dict[int, None] = {}
         self.dropped: dict[int, int] = {}  # extremities left out, with their rooms
         self.moved: dict[int, Move] = {}  # by nid
+        self.authorised: dict[int, None] = {}  # nids that came out of band before, and have their auth events now
+        self.overruled: list[
+            tuple[int, int, str]
+        ] = []  # room, state key and user of what came out of band, and ends with a join of this server
+        self.stripped: dict[tuple[int, int], str] = {}  # stripped state as JSON, by principal and room
         self.after_gaps: set[int] = set()  # live events that arrive before one of their parents
 
     @property
@@ -266,6 +285,17 @@ class Draft(Reader):
         self.placed[row.event_nid] = None
         self.allowed.clear()  # it may be rejected now, and have been named as auth event
         self.caches.allowed.clear()
+        self.records.clear()
+        self.caches.records.clear()
+
+    def authorise(self, row: EventRow, event: Event) -> None:
+        """An event that came out of band, with its auth events: what it may be named by is known now."""
+        self.events[row.event_nid] = event
+        self.change_event(row)
+        self.authorised[row.event_nid] = None
+        self.loose.discard(row.event_nid)
+        self.allowed.clear()
+        self.caches.allowed.clear()
 
     def add_missing(self, row: MissingRow) -> None:
         """A parent that is not held, or one more child of it."""
@@ -285,6 +315,14 @@ class Draft(Reader):
         for group in groups:
             self.groups[group.state_group] = self.new_groups[group.state_group] = group
             room.group_digests.setdefault(group.digest, []).append(group.state_group)
+
+    def group_nid_for(self, base: Group, change: Mapping[int, int]) -> int:
+        """The nid for a state that differs so from another; the same one each time it is asked for, for one event."""
+        key = base.state_group, frozenset(change.items())
+        nid = self.reserved_groups.get(key)
+        if nid is None:
+            nid = self.reserved_groups[key] = self.blocks.take("state_group_nids")
+        return nid
 
     def chain_nid_for(self, event_nid: int) -> int:
         """The nid of the chain that an event would begin; the same one each time it is asked for in this draft."""
@@ -320,9 +358,12 @@ class Draft(Reader):
 
 
 def room_of(draft: Draft, event: Event) -> RoomDraft:
-    """The room of an event, made known if it is new."""
+    """Return the room of an event, made known if it is new. While nothing of a room is stored, it has the version of the event."""
     known = draft.room_drafts.get(event.room_id)
-    if known is None:
-        row = draft.room(event.room_id) or draft.new_room(event.room_id, event.room_version.identifier)
+    version = event.room_version.identifier
+    if known is None or not (known.changed or known.row.write_version or known.row.room_version == version):
+        row = draft.room(event.room_id)
+        if row is None or (row.write_version == 0 and row.room_version != version):
+            row = draft.new_room(event.room_id, version)
         known = draft.room_drafts[event.room_id] = RoomDraft.of(row)
     return known

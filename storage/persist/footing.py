@@ -37,12 +37,16 @@ def footing(draft: Draft) -> Footing:
     ends = chain.from_iterable(room.row.forward_extremities for room in draft.room_drafts.values())
     parents = _together(row.prev_events for row in chain(rows, changed)).difference(waited_for, ends)
     standing = parents.union(draft.changed_events, draft.gone_waiting, *(gap.child_nids for gap in gaps), _targets(draft, rows))
-    held = _together(row.auth_events for row in rows).union(_entries(draft), draft.changed_events)
+    held = _together(row.auth_events for row in rows).union(_entries(draft), draft.changed_events, _authorised_by(draft))
     return Footing(list(standing - own), list(held - draft.new_events.keys()), list(_groups(draft, [*rows, *changed])))
 
 
 def _together(lists: Iterable[tuple[int, ...]]) -> set[int]:
     return set[int]().union(*set(lists))
+
+
+def _authorised_by(draft: Draft) -> set[int]:
+    return _together(draft.row_of(nid).auth_events for nid in draft.authorised)
 
 
 def _targets(draft: Draft, rows: Sequence[EventRow]) -> set[int]:

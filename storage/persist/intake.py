@@ -1,13 +1,14 @@
 """From received PDUs to events in an order in which they can be stored.
 
-The room version comes from the store where the room is known, else from a create event in the batch, else from the caller.
+The room version comes from the store where the room is known, else from the room's create event in the batch, else from the caller.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from storage.checks import is_text
 from storage.errors import InvalidEvent, InvalidSignature, UnknownRoomVersion
-from storage.event import Event, glance, parse, required_signers, verify_event
+from storage.event import ROOM_VERSIONS, Event, glance, parse, required_signers, verify_event
 from storage.graph.turns import in_turn
 from storage.ids import EventId
 from storage.persist.results import AppendResult
@@ -22,28 +23,47 @@ def glances(pdus: Iterable[Pdu]) -> list[dict[str, Any]]:
 
 
 def room_ids(glanced: Iterable[Mapping[str, Any]]) -> list[str | None]:
-    """The room each PDU says it is of, None where that cannot be read (or is not said: create events of version 12)."""
-    return [_text(one.get("room_id")) for one in glanced]
+    """Return the room that each PDU names, None where it names none: create events of version 12, and what no table can hold."""
+    return [room if is_text(room := one.get("room_id")) else None for one in glanced]
 
 
-def versions(
-    glanced: Sequence[Mapping[str, Any]], rooms: Sequence[str | None], known: Mapping[str, str], given: str | None
-) -> list[str | None]:
-    """The room version to read each PDU by; None if there is no way to know."""
-    created: dict[str, str] = {}
-    own: dict[int, str] = {}
-    for index, one in enumerate(glanced):
-        if one.get("type") == "m.room.create" and one.get("state_key") == "":
-            content = one.get("content")
-            own[index] = version = _text(content.get("room_version", "1") if isinstance(content, dict) else "1") or "?"
-            created.setdefault(rooms[index] or "", version)
-    created.pop("", None)
-    fallback = given or next(iter(own.values()), None)
-    return [known.get(room or "") or own.get(index) or created.get(room or "") or fallback for index, room in enumerate(rooms)]
+def versions(pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], known: Mapping[str, str], given: str | None) -> list[str | None]:
+    """Return the room version to read each PDU by; None if nothing says it.
+
+    The store comes first, then a create event in ``pdus``, then ``given``. Another room's version is never taken.
+    """
+    said = [_said_version(one) for one in glanced]
+    created = _created(pdus, glanced, said)
+    rooms = room_ids(glanced)
+    return [known.get(room or "") or created.get(room or "") or own or given for room, own in zip(rooms, said, strict=True)]
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+def _said_version(glanced: Mapping[str, Any]) -> str | None:
+    """Return the room version that a create event says, "?" where that is no text; None for other events."""
+    if glanced.get("type") != "m.room.create" or glanced.get("state_key") != "":
+        return None
+    content = glanced.get("content")
+    version = content.get("room_version", "1") if isinstance(content, dict) else "1"
+    return version if is_text(version) else "?"
+
+
+def _created(pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], said: Sequence[str | None]) -> dict[str, str]:
+    """Return the versions of the rooms whose create events are well formed, by room id."""
+    found = dict[str, str]()
+    for pdu, one, version in zip(pdus, glanced, said, strict=True):
+        event = None if version is None else read(pdu, dict(one), version)
+        if isinstance(event, Event):
+            note_created(found, event.room_id, event.room_version.identifier)
+    return found
+
+
+def note_created(found: dict[str, str], room_id: str, version: str) -> None:
+    """Note the version that a create event gives its room. Of several create events the first counts.
+
+    The room id of version 12 is made of the create event. It outranks a create event that merely names the room.
+    """
+    if room_id not in found or ROOM_VERSIONS[version].create_room_id:
+        found[room_id] = version
 
 
 def read(pdu: Pdu, glanced: dict[str, Any], version: str | None) -> Event | AppendResult:

@@ -17,7 +17,14 @@ class Invalidation(NamedTuple):
 def invalidations(draft: Draft) -> list[Invalidation]:
     """One row a room whose current state changed by more than the events themselves say, one an event whose row changed."""
     changed = [Invalidation("events", (row.event_id,)) for nid, row in draft.changed_events.items() if nid not in draft.placed]
-    return [*_states(draft), *changed]
+    return [*_states(draft), *_overruled(draft), *changed]
+
+
+def _overruled(draft: Draft) -> list[Invalidation]:
+    """Local users who are not what came out of band any more, without a change of the state that would say so."""
+    told = {(delta.room_nid, delta.state_key_nid) for delta in draft.deltas}
+    room_ids = {room.row.room_nid: room.row.room_id for room in draft.room_drafts.values()}
+    return [Invalidation(CURRENT_STATE, (room_ids[nid], user)) for nid, key, user in draft.overruled if (nid, key) not in told]
 
 
 def _states(draft: Draft) -> list[Invalidation]:

@@ -22,6 +22,10 @@ class Job:
     failed: bool = False
     caller: Any = None
     """The span it is made for, if somebody traces."""
+    rooms: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rooms = frozenset([one.event.room_id for one in self.incoming])
 
     @property
     def rest(self) -> Sequence[Incoming]:
@@ -53,8 +57,19 @@ class Plan:
     draft: Draft
     answers: dict[Job, list[AppendResult]] = field(default_factory=dict)
     size: int = 0
+    era: int = 0
+    """`Database.era` when it was begun: what it was planned on is of that database."""
     sent: bool = False
     error: Exception | None = None
+    is_aside: bool = False
+    """Made in the lane (`storage.persist.lane`)."""
+    over: asyncio.Event | None = None
+    """Set once it is written, or was not done; of a plan that is made aside."""
+
+    def forget(self, job: Job) -> None:
+        """Leave an append out of which nothing is planned here."""
+        if not self.answers.get(job):
+            self.answers.pop(job, None)
 
     def done(self, caches: Caches, positions: dict[int, int]) -> None:
         """It is done: give the answers, with the positions that the events took."""

@@ -33,7 +33,7 @@ def plan(draft: Draft, event: Event) -> AppendResult | None:
         return None
     room = room_of(draft, event)
     parents = _parents(draft, room, event)
-    if parents is None or room.current is None:
+    if parents is None or room.current is None or room.row.room_version != event.room_version.identifier:
         return None
     before, current = draft.group(parents[0].after), draft.group(room.current)
     allowed = _allowed(draft, room, event, before, current)

@@ -12,7 +12,7 @@ from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph.chains import Entry
 from storage.ids import EventId
-from storage.persist import audience, plain, pruning, redactions
+from storage.persist import audience, out_of_band, plain, pruning, redactions
 from storage.persist.cover import cover
 from storage.persist.draft import Delta, Draft, Membership, RoomDraft, room_of
 from storage.persist.place import Ends, Parents, Placement, ends_after, has_lost_cover, parents_of, place
@@ -27,11 +27,15 @@ INT8_MAX = (1 << 63) - 1
 
 
 class Incoming(NamedTuple):
-    """A parsed PDU on its way in. ``state_before``: the ids of the state before it, given by the caller."""
+    """A parsed PDU on its way in. ``state_before``: the ids of the state before it, given by the caller.
+
+    ``stripped_state``: JSON, of what came out of band.
+    """
 
     event: Event
     origin: Origin
     state_before: tuple[EventId, ...] | None = None
+    stripped_state: str | None = None
 
 
 class Decision(NamedTuple):
@@ -45,7 +49,8 @@ class Decision(NamedTuple):
     ends: Ends | None
     entry: Entry | None
     redactions: redactions.Redactions
-    held_outlier: bool
+    held: EventRow | None
+    overruled: list[out_of_band.Overruled]
 
 
 def plan_event(draft: Draft, incoming: Incoming) -> AppendResult:
@@ -59,9 +64,17 @@ def plan_whole(draft: Draft, incoming: Incoming) -> AppendResult:
     event = incoming.event
     draft.pending = draft.pending_event = None
     row = draft.row(event.event_id)
-    if row is not None and not (row.outlier and incoming.origin != "outlier"):
+    if row is not None and not _goes_on(row, incoming.origin):
         return AppendResult(event.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering)
     room = room_of(draft, event)
+    unfit = _unfit(room, event, row)
+    if unfit is not None:
+        return unfit
+    if incoming.origin == "out_of_band":
+        return _plan_out_of_band(draft, room, incoming)
+    if row is not None:
+        event = draft.events_of([row.event_nid])[row.event_nid]  # an outlier keeps the bytes that came first
+        incoming = incoming._replace(event=event)
     auth_rows, missing = auth_rows_of(draft, event)
     parents = parents_of(draft, room, event)
     if incoming.origin != "outlier":
@@ -69,15 +82,61 @@ def plan_whole(draft: Draft, incoming: Incoming) -> AppendResult:
     if missing:
         return _refused(event, missing)
     if incoming.origin == "outlier":
-        return _plan_outlier(draft, room, incoming, auth_rows)
-    nid = _nid(draft, event, row)
+        return _plan_outlier(draft, room, incoming, auth_rows, held=row)
+    return _plan_timeline(draft, room, incoming, parents, auth_rows, held=row)
+
+
+def _plan_timeline(
+    draft: Draft, room: RoomDraft, incoming: Incoming, parents: Parents, auth_rows: list[EventRow], *, held: EventRow | None
+) -> AppendResult:
+    nid = _nid(draft, incoming.event, held)
     step = Step(draft, room)
     try:
-        decision, judged = _decide(step, incoming, nid, parents, auth_rows, held=row)
+        decision, judged = _decide(step, incoming, nid, parents, auth_rows, held=held)
     except InvalidEvent as error:
-        return AppendResult(event.event_id, "invalid", error.reason)
-    _store(step, decision, event)
-    return _result(event, decision.row, judged)
+        return AppendResult(incoming.event.event_id, "invalid", error.reason)
+    _store(step, decision, incoming.event)
+    return _result(incoming.event, decision.row, judged)
+
+
+def _unfit(room: RoomDraft, event: Event, held: EventRow | None) -> AppendResult | None:
+    """Return the answer to an event that its room, or the outlier that is stored under its id, does not fit; else None.
+
+    The room may have become known after the event was read. The room id of a create event of version 12 proves the version.
+    """
+    version, of_room = event.room_version.identifier, room.row.room_version
+    if version != of_room and not (event.type == "m.room.create" and event.room_version.create_room_id):
+        return AppendResult(None, "invalid", f"read as an event of version {version}, while the room has version {of_room}")
+    if held is not None and held.room_nid != room.row.room_nid:  # in versions 1 and 2 senders choose the ids
+        return AppendResult(event.event_id, "duplicate")
+    return None
+
+
+def _goes_on(row: EventRow, origin: Origin) -> bool:
+    """Whether an event that is held becomes more than it is: an outlier in the timeline, or what came out of band with its auth events."""
+    if origin == "out_of_band":
+        return False
+    return row.outlier and (origin != "outlier" or row.is_out_of_band)
+
+
+def _plan_out_of_band(draft: Draft, room: RoomDraft, incoming: Incoming) -> AppendResult:
+    event = incoming.event
+    reason = out_of_band.refusal(draft, room, event) if draft.is_live else None
+    if reason is not None:
+        return AppendResult(event.event_id, "invalid", reason)
+    row = _row(Step(draft, room), incoming, [], Verdict(), nid=_nid(draft, event, None))
+    own = out_of_band.membership_of(draft, row, event.state_key or "")
+    draft.add_event(row, event)
+    _store_membership(draft, own)
+    if incoming.stripped_state is not None:
+        draft.stripped[own.principal_nid, own.room_nid] = incoming.stripped_state
+    room.changed = True
+    return stored(event, None)
+
+
+def _store_membership(draft: Draft, one: Membership) -> None:
+    draft.stripped.pop((one.principal_nid, one.room_nid), None)
+    draft.memberships[one.principal_nid, one.room_nid] = one
 
 
 def _unknown_state(draft: Draft, room: RoomDraft, incoming: Incoming, parents: Parents) -> list[EventId]:
@@ -87,22 +146,26 @@ def _unknown_state(draft: Draft, room: RoomDraft, incoming: Incoming, parents: P
     if incoming.state_before is None:
         return [EventId(one) for one in parents.missing]
     draft.ensure_ids(incoming.state_before)
-    rows = [(one, draft.row(one)) for one in incoming.state_before]
+    rows = [(one, out_of_band.usable(draft.row(one))) for one in incoming.state_before]
     return [one for one, row in rows if row is None or row.state_key_nid is None or row.room_nid != room.row.room_nid]
 
 
-def _plan_outlier(draft: Draft, room: RoomDraft, incoming: Incoming, auth_rows: list[EventRow]) -> AppendResult:
+def _plan_outlier(draft: Draft, room: RoomDraft, incoming: Incoming, auth_rows: list[EventRow], *, held: EventRow | None) -> AppendResult:
+    """``held``: it came out of band before. Then its membership is known already, and may have changed since."""
     event = incoming.event
     judged = verdict(draft, room, event, auth_rows, before=None, current=None)
     step = Step(draft, room)
-    row = _row(step, incoming, auth_rows, judged, nid=_nid(draft, event, None))
-    membership = _own_membership(step, row, event)
+    row = _row(step, incoming, auth_rows, judged, nid=_nid(draft, event, held))
+    membership = _own_membership(step, row, event) if held is None else None
     entry = cover(draft, row)
     if entry is not None:
         draft.add_place(row.event_nid, entry)
-    draft.add_event(row, event)
+    if held is None:
+        draft.add_event(row, event)
+    else:
+        draft.authorise(row, event)
     if membership is not None:
-        draft.memberships[membership.principal_nid, membership.room_nid] = membership
+        _store_membership(draft, membership)
     room.changed = True
     return _result(event, row, judged)
 
@@ -135,7 +198,8 @@ def _decide(
     placement = place(draft, room, event, nid, parents)
     step.order = placement.order
     before = before_event(step, incoming.state_before, parents)
-    current = step.main_group() if live and room.extremities else None
+    is_back = bool(parents.missing) and out_of_band.brings_back(draft, room, event)  # the current state is of when this server left
+    current = step.main_group() if live and room.extremities and not is_back else None
     judged = verdict(draft, room, event, auth_rows, before=before, current=current)
     row = _row(step, incoming, auth_rows, judged, nid=nid, placement=placement, before=before)
     draft.pending, draft.pending_event = row, event  # found by its nid while its own effects are worked out
@@ -149,8 +213,10 @@ def _decide(
     found = redactions.find(step, row, event, before)
     if found.redacted_by is not None or found.ineffective:
         row = row._replace(redacted_by=found.redacted_by, ineffective=found.ineffective)
-    entry = None if held is not None and held.rejected is None else cover(draft, row)
-    return Decision(row, placement, before, after, current, ends, entry, found, held is not None), judged
+    has_place = held is not None and held.rejected is None and not held.is_out_of_band
+    entry = None if has_place else cover(draft, row)
+    overruled = out_of_band.overruled(step, current, nid)
+    return Decision(row, placement, before, after, current, ends, entry, found, held, overruled), judged
 
 
 def _ends(step: Step, row: EventRow, parents: Parents, placement: Placement, *, live: bool) -> Ends | None:
@@ -236,10 +302,7 @@ def _store(step: Step, decision: Decision, event: Event) -> None:
     step.commit()
     if decision.entry is not None:
         draft.add_place(row.event_nid, decision.entry)
-    if decision.held_outlier:
-        draft.place_outlier(row, event)
-    else:
-        draft.add_event(row, event)
+    _store_event(draft, decision, event)
     if placement.missing and not row.backfilled:
         draft.after_gaps.add(row.event_nid)
     for gap in placement.missing:
@@ -256,8 +319,24 @@ def _store(step: Step, decision: Decision, event: Event) -> None:
     if decision.ends is not None:
         room.extremities = decision.ends.extremities
         draft.dropped.update(dict.fromkeys(decision.ends.dropped, room.row.room_nid))
+    _store_overruled(draft, decision)
     if decision.current is not None:
         _store_current(draft, room, row.event_nid, None if old is None else draft.group(old), decision.current)
+
+
+def _store_event(draft: Draft, decision: Decision, event: Event) -> None:
+    if decision.held is None:
+        draft.add_event(decision.row, event)
+        return
+    if decision.held.is_out_of_band:
+        draft.authorise(decision.row, event)
+    draft.place_outlier(decision.row, event)
+
+
+def _store_overruled(draft: Draft, decision: Decision) -> None:
+    for one in decision.overruled:
+        _store_membership(draft, one.membership)
+        draft.overruled.append((decision.row.room_nid, one.state_key_nid, one.user))
 
 
 def _store_current(draft: Draft, room: RoomDraft, cause_nid: int, old: Group | None, new: Group) -> None:
@@ -272,7 +351,7 @@ def _store_current(draft: Draft, room: RoomDraft, cause_nid: int, old: Group | N
         type_nid, user = draft.state_key_name(key)
         if type_nid == TYPE_MEMBER and user.endswith(":" + draft.server_name):
             principal = draft.principal_nid(user)
-            draft.memberships[principal, room_nid] = Membership(principal, room_nid, membership or 0, nid or 0, cause_nid)
+            _store_membership(draft, Membership(principal, room_nid, membership or 0, nid or 0, cause_nid))
 
 
 def _refused(event: Event, missing: list[EventId]) -> AppendResult:

@@ -97,7 +97,9 @@ async def prefetch(load: Load, draft: Draft, incoming: Sequence[Incoming], *, as
 def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:
     event, caches = one.event, draft.caches
     held = caches.rows.get(event.event_id)
-    if held is not None and held.outlier and one.origin != "outlier":  # as below: it may be a duplicate by now, or have missing parents
+    if (
+        held is not None and held.outlier and (one.origin != "outlier" or held.is_out_of_band)
+    ):  # as below: it may be a duplicate by now, or have missing parents
         _want(draft, event.event_id, own, lacking, lacking.events)
     _look_at_parents(draft, event, own, lacking)
     if "m.relates_to" in event.content:
@@ -106,12 +108,13 @@ def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:
         return
     for event_id in event.auth_event_ids:
         row = caches.rows.get(event_id) or draft.rows.get(event_id)
-        if row is None:
+        if row is None or row.is_out_of_band:  # another writer may have authorised it
             _want(draft, event_id, own, lacking, lacking.auth)
         else:
             _look_at_auth_event(draft, row.event_nid, lacking, placed=event.state_key is not None)
     for event_id in (*(one.state_before or ()), *((event.redacts,) if event.redacts is not None else ())):
-        if event_id not in caches.rows:
+        row = caches.rows.get(event_id)
+        if row is None or row.is_out_of_band:
             _want(draft, event_id, own, lacking, lacking.events)
     _look_at_names(draft, event, lacking)
 

@@ -74,6 +74,19 @@ FROM events
 WHERE event_nid = ANY($1::bigint[]) AND membership = 4
 """
 
+SQL_MEMBERSHIP: Final[LiteralString] = """
+SELECT membership, event_nid
+FROM memberships
+WHERE room_nid = $1::int AND principal_nid = $2::int
+"""
+
+SQL_OUT_OF_BAND: Final[LiteralString] = """
+SELECT o.principal_nid, m.membership, o.event_nid
+FROM out_of_band_memberships o
+JOIN memberships m USING (principal_nid, room_nid, event_nid)
+WHERE o.room_nid = $1::int
+"""
+
 SQL_ROOM_PRINCIPALS: Final[LiteralString] = """
 SELECT principal_nid
 FROM visibility
@@ -92,6 +105,21 @@ class GraphRow(NamedTuple):
 
     event_nid: int
     auth_events: list[int]
+
+
+class MembershipRow(NamedTuple):
+    """A local user's membership in a room, and the event that gave it."""
+
+    membership: int
+    event_nid: int
+
+
+class OutOfBandRow(NamedTuple):
+    """A membership that came out of band."""
+
+    principal_nid: int
+    membership: int
+    event_nid: int
 
 
 class ReachingRow(NamedTuple):
@@ -143,6 +171,14 @@ async def _room_principals(conn: Connection, _: Draft, room_nid: int) -> list[in
     return await conn.fetchvals(SQL_ROOM_PRINCIPALS, room_nid)
 
 
+async def _membership(conn: Connection, _: Draft, room_nid: int, principal_nid: int) -> MembershipRow | None:
+    return await conn.fetchrow(SQL_MEMBERSHIP, room_nid, principal_nid, row=MembershipRow)
+
+
+async def _out_of_band(conn: Connection, _: Draft, room_nid: int) -> list[OutOfBandRow]:
+    return await conn.fetch(SQL_OUT_OF_BAND, room_nid, row=OutOfBandRow)
+
+
 async def _has_past(conn: Connection, draft: Draft) -> bool:
     draft.caches.has_past = bool(await conn.fetchval(SQL_HAS_PAST))
     return draft.caches.has_past
@@ -157,4 +193,6 @@ ANSWERS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
     "invited": _invited,
     "principals": _room_principals,
     "has_past": _has_past,
+    "membership": _membership,
+    "out_of_band": _out_of_band,
 }

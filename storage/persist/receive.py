@@ -13,6 +13,7 @@ from storage.errors import AuthDenied
 from storage.event import Event
 from storage.ids import EventId, StateKey
 from storage.persist.draft import Draft, RoomDraft
+from storage.persist.out_of_band import usable
 from storage.persist.rows import EventRow
 from storage.state.groups import Group
 
@@ -33,14 +34,14 @@ def auth_rows_of(draft: Draft, event: Event) -> tuple[list[EventRow], list[Event
         create_id = EventId("$" + event.room_id[1:])
         ids += [] if create_id in ids else [create_id]
     draft.ensure_ids(ids)
-    rows = [draft.row(one) for one in ids]
+    rows = [usable(draft.row(one)) for one in ids]
     return [row for row in rows if row is not None], [one for one, row in zip(ids, rows, strict=True) if row is None]
 
 
 def auth_nids(event: Event, auth_rows: Iterable[EventRow]) -> tuple[int, ...]:
-    """The nids of the auth events that the event names itself, each once."""
+    """The nids of those of these rows that the event names itself, each once."""
     auth = {row.event_id: row.event_nid for row in auth_rows}
-    return tuple(auth[one] for one in dict.fromkeys(event.auth_event_ids))
+    return tuple(auth[one] for one in dict.fromkeys(event.auth_event_ids) if one in auth)
 
 
 def verdict(

@@ -1,11 +1,12 @@
 """What an append answers, one per PDU."""
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from storage.event import Event
 from storage.ids import EventId
 
-Origin = Literal["live", "backfill", "outlier"]
+Origin = Literal["live", "backfill", "outlier", "out_of_band"]
+ORIGINS: Final = get_args(Origin)
 Outcome = Literal["stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid"]
 
 

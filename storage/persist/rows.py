@@ -3,6 +3,7 @@
 from enum import Enum
 from typing import NamedTuple, Self
 
+from storage.database.names import JOIN
 from storage.errors import StorageCorrupt
 from storage.visibility import past
 from storage.visibility.ranges import EMPTY, Ranges, add, contains, remove, unending
@@ -57,6 +58,14 @@ class EventRow(NamedTuple):
         if self.topological_ordering is None:
             raise StorageCorrupt("an outlier has no place in the order", event_id=self.event_id)
         return self.topological_ordering
+
+    @property
+    def is_out_of_band(self) -> bool:
+        """A membership that came out of band, and was not authorised yet. The rules want auth events for each of these; it has none here.
+
+        As is_out_of_band in the schema.
+        """
+        return self.outlier and not self.auth_events and self.rejected is None and self.membership is not None and self.membership != JOIN
 
     @property
     def accepted(self) -> bool:

@@ -80,7 +80,7 @@ def _between(old: State, new: State) -> dict[int, int]:
 
 def _new(step: Step, base: Group, change: Mapping[int, int], *, becomes_current: bool) -> Group:
     """A group for a state that differs from ``base``, with its audience."""
-    group = derive(base, change, step.draft.blocks.take("state_group_nids"), NOTHING)
+    group = derive(base, change, step.draft.group_nid_for(base, change), NOTHING)
     step.draft.ensure_state_key_names(group.steps[-1].delta)
     if not becomes_current:
         return step.add_group(group._replace(audience=audience.branch(step, base, group)))

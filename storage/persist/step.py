@@ -123,6 +123,8 @@ class Step:
         """Into the draft."""
         self.draft.add_groups(self.room, self.groups.values())
         self.room.merged.update(self.merged)
+        self.draft.reserved_groups.clear()
+        self.draft.resolving.clear()
         for principal, visible in self.visibility.items():
             self.draft.set_visibility((self.room_nid, principal), visible)
         for (principal, _), past in self.past.items():

@@ -6,15 +6,16 @@ that was taken for new is known under another nid, it ends with `StalePlan` and 
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Final, LiteralString, NamedTuple
 
 import orjson
 
 from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER
 from storage.persist import write_plain
-from storage.persist.columns import EMPTY, array, arrays, text, texts
+from storage.persist.columns import array, text, texts
 from storage.persist.draft import Draft, RoomDraft
+from storage.persist.event_columns import event_columns
 from storage.persist.footing import footing
 from storage.persist.invalidations import Invalidation, invalidations
 from storage.persist.rows import EventRow, PastRow
@@ -146,13 +147,14 @@ changed_event AS (
         rejected = i.rejected,
         ineffective = i.ineffective,
         prev_events = i.prev_events::bigint[],
-        after_gap = COALESCE(i.after_gap, e.after_gap)
+        after_gap = COALESCE(i.after_gap, e.after_gap),
+        auth_events = COALESCE(i.auth_events::bigint[], e.auth_events)
     FROM unnest($48::text::bigint[], $49::text::bigint[], $50::text::bigint[], $51::text::bigint[], $52::text::bigint[],
         $53::text::bigint[],
             $54::text::boolean[], $55::text::boolean[], $56::text::boolean[], $57::text::text[], $58::text::text[], $124::text::boolean[],
-            $136::text::boolean[])
+            $136::text::boolean[], $152::text::text[])
             AS i (event_nid, topological_ordering, state_group_before, state_group_after, audience, redacted_by,
-                outlier, backfilled, soft_failed, rejected, prev_events, ineffective, after_gap)
+                outlier, backfilled, soft_failed, rejected, prev_events, ineffective, after_gap, auth_events)
         LEFT JOIN positioned p USING (event_nid)
     WHERE e.event_nid = i.event_nid
 ),
@@ -215,6 +217,19 @@ set_membership AS (
             event_nid = EXCLUDED.event_nid,
             stream_ordering = EXCLUDED.stream_ordering,
             writer_nid = EXCLUDED.writer_nid
+),
+set_out_of_band AS (
+    INSERT INTO out_of_band_memberships (room_nid, principal_nid, event_nid, stripped_state)
+    SELECT i.room_nid, i.principal_nid, i.event_nid, i.stripped_state
+    FROM unnest($87::text::int[], $88::text::int[], $90::text::bigint[], $91::text::bigint[], $153::text::text[])
+            AS i (principal_nid, room_nid, event_nid, cause_nid, stripped_state)
+    WHERE i.cause_nid IS NULL
+    ON CONFLICT (room_nid, principal_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid, stripped_state = EXCLUDED.stripped_state
+),
+overruled AS (
+    DELETE FROM out_of_band_memberships o
+    USING unnest($87::text::int[], $88::text::int[], $91::text::bigint[]) AS i (principal_nid, room_nid, cause_nid)
+    WHERE o.room_nid = i.room_nid AND o.principal_nid = i.principal_nid AND i.cause_nid IS NOT NULL
 ),
 set_visibility AS (
     INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences,
@@ -416,6 +431,8 @@ def arguments(draft: Draft, author: Author, received_ts: int, invalidated: Seque
         *map(text, footing(draft)),
         text([row.first_audience for row in draft.new_visibility.values()]),
         *texts((_past_row(key, row) for key, row in draft.new_past.items()), 7),
+        text([array(row.auth_events) if nid in draft.authorised else None for nid, row in draft.changed_events.items()]),
+        text([draft.stripped.get(key) for key in draft.memberships]),
     ]
 
 
@@ -441,36 +458,6 @@ def _sight(room: RoomDraft) -> tuple[int, str]:
 def _new_events(draft: Draft) -> list[object]:
     new = draft.new_events.values()
     return [*event_columns([one.row for one in new]), [one.raw for one in new]]
-
-
-def event_columns(rows: Sequence[EventRow]) -> list[str]:
-    """New events as columns, from their nids to their auth events, in the order in which statements that insert them take these."""
-    if not rows:
-        return [EMPTY] * 21
-    column: Any = EventRow._make(zip(*rows, strict=True))  # of each field all values
-    return [
-        text(column.event_nid),
-        text(column.topological_ordering),
-        text(column.depth),
-        text(column.origin_server_ts),
-        text(column.state_group_before),
-        text(column.state_group_after),
-        text(column.audience),
-        text(column.redacted_by),
-        text(column.room_nid),
-        text(column.sender_nid),
-        text(column.type_nid),
-        text(column.state_key_nid),
-        text(column.membership),
-        text(column.outlier),
-        text(column.backfilled),
-        text(column.soft_failed),
-        text(column.redacted_form),
-        text(column.event_id),
-        text(column.rejected),
-        arrays(column.prev_events),
-        arrays(column.auth_events),
-    ]
 
 
 def _changed_event(row: EventRow) -> tuple[object, ...]:

@@ -4,6 +4,8 @@ A lone append waits for nobody. While a write is under way, what arrives is plan
 into the caches when it is sent. If it is not done after all, the caches are dropped with all that was planned on them. So the database
 and this process work at the same time, also on one room.
 
+A room whose state takes long to resolve is planned on its own, in the lane (`storage.persist.lane`), so that the others need not wait for it.
+
 What others have written shows when a plan is refused. What was thrown away may not: a purged event that comes back would be taken for a duplicate.
 So whoever purges says in the stream "caches" what has gone (`storage.maintenance.announce`), and it is forgotten before the next plan.
 """
@@ -14,19 +16,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from storage.database.connection import Database
-from storage.errors import DatabaseFull, StorageClosed
+from storage.errors import DatabaseFull, DatabaseReplaced, StorageClosed
 from storage.persist.attempts import Attempts, Part, Unsure
 from storage.persist.commit import absorb
 from storage.persist.context import Caches, Needs
 from storage.persist.draft import Draft
 from storage.persist.jobs import Job, Plan
+from storage.persist.lane import Lane, has_known_names, share_new_names
 from storage.persist.load import load, tells_of
 from storage.persist.plan import Incoming
 from storage.persist.results import AppendResult
 from storage.streams.caches import REMOVED, Removed
 from storage.streams.feed import Advance
 from storage.streams.in_flight import LOST
-from storage.streams.registry import Streams
+from storage.streams.registry import Restart, Streams
 from storage.tracing import tracing
 
 STRETCH: Final = 128  # events planned before others have their turn, and written though more wait
@@ -70,8 +73,15 @@ class Writer:
         self._removed: list[Removed | None] = []  # told, and remembered still; None: anything may have gone
         self._batch_max = config.writer_batch_max
         self._events = 0  # of the appends in hand
+        self._lane = Lane(self._attempts, self._load_aside, self, self._wake.set)
+        self._aside: deque[Plan] = deque()  # planned there, and not sent
+        self._mending: Plan | None = None
+        self.failures = 0
+        """How often something was taken back that a plan of the lane may build on."""
         self._planning = False  # what is planned may not be written before that is over
+        self._jobs: set[Job] = set()
         streams.feed.subscribe(self._told)
+        streams.on_restart(self._restart)
 
     def start(self) -> None:
         """Begin to work; needs a running event loop."""
@@ -84,6 +94,7 @@ class Writer:
         if self._task is not None:
             await self._task
             self._task = None
+        await self._lane.close()
 
     async def append(self, incoming: Sequence[Incoming]) -> list[AppendResult]:
         """Store a batch; one result per event, in order. Waits while the queue is full.
@@ -95,26 +106,32 @@ class Writer:
             if self._closed:
                 raise StorageClosed("writer")
             job = Job(incoming, asyncio.get_running_loop().create_future(), caller=tracing.caller())
-            self._queue.append(job)
+            self._jobs.add(job)
+            if self._lane.takes(job):
+                self._lane.add(job)
+            else:
+                self._queue.append(job)
             self._wake.set()
             self.in_hand += 1
             self._events += len(incoming)
             try:
                 return await job.future
             finally:
+                self._jobs.discard(job)
                 self.in_hand -= 1
                 self._events -= len(incoming)
 
     @property
     def queued(self) -> int:
         """Appends of which not everything is planned yet."""
-        return len(self._queue)
+        return len(self._queue) + len(self._lane)
 
     async def _work(self) -> None:
         while True:
             self._wake.clear()
             if (failed := self._failed()) is not None:
-                await self._mend(failed)
+                await self._landed()
+                await self._mend(self._failed() or failed)
             elif (plan := self._taken()) is not None:
                 self._writing = asyncio.create_task(self._write_ahead(plan), name="storage-writer")
                 await self._others(bool(self._queue))  # it is on its way before more is planned
@@ -123,7 +140,7 @@ class Writer:
                 await self._plan()
                 self._planning = False
                 await self._others(bool(self._queue or self._sent))  # among them the answer to the write
-            elif self._closed and self._sent is None:
+            elif self._closed and self._sent is None and not self._lane:
                 return
             else:
                 await self._wake.wait()
@@ -145,9 +162,20 @@ class Writer:
             elif name == "events" and key is None:
                 self._removed.append(None)
 
+    def _restart(self, _: Restart) -> None:
+        """The database is another one: what it has of the events that were written before is not known."""
+        self._removed = [None]
+        self._give_up_aside()
+        for job in self._jobs:
+            if job.answers:
+                job.fail(
+                    DatabaseReplaced("the database was replaced while the batch was written: repeat it, what is stored is a duplicate")
+                )
+
     def _forget_removed(self) -> None:
         """With nothing under way, as what is planned and written comes into the caches with what it was planned on."""
         told, self._removed = self._removed, []
+        self._give_up_aside()
         if None in told:
             self.caches.forget()
         for removed in told:
@@ -168,7 +196,7 @@ class Writer:
         parts = self._gather(min(self._stretch, left), whole=min(STRETCH, left))
         named = [one for job, part in parts for one in (job.incoming if job.planned == len(part) else part)]
         try:
-            await self._attempts.extend(self._next, parts, self._load, named=named, assume_new=True)
+            await self._attempts.extend(self._next, parts, self._load, named=named, assume_new=True, aside=self._lane)
         except Exception as error:  # noqa: BLE001  # whatever it is, the slow way finds out whose answer it is
             self._next.error = error
             await self._landed()
@@ -178,6 +206,9 @@ class Writer:
         parts: list[Part] = []
         while self._queue and most > 0:
             job = self._queue[0]
+            if self._lane.takes(job):
+                self._lane.add(self._queue.popleft())
+                continue
             part = job.incoming[job.planned :]
             if len(part) <= most or (not parts and len(part) <= whole):
                 self._queue.popleft()
@@ -189,6 +220,30 @@ class Writer:
             parts.append((job, part))
             most -= len(part)
         return parts
+
+    def has_to_do_with(self, job: Job) -> bool:
+        """Whether an append that shares a room with this one is under way, outside of the lane."""
+        planned = (other for plan in (self._next, self._sent, self._mending) if plan is not None for other in plan.answers)
+        return any(not other.rooms.isdisjoint(job.rooms) for other in (*planned, *self._queue))
+
+    async def write(self, plan: Plan) -> None:
+        """Write a plan of the lane in its turn. One that cannot be written as it is, but might be if it is made again, is not."""
+        plan.over = asyncio.Event()
+        self._aside.append(plan)
+        self._wake.set()
+        await plan.over.wait()
+
+    def _give_up_aside(self) -> None:
+        """Have the lane make its plans again."""
+        self.failures += 1
+        while self._aside:
+            _set_over(self._aside.popleft())
+
+    async def _load_aside(self, draft: Draft, needs: Needs) -> None:
+        """Load something for the lane. What is being written is of other rooms."""
+        async with self._database.connection() as conn:
+            await load(conn, draft, needs)
+            self._database.measures.writer_statements += conn.statements
 
     async def _load(self, draft: Draft, needs: Needs) -> None:
         """Load something while a write may be under way, of which the database does not tell yet."""
@@ -209,16 +264,36 @@ class Writer:
         plan = self._next
         if plan is None or plan.error is not None or self._sent is not None or self._planning:
             return False
+        if plan.era != self._database.era:
+            plan.error = self._database.guard.error()
+            self._wake.set()
+            return False
         return not self._queue or plan.size >= self._stretch
 
     def _taken(self) -> Plan | None:
         """What is planned, if it may be written now; from here on it is as if that were done."""
-        if not self._may_send():
-            return None
-        plan, self._next = self._next, None
+        plan = self._taken_aside()
+        if plan is None:
+            if not self._may_send():
+                return None
+            plan, self._next = self._next, None
         if plan is not None:
             self._sent = plan
             absorb(self.caches, plan.draft)
+        return plan
+
+    def _taken_aside(self) -> Plan | None:
+        """A plan of the lane, if one may be written now."""
+        if self._sent is not None or self._planning or not self._aside or self._aside[0].error is not None:
+            return None
+        plan = self._aside.popleft()
+        if (
+            plan.era != self._database.era
+            or has_known_names(plan.draft)
+            or (self._next is not None and share_new_names(plan.draft, self._next.draft))
+        ):
+            _set_over(plan)
+            return None
         return plan
 
     async def _write_ahead(self, plan: Plan | None) -> None:
@@ -230,6 +305,7 @@ class Writer:
                 plan.error = error
             else:
                 self._sent = None
+                _set_over(plan)
             plan = self._taken()
         self._wake.set()
 
@@ -239,21 +315,28 @@ class Writer:
             await self._writing
 
     def _failed(self) -> Plan | None:
-        return next((plan for plan in (self._sent, self._next) if plan is not None and plan.error is not None), None)
+        return next((plan for plan in (self._sent, self._next, *self._aside) if plan is not None and plan.error is not None), None)
 
     async def _mend(self, failed: Plan) -> None:
         """Take back what was not done and what was planned on it; then do the former in the slow way."""
-        again = list(failed.answers)
-        later = [job for job in (self._next.answers if self._next is not None else ()) if job not in failed.answers]
+        again = [job for job in failed.answers if failed.is_aside or job not in self._lane]
+        later = [job for job in (self._next.answers if self._next is not None else ()) if job not in again]
+        if failed is self._sent:
+            self._give_up_aside()
+        if failed in self._aside:
+            self._aside.remove(failed)
         self._sent = self._next = None
+        self._mending = failed
         for job in (*again, *later):
             job.planned = len(job.answers)
         waiting = dict.fromkeys((*later, *self._queue))
-        self._queue = deque(job for job in waiting if job not in failed.answers)
+        self._queue = deque(job for job in waiting if job not in again and job not in self._lane)
         if not isinstance(failed.error, Unsure):
             self._attempts.forget(failed)
         await self._serve(again, failed if failed.sent or isinstance(failed.error, Unsure) else None)
-        self._queue.extendleft(job for job in reversed(again) if not job.is_over)
+        self._mending = None
+        self._queue.extendleft(job for job in reversed(again) if not job.is_over and job not in self._lane)
+        _set_over(failed)
 
     async def _serve(self, jobs: Sequence[Job], failed: Plan | None = None) -> None:
         """Do these jobs the slow way. One that fails is taken out and answered alone; the others are written without it."""
@@ -268,3 +351,8 @@ class Writer:
                 return
             for job in jobs:
                 await self._serve([job])
+
+
+def _set_over(plan: Plan) -> None:
+    if plan.over is not None:
+        plan.over.set()

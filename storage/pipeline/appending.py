@@ -9,13 +9,14 @@ import gc
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
 
 import uvloop
+from pyspark import TaskContext
 
 from storage.config import Config
-from storage.errors import CommitUnknown, DatabaseConflict
+from storage.errors import CommitUnknown, DatabaseConflict, InstanceNameTaken
 from storage.opening import OpenWriter, open_writer
 from storage.persist.plan import Incoming
 from storage.persist.results import AppendResult
@@ -26,6 +27,8 @@ BATCH_MAX: Final = 1_000
 PART: Final = 5_000
 LOCK_TIMEOUT_MS: Final = 2_000
 ENTER_PAUSE_SECONDS: Final = 3.0
+ENTER_WAIT_MS: Final = 1_000
+NAMES_TRIED: Final = 8
 COLLECTED_AFTER: Final = 100_000
 BULK_TIMEOUT_MS: Final = 3_600_000
 """A statement, and the pause between two of them, of tasks that move much at once."""
@@ -46,24 +49,47 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The store to write to. ``instance_name``: tasks write under this and their number. ``part``: events of one write in bulk, about."""
+    """The store to write to. ``instance_name``: tasks write under this and their number. ``part``: events of one write in bulk, about.
+
+    ``config``: of the driver, as executors may have another environment.
+    """
 
     dsn: str
     server_name: str | None
     instance_name: str = "spark"
     part: int = PART
+    config: Config = field(default_factory=Config.from_env)
 
-    def name(self, number: int) -> str:
-        """The name that a task writes under."""
-        return f"{self.instance_name}-{number}"
+    def name(self, attempt: "Attempt") -> str:
+        """The name that an attempt at a task writes under: each has its own, as an earlier or speculative one may be at work still."""
+        return f"{self.instance_name}-{attempt.task}" + (f"-{attempt.number}" if attempt.number else "")
+
+
+class Attempt(NamedTuple):
+    """An attempt at a task. ``number``: how many there were before it, or are beside it, in this attempt at the stage."""
+
+    task: int
+    number: int = 0
+
+    @classmethod
+    def of(cls, context: TaskContext | None) -> Self:
+        """The attempt that runs in this process; outside of Spark the first at task 0."""
+        if context is None:
+            return cls(0)
+        return cls(context.partitionId(), context.attemptNumber())
+
+    @property
+    def next(self) -> Self:
+        """The attempt to take for it where its name is taken: Spark counts from 0 again when it repeats a stage."""
+        return self._replace(number=self.number + 1)
 
 
 class Loader:
     """The writer of a store in this process, to be used without an event loop of one's own."""
 
-    def __init__(self, target: Target, number: int) -> None:
+    def __init__(self, target: Target, attempt: Attempt) -> None:
         self._target = target
-        self._number = number
+        self._attempt = attempt
         self.outcomes: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
@@ -83,10 +109,21 @@ class Loader:
             self.runner.close()
 
     async def _open(self) -> OpenWriter:
+        """Under the first free name. `InstanceNameTaken` if there is none among `NAMES_TRIED`."""
+        attempt = self._attempt
+        for _ in range(1, NAMES_TRIED):
+            try:
+                return await self._open_as(self._target.name(attempt))
+            except InstanceNameTaken:
+                attempt = attempt.next
+        return await self._open_as(self._target.name(attempt))
+
+    async def _open_as(self, instance_name: str) -> OpenWriter:
         """A writer enters between two writes of others, and what waits for that holds up who writes: so it is tried for short times."""
         config = replace(
-            Config.from_env(),
-            instance_name=self._target.name(self._number),
+            self._target.config,
+            instance_name=instance_name,
+            enter_wait_ms=min(self._target.config.enter_wait_ms, ENTER_WAIT_MS),
             pool_size_max=CONNECTIONS,
             statement_timeout_ms=BULK_TIMEOUT_MS,
             lock_timeout_ms=LOCK_TIMEOUT_MS,

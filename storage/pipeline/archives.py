@@ -5,6 +5,7 @@ Those are known by their name, ``….json``, or by how they begin.
 Paths are local or on a file system that pyarrow knows (``s3://``, ``hdfs://``), and must mean the same on every executor.
 """
 
+import heapq
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,13 +118,30 @@ def together(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
     tasks: list[list[Stretch]] = []
     room = 0
     for one in stretches:
-        size = one.end - one.begin if one.kind in {"lines", "answer"} else STRETCH_BYTES_MIN
+        size = _size(one)
         if size > room or len(tasks[-1]) >= SMALL_FILES_MAX:
             tasks.append([])
             room = STRETCH_BYTES_MIN
         tasks[-1].append(one)
         room -= size
     return tasks
+
+
+def bounded(tasks: Sequence[list[Stretch]], most: int | None) -> list[list[Stretch]]:
+    """The same in at most so many tasks, where that is given: the next always to the task that has least. So no more run at once."""
+    if most is None or len(tasks) <= most:
+        return list(tasks)
+    shares: list[list[Stretch]] = [[] for _ in range(most)]
+    loads = [(0, index) for index in range(most)]
+    for some in tasks:
+        load, index = heapq.heappop(loads)
+        shares[index] += some
+        heapq.heappush(loads, (load + sum(_size(one) for one in some), index))
+    return shares
+
+
+def _size(one: Stretch) -> int:
+    return one.end - one.begin if one.kind in {"lines", "answer"} else STRETCH_BYTES_MIN
 
 
 def _of_file(file: int, one: Source, length: int) -> Iterator[Stretch]:

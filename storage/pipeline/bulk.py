@@ -17,8 +17,10 @@ from storage.errors import DatabaseConflict
 from storage.opening import OpenWriter
 from storage.persist.columns import text
 from storage.persist.draft import Blocks, Draft
+from storage.persist.event_columns import event_columns
 from storage.persist.results import AppendResult
-from storage.persist.write import Written, event_columns, write_around
+from storage.persist.write import Written, write_around
+from storage.pipeline import staging
 from storage.pipeline.planning import NAMES_REMEMBERED, Planner, Unfit
 from storage.pipeline.rooms import BundledRoom
 from storage.pipeline.slim import Slim
@@ -90,6 +92,7 @@ class Bulk:
         written = Written({}, 0)
         with self._in_flight.writing():
             async with self._transaction() as conn:
+                await staging.work(conn, self._number)
                 planner = Planner(conn, self._store.database, self._names, self._blocks, self._store.identity.server_name)
                 for room in rooms:
                     written = await self._room(planner, room) or written
@@ -131,7 +134,7 @@ async def write_planned(planner: Planner, author: Author, number: int, *, is_las
     written = await write_around(planner.connection, draft, author, now)
     tag = await planner.connection.execute(SQL_LOAD_EVENTS, now, author.writer_nid, number, *_rows(draft, planner, written))
     if int(tag.rpartition(" ")[2]) != len(draft.new_events):
-        raise DatabaseConflict("the bytes that an import had put aside are gone: the database has crashed; run the import again")
+        raise DatabaseConflict(staging.GONE)
     if not is_last:
         planner.wrote(written.positions)
     return written

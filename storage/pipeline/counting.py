@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from storage.config import Config
 from storage.database.arrow import arrow_snapshot
 from storage.errors import InputError
 from storage.pipeline.archives import literal
@@ -177,13 +178,13 @@ def check_plots() -> None:
 def _write_counts(spark: SparkSession, dsn: str, folder: str, partitions: int) -> None:
     stretches = EventReader(Options(dsn, partitions=partitions)).partitions()
     sums = [f.sum(name).alias(name) for name in SUMS]
-    counted = _read(spark, stretches, partial(counts_of, dsn), COUNTS).groupBy(*BY.names).agg(*sums)
+    counted = _read(spark, stretches, partial(counts_of, dsn, config=Config.from_env()), COUNTS).groupBy(*BY.names).agg(*sums)
     _date(_date(counted, "sent_day"), "received_day").write.mode("overwrite").parquet(folder + "/counts")
 
 
-def counts_of(dsn: str, stretch: Stretch) -> Iterator[pa.RecordBatch]:
+def counts_of(dsn: str, stretch: Stretch, *, config: Config | None = None) -> Iterator[pa.RecordBatch]:
     """`COUNTS` of a stretch, in parts to be added up."""
-    with arrow_snapshot(dsn) as conn:
+    with arrow_snapshot(dsn, config=config) as conn:
         for first, end in split(stretch.begin, stretch.end - 1, _parts(stretch.begin, stretch.end, NUMBERS_PER_STATEMENT)):
             yield from conn.table(SQL_COUNTS_OF_STRETCH, first, end, *stretch.bounds.columns()).cast(COUNTS).to_batches()
 
@@ -203,9 +204,10 @@ def _write_sums(spark: SparkSession, dsn: str, folder: str, partitions: int) -> 
 def _rooms_now(spark: SparkSession, dsn: str, partitions: int) -> DataFrame:
     with arrow_snapshot(dsn) as conn:
         stretches = list(split(*room_numbers(conn), partitions))
+    config = Config.from_env()
 
     def read(stretch: tuple[int, int]) -> Iterator[pa.RecordBatch]:
-        with arrow_snapshot(dsn) as conn:
+        with arrow_snapshot(dsn, config=config) as conn:
             for first, end in split(stretch[0], stretch[1] - 1, _parts(*stretch, ROOMS_PER_STATEMENT)):
                 yield from conn.table(SQL_ROOMS_NOW, first, end).cast(ROOMS_NOW).to_batches()
 

@@ -23,6 +23,7 @@ from storage.config import Config
 from storage.database.connection import Connection, Database
 from storage.errors import InvalidEvent
 from storage.event import Event
+from storage.event.ndjson import OUTLIERS
 from storage.persist import intake
 from storage.persist.results import AppendResult
 from storage.pipeline import staging
@@ -91,8 +92,7 @@ class Examiner:
         room = given.glanced.get("room_id")
         version = self.versions.get(room) if isinstance(room, str) else None
         if version is None:
-            rooms = intake.room_ids([given.glanced])
-            [version] = intake.versions([given.glanced], rooms, self.versions, given.room_version or self.room_version)
+            [version] = intake.versions([given.pdu], [given.glanced], self.versions, given.room_version or self.room_version)
         return intake.read(given.pdu, given.glanced, version)
 
 
@@ -127,6 +127,7 @@ class Examination:
     dsn: str
     number: int
     work: str
+    config: Config = field(default_factory=Config.from_env)
 
     def run(self, stretches: Iterable[Stretch]) -> Iterator[pa.RecordBatch]:
         """`EXAMINED`, a batch or more a stretch."""
@@ -141,12 +142,13 @@ class Examination:
                 runner.run(stack.aclose())
 
     async def _opened(self, stack: AsyncExitStack) -> Database:
-        config = replace(Config.from_env(), pool_size_max=1, statement_timeout_ms=BULK_TIMEOUT_MS)
+        config = replace(self.config, pool_size_max=1, statement_timeout_ms=BULK_TIMEOUT_MS)
         return await stack.enter_async_context(await Database.open(self.dsn, config=config))
 
     async def _stretch(self, database: Database, stretch: Stretch, writer: BundleWriter) -> list[pa.RecordBatch]:
         work = _Stretch(self, stretch.at, writer)
         async with database.transaction() as conn:
+            await staging.work_for_import(conn, self.number)
             await staging.forget(conn, self.number, *stretch.places)
             try:
                 rows = read_synapse(stretch) if stretch.kind == "synapse" else read(stretch)
@@ -180,7 +182,7 @@ class _Stretch:
         held = await self._held(conn, events)
         aside: list[tuple[int, bytes]] = []
         for row, given, event in events:
-            if event.event_id in held and not (held[event.event_id] and given.origin != "outlier"):
+            if event.event_id in held and not (held[event.event_id] and given.origin not in OUTLIERS):
                 self._duplicates["duplicate"] += 1
             elif await self._is_signed(row, event):
                 self._add(row, given, event)
@@ -237,7 +239,7 @@ def looked_over(stretch: Stretch) -> tuple[int, dict[str, str]]:
     count, creating = lines_with(stretch, b"m.room.create")
     for raw in creating:
         for room, version in created(raw).items():
-            found.setdefault(room, version)
+            intake.note_created(found, room, version)
     return count, found
 
 
@@ -245,7 +247,8 @@ def _created_in_answers(stretch: Stretch) -> dict[str, str]:
     found = dict[str, str]()
     for row in read(stretch):
         if isinstance(row.given, Given):
-            found |= {room: version for room, version in created_by(row.given).items() if room not in found}
+            for room, version in created_by(row.given).items():
+                intake.note_created(found, room, version)
     return found
 
 

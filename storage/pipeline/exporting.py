@@ -13,7 +13,7 @@ no stream tells that they are new, are written again each time: the latest copy 
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from datetime import date, timedelta
 from itertools import zip_longest
 from typing import Any, Final, LiteralString, NamedTuple
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark.sql import SparkSession
 
+from storage.config import Config
 from storage.database.arrow import ArrowConnection, arrow_snapshot
 from storage.errors import InputError, StorageCorrupt
 from storage.pipeline.failures import told
@@ -123,20 +124,46 @@ def export_parquet(
         _empty(task.folder(name))
     written = _run(spark, stretches, task)
     made = Export(number, since, tokens[1], *(sum(row["rows"] for row in written if row["name"] == name) for name in TABLES))
-    where.create_dir(f"{folder}/manifests", recursive=True)
-    with where.open_output_stream(f"{folder}/manifests/{number}.json") as file:
-        file.write(json.dumps(asdict(made)).encode())
+    _write_manifest(where, f"{folder}/manifests", made)
     return made
 
 
+def _write_manifest(where: Any, folder: str, made: Export) -> None:
+    """Write the manifest; it is whole at its name, or not there."""
+    where.create_dir(folder, recursive=True)
+    begun = f"{folder}/{made.number}.json.new"
+    with where.open_output_stream(begun) as file:
+        file.write(json.dumps(asdict(made)).encode())
+    where.move(begun, f"{folder}/{made.number}.json")
+
+
 def last_export(path: str) -> Export | None:
-    """The export made last below a path, to go on from."""
+    """The export made last below a path, to go on from; None where there is none. `InputError` for a manifest that cannot be read."""
     where, folder = opened(path)
     manifests = sorted(_manifests(where, folder), key=lambda info: _number(info.base_name))
     if not manifests:
         return None
     with where.open_input_file(manifests[-1].path) as file:
-        return Export(**json.loads(file.read()))
+        return _read_manifest(f"{path.rstrip('/')}/manifests/{manifests[-1].base_name}", file.read())
+
+
+def _read_manifest(name: str, text: bytes) -> Export:
+    """The export that a manifest tells of. `InputError` names the file and says what is wrong with it."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InputError(
+            f"{name} is no manifest of an export: it is cut off, or no JSON ({error}). Remove it, or give the token to go on from"
+        ) from None
+    given = found if isinstance(found, dict) else {}
+    wanted = {one.name for one in fields(Export)}
+    if given.keys() != wanted:
+        lacks, more = (", ".join(sorted(some)) or "nothing" for some in (wanted - given.keys(), given.keys() - wanted))
+        raise InputError(f"{name} is no manifest of an export: it lacks {lacks}, and has too much: {more}")
+    counts = [given[one] for one in ("number", "events", "state_deltas", "visibility")]
+    if not (all(type(one) is int for one in counts) and isinstance(given["upto"], str) and isinstance(given["since"], str | None)):
+        raise InputError(f"{name} is no manifest of an export: a field has a value of another type")
+    return Export(**given)
 
 
 def _manifests(where: Any, folder: str) -> list[Any]:
@@ -221,6 +248,7 @@ class Task:
     path: str
     number: int
     verify: bool
+    config: Config = field(default_factory=Config.from_env)
 
     def folder(self, name: str) -> str:
         """Where the files of a table are."""
@@ -228,7 +256,7 @@ class Task:
 
     def files(self, stretches: Iterable[Stretch]) -> Iterator[dict[str, Any]]:
         """The files of some stretches, each as a row of `WRITTEN`; whole at their names, or not there."""
-        with arrow_snapshot(self.dsn) as conn:
+        with arrow_snapshot(self.dsn, config=self.config) as conn:
             bounds = _bounds(conn, self.tokens)
             for stretch in stretches:
                 for at, (day, table) in enumerate(_gathered(self._tables(conn, bounds, stretch))):

@@ -32,8 +32,9 @@ from pyspark.sql import functions as f
 from signedjson.types import VerifyKey
 
 from storage.database.arrow import arrow_snapshot
-from storage.pipeline.appending import PART, Target, spare_collector
-from storage.pipeline.archives import Sources, found, literal, numbered, together
+from storage.persist.intake import note_created
+from storage.pipeline.appending import PART, Attempt, Target, spare_collector
+from storage.pipeline.archives import Sources, bounded, found, literal, numbered, together
 from storage.pipeline.bundles import cleared
 from storage.pipeline.examining import EXAMINED, Examination, Examiner, key_texts, looked_over
 from storage.pipeline.failures import told
@@ -102,7 +103,7 @@ def import_archive(
 
     What is not stored goes to ``rejects``, as Parquet.
 
-    ``writers`` tasks load at once (default: as many as Spark runs), each with two connections at most. ``work`` is a folder that all
+    ``writers`` tasks are at work at once in each stage (default: as many as Spark runs), each with two connections at most; the driver has one. ``work`` is a folder that all
     executors reach, or a URI that both Hadoop and Arrow know (default: a temporary folder, for local masters); what is in it is overwritten. ``verify_keys``: signatures are checked.
     ``part``: events planned before they are written; a larger room is written in parts, in one transaction. ``stage`` is told what begins.
     `InputError`, `DatabaseError` (`DatabaseConflict` while another import is at work); where an executor fails for good, the error that it raised,
@@ -116,7 +117,7 @@ def import_archive(
         stretches, versions = _looked_over(spark, sources.stretches(spark.sparkContext.defaultParallelism))
         known = _known(dsn)
         examiner = Examiner(versions | known, room_version, key_texts(verify_keys or {}), frozenset(known))
-        _examine(spark, stretches, Examination(examiner, dsn, number, folder), folder + "/examined")
+        _examine(spark, bounded(together(stretches), writers), Examination(examiner, dsn, number, folder), folder + "/examined")
         examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(literal(folder) + "/examined")
         stage("loading")
         bundles = examined.where("outcome IS NULL").select(*BUNDLES)
@@ -171,7 +172,7 @@ def _looked_over(spark: SparkSession, stretches: Sequence[Stretch]) -> tuple[lis
     for row in frame.mapInArrow(look, LOOKED_OVER_DDL).collect():
         counts[row["file"], row["begin"]] = row["lines"]
         for room_id, version in row["rooms"].items():
-            versions.setdefault(room_id, version)
+            note_created(versions, room_id, version)
     return list(numbered(stretches, counts)), versions
 
 
@@ -187,8 +188,8 @@ LOOKED_OVER: Final = pa.schema(
 LOOKED_OVER_DDL: Final = "file bigint, begin bigint, lines bigint, rooms map<string, string>"
 
 
-def _examine(spark: SparkSession, stretches: Sequence[Stretch], examination: Examination, path: str) -> None:
-    frame, sent = _each(spark, together(stretches))
+def _examine(spark: SparkSession, tasks: Sequence[Sequence[Stretch]], examination: Examination, path: str) -> None:
+    frame, sent = _each(spark, tasks)
 
     def examine(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return examination.run(one for batch in batches for index in batch.column(0).to_pylist() for one in sent.value[index])
@@ -230,8 +231,7 @@ def deal(large: Mapping[str, int], tasks: int, total: int) -> dict[str, int]:
 
 def _loading(target: Target, number: int, work: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        return load_rooms(target, number, work, 0 if context is None else context.partitionId(), batches)
+        return load_rooms(target, number, work, Attempt.of(TaskContext.get()), batches)
 
     return load
 

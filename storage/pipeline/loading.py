@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from storage.errors import CommitUnknown, DatabaseConflict, DatabaseUnavailable
 from storage.event import load
+from storage.event.ndjson import OUTLIERS
 from storage.persist.plan import Incoming
 from storage.persist.results import AppendResult
-from storage.pipeline.appending import BATCH_MAX, Arrival, Loader, Target, spare_collector
+from storage.pipeline.appending import BATCH_MAX, Arrival, Attempt, Loader, Target, spare_collector
 from storage.pipeline.bulk import Bulk, Loaded
 from storage.pipeline.bundles import BundleReader
 from storage.pipeline.examining import SQL_HELD, HeldRow
@@ -42,10 +43,10 @@ LOADED: Final = pa.schema(
 """What became of the events: of those that were not stored a row each, of the others how many there were of each outcome."""
 
 
-def load_rooms(target: Target, number: int, work: str, task: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Store the rooms of sorted bundles, which lie in the folder ``work``; gives `LOADED`. ``number``: of the import; ``task``: of this writer."""
+def load_rooms(target: Target, number: int, work: str, attempt: Attempt, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Store the rooms of sorted bundles, which lie in the folder ``work``; gives `LOADED`. ``number``: of the import; ``attempt``: at the task."""
     spare_collector()
-    with BundleReader(work) as reader, Loader(target, task) as loader:
+    with BundleReader(work) as reader, Loader(target, attempt) as loader:
         rooms = RoomLoader(loader, number, target.part)
         for group in grouped(rooms_of(batches, reader), target.part):
             yield from rooms.load(group)
@@ -112,7 +113,7 @@ class RoomLoader:
     async def _append(self, room: BundledRoom) -> None:
         """The way of the live path: in the order of a patient reader, by ids alone. What is held already is passed over."""
         lines = [(version, one) for version, some in room.lines(BATCH_MAX) for one in await self._lacking(some)]
-        ordered = order([Line(one.event_id, one.origin == "outlier", needs(one, room.room_id, version)) for version, one in lines])
+        ordered = order([Line(one.event_id, one.origin in OUTLIERS, needs(one, room.room_id, version)) for version, one in lines])
         queue = iter(lines if ordered is None else [lines[index] for index in ordered])
         while some := list(islice(queue, BATCH_MAX)):
             pdus = await self._staged([one for _, one in some])
@@ -125,7 +126,7 @@ class RoomLoader:
         async with self._loader.store.database.connection() as conn:
             rows = await conn.fetch(SQL_HELD, [one.event_id for one in lines], row=HeldRow)
         held = {row.event_id: row.outlier for row in rows}
-        lacking = [one for one in lines if one.event_id not in held or (held[one.event_id] and one.origin != "outlier")]
+        lacking = [one for one in lines if one.event_id not in held or (held[one.event_id] and one.origin not in OUTLIERS)]
         self._loaded.outcomes["duplicate"] += len(lines) - len(lacking)
         return lacking
 

@@ -1,9 +1,10 @@
 """What the data source is told: options of Spark, which are text, as typed values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
+from storage.config import Config
 from storage.errors import InputError
 from storage.pipeline.rows import COLUMNS
 
@@ -17,6 +18,7 @@ class Options:
     outliers; else they are where ``since`` is not given. ``maxEventsPerBatch``: of a streaming read.
     ``server_name``, ``room_version``: of a write, as of `storage.open` and `Store.append`. ``instance_name``: tasks write under this name and
     their number. ``rejects``: "fail" (the default) or "ignore" what cannot be stored.
+    ``config``: no option; the limits and settings of the driver, which go to the executors.
     """
 
     dsn: str
@@ -31,6 +33,7 @@ class Options:
     room_version: str | None = None
     instance_name: str = "spark"
     ignore_rejects: bool = False
+    config: Config = field(default_factory=Config.from_env)
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Self:

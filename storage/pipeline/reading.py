@@ -32,7 +32,7 @@ ANSWER_SHIFT: Final = 16
 
 _BEGIN: Final = re.compile(rb'[ \t\r]*\{[ \t\r]*"pdu"[ \t\r]*:[ \t\r]*(?=\{)')
 _MEMBER: Final = (
-    rb'[ \t\r]*,[ \t\r]*"(?:room_version"[ \t\r]*:[ \t\r]*"([^"\\]*)"|origin"[ \t\r]*:[ \t\r]*"(live|backfill|outlier)"'
+    rb'[ \t\r]*,[ \t\r]*"(?:room_version"[ \t\r]*:[ \t\r]*"([^"\\]*)"|origin"[ \t\r]*:[ \t\r]*"(live|backfill|outlier|out_of_band)"'
     rb'|state_before"[ \t\r]*:[ \t\r]*(\[[^\]\\]*\]))'
 )
 _MEMBERS: Final = re.compile(_MEMBER)

@@ -4,11 +4,11 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from storage.pipeline.bundles import BundleReader, Place
+from storage.pipeline.bundles import Place
 from storage.pipeline.slim import Slim, unpacked
 
 
@@ -22,10 +22,18 @@ class Piece(NamedTuple):
     place: Place
 
 
+class Reader(Protocol):
+    """Reads bundles: from files, or from the database."""
+
+    def get(self, place: Place) -> bytes:
+        """What was put there."""
+        ...
+
+
 class BundledRoom:
     """A room's bundles in order of path and rank. Holds none of them."""
 
-    def __init__(self, room_id: str, reader: BundleReader) -> None:
+    def __init__(self, room_id: str, reader: Reader) -> None:
         self.room_id = room_id
         self.events = 0
         self._reader = reader
@@ -63,7 +71,7 @@ class BundledRoom:
         return lines if all(a.rank <= b.rank for a, b in pairwise(lines)) else sorted(lines, key=attrgetter("rank"))
 
 
-def rooms_of(batches: Iterable[pa.RecordBatch], reader: BundleReader) -> Iterator[BundledRoom]:
+def rooms_of(batches: Iterable[pa.RecordBatch], reader: Reader) -> Iterator[BundledRoom]:
     """The rooms of sorted bundles (`storage.pipeline.examining.EXAMINED`), one after the other."""
     room: BundledRoom | None = None
     for batch in batches:

@@ -55,7 +55,7 @@ SELECT
     t.type,
     k.state_key,
     p.name AS sender,
-    CASE WHEN e.outlier THEN 'outlier' WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
+    CASE WHEN is_out_of_band(e) THEN 'out_of_band' WHEN e.outlier THEN 'outlier' WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
     e.stream_ordering,
     e.topological_ordering,
     e.depth,

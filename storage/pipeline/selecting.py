@@ -1,51 +1,89 @@
-"""Which events a task reads: the filters that Postgres applies, the ranges that tasks share, the numbers of the events in each."""
+"""Which events a task reads: the filters that Postgres applies, the ranges that tasks share, the numbers of the events in each.
 
-from collections.abc import Callable, Iterable, Iterator
+Where a filter chooses events, rooms, stream orderings or times of receipt, a task finds its events by the index for these. The other filters
+are applied to what it finds.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, NamedTuple
 
-from pyspark.sql.datasource import EqualTo, Filter, In
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
 from storage.database.arrow import ArrowConnection
 from storage.pipeline.positions import Bounds
 
-SQL_NIDS_BY_NUMBER: Final[LiteralString] = """
+PART_EVENTS: Final[LiteralString] = """
 SELECT e.event_nid
 FROM events e
-LEFT JOIN unnest($3::bigint[], $4::bool[], $5::bigint[], $6::bigint[]) AS b (writer_nid, backfilled, after_id, upto_id)
+"""
+PART_EVENTS_OF_ROOMS: Final[LiteralString] = """
+SELECT e.event_nid
+FROM rooms r
+CROSS JOIN LATERAL (
+    SELECT * FROM events WHERE room_nid = r.room_nid AND NOT outlier
+    UNION ALL
+    SELECT * FROM events WHERE room_nid = r.room_nid AND outlier AND $9::boolean
+    OFFSET 0
+) AS e
+"""
+PART_EVENTS_OF_IDS: Final[LiteralString] = """
+SELECT e.event_nid
+FROM unnest($14::text[]) AS wanted (event_id)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.event_id OFFSET 0) AS e
+"""
+PART_WANTED: Final[LiteralString] = """
+LEFT JOIN unnest($1::bigint[], $2::bool[], $3::bigint[], $4::bigint[]) AS b (writer_nid, backfilled, after_id, upto_id)
     ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
-WHERE e.event_nid >= $1::bigint AND e.event_nid < $2::bigint
-    AND (e.outlier OR (e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id))
-    AND ($7::text[] IS NULL OR e.room_nid IN (SELECT room_nid FROM rooms WHERE room_id = ANY($7::text[])))
-    AND ($8::text[] IS NULL OR e.type_nid IN (SELECT type_nid FROM event_types WHERE type = ANY($8::text[])))
-    AND ($9::text[] IS NULL OR e.sender_nid IN (SELECT principal_nid FROM principals WHERE name = ANY($9::text[])))
-    AND ($10::text[] IS NULL OR e.event_id = ANY($10::text[]))
+WHERE ((e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id AND e.stream_ordering BETWEEN $10::bigint AND $11::bigint)
+        OR (e.outlier AND $9::boolean))
+    AND ($5::text[] IS NULL OR e.room_nid IN (SELECT room_nid FROM rooms WHERE room_id = ANY($5::text[])))
+    AND ($6::text[] IS NULL OR e.type_nid IN (SELECT type_nid FROM event_types WHERE type = ANY($6::text[])))
+    AND ($7::text[] IS NULL OR e.sender_nid IN (SELECT principal_nid FROM principals WHERE name = ANY($7::text[])))
+    AND ($8::text[] IS NULL OR e.event_id = ANY($8::text[]))
+    AND e.received_ts BETWEEN $12::bigint AND $13::bigint
+"""
+"""What every read asks for, whatever the index that it goes by: `Bounds.columns` and `Chosen.columns`."""
+
+PART_BY_NUMBER: Final[LiteralString] = """
+    AND e.event_nid >= $14::bigint AND e.event_nid < $15::bigint
 ORDER BY e.event_nid
 """
-
-SQL_NIDS_BY_POSITION: Final[LiteralString] = """
-SELECT e.event_nid
-FROM events e
-JOIN unnest($3::bigint[], $4::bool[], $5::bigint[], $6::bigint[]) AS b (writer_nid, backfilled, after_id, upto_id)
-    ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
-WHERE e.stream_ordering > $1::bigint AND e.stream_ordering <= $2::bigint
-    AND e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id
-    AND ($7::text[] IS NULL OR e.room_nid IN (SELECT room_nid FROM rooms WHERE room_id = ANY($7::text[])))
-    AND ($8::text[] IS NULL OR e.type_nid IN (SELECT type_nid FROM event_types WHERE type = ANY($8::text[])))
-    AND ($9::text[] IS NULL OR e.sender_nid IN (SELECT principal_nid FROM principals WHERE name = ANY($9::text[])))
-    AND ($10::text[] IS NULL OR e.event_id = ANY($10::text[]))
+PART_BY_POSITION: Final[LiteralString] = """
+    AND e.stream_ordering >= $14::bigint AND e.stream_ordering < $15::bigint
 ORDER BY e.stream_ordering
 """
-
-SQL_OUTLIER_NIDS: Final[LiteralString] = """
-SELECT e.event_nid
-FROM events e
-WHERE e.outlier AND e.room_nid >= $1::bigint AND e.room_nid < $2::bigint
-    AND ($3::text[] IS NULL OR e.room_nid IN (SELECT room_nid FROM rooms WHERE room_id = ANY($3::text[])))
-    AND ($4::text[] IS NULL OR e.type_nid IN (SELECT type_nid FROM event_types WHERE type = ANY($4::text[])))
-    AND ($5::text[] IS NULL OR e.sender_nid IN (SELECT principal_nid FROM principals WHERE name = ANY($5::text[])))
-    AND ($6::text[] IS NULL OR e.event_id = ANY($6::text[]))
+PART_BY_RECEIPT: Final[LiteralString] = """
+    AND e.received_ts >= $14::bigint AND e.received_ts < $15::bigint
 ORDER BY e.event_nid
+"""
+PART_OUTLIERS_BY_ROOM: Final[LiteralString] = """
+    AND e.outlier AND e.room_nid >= $14::bigint AND e.room_nid < $15::bigint
+ORDER BY e.event_nid
+"""
+PART_BY_ROOM: Final[LiteralString] = """
+    AND r.room_id = ANY($14::text[])
+ORDER BY e.event_nid
+"""
+PART_BY_ID: Final[LiteralString] = """
+ORDER BY e.event_nid
+"""
+
+SQL_NIDS_BY_NUMBER: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_BY_NUMBER
+SQL_NIDS_BY_POSITION: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_BY_POSITION
+SQL_NIDS_BY_RECEIPT: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_BY_RECEIPT
+SQL_OUTLIER_NIDS: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_OUTLIERS_BY_ROOM
+SQL_NIDS_BY_ROOM: Final[LiteralString] = PART_EVENTS_OF_ROOMS + PART_WANTED + PART_BY_ROOM
+SQL_NIDS_BY_ID: Final[LiteralString] = PART_EVENTS_OF_IDS + PART_WANTED + PART_BY_ID
+
+SQL_BY_INDEX: Final[LiteralString] = """
+SET LOCAL enable_seqscan = off
+"""
+"""One room may be a tenth of a small table, which Postgres would read from end to end."""
+
+SQL_RECEIPTS: Final[LiteralString] = """
+SELECT COALESCE(min(received_ts), 0)::bigint AS first, COALESCE(max(received_ts), -1)::bigint AS last
+FROM events
 """
 
 SQL_ROOM_NUMBERS: Final[LiteralString] = """
@@ -78,6 +116,8 @@ OFFSET $7::bigint - 1
 LIMIT 1
 """
 
+LOWEST: Final = -(2**63)
+HIGHEST: Final = 2**63 - 1
 RANGE: Final = 20_000
 """Numbers looked through by one statement."""
 
@@ -85,29 +125,86 @@ Select = Callable[[ArrowConnection, int, int, Bounds, "Chosen"], Iterator[list[i
 """Finds the numbers of the events to read, some at a time."""
 
 
+class Range(NamedTuple):
+    """Whole numbers from ``first`` to ``last``, both included."""
+
+    first: int = LOWEST
+    last: int = HIGHEST
+
+    def take(self, wanted: Filter) -> "Range | None":
+        """With this filter too; None where it is no comparison with a whole number of 64 bits."""
+        value = getattr(wanted, "value", None)
+        if type(wanted) not in COMPARISONS or type(value) is not int:
+            return None
+        low, high = COMPARISONS[type(wanted)]
+        first = self.first if low is None else max(self.first, value + low)
+        last = self.last if high is None else min(self.last, value + high)
+        return Range(first, last) if first <= HIGHEST and last >= LOWEST else None
+
+
+ALL: Final = Range()
+
+COMPARISONS: Final[Mapping[type[Filter], tuple[int | None, int | None]]] = {
+    EqualTo: (0, 0),
+    GreaterThan: (1, None),
+    GreaterThanOrEqual: (0, None),
+    LessThan: (None, -1),
+    LessThanOrEqual: (None, 0),
+}
+"""What to add to the value of a filter to get the first and the last number that pass it; None: it does not bound that side."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Filters that Postgres applies; None: all. What Spark passes on as ``room_id = …`` or ``room_id IN (…)``, and so for the others."""
+    """Filters that Postgres applies; None: all. What Spark passes on as ``room_id = …`` or ``room_id IN (…)``, and so for the others.
+
+    ``stream_ordering``, ``received_ts``: ranges, from comparisons. ``outliers``: whether outliers are read at all.
+    """
 
     room_id: tuple[str, ...] | None = None
     type: tuple[str, ...] | None = None
     sender: tuple[str, ...] | None = None
     event_id: tuple[str, ...] | None = None
+    stream_ordering: Range = ALL
+    received_ts: Range = ALL
+    outliers: bool = True
 
     def take(self, wanted: Filter) -> "Chosen | None":
         """With this filter too; None where it is not one of these."""
-        if not isinstance(wanted, EqualTo | In) or len(wanted.attribute) != 1:
+        name = ".".join(getattr(wanted, "attribute", ()))
+        if name in RANGES:
+            held: Range = getattr(self, name)
+            narrowed = held.take(wanted)
+            return None if narrowed is None else self._with(name, narrowed)
+        return self._among(name, wanted) if name in TEXTS else None
+
+    def _among(self, name: str, wanted: Filter) -> "Chosen | None":
+        if not isinstance(wanted, EqualTo | In):
             return None
-        [name] = wanted.attribute
         values = (wanted.value,) if isinstance(wanted, EqualTo) else tuple(wanted.value)
-        if name not in self.__slots__ or not all(isinstance(one, str) for one in values):
+        if not all(isinstance(one, str) for one in values):
             return None
         held: tuple[str, ...] | None = getattr(self, name)
-        return replace(self, **{name: values if held is None else tuple(one for one in held if one in values)})
+        return self._with(name, values if held is None else tuple(one for one in held if one in values))
 
-    def columns(self) -> tuple[list[str] | None, ...]:
-        """As arrays, for a statement."""
-        return tuple(None if held is None else list(held) for held in (self.room_id, self.type, self.sender, self.event_id))
+    def _with(self, name: str, value: object) -> "Chosen":
+        changes: dict[str, Any] = {name: value}
+        return replace(self, **changes)
+
+    def columns(self) -> tuple[object, ...]:
+        """As arguments of `PART_WANTED`. An outlier has no stream ordering, so none passes a comparison with it."""
+        texts: Iterator[tuple[str, ...] | None] = (getattr(self, name) for name in TEXTS)
+        outliers = self.outliers and self.stream_ordering == ALL
+        return *(None if held is None else list(held) for held in texts), outliers, *self.stream_ordering, *self.received_ts
+
+
+TEXTS: Final = ("room_id", "type", "sender", "event_id")
+RANGES: Final = ("stream_ordering", "received_ts")
+
+
+def both(one: Range, other: Range) -> Range:
+    """The numbers that are in both ranges."""
+    return Range(max(one.first, other.first), min(one.last, other.last))
 
 
 def split(first: int, last: int, parts: int) -> Iterator[tuple[int, int]]:
@@ -120,7 +217,7 @@ def split(first: int, last: int, parts: int) -> Iterator[tuple[int, int]]:
 def by_number(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
     """The events with numbers from ``begin`` to before ``end`` that the bounds cover, and outliers, some at a time."""
     for first, after in split(begin, end - 1, max((end - begin) // RANGE, 1)):
-        yield _nids(conn.table(SQL_NIDS_BY_NUMBER, first, after, *bounds.columns(), *chosen.columns()))
+        yield _nids(conn.table(SQL_NIDS_BY_NUMBER, *bounds.columns(), *chosen.columns(), first, after))
 
 
 def by_position(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
@@ -132,12 +229,36 @@ def by_position(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, cho
     while rows := conn.rows(SQL_FIRST_POSITION, at, end):
         first = rows[0]["stream_ordering"]
         at = min(first + RANGE, end)
-        yield _nids(conn.table(SQL_NIDS_BY_POSITION, first - 1, at - 1, *bounds.columns(), *chosen.columns()))
+        yield _nids(conn.table(SQL_NIDS_BY_POSITION, *bounds.columns(), *chosen.columns(), first, at))
 
 
-def outliers_of(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:  # noqa: ARG001  # a `Select`
+def by_receipt(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+    """The events received from the millisecond ``begin`` to before ``end`` that the bounds cover, and outliers."""
+    conn.execute(SQL_BY_INDEX)
+    yield _nids(conn.table(SQL_NIDS_BY_RECEIPT, *bounds.columns(), *chosen.columns(), begin, end))
+
+
+def by_room(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+    """The events of the chosen rooms from the one at index ``begin`` to before ``end`` that the bounds cover, and outliers, room by room."""
+    conn.execute(SQL_BY_INDEX)
+    for room_id in (chosen.room_id or ())[begin:end]:
+        yield _nids(conn.table(SQL_NIDS_BY_ROOM, *bounds.columns(), *chosen.columns(), [room_id]))
+
+
+def by_id(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+    """The chosen events from the one at index ``begin`` to before ``end`` that the bounds cover, and outliers."""
+    yield _nids(conn.table(SQL_NIDS_BY_ID, *bounds.columns(), *chosen.columns(), list(chosen.event_id or ())[begin:end]))
+
+
+def outliers_of(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
     """The outliers of the rooms with numbers from ``begin`` to before ``end``, whatever the bounds."""
-    yield _nids(conn.table(SQL_OUTLIER_NIDS, begin, end, *chosen.columns()))
+    yield _nids(conn.table(SQL_OUTLIER_NIDS, *bounds.columns(), *chosen.columns(), begin, end))
+
+
+def received_between(conn: ArrowConnection) -> Range:
+    """The first and the last time of receipt of all events; an empty range where there is none."""
+    [row] = conn.rows(SQL_RECEIPTS)
+    return Range(row["first"], row["last"])
 
 
 def room_numbers(conn: ArrowConnection) -> tuple[int, int]:

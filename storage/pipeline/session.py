@@ -15,6 +15,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from storage.config import Config
 from storage.errors import InputError
 from storage.pipeline.source import RoomEvents
 
@@ -54,7 +55,7 @@ def session(master: str = "local[*]", conf: Mapping[str, str] | None = None, *, 
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     try:
-        spark.dataSource.register(RoomEvents)
+        spark.dataSource.register(RoomEvents.with_config(Config.from_env()))
         yield spark
     finally:
         spark.stop()

@@ -1,25 +1,27 @@
 """Writing a data frame into a store: `df.write.format("room_events").option("dsn", …).mode("append").save()`.
 
 Needed is a column ``pdu``; ``room_version``, ``origin`` and ``state_before`` are taken as in an import; other columns are passed over, so what
-was read can be written. Each task goes through its own rows in their order, so the rows of a room belong into one partition, parents first
-(`import_archive` sees to both). What lacks something is tried again at the end of its task, until nothing more gets stored.
+was read can be written. Rooms may span partitions, and rows may come in any order. Tasks stage their rows in the database; when all have,
+the driver stores room after room, in the order of ``stream_ordering`` where there is such a column, else of partitions and rows, and parents
+first. A row that is no event is found before anything is stored.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from storage.database.arrow import arrow_session
 from storage.errors import InputError
-from storage.event import Event
-from storage.persist.plan import Incoming
-from storage.pipeline.appending import BATCH_MAX, Arrival, Loader, Target
+from storage.pipeline import staging
+from storage.pipeline.appending import Attempt, Loader, Target
 from storage.pipeline.examining import Examiner
+from storage.pipeline.gathering import Bundle, Gatherer, Source, StagedBundles, gathered
+from storage.pipeline.loading import RoomLoader, grouped
 from storage.pipeline.options import Options
-from storage.pipeline.reading import given_of_row, rows_of
 
 REASONS_MAX = 5
 """Reasons that are told of one task."""
@@ -27,14 +29,15 @@ REASONS_MAX = 5
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task did. ``rejects``: how many rows were not stored; ``reasons``: of some of them."""
+    """What a task staged. ``rejects``: how many rows are no events; ``reasons``: of some of them."""
 
+    bundles: list[Bundle]
     rejects: int
     reasons: tuple[str, ...]
 
 
 class EventWriter(DataSourceArrowWriter):
-    """One batch write."""
+    """One batch write. Made on the driver, where it takes a number for what it stages."""
 
     def __init__(self, options: Options, columns: Sequence[str], *, overwrite: bool) -> None:
         if overwrite:
@@ -42,47 +45,53 @@ class EventWriter(DataSourceArrowWriter):
         if "pdu" not in columns:
             raise InputError("a column pdu is needed, with the bytes of the events")
         self.options = options
+        self.target = Target(options.dsn, options.server_name, options.instance_name, config=options.config)
+        with arrow_session(options.dsn, config=options.config) as conn:
+            self.number = staging.new_number(conn)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Store the rows of one partition."""
-        options, refused = self.options, list[str]()
-        examiner = Examiner({}, room_version=options.room_version)
-        target = Target(options.dsn, options.server_name, options.instance_name)
+        """Stage the rows of one partition."""
         context = TaskContext.get()
-        waiting: list[Arrival] = []
-        with Loader(target, 0 if context is None else context.partitionId()) as loader:
+        source = Source(0, 0) if context is None else Source(context.partitionId(), context.taskAttemptId())
+        with Gatherer(self.target, self.number, source, Examiner({}, room_version=self.options.room_version)) as gatherer:
             for batch in iterator:
-                for start in range(0, batch.num_rows, BATCH_MAX):
-                    arrivals = list(_arrivals(rows_of(batch.slice(start, BATCH_MAX)), examiner, refused))
-                    waiting += [one for one, _ in loader.append(arrivals)]
-            in_vain = _again(loader, waiting)
-        return Written(len(refused) + len(in_vain), tuple([*refused, *in_vain][:REASONS_MAX]))
+                gatherer.take(batch)
+            gatherer.end()
+        return Written(gatherer.bundles, len(gatherer.refused), tuple(gatherer.refused[:REASONS_MAX]))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """`InputError` if rows were not stored, unless that was asked for. What was stored stays."""
+        """Store what all tasks have staged. `InputError` if rows were not stored, unless that was asked for; the others are stored then.
+
+        Where a row is no event at all, nothing is stored, unless that was asked for.
+        """
         written = [one for one in messages if isinstance(one, Written)]
-        count = sum(one.rejects for one in written)
+        with arrow_session(self.options.dsn, config=self.options.config) as conn:
+            staging.hold(conn, self.number)
+            try:
+                self._refuse(
+                    sum(one.rejects for one in written), [reason for one in written for reason in one.reasons], "nothing was stored"
+                )
+                reader = StagedBundles(conn, self.number)
+                failed = self._stored(list(chain.from_iterable(one.bundles for one in written)), reader)
+            finally:
+                staging.remove(conn, self.number)
+        self._refuse(len(failed), failed, "the others were")
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # Spark's signature
+        """Remove what tasks have staged."""
+        with arrow_session(self.options.dsn, config=self.options.config) as conn:
+            staging.remove(conn, self.number)
+
+    def _stored(self, bundles: Sequence[Bundle], reader: StagedBundles) -> list[str]:
+        """Store the rooms; why events were not stored."""
+        reasons: list[str] = []
+        with Loader(self.target, Attempt.of(TaskContext.get())) as loader:
+            rooms = RoomLoader(loader, self.number, self.target.part)
+            for group in grouped(gathered(bundles, reader), self.target.part):
+                for batch in rooms.load(group):
+                    reasons += [f"{row['event_id']}: {row['reason'] or row['outcome']}" for row in batch.to_pylist()]
+        return reasons
+
+    def _refuse(self, count: int, reasons: Sequence[str], rest: str) -> None:
         if count and not self.options.ignore_rejects:
-            reasons = [reason for one in written for reason in one.reasons]
-            raise InputError(f"{count} events were not stored: {'; '.join(reasons[:REASONS_MAX])}")
-
-
-def _arrivals(rows: Iterator[dict[str, Any]], examiner: Examiner, refused: list[str]) -> Iterator[Arrival]:
-    """Those that are well; what is wrong with the others goes to ``refused``."""
-    for row in rows:
-        given = given_of_row(row)
-        event = examiner.parsed(given)
-        if isinstance(event, Event):
-            yield Arrival(Incoming(event, given.origin, given.state_before), 0)  # type: ignore[arg-type]  # ids of events
-        else:
-            refused.append(f"{event.event_id}: {event.reason}")
-
-
-def _again(loader: Loader, waiting: list[Arrival]) -> list[str]:
-    """Append until nothing more gets stored; why the rest is not."""
-    while waiting:
-        failed = loader.append(waiting)
-        if len(failed) == len(waiting):
-            return [f"{result.event_id}: {result.reason or result.outcome}" for _, result in failed]
-        waiting = [one for one, _ in failed]
-    return []
+            raise InputError(f"{count} events were not stored, {rest}: {'; '.join(reasons[:REASONS_MAX])}")

@@ -112,6 +112,8 @@ def needs(one: Slim, room_id: str, version: str) -> list[str]:
 
     Parents are marked by a leading ``^``: to them an outlier is not enough.
     """
+    if one.origin == "out_of_band":
+        return []
     needed = list(one.auth_events)
     if ROOM_VERSIONS[version].create_room_id and one.type != "m.room.create":
         needed.append("$" + room_id[1:])

@@ -1,26 +1,90 @@
 """What an import puts aside in the database until its rooms are stored: the received bytes, by COPY, in the table `import_events`.
 
-One import at a time: its driver holds a lock as long as it lives, and empties the table at its beginning and end.
+Each import, and each write of a data frame, has a number of its own, and touches only rows of that number. One import at a time: its driver holds
+a lock as long as it lives, and removes its rows when it ends, also when it fails. Three advisory locks of the class and the number keep others off:
+
+* IMPORT: held by the driver of an import. Another one is refused meanwhile.
+* ALIVE and the number: held by the driver of this import. A task that finds it free was left over, and puts nothing aside any more.
+* WORK and the number: shared by the transactions of tasks. Rows are removed when no task is at work with them.
+
+A driver that was killed leaves rows. The next import removes rows of numbers that nobody works with.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, LiteralString
 
-from storage.database.arrow import arrow_session
+from storage.database.arrow import ArrowConnection, arrow_session
 from storage.database.connection import Connection
-from storage.errors import DatabaseConflict
+from storage.errors import DatabaseConflict, DatabaseError
 
 SQL_LOCK_IMPORT: Final[LiteralString] = """
 SELECT pg_try_advisory_lock(1919905646) AS is_free
+"""
+
+SQL_IMPORT_NUMBER: Final[LiteralString] = """
+SELECT nextval('import_numbers')::int AS number
+"""
+
+SQL_LIVE: Final[LiteralString] = """
+SELECT pg_advisory_lock(1919905648, $1::int)::text AS alive
+"""
+
+SQL_DIE: Final[LiteralString] = """
+SELECT pg_advisory_unlock(1919905648, $1::int) AS is_dead
+"""
+
+SQL_IS_DEAD: Final[LiteralString] = """
+SELECT pg_try_advisory_xact_lock_shared(1919905648, $1::int)
+"""
+
+SQL_WORK: Final[LiteralString] = """
+SELECT pg_advisory_xact_lock_shared(1919905647, $1::int)
+"""
+
+SQL_HOLD: Final[LiteralString] = """
+SELECT pg_advisory_lock_shared(1919905647, $1::int)::text AS is_held
+"""
+
+SQL_WAIT_FOR_WORK: Final[LiteralString] = """
+SELECT pg_advisory_xact_lock(1919905647, $1::int)::text AS is_over
+"""
+
+SQL_PATIENCE: Final[LiteralString] = """
+SET LOCAL lock_timeout = '30s'
+"""
+
+SQL_NUMBERS: Final[LiteralString] = """
+WITH RECURSIVE found AS (
+    (SELECT import_number FROM import_events ORDER BY import_number LIMIT 1)
+    UNION ALL
+    SELECT (SELECT e.import_number FROM import_events e WHERE e.import_number > f.import_number ORDER BY e.import_number LIMIT 1)
+    FROM found f
+    WHERE f.import_number IS NOT NULL
+)
+SELECT import_number AS number FROM found WHERE import_number IS NOT NULL
+"""
+
+SQL_IS_LEFT: Final[LiteralString] = """
+SELECT pg_try_advisory_xact_lock(1919905647, $1::int) AS is_left
+"""
+
+SQL_LOCK_TABLE: Final[LiteralString] = """
+LOCK TABLE import_events IN ACCESS EXCLUSIVE MODE NOWAIT
+"""
+
+SQL_ENDS: Final[LiteralString] = """
+SELECT min(import_number) AS first, max(import_number) AS last
+FROM import_events
 """
 
 SQL_EMPTY: Final[LiteralString] = """
 TRUNCATE import_events
 """
 
-SQL_IMPORT_NUMBER: Final[LiteralString] = """
-SELECT nextval('import_numbers') AS number
+SQL_REMOVE: Final[LiteralString] = """
+WITH removed AS (DELETE FROM import_events WHERE import_number = $1::int RETURNING 1)
+SELECT count(*) AS rows FROM removed
 """
 
 SQL_FORGET_STRETCH: Final[LiteralString] = """
@@ -40,16 +104,99 @@ ORDER BY wanted.ordinal
 COLUMNS: Final = ("place", "import_number", "json")
 
 
+GONE: Final = "the bytes that an import had put aside are gone: the database has crashed, or its session was lost; run the import again"
+
+
 @contextmanager
 def staging(dsn: str) -> Iterator[int]:
-    """The number of a new import, which has the table for itself. `DatabaseConflict` while another import is at work."""
+    """Give the number of a new import, and remove its rows at the end. `DatabaseConflict` while another import is at work."""
     with arrow_session(dsn) as conn:
         if not conn.rows(SQL_LOCK_IMPORT)[0]["is_free"]:
             raise DatabaseConflict("another import on Spark is at work on this database: wait for its end")
-        conn.execute(SQL_EMPTY)
-        number: int = conn.rows(SQL_IMPORT_NUMBER)[0]["number"]
-        yield number
-        conn.execute(SQL_EMPTY)
+        for left in conn.rows(SQL_NUMBERS):
+            _remove_left(conn, left["number"])
+        number = new_number(conn)
+        conn.rows(SQL_LIVE, number)
+        try:
+            yield number
+        except BaseException as error:
+            _end_failed(conn, number, error)
+            raise
+        _end(conn, number)
+
+
+def new_number(conn: ArrowConnection) -> int:
+    """Return a number that no other import or write has."""
+    number: int = conn.rows(SQL_IMPORT_NUMBER)[0]["number"]
+    return number
+
+
+def remove(conn: ArrowConnection, number: int) -> None:
+    """Remove the rows of a number: with the whole table if it has no others, and nobody uses it."""
+    if not _emptied(conn, number):
+        conn.rows(SQL_REMOVE, number)
+
+
+def _end(conn: ArrowConnection, number: int) -> None:
+    """Let no task of this import put anything aside from here on, wait for those that do so now, and remove all."""
+    conn.rows(SQL_DIE, number)
+    with _transaction(conn):
+        conn.execute(SQL_PATIENCE)
+        with suppress(DatabaseConflict):  # a task that is killed only now leaves rows to the next import, if any
+            conn.rows(SQL_WAIT_FOR_WORK, number)
+    remove(conn, number)
+
+
+def _end_failed(conn: ArrowConnection, number: int, error: BaseException) -> None:
+    try:
+        _end(conn, number)
+    except DatabaseError as lost:
+        error.add_note(f"The staged bytes of import {number} are left in the database ({lost}): the next import removes them.")
+
+
+def _remove_left(conn: ArrowConnection, number: int) -> None:
+    """Remove the rows of an earlier import that was killed, unless tasks of it are at work still."""
+    with _transaction(conn):
+        if conn.rows(SQL_IS_LEFT, number)[0]["is_left"]:
+            conn.rows(SQL_REMOVE, number)
+
+
+def _emptied(conn: ArrowConnection, number: int) -> bool:
+    with suppress(DatabaseConflict), _transaction(conn):  # somebody reads or writes the table now
+        conn.execute(SQL_LOCK_TABLE)
+        [ends] = conn.rows(SQL_ENDS)
+        if {ends["first"], ends["last"]} <= {None, number}:
+            conn.execute(SQL_EMPTY)
+            return True
+    return False
+
+
+@contextmanager
+def _transaction(conn: ArrowConnection) -> Iterator[None]:
+    conn.execute("BEGIN")
+    try:
+        yield
+    except BaseException:
+        conn.execute("ROLLBACK")
+        raise
+    conn.execute("COMMIT")
+
+
+def hold(conn: ArrowConnection, number: int) -> None:
+    """Hold the rows of a number until the session ends."""
+    conn.rows(SQL_HOLD, number)
+
+
+async def work(conn: Connection, number: int) -> None:
+    """Hold the rows of a number until the transaction ends."""
+    await conn.execute(SQL_WORK, number)
+
+
+async def work_for_import(conn: Connection, number: int) -> None:
+    """The same for a task of an import. `DatabaseConflict` if the import has ended."""
+    await work(conn, number)
+    if await conn.fetchval(SQL_IS_DEAD, number):
+        raise DatabaseConflict(f"import {number} has ended, or its driver has lost its session: this task was left over")
 
 
 async def forget(conn: Connection, number: int, first: int, end: int) -> None:
@@ -66,5 +213,5 @@ async def staged(conn: Connection, number: int, places: Sequence[int]) -> list[b
     """The bytes at these places. `DatabaseConflict` where some are gone: the database has crashed meanwhile."""
     found: list[bytes] = await conn.fetchvals(SQL_STAGED, number, list(places))
     if len(found) != len(places):
-        raise DatabaseConflict("the bytes that an import had put aside are gone: the database has crashed; run the import again")
+        raise DatabaseConflict(GONE)
     return found

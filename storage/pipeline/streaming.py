@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from storage.database.arrow import ArrowConnection, arrow_snapshot
 from storage.pipeline.options import Options
@@ -32,15 +32,21 @@ class Part(InputPartition):
     bounds: Bounds
 
 
-class EventStream(DataSourceStreamReader):
+class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read. Starts at the option ``since``, or with the first event ever."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self._target: SyncToken | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        """Remember where the streams are now: a query with the trigger availableNow ends there, in batches of `getDefaultReadLimit`."""
+        with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
+            self._target = current(conn)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """Where a query without a checkpoint starts."""
-        with arrow_snapshot(self.options.dsn) as conn:
+        with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
             deployment = deployment_of(conn)
             since = SyncToken() if self.options.since is None else token_of(conn, self.options.since, deployment)
             return _offset(since, deployment)
@@ -51,10 +57,11 @@ class EventStream(DataSourceStreamReader):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """Where the streams are, or how far the limit goes."""
-        with arrow_snapshot(self.options.dsn) as conn:
+        """Where the streams are, or were when the query began if it takes what is available; or how far the limit goes."""
+        with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
             deployment = deployment_of(conn)
-            begin, end = token_of(conn, start["token"], deployment), current(conn)
+            begin = token_of(conn, start["token"], deployment)
+            end = current(conn) if self._target is None else self._target
             if isinstance(limit, ReadMaxRows):
                 last = nth_position(conn, between(conn, begin, end), limit.max_rows)
                 end = end if last is None else cut(begin, end, last)
@@ -62,7 +69,7 @@ class EventStream(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Stretches of the stream between two offsets."""
-        with arrow_snapshot(self.options.dsn) as conn:
+        with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
             bounds = _bounds(conn, start, end)
         if not bounds.parts:
             return []
@@ -71,7 +78,7 @@ class EventStream(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of a stretch, in stream order."""
         assert isinstance(partition, Part)  # noqa: S101  # what `partitions` gave
-        with arrow_snapshot(self.options.dsn) as conn:
+        with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
             for nids in by_position(conn, partition.begin, partition.end, partition.bounds, Chosen()):
                 yield from read_rows(conn, nids, self.options.columns)
 

@@ -13,6 +13,7 @@ from storage.ids import EventId, UserId
 from storage.queries.events import StoredEvent, StoredRow, stored, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.messages import edge
+from storage.queries.state_at import lost
 
 SQL_CONTEXT: Final[LiteralString] = """
 WITH
@@ -102,15 +103,44 @@ ORDER BY s.topological_ordering, s.stream_ordering
 """
 
 SQL_STATE_AT: Final[LiteralString] = """
-SELECT s.event_nid, s.event_id, r.room_id, r.room_version, s.stream_ordering, s.topological_ordering, s.depth,
+SELECT path.state_group, path.is_lost OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost, s.event_nid, s.event_id, r.room_id, r.room_version, s.stream_ordering, s.topological_ordering, s.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = s.redacted_by) AS redacted_by,
     s.rejected, s.soft_failed, s.outlier, s.redacted_form, s.encoding, s.json
 FROM events e
 JOIN rooms r USING (room_nid)
-CROSS JOIN LATERAL state_entries(COALESCE(e.state_group_after, e.state_group_before)) AS entry
-JOIN events s ON s.event_nid = entry.event_nid
+CROSS JOIN LATERAL (
+    SELECT w.state_group, bool_or(g.state_group IS NULL) AS is_lost
+    FROM (SELECT COALESCE(e.state_group_after, e.state_group_before) AS state_group) AS w
+    LEFT JOIN state_groups x ON x.state_group = w.state_group
+    LEFT JOIN LATERAL unnest(x.back) AS b (back) ON true
+    LEFT JOIN state_groups g ON g.state_group = w.state_group - b.back
+    GROUP BY w.state_group
+) AS path
+LEFT JOIN LATERAL state_entries(path.state_group) AS entry ON true
+LEFT JOIN events s ON s.event_nid = entry.event_nid
 WHERE e.event_id = $1::text
 """
+
+
+class StateRow(NamedTuple):
+    """One event of the state (``event_nid`` None: the state is empty). ``is_lost``: a row of the group's path, or an event, is not there."""
+
+    state_group: int
+    is_lost: bool
+    event_nid: int | None
+    event_id: str | None
+    room_id: str
+    room_version: str
+    stream_ordering: int | None
+    topological_ordering: int | None
+    depth: int | None
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool | None
+    outlier: bool | None
+    redacted_form: bool | None
+    encoding: int | None
+    json: bytes | None
 
 
 class ContextRow(NamedTuple):
@@ -137,6 +167,8 @@ class ContextRow(NamedTuple):
 
 EVENT: Final = ContextRow._fields.index("event_nid")
 """Where the columns of the event begin."""
+STATE_EVENT: Final = StateRow._fields.index("event_nid")
+"""The same of a row of the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +198,8 @@ async def context(
 ) -> Context:
     """At most ``limit`` visible events around one, half of them before it. `UnknownEvent` also where the user may not see it.
 
+    `StorageCorrupt` where the state cannot be read.
+
     What the ``ignored`` have sent is left out, but for state and for the event that is asked about; what is not ``wanted`` but for the latter.
     """
     before = limit // 2
@@ -173,13 +207,21 @@ async def context(
     if not rows:
         raise UnknownEvent(event_id)
     events = [stored_of(row[EVENT:], withheld=row.withheld) for row in rows]
-    state = await conn.fetch(SQL_STATE_AT, events[-1].event_id, row=StoredRow)
+    state = await _state_at(conn, events[-1].event_id)
     place = next(index for index, row in enumerate(rows) if row.side == 0)
     return Context(
         events_before=events[:place][::-1],
         event=events[place],
         events_after=events[place + 1 :],
-        state=[stored(row) for row in state],
+        state=state,
         start=edge(events[0], "b", first=False, moves=rows[0].moves).print(deployment),
         end=edge(events[-1], "f", first=False, moves=rows[0].moves).print(deployment),
     )
+
+
+async def _state_at(conn: Connection, event_id: EventId) -> list[StoredEvent]:
+    """Return the events of the state after an event. `StorageCorrupt` where it cannot be read."""
+    rows = await conn.fetch(SQL_STATE_AT, event_id, row=StateRow)
+    if any(row.is_lost for row in rows):
+        raise lost(rows[0].state_group, event_id)
+    return [stored(StoredRow._make(row[STATE_EVENT:])) for row in rows if row.event_nid is not None]  # NamedTuple's public method

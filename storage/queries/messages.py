@@ -269,7 +269,7 @@ class Gap:
     """History that is missing within a page: `backfill_from` are parents that are not held; ask for them over federation.
 
     ``after`` and ``before`` are the events of the page between which it lies, by age (the older one, the newer one): None where it
-    lies at the end of the page.
+    lies at the end of the page. A page backwards with a gap after None stops there: `Page.end` goes on with what is backfilled.
     """
 
     backfill_from: tuple[EventId, ...]
@@ -279,10 +279,11 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A stretch of history in the direction it was asked for. ``end`` is where the next page begins; None: there is no more.
+    """A range of history in the direction of the request. ``end`` is where the next page begins; None: there is no more.
 
     What `gaps` name is missing: append it with origin "backfill" and ask for the page again, or go on: events that move up by that are met all
-    the same, each once (`storage.queries.moved`).
+    the same, each once (`storage.queries.moved`). A page backwards that reaches the oldest held event, and a gap below it, is short and has an
+    ``end``. Backfill first: until then the next pages are empty, one for each event at such a gap at most, and the last one has no ``end``.
     """
 
     chunk: list[StoredEvent]
@@ -371,8 +372,12 @@ async def messages(
     if not rows:
         raise UnknownRoom(room_id)
     found = [stored_of(row[EVENT:], withheld=bool(row.withheld)) for row in rows if row.event_nid is not None]
-    page = page_of(found, asked, deployment, Moved.of(rows[0].moved))
-    return replace(page, gaps=_gaps(rows[0], page.chunk, asked, more=page.end is not None))
+    moved_now = Moved.of(rows[0].moved)
+    page = page_of(found, asked, deployment, moved_now)
+    gaps = _gaps(rows[0], page.chunk, asked, more=page.end is not None)
+    if page.end is None and any(gap.after is None for gap in gaps) and backwards:
+        page = replace(page, end=_end_at_gap(rows[0], page.chunk, asked, moved_now).print(deployment))
+    return replace(page, gaps=gaps)
 
 
 async def with_care(
@@ -425,6 +430,17 @@ def _end(chunk: Sequence[StoredEvent], asked: Between, moved: Moved) -> Paginati
         return asked.start
     end = edge(chunk[-1], asked.direction, first=False, live=asked.start.live if asked.direction == "b" else LARGEST_POSITION)
     return ahead(end, asked.start, asked.direction, moved)
+
+
+def _end_at_gap(row: PageRow, chunk: Sequence[StoredEvent], asked: Between, moved: Moved) -> PaginationToken:
+    """Where a page backwards ends at which history is missing: above all that can be filled in there.
+
+    Without events that is below the highest child of a gap, so that a walk comes to its end though nothing is filled in.
+    """
+    if chunk:
+        return _end(chunk, asked, moved)
+    topological, stream = max(zip(row.gap_topological or (), row.gap_stream or (), strict=True))
+    return ahead(PaginationToken(topological, stream - 1, asked.start.live), asked.start, asked.direction, moved)
 
 
 def _gaps(row: PageRow, chunk: Sequence[StoredEvent], asked: Between, *, more: bool) -> list[Gap]:

@@ -45,6 +45,7 @@ UNION ALL
 SELECT state_group, at_event_ids, '{}', NULL, NULL, NULL, NULL
 FROM at
 WHERE state_group IS NULL OR state_group = ANY($3::bigint[])
+    OR NOT EXISTS (SELECT FROM state_groups g WHERE g.state_group = at.state_group)
 """
 
 SQL_STATE_OF_TYPES: Final[LiteralString] = """
@@ -55,13 +56,17 @@ at AS MATERIALIZED (  -- the groups wanted
     FROM events
     WHERE event_id = ANY($1::text[])
 ),
-entry AS (  -- what the rows of their paths say, members left out
-    SELECT w.state_group, p.place, e.state_key_nid, e.event_nid
-    FROM (SELECT DISTINCT state_group FROM at) AS wanted
-    JOIN state_groups w USING (state_group)
-    CROSS JOIN unnest(w.back) WITH ORDINALITY AS p (back, place)
-    JOIN state_groups g ON g.state_group = w.state_group - p.back
-    CROSS JOIN unnest(g.key_nids, g.event_nids) AS e (state_key_nid, event_nid)
+step AS MATERIALIZED (  -- the rows of their paths, members left out; one that is not there has no part
+    SELECT one.state_group, p.place, g.state_group AS part, g.key_nids, g.event_nids
+    FROM (SELECT DISTINCT state_group FROM at) AS one
+    LEFT JOIN state_groups w USING (state_group)
+    LEFT JOIN LATERAL unnest(w.back) WITH ORDINALITY AS p (back, place) ON true
+    LEFT JOIN state_groups g ON g.state_group = w.state_group - p.back
+),
+entry AS (  -- what they say
+    SELECT s.state_group, s.place, e.state_key_nid, e.event_nid
+    FROM step s
+    CROSS JOIN unnest(s.key_nids, s.event_nids) AS e (state_key_nid, event_nid)
 ),
 folded AS (  -- the last row of the path wins
     SELECT DISTINCT ON (state_group, state_key_nid) state_group, state_key_nid, event_nid
@@ -73,10 +78,11 @@ named AS (
     FROM folded f
     JOIN state_keys k USING (state_key_nid)
     JOIN event_types t USING (type_nid)
-    JOIN events e USING (event_nid)
-    WHERE t.type = ANY($3::text[])
+    LEFT JOIN events e USING (event_nid)
+    WHERE t.type = ANY($3::text[]) AND f.event_nid <> 0
 )
-SELECT at.event_id AS at_event_id, at.state_group, n.type, n.state_key, n.event_id
+SELECT at.event_id AS at_event_id, at.state_group, at.state_group IN (SELECT state_group FROM step WHERE part IS NULL) AS is_lost,
+    n.type, n.state_key, n.event_id
 FROM at
 LEFT JOIN named n USING (state_group)
 """
@@ -95,20 +101,24 @@ wanted AS MATERIALIZED (
     JOIN event_types t USING (type)
     JOIN state_keys k USING (type_nid, state_key)
 ),
-step AS MATERIALIZED (  -- the rows of their paths, by position
-    SELECT w.state_group, w.state_group - p.back AS part, p.place
+step AS MATERIALIZED (  -- the rows of their paths, by position; without a part where the group is not there
+    SELECT one.state_group, w.state_group - p.back AS part, p.place
     FROM (SELECT DISTINCT state_group FROM at) AS one
-    JOIN state_groups w USING (state_group)
-    CROSS JOIN unnest(w.back) WITH ORDINALITY AS p (back, place)
+    LEFT JOIN state_groups w USING (state_group)
+    LEFT JOIN LATERAL unnest(w.back) WITH ORDINALITY AS p (back, place) ON true
 ),
-entry AS MATERIALIZED (  -- what each of these rows says of the keys, each row looked at once
-    SELECT g.state_group AS part, w.state_key_nid,
+stored AS MATERIALIZED (  -- each of these rows once
+    SELECT g.state_group AS part, g.key_nids, g.event_nids, g.member_key_nids, g.member_event_nids
+    FROM (SELECT DISTINCT part FROM step) AS parts
+    JOIN state_groups g ON g.state_group = parts.part
+),
+entry AS MATERIALIZED (  -- what each of them says of the keys
+    SELECT g.part, w.state_key_nid,
         CASE
             WHEN w.member THEN g.member_event_nids[array_position(g.member_key_nids, w.state_key_nid)]
             ELSE g.event_nids[array_position(g.key_nids, w.state_key_nid)]
         END AS event_nid
-    FROM (SELECT DISTINCT part FROM step) AS parts
-    JOIN state_groups g ON g.state_group = parts.part
+    FROM stored g
     CROSS JOIN wanted w
 ),
 folded AS (  -- the last row of the path wins
@@ -123,9 +133,12 @@ named AS (
     FROM folded f
     JOIN state_keys k USING (state_key_nid)
     JOIN event_types t USING (type_nid)
-    JOIN events e USING (event_nid)
+    LEFT JOIN events e USING (event_nid)
+    WHERE f.event_nid <> 0
 )
-SELECT at.event_id AS at_event_id, at.state_group, n.type, n.state_key, n.event_id
+SELECT at.event_id AS at_event_id, at.state_group,
+    at.state_group IN (SELECT s.state_group FROM step s LEFT JOIN stored g USING (part) WHERE g.part IS NULL) AS is_lost,
+    n.type, n.state_key, n.event_id
 FROM at
 LEFT JOIN named n USING (state_group)
 """
@@ -134,7 +147,7 @@ LEFT JOIN named n USING (state_group)
 class PathRow(NamedTuple):
     """A row to fold. ``at_event_ids``: the events whose state the group is, if any asks for it; ``state_group`` None: outliers.
 
-    ``back`` is empty where there is nothing to fold: of outliers, and of groups whose state is remembered.
+    ``back`` is empty where there is nothing to fold: of outliers, of groups whose state is remembered, and of groups that are lost.
     """
 
     state_group: int | None
@@ -147,10 +160,14 @@ class PathRow(NamedTuple):
 
 
 class EntryRow(NamedTuple):
-    """An event asked for (``state_group`` None: an outlier), and one entry of its state, if it has any."""
+    """A requested event (``state_group`` None: an outlier), and one entry of its state, if it has any.
+
+    ``is_lost``: the group, or a row of its path, is not there. An entry without ``event_id``: its event is not there.
+    """
 
     at_event_id: str
     state_group: int | None
+    is_lost: bool | None
     type: str | None
     state_key: str | None
     event_id: str | None
@@ -167,7 +184,8 @@ async def states_at(
 ) -> dict[EventId, StateMap]:
     """The state before or after each of these events: whole, or only of some types, or only under some (type, state key).
 
-    ``remembered``: whole states are looked for here, and kept here. `UnknownEvent` for an id that is not held, `StateUnknown` for an outlier, `InputError` for types and keys at once.
+    ``remembered``: whole states are looked for here, and kept here. `UnknownEvent` for an id that is not stored, `StateUnknown` for an outlier,
+    `StorageCorrupt` for a state that cannot be read, `InputError` for types and keys at once.
     """
     if types is not None and keys is not None:
         message = "state is filtered by types or by keys, not by both"
@@ -195,6 +213,8 @@ def _told(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[EventId, 
     for row in rows:
         if row.state_group is None:
             raise StateUnknown(row.at_event_id)
+        if row.is_lost or (row.type is not None and row.event_id is None):
+            raise lost(row.state_group, row.at_event_id)
         state = states.setdefault(EventId(row.at_event_id), {})
         if row.type is not None and row.state_key is not None and row.event_id is not None:
             state[row.type, row.state_key] = EventId(row.event_id)
@@ -242,6 +262,8 @@ async def _groups_at(
             raise StateUnknown(row.at_event_ids[0])
         groups.update(dict.fromkeys(map(EventId, row.at_event_ids), row.state_group))
         if row.state_group not in known:
+            if not row.back:
+                raise lost(row.state_group, row.at_event_ids[0])
             folded[row.state_group] = _folded(row, parts)
     return {event_id: _known(groups, event_id) for event_id in wanted}, folded
 
@@ -250,6 +272,12 @@ def _known(states: Mapping[EventId, T], event_id: EventId) -> T:
     if event_id not in states:
         raise UnknownEvent(event_id)
     return states[event_id]
+
+
+def lost(state_group: int, event_id: str) -> StorageCorrupt:
+    """The error for a state that cannot be read. A damaged index looks the same as a lost row, so the text names both."""
+    reason = "the state at an event cannot be read: rows of state_groups or events are lost, or an index does not find them (`room-storage verify`)"
+    return StorageCorrupt(reason, event_id=event_id, state_group=state_group)
 
 
 def _folded(row: PathRow, rows: Mapping[int | None, PathRow]) -> Folded:

@@ -53,6 +53,10 @@ class Connection:
         """See `Link`: what the peer calls itself, or where it is."""
         return self.peer_name
 
+    def silent_s(self) -> float:
+        """See `Link`."""
+        return self._loop.time() - self._heard
+
     # ---------------------------------------------------------------------------------------------- sending
 
     def send(self, *commands: Command) -> None:

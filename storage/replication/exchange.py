@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Literal, Protocol, Self
+from typing import Final, Literal, Protocol, Self
 
 from storage.config import Config
 from storage.database.connection import Database
@@ -21,6 +21,7 @@ from storage.replication.commands import (
     ClearUserSync,
     Command,
     FederationAck,
+    LockReleased,
     Position,
     Rdata,
     RemoteServerUp,
@@ -31,6 +32,7 @@ from storage.replication.federation_ack import Acknowledgements
 from storage.replication.follower import Follower
 from storage.replication.following import HandlersTarget, StreamsTarget, Target
 from storage.replication.handlers import Handlers
+from storage.replication.names import Names
 from storage.replication.syncing import Session, Syncing
 from storage.replication.transport import Link, Transport
 from storage.streams.feed import Advance
@@ -39,6 +41,8 @@ from storage.streams.registry import Streams
 logger = logging.getLogger(__name__)
 
 Announces = Literal["own", "all", "none"]
+BY_NAME: Final = (UserSync, ClearUserSync, FederationAck, LockReleased)
+"""What a worker says of itself, by its name."""
 
 
 class ReplicatedStore(Protocol):
@@ -82,8 +86,6 @@ class Exchange:
         instance_name: str = "client",
     ) -> None:
         self.transport = transport
-        self.syncing = Syncing()
-        self.acknowledged = Acknowledgements()
         if isinstance(store, Handlers):
             self.handlers, self.instance_name, self._config = store, instance_name, config or Config()
             self._streams, self._announces, self._server_up = None, "none", None
@@ -92,6 +94,10 @@ class Exchange:
             self.handlers, self.instance_name, self._config = handlers or Handlers(), store.instance_name, config or store.database.config
             self._streams, self._announces, self._server_up = store.streams, announces, store.server_up
             target = StreamsTarget(store.streams)
+        self.syncing = Syncing(self._config.replication_sessions_max)
+        self.acknowledged = Acknowledgements(self._config.replication_ack_keep_ms)
+        own = self.instance_name if announces == "all" else None
+        self._names = Names(own, self._config.replication_names_max, self._config.replication_ping_ms, self._forget)
         self._follower = Follower(target, self._config) if follows else None
         self._own_syncs: dict[Session, int] = {}
         self._own_acknowledgement: int | None = None
@@ -183,6 +189,7 @@ class Exchange:
             for instance_name in [name for name, at in self._heard.items() if at < silent_since]:
                 del self._heard[instance_name]
                 self.syncing.clear(instance_name)
+                self.acknowledged.lost([instance_name])
 
     # ---------------------------------------------------------------------------------------------- what the others say
 
@@ -196,13 +203,13 @@ class Exchange:
     def disconnected(self, link: Link) -> None:
         """See `Subscriber`."""
         self.syncing.lost(link)
+        self.acknowledged.lost(self._names.lost(link))
         if self._follower is not None:
             self._follower.lost(link)
 
     def received(self, command: Command, link: Link) -> None:
-        """See `Subscriber`."""
-        if self.transport.is_shared and isinstance(command, Rdata | Position | UserSync | ClearUserSync | FederationAck):
-            self._heard[command.instance_name] = time.monotonic()
+        """See `Subscriber`. `ProtocolError` for what is said in the name of a worker that another link speaks for."""
+        self._note_name(command, link)
         match command:
             case Rdata():
                 if self._follower is not None:
@@ -221,6 +228,19 @@ class Exchange:
             case _:
                 pass  # of interest to handlers only
         self.handlers.tell(command)
+
+    def _note_name(self, command: Command, link: Link) -> None:
+        """Note who speaks; `ProtocolError` where another link does so by that name."""
+        if isinstance(command, BY_NAME):
+            self._names.claim(command.instance_name, link)
+        if self.transport.is_shared and isinstance(command, Rdata | Position | UserSync | ClearUserSync | FederationAck):
+            self._heard[command.instance_name] = time.monotonic()
+
+    def _forget(self, instance_name: str) -> None:
+        """A name is dropped: there were too many, or its worker is back over another link."""
+        self.syncing.clear(instance_name)
+        self.acknowledged.lost([instance_name])
+        self._heard.pop(instance_name, None)
 
     def _note_up(self, command: RemoteServerUp) -> None:
         """The store asks that server for missing events again."""

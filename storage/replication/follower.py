@@ -11,6 +11,7 @@ Rows that come together are passed on together, one advance for each track: read
     known 10   POSITION events w 9 14      nothing was written in 10..14: known 14, live
     known 10   RDATA events w 11 […]       live: known 11. Not live yet: fetch up to 11, then live
     known 10   RDATA events w 8 […]        known already, over another link
+    known 10   POSITION events w 10 2^30   a gap that a restore left: fetch, and look first whether the database is the same
 """
 
 import asyncio
@@ -69,7 +70,7 @@ class Follower:
         self._target.check(command.stream_name, command.row)
         if command.token is None:
             self._keep(track, command.row)
-        elif track.torn or not track.live:
+        elif track.torn or not track.live or self._target.leaps(track.stream_name, track.instance_name, command.token):
             track.torn = False
             track.rows.clear()
             self._fetch(track, command.token)
@@ -88,7 +89,8 @@ class Follower:
         track.torn = track.torn or bool(track.rows)
         track.rows.clear()
         known = self._target.position(track.stream_name, track.instance_name)
-        if track.fetching or (known is not None and known < command.prev_token):
+        leaps = self._target.leaps(track.stream_name, track.instance_name, command.new_token)
+        if track.fetching or leaps or (known is not None and known < command.prev_token):
             self._fetch(track, command.new_token)
         else:
             track.live = True

@@ -23,6 +23,9 @@ class Target(Protocol):
     def check(self, stream_name: str, row: Any) -> None:
         """`ProtocolError` if a row does not have the shape of its stream."""
 
+    def leaps(self, stream_name: str, instance_name: str, token: int) -> bool:
+        """Whether a restore may lie between what is known and this token, so that the rows have to be fetched."""
+
     async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
         """The facts of a writer with ``after < stream_id <= upto``, at most ``limit``, in order."""
 
@@ -62,8 +65,14 @@ class StreamsTarget:
         if not all(isinstance(key, str) for key in keys):
             raise ProtocolError(f"malformed row of the stream {stream_name}: {str(row)[:200]}")
 
-    async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
+    def leaps(self, stream_name: str, instance_name: str, token: int) -> bool:
         """See `Target`."""
+        return self._streams.leaps(stream_name, instance_name, token)
+
+    async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
+        """See `Target`. `DatabaseReplaced` where a restore lies between, until the store has entered the database again."""
+        if self._streams.leaps(stream_name, instance_name, upto):
+            await self._streams.confirm()
         return await self._streams[stream_name].rows(after, upto, limit, instance_name=instance_name)
 
     def advance(self, stream_name: str, instance_name: str, current: int, facts: list[Fact]) -> None:
@@ -88,6 +97,10 @@ class HandlersTarget:
 
     def check(self, stream_name: str, row: Any) -> None:
         """See `Target`. What a row has to look like is the handlers' affair."""
+
+    def leaps(self, stream_name: str, instance_name: str, token: int) -> bool:  # noqa: ARG002  # nothing is remembered here
+        """See `Target`."""
+        return False
 
     async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
         """See `Target`."""

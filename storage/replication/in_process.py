@@ -113,6 +113,10 @@ class InProcessLink:
         """See `Link`."""
         return self._peer.name
 
+    def silent_s(self) -> float:
+        """See `Link`."""
+        return 0.0
+
     def send(self, *commands: Command) -> None:
         """See `Link`. Delivered when the event loop comes to it, so that nobody is called in the middle of what it does."""
         loop = asyncio.get_running_loop()

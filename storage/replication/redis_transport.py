@@ -236,6 +236,10 @@ class RedisLink:
     def __init__(self, transport: RedisTransport) -> None:
         self._transport = transport
 
+    def silent_s(self) -> float:
+        """See `Link`."""
+        return 0.0
+
     def send(self, *commands: Command) -> None:
         """See `Link`: everybody hears it."""
         if self in self._transport.links:

@@ -128,9 +128,9 @@ class ServerTransport:
             connection.replicates = True
         elif isinstance(command, Name):
             connection.peer_name = f"{command.name} at {connection.peer_name}"
-        elif isinstance(command, FOR_EVERYBODY):
-            self._pass_on((command,), besides=connection)
         self._subscribers.received(command, connection)
+        if isinstance(command, FOR_EVERYBODY) and connection.refused is None:
+            self._pass_on((command,), besides=connection)
 
 
 class Server:

@@ -1,41 +1,58 @@
-"""Who is syncing, on which worker, with which device: kept by whoever computes presence, told by USER_SYNC and CLEAR_USER_SYNC.
+"""Who is syncing, on which worker, with which device: kept by whoever computes presence, from USER_SYNC and CLEAR_USER_SYNC.
 
 A worker's users are gone when it says so, when the link it spoke over ends, when it comes back over another link (it tells
 its users again), and, where all share one link, when it has not been heard of for a while.
 """
 
+import logging
+
+from storage.errors import ProtocolError
 from storage.replication.commands import UserSync
+
+logger = logging.getLogger(__name__)
 
 Session = tuple[str, str | None]
 """A user and a device; None: the worker did not tell."""
 
+ID_BYTES_MAX = 512
+"""Of a user or a device. User ids have 255 bytes at most; the specification has no limit for devices."""
+
 
 class Syncing:
-    """The sessions of each worker."""
+    """The sessions of each worker. ``sessions_max``: of all workers of one link; of more the oldest are dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, sessions_max: int = 50_000) -> None:
+        self._sessions_max = sessions_max
         self._sessions: dict[str, dict[Session, int]] = {}
         self._links: dict[str, object] = {}
+        self._counts: dict[object, int] = {}
+        self._overflowed: set[object] = set()
 
     def told(self, command: UserSync, link: object) -> None:
-        """A worker tells of one user."""
-        if self._links.get(command.instance_name) is not link:
-            self.clear(command.instance_name)
-            self._links[command.instance_name] = link
-        sessions = self._sessions.setdefault(command.instance_name, {})
-        sessions.pop((command.user_id, command.device_id), None)
+        """A worker tells of one user. `ProtocolError` for an id that is too long."""
+        _check_length(command)
+        name, session = command.instance_name, (command.user_id, command.device_id)
+        if self._links.get(name, link) is not link:
+            self.clear(name)
+        self._remove(name, session)
         if command.is_syncing:
-            sessions[command.user_id, command.device_id] = command.last_sync_ms
+            self._links[name] = link
+            self._sessions.setdefault(name, {})[session] = command.last_sync_ms
+            self._counts[link] = self._counts.get(link, 0) + 1
+            if self._counts[link] > self._sessions_max:
+                self._drop_oldest(name, link)
 
     def clear(self, instance_name: str) -> None:
         """Nobody syncs on this worker any more."""
-        self._sessions.pop(instance_name, None)
-        self._links.pop(instance_name, None)
+        sessions = self._sessions.pop(instance_name, None)
+        if sessions is not None:
+            self._uncount(self._links.pop(instance_name), len(sessions))
 
     def lost(self, link: object) -> None:
         """A link has ended, and the workers that spoke over it with it."""
         for instance_name in [name for name, own in self._links.items() if own is link]:
             self.clear(instance_name)
+        self._overflowed.discard(link)
 
     def users(self) -> set[str]:
         """Everybody who is syncing."""
@@ -43,10 +60,10 @@ class Syncing:
 
     def is_syncing(self, user_id: str) -> bool:
         """Whether this user is syncing anywhere."""
-        return user_id in self.users()
+        return any(user_id == user for sessions in self._sessions.values() for user, _ in sessions)
 
     def workers(self) -> dict[str, set[Session]]:
-        """Who is syncing on each worker that has told of anybody."""
+        """Who is syncing on each worker on which anybody is."""
         return {name: set(sessions) for name, sessions in self._sessions.items()}
 
     def last_sync_ms(self, user_id: str) -> int | None:
@@ -55,3 +72,31 @@ class Syncing:
             (at for sessions in self._sessions.values() for (user, _), at in sessions.items() if user == user_id),
             default=None,
         )
+
+    def _remove(self, name: str, session: Session) -> None:
+        sessions = self._sessions.get(name)
+        if sessions is None or sessions.pop(session, None) is None:
+            return
+        self._uncount(self._links[name], 1)
+        if not sessions:
+            del self._sessions[name], self._links[name]
+
+    def _uncount(self, link: object, sessions: int) -> None:
+        self._counts[link] -= sessions
+        if not self._counts[link]:
+            del self._counts[link]
+
+    def _drop_oldest(self, name: str, link: object) -> None:
+        """Of the worker that has just told of one more; of another one if that was its first."""
+        if len(self._sessions[name]) == 1:
+            name = next(other for other, own in self._links.items() if own is link and other != name)
+        if link not in self._overflowed:
+            self._overflowed.add(link)
+            logger.warning("more than %d users sync over one connection: the oldest are dropped", self._sessions_max)
+        self._remove(name, next(iter(self._sessions[name])))
+
+
+def _check_length(command: UserSync) -> None:
+    for text in (command.user_id, command.device_id or ""):
+        if len(text.encode()) > ID_BYTES_MAX:
+            raise ProtocolError(f"a user or device id of more than {ID_BYTES_MAX} bytes")

@@ -26,6 +26,9 @@ class Link(Protocol):
     def send(self, *commands: Command) -> None:
         """Send these, in order. Never blocks; a link that has ended sends nothing."""
 
+    def silent_s(self) -> float:
+        """Return for how many seconds nothing has come by it; 0 where a link does not end with its peer, or cannot be lost."""
+
     def refuse(self, reason: str) -> None:
         """Something is wrong with what came by this link: say so, and end it."""
 

@@ -166,6 +166,11 @@ class LastChange:
     def __len__(self) -> int:
         return len(self._last)
 
+    def restart(self, floor: int) -> None:
+        """Remember nothing of what was before ``floor``."""
+        self.floor = self._latest = floor
+        self._last.clear()
+
     def note(self, key: str, position: int) -> None:
         """It has changed."""
         self._latest = max(self._latest, position)
@@ -237,6 +242,13 @@ class Caches(Generic[E, S]):
     def hit_rates(self) -> dict[str, float]:
         """Hits by all look-ups of each cache, 0 where there was none."""
         return {name: cache.hits / max(1, cache.hits + cache.misses) for name, cache in self.counted().items()}
+
+    def restart(self, listening_since: int) -> None:
+        """Forget everything, also what is being read: the database is another one."""
+        for cache in (*self._by_name.values(), self.states):
+            cache.forget(None)
+        for changes in (self.room_changes, self.state_changes):
+            changes.restart(listening_since)
 
     def told(self, advance: Advance) -> None:
         """A subscriber of the feed."""

@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass
 
-from storage.streams.restored import Lost
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The homeserver, the process, its number among the writers, and the database, with what restores took back."""
+    """The homeserver, the process, its number among the writers, and the database."""
 
     server_name: str
     instance_name: str
     writer_nid: int
     deployment_id: str
-    lost: Lost

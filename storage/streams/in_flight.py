@@ -18,7 +18,7 @@ from storage.errors import CommitUnknown, DatabaseConflict, DatabaseUnavailable,
 from storage.streams.feed import Fact
 from storage.streams.following import missed_facts
 from storage.streams.id_generator import IdGenerator, Reservation
-from storage.streams.registry import Streams
+from storage.streams.registry import Restart, Streams
 from storage.streams.startup import new_epoch
 
 SQL_END_BACKEND: Final[LiteralString] = """
@@ -62,13 +62,16 @@ class InFlight:
         self._streams = streams
         self._names = names
         self._writer_nid = writer_nid
-        self._generators = [streams[name].generator for name in names]
         self._held: list[tuple[IdGenerator, Reservation]] = []
         self._backend_pid: int | None = None
         self._one_at_a_time = asyncio.Lock()
         self._found: Mapping[str, Sequence[Fact]] = {}
         self._epochs: list[int] = []
         """Begun, perhaps: the answer was lost."""
+        self._era = 0
+        self._restarted: Mapping[str, Sequence[Fact]] | None = None
+        """What the unanswered write has done in a database that took the place of the one it was sent to."""
+        streams.on_restart(self._restart)
 
     @property
     def author(self) -> Author:
@@ -78,8 +81,8 @@ class InFlight:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """While ids may be taken. Only when nothing is unsettled."""
-        self._found = {}
-        for generator in self._generators:
+        self._found, self._restarted = {}, None
+        for generator in (self._streams[name].generator for name in self._names):
             self._held.append((generator, generator.hold()))
         try:
             yield
@@ -102,10 +105,20 @@ class InFlight:
     def sent(self, conn: Connection) -> None:
         """From here on it is not known what is done."""
         self._backend_pid = conn.backend_pid
+        self._era = self._database.era
 
     def answered(self) -> None:
-        """It is known again."""
+        """It is known again. `DatabaseReplaced` if the answer is of a database that was replaced meanwhile."""
+        if self._backend_pid is not None and self._era != self._database.era:
+            raise self._database.guard.error()
         self._backend_pid = None
+
+    def _restart(self, restart: Restart) -> None:
+        """The database was replaced and entered again: what is there of an unanswered write is known, and nothing more will come of it."""
+        self._writer_nid = restart.writer_nid
+        self._epochs.clear()
+        if self._backend_pid is not None:
+            self._restarted = {name: restart.missed.get(name, ()) for name in self._names}
 
     async def settle(self) -> Mapping[str, Sequence[Fact]]:
         """What the last write has done, by stream, if its answer was lost: found out now, or by somebody who asked before, and told.
@@ -131,13 +144,17 @@ class InFlight:
             raise DatabaseUnavailable(error.reason, sqlstate=error.sqlstate) from error
 
     async def _find_out(self) -> Mapping[str, Sequence[Fact]]:
-        async with self._database.connection() as conn:
-            await conn.execute(SQL_END_BACKEND, self._backend_pid, self._streams.instance_name)
-            await self._begin_epoch(conn)
-            missed = await missed_facts(conn, self._streams, self._names)
+        missed: Mapping[str, tuple[int, Sequence[Fact]]] = {}
+        async with self._database.connection() as conn:  # perhaps after a restart
+            if self._restarted is None:
+                await conn.execute(SQL_END_BACKEND, self._backend_pid, self._streams.instance_name)
+                await self._begin_epoch(conn)
+                missed = await missed_facts(conn, self._streams, self._names)
         del self._streams.unsettled[self.settle]
         self._backend_pid = None
         self._let_go()
+        if self._restarted is not None:
+            return {name: facts for name, facts in self._restarted.items() if facts}
         for name, (position, facts) in missed.items():
             self._streams.advance(name, self._streams.instance_name, position, facts)
         return {name: facts for name, (_, facts) in missed.items() if facts}

@@ -13,7 +13,7 @@ from storage.errors import StorageClosed
 from storage.streams.caches import LastChange
 from storage.streams.feed import Advance
 from storage.streams.positions import VectorPosition
-from storage.streams.registry import Streams
+from storage.streams.registry import Restart, Streams
 from storage.streams.tokens import SyncToken
 
 
@@ -39,12 +39,21 @@ class Notifier:
         self._remembered = remembered
         self._waiting: dict[str, dict[_Waiter, None]] = {}
         self._closed = False
-        self._concerned = {
-            (name, writer): LastChange(remembered, position)
-            for name, stream in streams.items()
+        self._concerned = self._begun()
+        streams.feed.subscribe(self.told)
+        streams.on_restart(self._restart)
+
+    def _begun(self) -> dict[tuple[str, str], LastChange]:
+        return {
+            (name, writer): LastChange(self._remembered, position)
+            for name, stream in self._streams.items()
             for writer, position in stream.positions().items()
         }
-        streams.feed.subscribe(self.told)
+
+    def _restart(self, _: Restart) -> None:
+        """The database is another one: whoever waits has to look again."""
+        self._concerned = self._begun()
+        self._wake_all()
 
     def told(self, advance: Advance) -> None:
         """Wake those whom the facts concern."""
@@ -87,6 +96,9 @@ class Notifier:
     def close(self) -> None:
         """All who wait get `StorageClosed`, and who comes later."""
         self._closed = True
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         for waiters in self._waiting.values():
             for waiter in waiters:
                 waiter.woken.set()

@@ -18,6 +18,8 @@ from storage.streams.caches import CURRENT_STATE
 from storage.streams.feed import Advance, Fact, Feed
 from storage.streams.id_generator import IdGenerator
 from storage.streams.positions import VectorPosition
+from storage.streams.restored import JUMP, Lost
+from storage.streams.tokens import SyncToken
 
 SQL_EVENTS_ROWS: Final[LiteralString] = """
 SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
@@ -259,6 +261,9 @@ STREAMS: Final[Mapping[str, Declaration]] = {
 }
 
 
+NOTHING_LOST: Final = Lost()
+
+
 class Stream:
     """One stream as this process sees it."""
 
@@ -296,22 +301,82 @@ class Stream:
             return await self.declaration.read(conn, after, upto, instance_name, limit)
 
 
+class Restart(NamedTuple):
+    """A store has entered a database that took the place of another one. ``missed``: its own facts there that it had no answer about."""
+
+    writer_nid: int
+    missed: Mapping[str, Sequence[Fact]]
+
+
 class Streams(Mapping[str, Stream]):
-    """All streams of a store, and the feed that tells of their advances."""
+    """All streams of a store, and the feed that tells of their advances. ``lost``: what restores took back, by stream."""
 
     def __init__(
-        self, database: Database, instance_name: str, positions: Mapping[str, Mapping[str, int]], epochs: Mapping[str, int] | None = None
+        self,
+        database: Database,
+        instance_name: str,
+        positions: Mapping[str, Mapping[str, int]],
+        epochs: Mapping[str, int] | None = None,
+        *,
+        lost: Mapping[str, Lost] | None = None,
     ) -> None:
         self.instance_name = instance_name
         self.epochs = dict(epochs or {})  # of this writer, by stream (`storage.streams.in_flight`)
         self.feed = Feed()
         self.unsettled: dict[Callable[[], Awaitable[object]], None] = {}  # finds out about a lost write (`storage.streams.in_flight`)
-        self._streams = {
-            name: Stream(one, database, IdGenerator(_allocator(database, one.sequence), instance_name)) for name, one in STREAMS.items()
-        }
+        self.lost: Mapping[str, Lost] = lost or {}
+        self._database = database
+        self._restarts: list[Callable[[Restart], None]] = []
+        self._streams = {name: Stream(one, database, self._generator(one, positions.get(name, {}))) for name, one in STREAMS.items()}
+
+    def _generator(self, declaration: Declaration, positions: Mapping[str, int]) -> IdGenerator:
+        generator = IdGenerator(_allocator(self._database, declaration.sequence), self.instance_name)
+        for writer, position in positions.items():
+            generator.advance(writer, position, completed=False)
+        return generator
+
+    def lost_in(self, stream_name: str) -> Lost:
+        """What restores took back of a stream."""
+        return self.lost.get(stream_name, NOTHING_LOST)
+
+    def refuse_lost(self, text: str, token: SyncToken) -> None:
+        """`ResyncNeeded` for a token, given as ``text``, of what a restore took back."""
+        for name, position in token.streams:
+            self.lost_in(name).refuse(text, position)
+
+    def on_restart(self, told: Callable[[Restart], None]) -> None:
+        """Call this after each restart, before any fact of the new time is told."""
+        self._restarts.append(told)
+
+    def restart(
+        self, positions: Mapping[str, Mapping[str, int]], epochs: Mapping[str, int], lost: Mapping[str, Lost], restart: Restart
+    ) -> None:
+        """Begin again in a database that took the place of the one that was known; ``positions`` are those that the tables have there.
+
+        Of a writer that is further in the tables than was known, what it wrote is still to be read: it starts where it was known to be.
+        """
+        known = {name: stream.positions() for name, stream in self._streams.items()}
+        self.epochs, self.lost = dict(epochs), lost
         for name, stream in self._streams.items():
-            for writer, position in positions.get(name, {}).items():
-                stream.generator.advance(writer, position, completed=False)
+            begin = {
+                writer: self.lost_in(name).before(min(position, known[name].get(writer, position)))
+                for writer, position in positions.get(name, {}).items()
+            }
+            stream.generator = self._generator(stream.declaration, begin)
+        for told in self._restarts:
+            told(restart)
+        for name in self._streams:
+            if self.instance_name in positions.get(name, {}):
+                self.advance(name, self.instance_name, positions[name][self.instance_name], restart.missed.get(name, ()))
+
+    def leaps(self, stream_name: str, instance_name: str, position: int) -> bool:
+        """Whether a writer's position is so much higher than what is known that a gap lies between which this process has not heard of."""
+        known = self._streams[stream_name].positions().get(instance_name, 0)
+        return position - max(known, self.lost_in(stream_name).upto) >= JUMP
+
+    async def confirm(self) -> None:
+        """Look whether the database is still the one that was entered. `DatabaseReplaced` if not."""
+        await self._database.confirm()
 
     def __getitem__(self, name: str) -> Stream:
         return self._streams[name]
@@ -338,11 +403,16 @@ class Streams(Mapping[str, Stream]):
         self.feed.publish(Advance(stream_name, instance_name, 0, entered_at, (), local=False))
 
     def advance(self, stream_name: str, instance_name: str, current: int, facts: Sequence[Fact], *, local: bool = True) -> None:
-        """A writer's position has moved: remember it, and tell whoever follows. An older position changes nothing."""
+        """A writer's position has moved: remember it, and tell whoever follows. An older position changes nothing.
+
+        A position inside a gap is of before the restore: no fact up to the end of the gap is there any more.
+        """
         generator = self._streams[stream_name].generator
         previous = generator.positions().get(instance_name, 0)
         if current <= previous:
             return
+        if (end := self.lost_in(stream_name).past(current)) != current:
+            current, facts = end, ()
         news = [fact for fact in facts if fact.stream_id > previous]  # what was fetched may have been told meanwhile
         if news:
             generator.advance(instance_name, news[-1].stream_id)

@@ -9,12 +9,12 @@ What this cannot see is a dump that is loaded over the tables in place, without 
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.errors import ResyncNeeded
+from storage.errors import DatabaseUnavailable, ResyncNeeded
 from storage.streams.positions import VectorPosition
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,21 @@ SELECT d.incarnation AS known, format('%s.%s.%s.%s', (SELECT system_identifier F
     (SELECT oid FROM pg_database WHERE datname = current_database()), 'deployment'::regclass::oid,
     left(pg_walfile_name(pg_current_wal_lsn()), 8)) AS current
 FROM deployment d
+"""
+
+SQL_LOOK: Final[LiteralString] = """
+SELECT
+    CASE  -- a standby has no place where it writes
+        WHEN NOT pg_is_in_recovery() THEN format('%s.%s.%s.%s', (SELECT system_identifier FROM pg_control_system()),
+            (SELECT oid FROM pg_database WHERE datname = current_database()), 'deployment'::regclass::oid,
+            left(pg_walfile_name(pg_current_wal_lsn()), 8))
+    END AS incarnation,
+    COALESCE((SELECT max(lost_upto) FROM lost_positions), 0) AS lost_upto,
+    COALESCE((
+        SELECT bool_or(p.stream_id IS NULL OR p.stream_id < k.stream_id)
+        FROM unnest($2::text[], $3::bigint[]) AS k (stream_name, stream_id)
+        LEFT JOIN stream_positions p ON p.stream_name = k.stream_name AND p.instance_name = $1::text
+    ), false) AS is_behind
 """
 
 SQL_REMEMBER: Final[LiteralString] = """
@@ -48,10 +63,9 @@ GROUP BY d.stream_name, j.upto
 """
 
 SQL_LOST: Final[LiteralString] = """
-SELECT lost_after, lost_upto
+SELECT stream_name, lost_after, lost_upto
 FROM lost_positions
-WHERE stream_name = 'events'
-ORDER BY lost_after
+ORDER BY stream_name, lost_after
 """
 
 
@@ -60,6 +74,29 @@ class IncarnationRow(NamedTuple):
 
     known: str | None
     current: str
+
+
+class LookRow(NamedTuple):
+    """What a new session finds. ``incarnation`` None: a standby. ``is_behind``: a stream has not come as far as the process knows of its own writes."""
+
+    incarnation: str | None
+    lost_upto: int
+    is_behind: bool
+
+
+class LostRow(NamedTuple):
+    """A gap in a stream."""
+
+    stream_name: str
+    lost_after: int
+    lost_upto: int
+
+
+class Mark(NamedTuple):
+    """The database that a process has entered: its incarnation, and the end of the last gap."""
+
+    incarnation: str
+    lost_upto: int
 
 
 class Gap(NamedTuple):
@@ -71,7 +108,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The positions of the stream "events" that restores took back."""
+    """The positions of a stream that restores took back."""
 
     gaps: tuple[Gap, ...] = ()
 
@@ -80,14 +117,30 @@ class Lost:
         if self.gaps and self._holds((position.min, *(at for _, at in position.items))):
             raise ResyncNeeded(token, "it is of a time that the database was restored from: what happened then is lost")
 
+    @property
+    def upto(self) -> int:
+        """The end of the last gap; 0 if there is none."""
+        return max((gap.lost_upto for gap in self.gaps), default=0)
+
+    def before(self, position: int) -> int:
+        """The position, or the beginning of the gap that it is in."""
+        return next((gap.lost_after for gap in self.gaps if gap.lost_after < position < gap.lost_upto), position)
+
+    def past(self, position: int) -> int:
+        """The position, or the end of the gap that it is in: nothing is stored in between."""
+        return next((gap.lost_upto for gap in self.gaps if gap.lost_after < position < gap.lost_upto), position)
+
     def _holds(self, positions: Iterable[int]) -> bool:
         return any(gap.lost_after < at < gap.lost_upto for at in positions for gap in self.gaps)
 
 
-async def notice(conn: Connection, streams: Iterable[tuple[str, str]]) -> None:
-    """Leave a gap in each stream (name, sequence) if this is another incarnation. In a transaction in which nobody writes."""
+async def notice(conn: Connection, streams: Iterable[tuple[str, str]], *, is_rolled_back: bool = False) -> None:
+    """Leave a gap in each stream (name, sequence) if this is another incarnation. In a transaction in which nobody writes.
+
+    ``is_rolled_back``: writes are gone, whatever the incarnation says.
+    """
     row = await conn.fetchrow(SQL_INCARNATION, row=IncarnationRow)
-    if row is None or row.known == row.current:
+    if row is None or (row.known == row.current and not is_rolled_back):
         return
     if row.known is not None:
         names, sequences = (list(column) for column in zip(*streams, strict=True))
@@ -100,6 +153,23 @@ async def notice(conn: Connection, streams: Iterable[tuple[str, str]]) -> None:
     await conn.execute(SQL_REMEMBER, row.current)
 
 
-async def lost(conn: Connection) -> Lost:
-    """What restores took back."""
-    return Lost(tuple(await conn.fetch(SQL_LOST, row=Gap)))
+async def look(conn: Connection, instance_name: str, known: Mapping[str, int]) -> LookRow:
+    """What a session finds; ``known``: the positions of the process's own writes, by stream. `DatabaseUnavailable` for a standby."""
+    row = await conn.fetchrow(SQL_LOOK, instance_name, list(known), list(known.values()), row=LookRow)
+    if row is None or row.incarnation is None:
+        raise DatabaseUnavailable("the server is a standby: writes wait until it is promoted")
+    return row
+
+
+async def mark(conn: Connection, instance_name: str) -> Mark:
+    """The database that is being entered."""
+    row = await look(conn, instance_name, {})
+    return Mark(row.incarnation or "", row.lost_upto)
+
+
+async def lost(conn: Connection) -> Mapping[str, Lost]:
+    """What restores took back, by stream."""
+    gaps: dict[str, list[Gap]] = {}
+    for name, *bounds in await conn.fetch(SQL_LOST, row=LostRow):
+        gaps.setdefault(name, []).append(Gap(*bounds))
+    return {name: Lost(tuple(found)) for name, found in gaps.items()}

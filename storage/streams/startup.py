@@ -17,7 +17,7 @@ from storage.database.connection import Connection
 from storage.database.migrate import HEAD_REVISION
 from storage.errors import InstanceNameTaken, InvalidIdentifier
 from storage.streams.registry import STREAMS
-from storage.streams.restored import notice
+from storage.streams.restored import Lost, Mark, lost, mark, notice
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,23 @@ async def be_alone(conn: Connection, instance_name: str, *, wait_ms: int) -> Non
         await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
 
-async def enter(conn: Connection, instance_name: str) -> int:
+class Entered(NamedTuple):
+    """What a process learns when it enters: its number and epochs, the positions of all writers, what restores took back, and where it is."""
+
+    writer_nid: int
+    epochs: Mapping[str, int]
+    positions: Mapping[str, Mapping[str, int]]
+    lost: Mapping[str, Lost]
+    mark: Mark
+
+
+async def entered(conn: Connection, instance_name: str, *, is_rolled_back: bool = False) -> Entered:
+    """Enter, and read what a process has to know. As `enter`."""
+    writer_nid = await enter(conn, instance_name, is_rolled_back=is_rolled_back)
+    return Entered(writer_nid, await epochs(conn, instance_name), await positions(conn), await lost(conn), await mark(conn, instance_name))
+
+
+async def enter(conn: Connection, instance_name: str, *, is_rolled_back: bool = False) -> int:
     """Make this process known as a writer of every stream, at the sequences' positions; its number. In a transaction.
 
     The lock waits for the writes that are under way, and lets none begin: so each write sees every writer that may have taken a
@@ -179,7 +195,7 @@ async def enter(conn: Connection, instance_name: str) -> int:
     names = list(STREAMS)
     sequences = [STREAMS[name].sequence for name in names]
     await set_sequences_forward(conn)
-    await notice(conn, zip(names, sequences, strict=True))
+    await notice(conn, zip(names, sequences, strict=True), is_rolled_back=is_rolled_back)
     writer_nid: int | None = await conn.fetchval(SQL_FIND_WRITER, instance_name)
     if writer_nid is None:
         writer_nid = await conn.fetchval(SQL_WRITER, instance_name)

@@ -123,3 +123,34 @@ def test_what_special_memberships_need() -> None:
 def test_a_broken_third_party_invite_needs_no_token(broken: object) -> None:
     content = {"membership": "invite", "third_party_invite": broken}
     assert needed_beyond_a_message("10", content) == {RULES, ("m.room.member", "@x:b")}
+
+
+@pytest.mark.parametrize(
+    "version,auth,rejected,reason",
+    [
+        ("11", ("$create:a", "$unknown:a"), "", "$unknown:a is not held"),
+        ("11", ("$create:a", "$power:a"), "$power:a", "$power:a is rejected"),
+        ("11", ("$create:a", "$elsewhere:a"), "", "$elsewhere:a is of room !other:a, not !room:a"),
+        ("11", ("$create:a", "$rules:a"), "", "$rules:a is m.room.join_rules with state key ''"),
+        ("11", ("$power:a", "$power:a"), "", "$power:a and $power:a are both ('m.room.power_levels', '')"),
+        ("11", ("$power:a",), "", "no create event among the auth events"),
+        ("12", ("$power:a",), "$create:a", "create event $create:a is rejected"),
+    ],
+)
+def test_a_refusal_names_the_auth_event(version: str, auth: tuple[str, ...], rejected: str, reason: str) -> None:
+    events = room(version)
+    events[EventId("$elsewhere:a")] = member(version, CREATOR, "join", room_id="!other:a")
+    with pytest.raises(AuthDenied) as denial:
+        check_auth_events(message(version, *auth), events, frozenset({EventId(rejected)}))
+    assert denial.value.reason == reason
+
+
+def test_a_room_id_of_version_12_must_name_a_create_event() -> None:
+    with pytest.raises(AuthDenied) as denial:
+        check_auth_events(message("12", room_id="!power:a"), room("12"), NOBODY)
+    assert denial.value.reason == "room id !power:a does not name a create event that is held"
+
+
+def test_a_create_event_needs_no_auth_events() -> None:
+    for version in ("1", "11", "12"):
+        check_auth_events(make_create(version, sender="@creator:a"), {}, NOBODY)

@@ -89,3 +89,11 @@ def test_the_work_is_bounded() -> None:
     assert accepted(fitting, {"public_keys": [*many_keys, {"public_key": PUBLIC}]})
     crowded = fitting | {"signatures": fitting["signatures"] | many}
     assert not accepted(crowded, {"public_keys": [*many_keys, {"public_key": PUBLIC}]})
+
+
+@pytest.mark.parametrize("token", [5, None, [], {}, "other"])
+def test_a_token_without_a_third_party_invite(token: object) -> None:
+    third = make_event("10", "$third", "m.room.third_party_invite", CREATOR, "token", {"public_key": PUBLIC})
+    with pytest.raises(AuthDenied) as denial:
+        check(invite({**signed(), "token": token}), state_of(make_create("10"), third), "10")
+    assert (denial.value.rule, denial.value.reason) == ("member.third_party.token", f"no third-party invite under token {token!r}")

@@ -4,20 +4,21 @@ import pytest
 
 import storage
 from benchmarks.soak import Client, differences
-from benchmarks.soak_writer import SERVER, SHAPE, events_of
+from benchmarks.soak_rooms import SERVER, room_of
 from storage import EventId, UserId
 
 
 async def test_a_client_that_knows_otherwise_is_found(dsn: str) -> None:
-    events = events_of(0, 60)
-    assert [event.event_id for event in events_of(0, 60)] == [event.event_id for event in events], "every writer makes the same room"
+    room = room_of(0)
+    events = room.events[:60]
+    assert [event.event_id for event in room_of(0).events[:60]] == [event.event_id for event in events], "every writer makes the same room"
     user = next(event.sender for event in events if event.sender.endswith(f":{SERVER}"))
     async with storage.open(dsn, server_name=SERVER) as store:
         client = Client(UserId(user))
-        await store.append([event.pdu for event in events[:40]], room_version=SHAPE.version)
+        await store.append([event.pdu for event in events[:40]], room_version=room.version)
         first = await store.sync(client.user_id, timeline_limit=100)
         client.hear(first)
-        await store.append([event.pdu for event in events[40:]], room_version=SHAPE.version)
+        await store.append([event.pdu for event in events[40:]], room_version=room.version)
         client.hear(await store.sync(client.user_id, since=client.since, timeline_limit=100))
         assert await differences(store, client) == []
         [room_id] = client.states

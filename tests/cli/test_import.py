@@ -277,3 +277,41 @@ async def test_a_pipe_is_stored_while_it_is_silent(dsn: str, tmp_path: Path) -> 
             with pytest.raises(asyncio.CancelledError):
                 await importing
         assert await ids_in(store) == {event.event_id for event in room.events}
+
+
+async def test_a_state_with_two_events_of_one_key_is_one_reject(store: storage.Store, tmp_path: Path) -> None:
+    """The other lines of its batch are stored."""
+    room = RoomBuilder("11", seed=1)
+    room.start(room.user(1))
+    old = room.topic(room.user(1), "one")
+    room.topic(room.user(1), "two")
+    before = room.pdus
+    room.message(room.user(1), "missing")
+    after = room.message(room.user(1), "after")
+    other = RoomBuilder("11", seed=2)
+    other.start(other.user(1))
+    state = [*room.state.values(), old.event_id]
+    line = {"pdu": json.loads(after.pdu), "room_version": "11", "state_before": state}
+    path = tmp_path / "room.ndjson"
+    path.write_bytes(b"\n".join([*before, json.dumps(line).encode(), *other.pdus]) + b"\n")
+    outcomes, [reject] = await imported(store, str(path))
+    assert outcomes == {"stored": len(before) + len(other.pdus), "invalid": 1}
+    assert "two events of" in str(reject["reason"])
+    assert reject["event_id"] == after.event_id
+
+
+async def test_what_came_out_of_band_is_imported_with_its_stripped_state(store: storage.Store, tmp_path: Path) -> None:
+    room = RoomBuilder("11", servers=("s2.test",), seed=1)
+    room.start(room.user(1), join_rule="invite")
+    invite = room.invite(room.user(1), "@alice:s1.test")
+    name = {"type": "m.room.name", "state_key": "", "sender": room.user(1), "content": {"name": "there"}}
+    line = {"pdu": json.loads(invite.pdu), "room_version": "11", "origin": "out_of_band", "stripped_state": [name]}
+    path = tmp_path / "room.ndjson"
+    path.write_text(json.dumps(line) + "\n")
+    assert await imported(store, str(path)) == ({"stored": 1}, [])
+    [shown] = (await store.sync("@alice:s1.test")).invite.values()
+    assert shown.invite_state[0] == name
+    line["origin"] = "outlier"
+    path.write_text(json.dumps(line) + "\n")
+    outcomes, [reject] = await imported(store, str(path))
+    assert (outcomes, "stripped_state goes with" in str(reject["reason"])) == ({"invalid": 1}, True)

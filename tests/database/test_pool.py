@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from time import perf_counter
 
 import asyncpg
 import pytest
@@ -104,10 +105,10 @@ async def test_few_try_where_one_was_refused(limited: str) -> None:
 
         database._pool._connect = counted
         await asyncio.gather(*(pid(database) for _ in range(100)))  # nobody knows yet
-        tried = 0
+        tried, began = 0, perf_counter()
         for _ in range(5):
             await asyncio.gather(*(pid(database) for _ in range(100)))
-        assert tried <= 2
+        assert tried <= 1 + (perf_counter() - began) / pool.REFUSED_SECONDS
 
 
 @pytest.mark.timeout(300)

@@ -126,7 +126,6 @@ REFUSED_TO_RUNTIME = [
     "UPDATE events SET event_id = 'x'",
     "UPDATE events SET room_nid = 1",
     "UPDATE events SET sender_nid = 1",
-    "UPDATE events SET auth_events = '{}'",
     "UPDATE events SET redacted_form = true",
     "UPDATE rooms SET room_version = '1'",
     "UPDATE state_groups SET digest = 0",
@@ -151,6 +150,28 @@ async def test_runtime_only_appends(logins: Logins, statement: str) -> None:
     async with await Database.open(logins.runtime) as database, database.connection() as conn:
         with pytest.raises(PermissionRefused):
             await conn.execute(statement)
+
+
+@pytest.mark.parametrize("auth_events", ["{}", "{1}"])
+async def test_runtime_changes_no_auth_events(logins: Logins, auth_events: str) -> None:
+    """It may give them to what came out of band; an event that has its own keeps them."""
+    async with storage.open(logins.runtime, server_name=SERVER) as store:
+        await filled(store)
+    async with await Database.open(logins.runtime) as database, database.connection() as conn:
+        with pytest.raises(PermissionRefused, match="auth events"):
+            await conn.execute("UPDATE events SET auth_events = $1::bigint[] WHERE auth_events <> '{}'", [] if auth_events == "{}" else [1])
+
+
+async def test_runtime_authorises_what_came_out_of_band(logins: Logins) -> None:
+    room = RoomBuilder("11", servers=("elsewhere.test",), seed=7)
+    room.start(room.user(1))
+    invite = room.invite(room.user(1), f"@alice:{SERVER}")
+    async with storage.open(logins.runtime, server_name=SERVER) as store:
+        [result] = await store.append([invite.pdu], origin="out_of_band", room_version="11")
+        assert result.outcome == "stored"
+        results = await store.append(room.pdus, origin="outlier")
+        assert {result.outcome for result in results} == {"stored"}
+        assert await findings(store) == []
 
 
 # ----------------------------------------------------------------------------------------------------------------- reader

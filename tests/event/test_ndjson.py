@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import InvalidEvent
-from storage.event.ndjson import Line, envelope, read_line
+from storage.event.ndjson import Line, envelope, member, pdus_of, read_line
 from storage.testing import SHAPES, generate_room, ndjson_line, respell
 
 PDU = r'{ "type" : "m.x","content":{"a":[1e2, -0 ,1.0],"b":"\u00e9\/ \"}{é"} ,"depth":1e400 }'
@@ -58,32 +58,46 @@ def test_lone_surrogates_and_control_characters_are_left_to_the_parser() -> None
 @pytest.mark.parametrize(
     "raw,told",
     [
-        (b"", "not JSON"),
+        (b"", "not JSON: Expecting value at character 1"),
         (b"nonsense", "not JSON: Expecting value at character 1"),
-        (b'{"type":1', "not JSON"),
-        (b'{"type":1}}', "more after the end of the value, at character 11"),
-        (b'{"type":1} {"type":2}', "more after"),
-        (b'{"type":1,}', "not JSON"),
-        (b"{'type':1}", "not JSON"),
-        (b'{"pdu":{}', "not JSON"),
+        (b'{"type":1', "not JSON: Expecting ',' delimiter at character 10"),
+        (b'{"type":1}}', "not JSON: there is more after the end of the value, at character 11"),
+        (b'{"type":1} {"type":2}', "not JSON: there is more after the end of the value, at character 11"),
+        (b"{'type':1}", "not JSON: Expecting property name enclosed in double quotes at character 2"),
+        (b'{"pdu":{}', "not JSON: Expecting ',' delimiter at character 10"),
         (b'["pdu"]', "not a JSON object"),
         (b"7", "not a JSON object"),
-        (b'{"type":"\xff"}', "not UTF-8: byte 10"),
-        (b'{"type":"\xed\xa0\x80"}', "not UTF-8"),
+        (b'{"type":"\xff"}', "not UTF-8: byte 10 of the line"),
+        (b'{"type":"\xed\xa0\x80"}', "not UTF-8: byte 10 of the line"),
         (b'{"pdu":' + b"[" * 100_000, "nested too deeply"),
         (b'{"pdu":"{}"}', "pdu is not an object"),
         (b'{"pdu":null}', "pdu is not an object"),
-        (b'{"pdu":{},"room_version":11}', "room_version"),
-        (b'{"pdu":{},"origin":"sideways"}', "'sideways' is none of live, backfill, outlier"),
-        (b'{"pdu":{},"origin":["live"]}', "none of"),
-        (b'{"pdu":{},"state_before":"$a"}', "state_before"),
-        (b'{"pdu":{},"state_before":["$a",1]}', "state_before"),
+        (b'{"pdu":{},"room_version":11}', "room_version is not a string"),
+        (b'{"pdu":{},"origin":"sideways"}', "origin 'sideways' is none of live, backfill, outlier, out_of_band"),
+        (b'{"pdu":{},"origin":["live"]}', "origin ['live'] is none of live, backfill, outlier, out_of_band"),
+        (b'{"pdu":{},"state_before":"$a"}', "state_before is not a list of event ids"),
+        (b'{"pdu":{},"state_before":["$a",1]}', "state_before is not a list of event ids"),
+        (b'{"pdu":{},"stripped_state":{}}', "stripped_state is not a list of objects"),
+        (b'{"pdu":{},"stripped_state":[{},1]}', "stripped_state is not a list of objects"),
+        (b'{"pdu_base64":"W10="}', "pdu_base64 is not an object"),
     ],
 )
 def test_a_bad_line_is_told_apart(raw: bytes, told: str) -> None:
     with pytest.raises(InvalidEvent) as caught:
         read_line(raw)
-    assert told in caught.value.reason
+    assert caught.value.reason == told
+
+
+@pytest.mark.parametrize("value", [r'"\ud800"', "1e999", "NaN"])
+def test_stripped_state_that_cannot_be_stored_is_refused(value: str) -> None:
+    with pytest.raises(InvalidEvent, match="stripped_state is not JSON: "):
+        read_line(f'{{"pdu":{{}},"stripped_state":[{{"content":{value}}}]}}'.encode())
+
+
+@pytest.mark.parametrize("raw", [b'{"type":1,}', b'{"pdu_base64":"e30=!"}', b'{"pdu_base64":"e30"}', b'{"pdu_base64":"/w=="}'])
+def test_a_bad_line_is_refused_with_the_words_of_the_reader(raw: bytes) -> None:
+    with pytest.raises(InvalidEvent, match=r"^(pdu_base64 is )?not JSON( in base64)?: "):
+        read_line(raw)
 
 
 def test_generated_rooms_come_out_as_they_went_in() -> None:
@@ -139,7 +153,18 @@ def test_an_envelope_is_read_as_what_was_put_into_it(pdu: str) -> None:
     assert read_line(envelope(pdu.encode(), None, None)) == Line(pdu.encode())
 
 
-@given(st.one_of(st.binary(), st.sampled_from([b'{"a":1},"origin":"live"', b"[]", b"\xff{}", b'{"a":1'])))
+def is_object(raw: bytes) -> bool:
+    try:
+        return isinstance(json.loads(raw), dict)
+    except ValueError:
+        return False
+
+
+@given(
+    st.one_of(
+        st.binary().filter(lambda raw: not is_object(raw)), st.sampled_from([b'{"a":1},"origin":"live"', b"[]", b"\xff{}", b'{"a":1'])
+    )
+)
 def test_what_is_no_pdu_stays_none_in_an_envelope(raw: bytes) -> None:
     with pytest.raises(InvalidEvent):
         read_line(envelope(raw, "11", "live"))
@@ -150,3 +175,54 @@ def test_bytes_given_as_base64_are_judged_as_well(encoded: str) -> None:
     with pytest.raises(InvalidEvent, match="pdu_base64"):
         read_line(f'{{"pdu_base64":{encoded}}}'.encode())
     assert read_line(b'{"pdu_base64":"eyJ4IjoKMX0="}').pdu == b'{"x":\n1}'
+
+
+def test_an_envelope_holds_the_pdu_as_it_is_and_what_is_known_of_it() -> None:
+    assert envelope(b'{"a": 1}', "11", "live", ["$a"]) == b'{"pdu":{"a": 1},"room_version":"11","origin":"live","state_before":["$a"]}'
+    assert envelope(b"{}", None, None) == b'{"pdu":{}}'
+    stripped = [{"type": "m.room.name", "content": {"name": "é"}}]
+    line = envelope(b"{}", None, "out_of_band", None, stripped)
+    assert line == '{"pdu":{},"origin":"out_of_band","stripped_state":[{"type":"m.room.name","content":{"name":"é"}}]}'.encode()
+    assert read_line(line) == Line(b"{}", None, "out_of_band", None, tuple(stripped))
+    assert read_line(b'{"pdu":{},"stripped_state":null}') == Line(b"{}")
+    assert read_line(b'  {"stripped_state": [ ] ,"pdu":{}}') == Line(b"{}", stripped_state=())
+    assert envelope(b"{}\n", None, "outlier") == b'{"pdu_base64":"e30K","origin":"outlier"}'
+    assert envelope(b"[", "1", None) == b'{"pdu_base64":"Ww==","room_version":"1"}'
+
+
+@pytest.mark.parametrize(
+    "raw,pdus",
+    [
+        ('{"pdus":[]}', []),
+        (' { "x" : [1] , "pdus" : [ {"a": "é]"} ,{ } ] , "y":2}', ['{"a": "é]"}', "{ }"]),
+        ('{"pdus":[{"a":1},{"b":[2]},{"c":3}]}', ['{"a":1}', '{"b":[2]}', '{"c":3}']),
+        ('{"pdus":[7, "x" ]}', ["7", '"x"']),
+        ('{"pdus":[1],"pdus":[2]}', ["2"]),
+    ],
+)
+def test_the_pdus_of_an_answer_come_out_byte_for_byte(raw: str, pdus: list[str]) -> None:
+    assert pdus_of(raw.encode()) == [pdu.encode() for pdu in pdus]
+
+
+@pytest.mark.parametrize(
+    "raw,told",
+    [
+        (b"[]", "not an object with a list pdus"),
+        (b"{}", "not an object with a list pdus"),
+        (b'{"pdus":{}}', "not an object with a list pdus"),
+        (b"{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (b"\xff", "not JSON: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+    ],
+)
+def test_an_answer_without_pdus_is_refused(raw: bytes, told: str) -> None:
+    with pytest.raises(InvalidEvent) as caught:
+        pdus_of(raw)
+    assert caught.value.reason == told
+
+
+def test_a_member_is_the_last_of_its_name_or_none() -> None:
+    text = ' {"a" : 1 ,"b":[ 2 ], "a":"x" }'
+    assert member(text, 1, "a") == '"x"'
+    assert member(text, 1, "b") == "[ 2 ]"
+    assert member(text, 1, "c") is None
+    assert member("{ }", 0, "a") is None

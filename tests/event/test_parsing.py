@@ -8,8 +8,10 @@ import pytest
 
 from storage.errors import InvalidEvent, UnknownRoomVersion
 from storage.event import ROOM_VERSIONS, Event, content_hash, event_id, load, parse, redact
-from storage.event.hashes import canonical
-from storage.event.model import make_event
+from storage.event.hashes import canonical, content_hash_fits
+from storage.event.hashes import encoded as encode
+from storage.event.model import make_event, without_json
+from storage.event.reading import glance
 from tests.event.building import LENIENT, PAIRED, STRICT, VERSIONS, encoded, signed_pdu, unsigned_pdu
 
 ID = "$" + "a" * 43
@@ -48,8 +50,9 @@ def test_an_event_without_state_key_has_no_key() -> None:
     event = parse(signed_pdu("11"), "11")
     assert event.state_key is None
     assert not event.is_state
-    with pytest.raises(ValueError, match="not a state event"):
+    with pytest.raises(ValueError, match="not a state event") as caught:
         _ = event.key
+    assert str(caught.value) == f"{event.event_id} (m.room.message) is not a state event"
 
 
 def test_events_are_values() -> None:
@@ -61,7 +64,10 @@ def test_events_are_values() -> None:
     assert {one, same, other} == {one, other}
     assert pickle.loads(pickle.dumps(one)) == one
     assert pickle.loads(pickle.dumps(one)).room_version is one.room_version
-    assert one.event_id in repr(one)
+    assert hash(one) == hash(same) != hash(other)
+    assert repr(one) == f"<Event {one.event_id} m.room.message sender=@alice:example.org room=!room:example.org>"
+    named = parse(signed_pdu("11", state_key="x"), "11")
+    assert repr(named) == f"<Event {named.event_id} m.room.message state_key='x' sender=@alice:example.org room=!room:example.org>"
     with pytest.raises(AttributeError):
         one.depth = 3  # type: ignore[misc]
     assert one != load(one.raw, "11", one.event_id, redacted=True)
@@ -74,6 +80,22 @@ def test_the_fast_constructor_fills_every_field_in_order() -> None:
     fast = make_event(*values)
     assert type(fast) is Event
     assert all(getattr(fast, name) is getattr(slow, name) for name in Event.__dataclass_fields__)
+
+
+def test_an_event_is_kept_without_its_json_unless_it_is_a_create_event() -> None:
+    event = parse(signed_pdu("11"), "11")
+    kept = without_json(event)
+    assert kept.json == {}
+    for name in set(Event.__dataclass_fields__) - {"json"}:
+        assert getattr(kept, name) is getattr(event, name)
+    assert without_json(kept) is kept
+    create = parse(signed_pdu("11", type="m.room.create", state_key=""), "11")
+    assert without_json(create) is create
+
+
+@pytest.mark.parametrize("raw,value", [(b'{"a":1}', {"a": 1}), (b"[{}]", None), (b"7", None), (b"{", None), (b"\xff", None)])
+def test_a_glance_finds_an_object_or_none(raw: bytes, value: object) -> None:
+    assert glance(raw) == value
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -164,16 +186,24 @@ def test_an_empty_type_is_a_type() -> None:
 
 # -------------------------------------------------------------------------------------------------------------- refused
 
+WANTED = {
+    **dict.fromkeys(("type", "room_id", "sender", "state_key"), "a string"),
+    **dict.fromkeys(("content", "unsigned", "hashes", "signatures"), "an object"),
+    **dict.fromkeys(("depth", "origin_server_ts"), "an integer"),
+    **dict.fromkeys(("prev_events", "auth_events"), "a list"),
+}
+
+SIGILS = (("room_id", "!"), ("sender", "@"))
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((f"{key} missing", {key: ...}, f"{key} is missing") for key in unsigned_pdu("11")),
-    *((f"{key} null", {key: None}, f"{key} is not") for key in [*unsigned_pdu("11"), "state_key", "unsigned"]),
-    *((f"{key} list", {key: [[]]}, key) for key in unsigned_pdu("11")),
+    *((f"{key} null", {key: None}, f"{key} is not {wanted}") for key, wanted in WANTED.items()),
+    *((f"{key} list", {key: [[]]}, f"{key} is not {wanted}") for key, wanted in WANTED.items() if wanted != "a list"),
     *((f"{key} number", {key: 5}, f"{key} is not a string") for key in ("type", "room_id", "sender", "state_key")),
     *((f"{key} text", {key: "5"}, f"{key} is not an integer") for key in ("depth", "origin_server_ts")),
     *((f"{key} true", {key: True}, f"{key} is not an integer") for key in ("depth", "origin_server_ts")),
-    *((f"{key} empty", {key: ""}, f"{key} is not an id") for key in ("room_id", "sender")),
-    *((f"{key} only sigil", {key: sigil}, f"{key} is not an id") for key, sigil in (("room_id", "!"), ("sender", "@"))),
-    *((f"{key} other sigil", {key: "#x:y"}, f"{key} is not an id") for key in ("room_id", "sender")),
+    *((f"{key} empty", {key: ""}, f"{key} is not an id that starts with {sigil}") for key, sigil in SIGILS),
+    *((f"{key} only sigil", {key: sigil}, f"{key} is not an id that starts with {sigil}") for key, sigil in SIGILS),
+    *((f"{key} other sigil", {key: "#x:y"}, f"{key} is not an id that starts with {sigil}") for key, sigil in SIGILS),
     ("sender without server", {"sender": "@alice"}, "sender has no server name"),
     ("sender with empty server", {"sender": "@alice:"}, "sender has no server name"),
     *((f"{key} NUL", {key: value}, f"{key} holds a NUL") for key, value in
@@ -182,7 +212,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
       (("type", "t" * 256), ("state_key", "é" * 128), ("room_id", "!" + "r" * 255), ("sender", "@a:" + "日" * 85))),
     ("21 prev_events", {"prev_events": [ID] * 21}, "21 prev_events, more than 20"),
     ("11 auth_events", {"auth_events": [ID] * 11}, "11 auth_events, more than 10"),
-    *((f"{key} of {name}", {key: [ID, bad]}, f"{key} holds something else") for key in ("prev_events", "auth_events") for name, bad in
+    *((f"{key} of {name}", {key: [ID, bad]}, f"{key} holds something else than event ids") for key in ("prev_events", "auth_events") for name, bad in
       (("number", 1), ("null", None), ("empty", ""), ("NUL", "$a\0"), ("long", "$" + "a" * 255), ("no sigil", "abc"), ("pair", [ID, {}]))),
     ("prev_events object", {"prev_events": {}}, "prev_events is not a list"),
 ]  # fmt: skip
@@ -192,16 +222,33 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_refused(changes: dict[str, Any], reason: str) -> None:
     pdu = {**signed_pdu("11"), **changes}
     raw = encoded({key: value for key, value in pdu.items() if value is not ...})
-    with pytest.raises(InvalidEvent, match=reason):
+    with pytest.raises(InvalidEvent) as caught:
         parse(raw, "11")
+    assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize("key", ["hashes", "signatures"])
 @pytest.mark.parametrize("value", [..., None, [], "x"])
 def test_refused_hashes_and_signatures(key: str, value: object) -> None:
     pdu = {**signed_pdu("11"), key: value}
-    with pytest.raises(InvalidEvent, match=f"{key} is"):
+    with pytest.raises(InvalidEvent) as caught:
         parse(encoded({k: v for k, v in pdu.items() if v is not ...}), "11")
+    assert caught.value.reason == f"{key} is {'missing' if value is ... else 'not an object'}"
+
+
+def test_ids_may_have_255_bytes_and_references_as_well() -> None:
+    for text in ("t" * 255, "é" * 127 + "t", "日" * 85):
+        event = parse(signed_pdu("11", type=text, state_key=text, prev_events=["$" + text[1:]]), "11")
+        assert (event.type, event.state_key, event.prev_event_ids) == (text, text, ("$" + text[1:],))
+    with pytest.raises(InvalidEvent, match="event ids"):
+        parse(signed_pdu("11", prev_events=["$" + "é" * 128]), "11")
+    for text, target in (
+        ("$" + "a" * 254, "$" + "a" * 254),
+        ("$" + "a" * 255, None),
+        ("$" + "é" * 127, "$" + "é" * 127),
+        ("$" + "é" * 128, None),
+    ):
+        assert parse(signed_pdu("11", type="m.room.redaction", content={"redacts": text}), "11").redacts == target
 
 
 @pytest.mark.parametrize("version", PAIRED)
@@ -211,20 +258,21 @@ def test_refused_hashes_and_signatures(key: str, value: object) -> None:
         ({"event_id": ...}, "event_id is missing"),
         ({"event_id": 5}, "event_id is not a string"),
         ({"event_id": "$no_server"}, "event_id has no server name"),
-        ({"event_id": "own:example.org"}, "event_id is not an id"),
-        ({"event_id": "$" + "a" * 255 + ":b"}, "event_id is longer"),
+        ({"event_id": "own:example.org"}, "event_id is not an id that starts with $"),
+        ({"event_id": "$" + "a" * 255 + ":b"}, "event_id is longer than 255 bytes"),
         ({"event_id": "$a\0:b"}, "event_id holds a NUL"),
-        ({"prev_events": ["$a:b"]}, "pairs"),
-        ({"prev_events": [["$a:b"]]}, "pairs"),
-        ({"prev_events": [["$a:b", {}, {}]]}, "pairs"),
-        ({"auth_events": [["$a:b", "hash"]]}, "pairs"),
-        ({"auth_events": [[["$a:b"], {}]]}, "event ids"),
+        ({"prev_events": ["$a:b"]}, "prev_events holds something else than [id, hashes] pairs"),
+        ({"prev_events": [["$a:b"]]}, "prev_events holds something else than [id, hashes] pairs"),
+        ({"prev_events": [["$a:b", {}, {}]]}, "prev_events holds something else than [id, hashes] pairs"),
+        ({"auth_events": [["$a:b", "hash"]]}, "auth_events holds something else than [id, hashes] pairs"),
+        ({"auth_events": [[["$a:b"], {}]]}, "auth_events holds something else than event ids"),
     ],
 )
 def test_refused_in_versions_1_and_2(version: str, changes: dict[str, Any], reason: str) -> None:
     pdu = {**signed_pdu(version), **changes}
-    with pytest.raises(InvalidEvent, match=reason):
+    with pytest.raises(InvalidEvent) as caught:
         parse({key: value for key, value in pdu.items() if value is not ...}, version)
+    assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -240,7 +288,6 @@ def test_refused_in_versions_1_and_2(version: str, changes: dict[str, Any], reas
         b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
         b"[" * 1_000_000 + b"]" * 1_000_000,
     ],
-    ids=lambda raw: repr(raw[:12]),
 )
 @pytest.mark.parametrize("version", VERSIONS)
 def test_refused_bytes(version: str, raw: bytes) -> None:
@@ -335,6 +382,42 @@ def test_an_error_names_the_event_where_it_can() -> None:
     with pytest.raises(InvalidEvent) as caught:
         parse({**signed_pdu("1"), "event_id": 5}, "1")
     assert caught.value.event_id is None
+
+
+def test_an_id_is_missing_or_not_a_string() -> None:
+    with pytest.raises(InvalidEvent) as caught:
+        event_id({}, "1")
+    assert caught.value.reason == "event_id is missing"
+    with pytest.raises(InvalidEvent) as caught:
+        event_id({"event_id": 5}, "2")
+    assert caught.value.reason == "event_id is not a string"
+
+
+def test_what_cannot_be_written_as_canonical_json_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value, reason in ((["\ud800"], "a string holds a lone surrogate"), (deep, "nested too deeply")):
+        with pytest.raises(InvalidEvent) as caught:
+            canonical(value)
+        assert caught.value.reason == reason
+
+
+def test_both_encoders_write_the_same() -> None:
+    nested: list[Any] = [1]
+    for _ in range(300):
+        nested = [nested]
+    for value in ({"b": "é", "a": [1, None]}, {"deep": nested}):
+        assert encode(value, exact=True) == encode(value, exact=False) == canonical(value)
+    assert encode({"float": 1e16}, exact=False) == b'{"float":1e+16}'
+
+
+def test_a_content_hash_fits_or_not() -> None:
+    pdu = signed_pdu("11")
+    assert content_hash_fits(pdu) is True
+    assert content_hash_fits({**pdu, "depth": 8}) is False
+    assert content_hash_fits({**pdu, "hashes": [pdu["hashes"]["sha256"]]}) is False
+    assert content_hash_fits(unsigned_pdu("11")) is False
 
 
 @pytest.mark.parametrize("version", ["", "0", "13", "org.matrix.msc", None, 11, []])

@@ -54,3 +54,17 @@ def test_neither_itself_nor_anything_of_a_create_event() -> None:
 def test_keys_are_numbers_of_64_bits(event_id: str, key: int | None) -> None:
     assert -(2**63) <= target_key(event_id) < 2**63
     assert key is None or target_key(event_id) == key
+
+
+@pytest.mark.parametrize(
+    "name,valid", [("x", True), ("x" * 255, True), ("é" * 127, True), ("é" * 128, False), ("x" * 256, False), ("", False), ("a\0b", False)]
+)
+def test_a_relation_type_has_1_to_255_bytes_and_no_nul(name: str, *, valid: bool) -> None:
+    assert relation(to(name)) == (Relation(name, "$other", None) if valid else None)
+
+
+@pytest.mark.parametrize(
+    "event_id,valid", [("$", True), ("$" + "x" * 254, True), ("$" + "x" * 255, False), ("other", False), ("", False), (5, False)]
+)
+def test_a_relation_names_an_event_id(event_id: Any, *, valid: bool) -> None:
+    assert relation(to("m.thread", event_id)) == (Relation("m.thread", event_id, None) if valid else None)

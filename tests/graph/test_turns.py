@@ -28,3 +28,16 @@ def test_the_order_is_the_patient_one(waits: list[set[int]]) -> None:
 
 def test_who_waits_in_a_circle_still_comes() -> None:
     assert in_turn([{1}, {0}, {1}]) == [0, 1, 2]
+
+
+def test_of_those_that_may_go_the_first_goes() -> None:
+    assert in_turn([]) == []
+    assert in_turn([{2}, set(), set()]) == [1, 2, 0]
+    assert in_turn([{1, 3}, set(), set(), {2}]) == [1, 2, 3, 0]
+    assert in_turn([set(), {0}, set(), {1}]) == [0, 1, 2, 3]
+
+
+def test_a_circle_is_opened_once() -> None:
+    assert in_turn([{2}, {0}, {1}, {2}]) == [0, 1, 2, 3]
+    assert in_turn([set(), {2}, {1}, set()]) == [0, 3, 1, 2]
+    assert in_turn([{0}, set()]) == [1, 0]

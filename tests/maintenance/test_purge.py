@@ -251,6 +251,7 @@ FOLLOWED = {
     "memberships",
     "missing_events",
     "moved_events",
+    "out_of_band_memberships",
     "outlier_memberships",
     "past_visibility",
     "purge_jobs",

@@ -42,11 +42,14 @@ class Subject(Protocol):
     def facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
         """As `oracle_facts`: the same keys, the same plain values."""
 
-    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter) -> Answer:
+    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter, ignored: Collection[str] = ()) -> Answer:
         """As `tests.oracle.syncing.sync`; `next_batch` is what the next call gets as `since`, of any type."""
 
     def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
         """As `Oracle.between`, by pages; since and upto are as `next_batch`."""
+
+    def page_back(self, room_id: RoomId, user_id: str, at: Any | None) -> tuple[list[EventId], Any | None]:
+        """As `Oracle.page_back`; the second is what the next call gets as `at`, of any type."""
 
 
 def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
@@ -70,6 +73,7 @@ def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience, known: Col
         "sent to server": {server: oracle.sent(server, room_id, oracle.backfill(room_id, latest)) for server in audience.servers},
         "messages": {user: oracle.messages(room_id, user) for user in audience.users},
         "messages forwards": {user: oracle.messages(room_id, user, direction="f") for user in audience.users},
+        "goes on at a gap": {user: oracle.page_back(room_id, user)[1] is not None for user in audience.users},
         "context": {user: {event_id: oracle.context(event_id, user, 5) for event_id in new} for user in audience.users},
         "near": {user: {time: near(oracle, room_id, user, time) for time in times} for user in audience.users},
         "relations": {user: {event_id: oracle.relations(event_id, user) for event_id in held} for user in audience.users},

@@ -159,6 +159,16 @@ class Oracle(Receiver):
         found = [event_id for event_id in found if (upto is None or self.position(event_id) <= upto)]
         return (found[::-1] if direction == "b" else found)[:limit]
 
+    def page_back(self, room_id: RoomId, user_id: str, below: EventId | None = None) -> tuple[list[EventId], EventId | None]:
+        """All that the user may see below an event (None: all), newest first; and below which event to go on, if history is missing there."""
+        room = {event_id: self.position(event_id) for event_id in self.timeline(room_id)}
+        room = {event_id: at for event_id, at in room.items() if below is None or at < self.position(below)}
+        found = [event_id for event_id in self.messages(room_id, user_id) if event_id in room]
+        at_gaps = [event_id for event_id in room if any(not self.in_timeline(one) for one in self.get(event_id).event.prev_event_ids)]
+        if not any(not found or room[event_id] <= room[found[-1]] for event_id in at_gaps):
+            return found, None
+        return found, found[-1] if found else max(at_gaps, key=lambda event_id: room[event_id])
+
     def between(
         self, room_id: RoomId, user_id: str, *, since: int | None, upto: int | None, direction: str, wanted: EventFilter
     ) -> list[EventId]:

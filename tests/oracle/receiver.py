@@ -36,7 +36,7 @@ State = dict[StateKey, EventId]
 Pdu = bytes | dict[str, Any]
 CREATE = ("m.room.create", "")
 TRIED = 4
-_UNREADABLE = (UnknownRoomVersion, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+UNREADABLE = (UnknownRoomVersion, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass
@@ -64,6 +64,7 @@ class Receiver:
     """`append`, and the state, order and edges of what is held. ``extremities_max``: of a room; None: any number."""
 
     extremities_max: int | None = None
+    local_server = "s2.test"
 
     def __init__(self) -> None:
         self.dropped: dict[EventId, Literal["double", "covered", "newest"]] = {}
@@ -91,10 +92,10 @@ class Receiver:
         events: dict[int, Event] = {}
         for place, pdu in enumerate(batch):
             try:
-                events[place] = parse(pdu, _version_of(pdu, versions, room_version))
+                events[place] = parse(pdu, version_of(pdu, versions, room_version))
             except InvalidEvent as error:
                 outcomes[place] = (EventId(error.event_id) if error.event_id else None, "invalid")
-            except _UNREADABLE:
+            except UNREADABLE:
                 outcomes[place] = (None, "invalid")
         for place in in_causal_order(events):
             event = events[place]
@@ -110,7 +111,7 @@ class Receiver:
                 version = _said_version(_read(pdu))
                 if version is not None:
                     versions[parse(pdu, version).room_id] = version
-            except (InvalidEvent, *_UNREADABLE):
+            except (InvalidEvent, *UNREADABLE):
                 continue
         return versions
 
@@ -141,10 +142,23 @@ class Receiver:
         event = self.held[event_id].event
         return event.is_state and event.room_id == room_id
 
+    def _brings_back(self, event: Event, current: State) -> bool:
+        """A local user joins with a given state where no local user is joined: the current state is of when this server left."""
+        if event.type != "m.room.member" or event.content.get("membership") != "join" or not self._is_local(event.state_key or ""):
+            return False
+        if all(self.in_timeline(parent) for parent in event.prev_event_ids):
+            return False
+        local = (one for (kind, user), one in current.items() if kind == "m.room.member" and self._is_local(user))
+        return all(self.held[one].event.content.get("membership") != "join" for one in local)
+
+    def _is_local(self, user: str) -> bool:
+        return user.endswith(f":{self.local_server}")
+
     def _hold(self, event: Event, origin: Origin, state: State | None) -> Outcome:
         rejected = not self._allowed_by_auth_events(event) or (state is not None and not self._allowed_by_state(event, state))
         current = self._current(event.room_id)
-        soft_failed = not rejected and origin == "live" and bool(current) and not self._allowed_by_state(event, current)
+        is_live = origin == "live" and not self._brings_back(event, current)
+        soft_failed = not rejected and is_live and bool(current) and not self._allowed_by_state(event, current)
         self.held.pop(event.event_id, None)
         self._arrivals += 1
         self.held[event.event_id] = Held(event, origin, self._arrivals, rejected, soft_failed, state)
@@ -357,7 +371,7 @@ def _said_version(read: Mapping[str, Any]) -> str | None:
     return str(read["content"].get("room_version", "1"))
 
 
-def _version_of(pdu: Pdu, versions: Mapping[RoomId, str], named: str | None) -> str:
+def version_of(pdu: Pdu, versions: Mapping[RoomId, str], named: str | None) -> str:
     """That of the room (known, or by its create event in the batch), of a create event its own, else what the caller names."""
     read = _read(pdu)
     version = versions.get(read.get("room_id", ""), _said_version(read) or named)

@@ -98,9 +98,10 @@ class StoreSubject:
         async with self.store.database.connection() as conn:
             return await conn.fetch(SQL_HELD, room_id, row=HeldRow)
 
-    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter) -> Answer:
-        told = self.run(next(self.in_turn).sync(UserId(user_id), since=since, timeline_limit=limit, filter=wanted))
-        for room_id, room in told.join.items():
+    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter, ignored: Collection[str] = ()) -> Answer:
+        silent = [UserId(user) for user in ignored]
+        told = self.run(next(self.in_turn).sync(UserId(user_id), since=since, timeline_limit=limit, filter=wanted, ignored=silent))
+        for room_id, room in told.join.items() if not silent else ():
             self.run(self._joined_up(room_id, user_id, room.timeline, wanted.timeline))
         return Answer(
             next_batch=told.next_batch,
@@ -113,7 +114,16 @@ class StoreSubject:
     def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
         since, upto, direction = stretch
         from_, to = (upto, since) if direction == "b" else (since, upto)
-        return self.run(self._messages(room_id, user_id, direction, 3, from_=from_, to=to, filter=wanted))
+        # forwards, the second page begins at a place above which older events of other branches may stand
+        limit = 3 if direction == "b" or since is None else self.store.database.config.page_limit_max
+        return self.run(self._messages(room_id, user_id, direction, limit, from_=from_, to=to, filter=wanted))
+
+    def page_back(self, room_id: RoomId, user_id: str, at: str | None) -> tuple[list[EventId], str | None]:
+        return self.run(self._page_back(room_id, user_id, at))
+
+    async def _page_back(self, room_id: RoomId, user_id: str, at: str | None = None) -> tuple[list[EventId], str | None]:
+        page = await self.store.messages(room_id, UserId(user_id), from_=at, limit=self.store.database.config.page_limit_max)
+        return _ids(page.chunk), page.end
 
     async def _joined_up(self, room_id: RoomId, user_id: str, timeline: storage.Timeline, wanted: EventFilter) -> None:
         """Followed to the beginning, prev_batch leads to all that is visible and not in the timeline, once, children before parents."""
@@ -155,6 +165,7 @@ class StoreSubject:
             "sent to server": {server: await self._sent(server, room_id, latest) for server in audience.servers},
             "messages": {user: await self._messages(room_id, user, "b", 3) for user in audience.users},
             "messages forwards": {user: await self._messages(room_id, user, "f", 4) for user in audience.users},
+            "goes on at a gap": {user: (await self._page_back(room_id, user))[1] is not None for user in audience.users},
             "context": {user: {one: await self._context(one, user) for one in new} for user in audience.users},
             "near": {user: {time: await self._near(room_id, user, time) for time in times} for user in audience.users},
             "relations": {user: {one: await self._relations(one, user) for one in held} for user in audience.users},

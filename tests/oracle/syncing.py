@@ -8,6 +8,7 @@ whatever is filtered. Members loaded lazily: of those who matter to a timeline t
 knows nothing is told nothing.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -50,14 +51,18 @@ class Asked:
     since: int | None
     limit: int
     wanted: SyncFilter
+    ignored: Collection[str] = ()
 
 
-def sync(oracle: Oracle, user_id: str, since: int | None, *, limit: int = 10, wanted: SyncFilter = ANY_ROOM) -> Answer:
+def sync(
+    oracle: Oracle, user_id: str, since: int | None, *, limit: int = 10, wanted: SyncFilter = ANY_ROOM, ignored: Collection[str] = ()
+) -> Answer:
     """What this user is told who has heard everything up to `since` (None: nothing).
 
-    News of the own membership is that another event (or none) says it than at `since`: an old one may, by resolution.
+    News of the own membership is that another event (or none) says it than at `since`: an old one may, by resolution. Of an `ignored`
+    user neither invites nor events of timelines are returned, but for state.
     """
-    asked = Asked(user_id, since, limit, wanted)
+    asked = Asked(user_id, since, limit, wanted, ignored)
     answer = Answer(max((held.arrival for held in oracle.held.values()), default=0))
     for room_id in oracle.versions:
         if room_id in wanted.not_rooms or (wanted.rooms is not None and room_id not in wanted.rooms):
@@ -70,20 +75,24 @@ def sync(oracle: Oracle, user_id: str, since: int | None, *, limit: int = 10, wa
         elif now is then:
             continue
         elif membership == "invite":
-            answer.invite.add(room_id)
+            if now is not None and now.event.sender not in ignored:
+                answer.invite.add(room_id)
         elif membership == "knock":
             answer.knock.add(room_id)
         elif since is not None:
             upto = now.arrival if now is not None and not now.outlier and now.arrival > since else answer.next_batch
-            told = _room(oracle, room_id, asked, since, upto, is_new=False)
-            answer.leave[room_id] = told if _was_in(oracle, room_id, user_id, since) else _only(told, ("m.room.member", user_id))
+            answer.leave[room_id] = _left(oracle, room_id, asked, since, upto)
     return answer
 
 
-def _was_in(oracle: Oracle, room_id: RoomId, user_id: str, since: int) -> bool:
-    """At `since` or at any time after it."""
+def _left(oracle: Oracle, room_id: RoomId, asked: Asked, since: int, upto: int) -> RoomAnswer:
+    """A room that was joined since then is returned from its beginning; limited, as the client may hold the timeline of an earlier stay."""
+    if oracle.membership_in(oracle.current_state_at(room_id, since), asked.user_id) == "join":
+        return _room(oracle, room_id, asked, since, upto, is_new=False)
     later = [state for arrival, room, state in oracle.current_states if room == room_id and arrival > since]
-    return any(oracle.membership_in(state, user_id) == "join" for state in (oracle.current_state_at(room_id, since), *later))
+    if any(oracle.membership_in(state, asked.user_id) == "join" for state in later):
+        return replace(_room(oracle, room_id, asked, 0, upto, is_new=True), limited=True)
+    return _only(_room(oracle, room_id, asked, since, upto, is_new=False), ("m.room.member", asked.user_id))
 
 
 def _only(told: RoomAnswer, key: tuple[str, str]) -> RoomAnswer:
@@ -142,9 +151,12 @@ def _room(oracle: Oracle, room_id: RoomId, asked: Asked, since: int, upto: int, 
     gaps = [place for place, event_id in enumerate(live) if _after_gap(oracle, event_id)]
     timeline = [event_id for event_id in live[gaps[-1] if gaps else 0 :] if event_id in visible]
     timeline = [event_id for event_id in timeline if oracle.passes(event_id, asked.wanted.timeline)]
+    timeline = [
+        event_id for event_id in timeline if oracle.get(event_id).event.is_state or oracle.get(event_id).event.sender not in asked.ignored
+    ]
     told = timeline[len(timeline) - asked.limit :] if len(timeline) > asked.limit else timeline
     then, now = oracle.current_state_at(room_id, since), oracle.current_state_at(room_id, upto)
-    at_start = oracle.current_state_at(room_id, oracle.get(told[0]).arrival - 1) if told else now
+    at_start = _state_before(oracle, told[0]) if told else now
     client = _Knowing(oracle, then, asked.wanted, _who_matters(oracle, told, asked.user_id), is_new=is_new)
     return RoomAnswer(
         timeline=told,
@@ -220,6 +232,17 @@ def _says(oracle: Oracle, event_id: EventId | None, word: str) -> bool:
         return False
     said = oracle.get(event_id).event.content.get(word)
     return isinstance(said, str) and said != ""
+
+
+def _state_before(oracle: Oracle, event_id: EventId) -> State:
+    """What the room's state was without what an event says itself: what its arrival changed besides is older, as after a gap."""
+    event = oracle.get(event_id)
+    room_id, key = event.event.room_id, event.event.key if event.event.is_state else None
+    then, now = oracle.current_state_at(room_id, event.arrival - 1), oracle.current_state_at(room_id, event.arrival)
+    if key is None or now.get(key) != event_id or then.get(key) == event_id:
+        return now
+    replaced = (oracle.state_before(event_id) if _after_gap(oracle, event_id) else then).get(key)
+    return {**{one: value for one, value in now.items() if one != key}, **({} if replaced is None else {key: replaced})}
 
 
 def _after_gap(oracle: Oracle, event_id: EventId) -> bool:

@@ -3,6 +3,7 @@
 A machine that does not notice a mistake is a defect of the machine.
 """
 
+import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from storage.ids import EventId, RoomId
 from tests.oracle.facts import Audience, Facts, Stretch, oracle_facts
 from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.oracle import Oracle, Position
-from tests.oracle.receiver import Held, Origin, Outcome, State, in_causal_order
+from tests.oracle.receiver import UNREADABLE, Held, Origin, Outcome, State, in_causal_order, version_of
 from tests.oracle.syncing import Answer, sync
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "10"))
@@ -48,20 +49,23 @@ class OracleSubject:
     def facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
         return oracle_facts(self.oracle, room_id, audience, known)
 
-    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter) -> Answer:
-        return sync(self.oracle, user_id, since, limit=limit, wanted=wanted)
+    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter, ignored: Collection[str] = ()) -> Answer:
+        return sync(self.oracle, user_id, since, limit=limit, wanted=wanted, ignored=ignored)
 
     def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
         since, upto, direction = stretch
         return self.oracle.between(room_id, user_id, since=since, upto=upto, direction=direction, wanted=wanted)
 
+    def page_back(self, room_id: RoomId, user_id: str, at: EventId | None) -> tuple[list[EventId], EventId | None]:
+        return self.oracle.page_back(room_id, user_id, at)
 
-def machine_with(oracle: type[Oracle], *, always: frozenset[str] = frozenset()) -> type[RoomMachine]:
+
+def machine_with(oracle: type[Oracle], always: frozenset[str] = frozenset(), never: frozenset[str] = frozenset()) -> type[RoomMachine]:
     class Machine(RoomMachine):
         def open_subject(self) -> OracleSubject:
             return OracleSubject(oracle())
 
-    Machine.always = always
+    Machine.always, Machine.never = always, never
     return Machine
 
 
@@ -71,11 +75,24 @@ class OneByOne(Oracle):
     def append(self, pdus: Iterable[Any], **how: Any) -> list[tuple[EventId | None, Outcome]]:
         batch = list(pdus)
         events: dict[int, Event] = {}
+        versions = {**self._versions_in(batch), **self.versions}
         for place, pdu in enumerate(batch):
-            with suppress(InvalidEvent):
-                events[place] = parse(pdu, how["room_version"])
+            with suppress(InvalidEvent, *UNREADABLE):
+                events[place] = parse(pdu, version_of(pdu, versions, how["room_version"]))
         answers = {place: super(OneByOne, self).append([batch[place]], **how)[0] for place in in_causal_order(events)}
         return [answers.get(place) or super(OneByOne, self).append([pdu], **how)[0] for place, pdu in enumerate(batch)]
+
+
+class TakesAnyCreateEvent(Oracle):
+    """A room that nothing is known of has the version that the first create event of the batch says, and so has each of version 12."""
+
+    def append(self, pdus: Iterable[Any], *, room_version: str | None = None, **how: Any) -> list[tuple[EventId | None, Outcome]]:
+        batch = list(pdus)
+        said = [one["content"].get("room_version", "1") for one in map(json.loads, batch) if one.get("type") == "m.room.create"]
+        return super().append(batch, room_version=next(iter(said), room_version), **how)
+
+    def _versions_in(self, batch: Sequence[Any]) -> dict[RoomId, str]:
+        return {room_id: version for room_id, version in super()._versions_in(batch).items() if version != "12"}
 
 
 class LastParentWins(Oracle):
@@ -146,6 +163,13 @@ class ForgetsTheSenders(Oracle):
         return super().passes(event_id, replace(wanted, senders=None, not_senders=None))
 
 
+class EndsAtGaps(Oracle):
+    """Without a way to go on."""
+
+    def page_back(self, room_id: RoomId, user_id: str, below: EventId | None = None) -> tuple[list[EventId], EventId | None]:
+        return super().page_back(room_id, user_id, below)[0], None
+
+
 class CountsTheInvited(Oracle):
     """As joined."""
 
@@ -154,6 +178,7 @@ class CountsTheInvited(Oracle):
         return "join" if membership == "invite" else membership
 
 
+NEVER: Mapping[type[Oracle], frozenset[str]] = {TakesAnyCreateEvent: frozenset({"junk"})}
 NEEDED: Mapping[type[Oracle], frozenset[str]] = {
     LetsAnybodyRedact: frozenset({"redact"}),
     RedactsWhatWasRefused: frozenset({"redact", "refused"}),
@@ -168,6 +193,7 @@ def test_batches_do_not_matter() -> None:
 @pytest.mark.parametrize(
     "mistaken",
     [
+        TakesAnyCreateEvent,
         LastParentWins,
         IgnoresTheCurrentState,
         TrustsTheDepth,
@@ -177,10 +203,11 @@ def test_batches_do_not_matter() -> None:
         BackfillIsNews,
         StateAfterForStateBefore,
         ForgetsTheSenders,
+        EndsAtGaps,
         CountsTheInvited,
     ],
 )
 def test_the_machine_notices(mistaken: type[Oracle]) -> None:
     with pytest.raises(AssertionError):
-        machine = machine_with(mistaken, always=NEEDED.get(mistaken, frozenset()))
+        machine = machine_with(mistaken, NEEDED.get(mistaken, frozenset()), NEVER.get(mistaken, frozenset()))
         run_machine(machine, examples=400, phases=[Phase.generate], derandomize=True, report_multiple_bugs=False)

@@ -7,7 +7,7 @@ stream only, and one of them is opened anew now and then. `STORAGE_EXAMPLES` say
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -63,12 +63,12 @@ class TwoStores(StoreSubject):
         results = self.run(by.append(pdus, room_version=room_version, origin=origin, state_before=state_before))
         return [(result.event_id, result.outcome) for result in results]
 
-    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter) -> Answer:
+    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter, ignored: Collection[str] = ()) -> Answer:
         self.turn += 1
         self.run(self._hear())
         for store in (self.second, self.store):
             self.run(self._compare(store, user_id, since, limit))
-        return super().sync(user_id, since, limit, wanted)
+        return super().sync(user_id, since, limit, wanted, ignored)
 
     async def _hear(self) -> None:
         """Of everything, of one stream, or of nothing; or forget everything."""

@@ -14,7 +14,7 @@ import pytest
 from storage.visibility import past, places
 from tests.conftest import _fresh_database
 from tests.oracle.facts import Audience
-from tests.oracle.machine import SERVERS, USERS, RoomMachine, run_machine
+from tests.oracle.machine import SERVERS, USERS, AbsenceMachine, run_machine
 from tests.oracle.store_subject import StoreSubject
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "5"))
@@ -39,7 +39,7 @@ def test_the_store_agrees_with_the_oracle(
         monkeypatch.setattr(places, "AROUND", 1)
         monkeypatch.setattr(past, "RANGES_MAX", 1)
 
-    class Machine(RoomMachine):
+    class Machine(AbsenceMachine):
         audience = Audience(LOCAL, SERVERS)
         syncing = LOCAL
 
@@ -63,7 +63,7 @@ def test_the_store_agrees_with_the_oracle(
 def test_with_one_extremity(server_dsn: str, template_name: str, worker_id: str) -> None:
     """All that follows from what is dropped. Without gaps, as what is dropped depends on the topological order."""
 
-    class Machine(RoomMachine):
+    class Machine(AbsenceMachine):
         audience = Audience(LOCAL, SERVERS)
         syncing = LOCAL
         always = frozenset({"fork"})
@@ -88,7 +88,7 @@ def test_with_one_extremity(server_dsn: str, template_name: str, worker_id: str)
 def test_with_two_writers(server_dsn: str, template_name: str, worker_id: str) -> None:
     """Two stores on one database write and answer in turn; a client goes on with the tokens of one at the other."""
 
-    class Machine(RoomMachine):
+    class Machine(AbsenceMachine):
         audience = Audience(LOCAL, SERVERS)
         syncing = LOCAL
 

@@ -172,3 +172,27 @@ async def test_more_parents_than_an_event_may_have(store: Store, statements: Sta
     assert (invalid.outcome, stored.outcome) == ("invalid", "stored")
     assert await store.backward_extremities(room.room_id) == set()
     await is_sound(store)
+
+
+async def test_an_outlier_keeps_the_bytes_that_came_first(dsn: str) -> None:
+    """In versions 1 and 2 senders choose the ids of events, so the bytes that come later may be others, or of another room."""
+    rooms = [RoomBuilder(version, seed=seed, sign=False) for seed, version in enumerate(("1", "2"), 1)]
+    for room in rooms:
+        room.start(room.user(1))
+    first, other = (room.topic(room.user(1), "topic") for room in rooms)
+    forged = {**other.json, "event_id": first.event_id}
+    changed = {**first.json, "depth": 77, "prev_events": first.json["auth_events"]}
+    async with storage.open(dsn, server_name=SERVER) as store:
+        for room in rooms:
+            await store.append(room.pdus[:-1])
+        await store.append([first.pdu], origin="outlier")
+        [answer] = await store.append([forged])
+        assert answer.outcome == "duplicate"
+        assert await store.forward_extremities(rooms[1].room_id) == set(other.prev_events)
+        [answer] = await store.append([changed])
+        assert answer.outcome == "stored"
+        held = await store.event(first.event_id)
+        assert held is not None
+        assert (held.raw, held.depth) == (first.pdu, first.json["depth"])
+        assert await store.current_state(rooms[0].room_id) == dict(rooms[0].state)
+        assert [finding async for finding in verify(store.database, server_name=SERVER)] == []

@@ -4,8 +4,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -37,16 +37,30 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
 
 def executors(workers: list[psutil.Process]) -> list[psutil.Process]:
     """The executors at work."""
-    found = [child for worker in workers for child in worker.children(recursive=True)]
-    return [child for child in found if child.name() == "java" and EXECUTOR in _command(child)]
+    return [child for worker in workers for child in family_of(worker) if is_executor(child)]
 
 
-def _command(process: psutil.Process) -> str:
-    """Of one that has ended: nothing."""
+def is_executor(process: psutil.Process) -> bool:
+    """Whether it is one, and has not ended: while one looks, the shell that has started it may go away, and so may any other child."""
     try:
-        return " ".join(process.cmdline())
+        return process.name() == "java" and EXECUTOR in " ".join(process.cmdline())
     except psutil.Error:
-        return ""
+        return False
+
+
+def family_of(process: psutil.Process) -> list[psutil.Process]:
+    """Its children, and theirs; none of one that has ended."""
+    try:
+        return list(process.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def end_all(processes: Iterable[psutil.Process], *, kill: bool = False) -> None:
+    """Ask each of these to end, or kill it; some may have ended meanwhile."""
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            (one.kill if kill else one.terminate)()
 
 
 @contextmanager
@@ -60,8 +74,7 @@ def _daemon(arguments: list[str], folder: Path) -> Iterator[psutil.Process]:
         try:
             yield watched
         finally:
-            family = [*watched.children(recursive=True), watched]
-            for one in family:
-                one.terminate()
+            family = [*family_of(watched), watched]
+            end_all(family)
             psutil.wait_procs(family, timeout=30)
             process.wait(30)

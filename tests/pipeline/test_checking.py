@@ -9,6 +9,7 @@ from storage.database import Database
 from storage.maintenance.verify import verify as verify_here
 from storage.pipeline import rebuild, verify
 from storage.testing import SHAPES, generate_room
+from tests.maintenance.damaging import blind
 from tests.pipeline.stores import SERVER, fill, tables
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -33,6 +34,20 @@ async def test_damage_is_found_and_mended(spark: SparkSession, dsn: str) -> None
     assert rebuild(spark, dsn, room_ids=[rooms[0].room_id, rooms[1].room_id]) == {}
     assert verify(spark, dsn).count() == 0
     assert await logical(dsn) == sound
+
+
+async def test_an_index_that_lies_is_named_and_stops_a_rebuild(spark: SparkSession, dsn: str) -> None:
+    await fill(dsn, generate_room(SHAPES["join_leave_storm"], 30, seed=1, sign=False))
+    connection = await asyncpg.connect(dsn)
+    await blind(connection, "events_room_topological_idx")
+    await blind(connection, "receipts_pkey")  # of no room: rooms are verified all the same
+    found = [(row.check, row.subject) for row in verify(spark, dsn).collect()]
+    assert found == [("indexes", ["events_room_topological_idx"]), ("indexes", ["receipts_pkey"])]
+    with pytest.raises(storage.StorageCorrupt, match="REINDEX"):
+        rebuild(spark, dsn)
+    await connection.execute("REINDEX INDEX events_room_topological_idx")
+    assert [row.subject for row in verify(spark, dsn).collect()] == [["receipts_pkey"]]
+    await connection.close()
 
 
 async def logical(dsn: str) -> dict[str, object]:

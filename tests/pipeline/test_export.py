@@ -1,5 +1,6 @@
 """What is exported is what is stored; an export that goes on has what is new; importing an export gives an equal store."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,36 @@ async def test_a_wrong_token_is_refused(spark: SparkSession, dsn: str, tmp_path:
     await fill(dsn, generate_room(SHAPES["direct_chat"], 10, sign=False))
     with pytest.raises(storage.InvalidToken):
         export_parquet(spark, dsn, str(tmp_path), since="s1~nonsense")
+
+
+WHOLE = {"number": 3, "since": None, "upto": "s1~x", "events": 7, "state_deltas": 2, "visibility": 1}
+
+
+def test_a_manifest_that_cannot_be_read_is_one_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "manifests").mkdir()
+    manifest = tmp_path / "manifests" / "3.json"
+    manifest.write_text(json.dumps(WHOLE))
+    found = last_export(str(tmp_path))
+    assert found is not None
+    assert (found.number, found.upto) == (3, "s1~x")
+    for wrong, told in (
+        (json.dumps(WHOLE | {"made_by": "a later release"}), "too much: made_by"),
+        (json.dumps({"number": 3}), "lacks events, since, state_deltas, upto, visibility"),
+        (json.dumps(WHOLE)[:-20], "cut off"),
+        ("", "cut off"),
+        ("[]", "lacks"),
+        (json.dumps(WHOLE | {"upto": 5}), "another type"),
+    ):
+        manifest.write_text(wrong)
+        with pytest.raises(storage.InputError, match=f"3.json is no manifest of an export.*{told}"):
+            last_export(str(tmp_path))
+
+
+async def test_a_manifest_is_whole_at_its_name(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+    """What an export that was killed while it wrote the manifest has left is no manifest."""
+    await fill(dsn, generate_room(SHAPES["direct_chat"], 10, sign=False))
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "manifests" / "1.json.new").write_text('{"number": 1, "si')
+    made = export_parquet(spark, dsn, str(tmp_path))
+    assert last_export(str(tmp_path)) == made
+    assert [path.name for path in (tmp_path / "manifests").iterdir()] == ["1.json"]

@@ -18,7 +18,7 @@ from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import migrate
 from storage.pipeline import import_archive
 from storage.testing import ODD_SOME, SHAPES, GeneratedRoom, generate_room, write_ndjson
-from tests.pipeline.cluster import cluster, executors
+from tests.pipeline.cluster import cluster, end_all, executors, family_of
 from tests.pipeline.stores import SERVER, tables
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -67,8 +67,7 @@ async def loading(dsn: str, folder: Path, master: str = "local[2]") -> AsyncIter
 async def test_a_killed_driver(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]) -> None:
     async with loading(dsn, tmp_path) as (driver, watcher):
         local = psutil.Process(driver.pid)
-        for process in [local, *local.children(recursive=True)]:  # the JVM and its workers as well: they would go on for a while
-            process.kill()
+        end_all([local, *family_of(local)], kill=True)  # the JVM and its workers as well: they would go on for a while
         await driver.wait()
         whole = await watcher.fetch("SELECT room_id, count(*) FROM events JOIN rooms USING (room_nid) GROUP BY room_id")
         await watcher.execute(FORGET)

@@ -29,3 +29,14 @@ def test_of_two_create_events_the_first_counts(tmp_path: Path) -> None:
     file.write_bytes(create + b"\n" + create.replace(b'"room_version":"9"', b'"room_version":"8"') + b"\n")
     [stretch] = found([str(file)]).stretches(1)
     assert looked_over(stretch) == (2, {room.room_id: "9"})
+
+
+def test_nobody_claims_the_id_of_a_room_of_version_12(tmp_path: Path) -> None:
+    room, other = RoomBuilder("12", seed=1), RoomBuilder("9", seed=2)
+    for one in (room, other):
+        one.start("@alice:s1.test")
+    claim = other.pdus[0].replace(other.room_id.encode(), room.room_id.encode())
+    file = tmp_path / "rooms.ndjson"
+    file.write_bytes(b"\n".join([claim, room.pdus[0], claim]))
+    [stretch] = found([str(file)]).stretches(1)
+    assert looked_over(stretch) == (3, {room.room_id: "12"})

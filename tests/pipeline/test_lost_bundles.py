@@ -7,7 +7,7 @@ import pytest
 
 import storage
 from storage.errors import StorageError
-from storage.pipeline.appending import Target
+from storage.pipeline.appending import Attempt, Target
 from storage.pipeline.archives import found, numbered
 from storage.pipeline.bundles import FOLDER, cleared
 from storage.pipeline.examining import Examination, Examiner, looked_over
@@ -30,7 +30,7 @@ def imported(archive: Path, dsn: str, work: Path, *, cut: bool) -> int:
         if cut:
             for file in (work / FOLDER).iterdir():
                 file.write_bytes(file.read_bytes()[:-1])
-        return len(list(load_rooms(Target(dsn, SERVER), number, str(work), 0, batches)))
+        return len(list(load_rooms(Target(dsn, SERVER), number, str(work), Attempt(0), batches)))
 
 
 async def held(dsn: str, room: GeneratedRoom) -> int:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThan, In
@@ -11,7 +12,7 @@ import storage
 from storage.pipeline.options import Options
 from storage.pipeline.rows import COLUMNS
 from storage.pipeline.selecting import Chosen, taken
-from storage.testing import SHAPES, GeneratedRoom, RoomBuilder, build_room, deliver_with_gap, generate_room
+from storage.testing import ODD_SOME, SHAPES, GeneratedRoom, RoomBuilder, build_room, deliver_with_gap, generate_room
 from tests.pipeline.stores import SERVER, fill, tables
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
@@ -97,6 +98,42 @@ async def test_what_is_written_is_appended(spark: SparkSession, dsn: str, anothe
     frame = read(spark, dsn, partitions=1)
     frame.coalesce(1).write.format("room_events").options(dsn=another_dsn, server_name=SERVER).mode("append").save()
     assert await tables(another_dsn) == await tables(dsn)
+
+
+async def test_rooms_that_span_partitions_are_copied_whole(spark: SparkSession, dsn: str, another_dsn: str) -> None:
+    """Each partition has a part of each room, and the tasks of the later ones run first or last."""
+    odd = SHAPES["small_chat"].replaced(odd=ODD_SOME)
+    rooms = [generate_room(odd, 40, seed=seed, version=("10", "12")[seed % 2], sign=False) for seed in range(3)]
+    rooms.append(deliver_with_gap(build_room(SHAPES["fork_heavy"], 40, seed=7, sign=False), 12, 20))
+    for room in rooms:
+        await fill(dsn, room)
+    frame = read(spark, dsn, partitions=8)
+    assert frame.rdd.getNumPartitions() == 8
+    mixed = frame.repartition(8, "event_id")
+    mixed.write.format("room_events").options(dsn=another_dsn, server_name=SERVER).mode("append").save()
+    assert await logical(another_dsn) == await logical(dsn)
+    frame.write.format("room_events").options(dsn=another_dsn, server_name=SERVER).mode("append").save()
+    assert await logical(another_dsn) == await logical(dsn)
+
+
+async def logical(dsn: str) -> dict[str, Any]:
+    """All tables, without what only the history of how events arrived has left: groups of states that outliers had, positions that moved."""
+    found = await tables(dsn)
+    return {**found, "counts": {name: found["counts"][name] for name in ("rooms", "events", "missing_events", "current_state")}}
+
+
+async def test_nothing_is_stored_where_a_row_is_no_event(spark: SparkSession, dsn: str) -> None:
+    room = generate_room(SHAPES["small_chat"], 20, sign=False)
+    frame = spark.createDataFrame([(pdu,) for pdu in [*room.pdus, b"no event"]], "pdu binary").repartition(2)
+    writing = frame.write.format("room_events").options(dsn=dsn, server_name=SERVER, room_version=room.room_version).mode("append")
+    with pytest.raises(Exception, match="1 events were not stored, nothing was stored"):
+        writing.save()
+    connection = await asyncpg.connect(dsn)
+    assert await connection.fetchval("SELECT count(*) FROM events") == 0
+    writing.option("rejects", "ignore").save()
+    assert await connection.fetchval("SELECT count(*) FROM events") == len(room)
+    assert await connection.fetchval("SELECT count(*) FROM import_events") == 0
+    await connection.close()
 
 
 async def test_what_cannot_be_written_is_told(spark: SparkSession, dsn: str) -> None:

@@ -137,16 +137,66 @@ async def test_a_gap_belongs_to_one_page(store: Store) -> None:
         assert gaps[0].before == said[3] or gaps[0].after == said[0]
 
 
-async def test_a_gap_below_all_that_is_held_is_told_with_the_last_page(store: Store) -> None:
+async def only_the_last(store: Store) -> tuple[RoomBuilder, list[EventId]]:
+    """A room of which only the last event is held, as after a join over federation, and the missing messages before it."""
     room = new_room(members=[LOCAL])
-    hidden, last = room.message(ADMIN, "hidden"), room.message(ADMIN, "last")
-    outliers = [event for event in room.events if event not in (hidden, last)]
+    missing = [room.message(ADMIN, str(number)) for number in range(3)]
+    last = room.message(ADMIN, "last")
+    outliers = [event for event in room.events if event not in (*missing, last)]
     await append(store, *outliers, origin="outlier")
     await append(store, last, state_before={last.event_id: list(last.state_before.values())})
+    return room, ids(missing)
+
+
+async def test_a_page_that_ends_at_a_gap_goes_on_once_it_is_filled(store: Store) -> None:
+    room, missing = await only_the_last(store)
     page = await store.messages(room.room_id, LOCAL)
     assert messages_in(page.chunk) == ["last"]
-    assert page.end is None
-    assert [(gap.backfill_from, gap.after, gap.before) for gap in page.gaps] == [((hidden.event_id,), None, last.event_id)]
+    assert [(gap.backfill_from, gap.after, gap.before) for gap in page.gaps] == [((missing[-1],), None, room.events[-1].event_id)]
+    assert page.end is not None
+    unfilled = await store.messages(room.room_id, LOCAL, from_=page.end)
+    assert (unfilled.chunk, unfilled.end, unfilled.gaps) == ([], None, [])
+    await deliver(store, room, origin="backfill")
+    older = await store.messages(room.room_id, LOCAL, from_=page.end, limit=100)
+    assert (ids(older.chunk), older.end, older.gaps) == (ids(room.events)[-2::-1], None, [])
+
+
+async def test_a_page_before_a_timeline_that_begins_at_a_gap_goes_on_once_it_is_filled(store: Store) -> None:
+    """Nothing is held before the timeline, so the page is empty."""
+    room, missing = await only_the_last(store)
+    timeline = (await store.sync(LOCAL)).join[room.room_id].timeline
+    page = await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch)
+    assert (page.chunk, [(gap.backfill_from, gap.after) for gap in page.gaps]) == ([], [((missing[-1],), None)])
+    assert page.end is not None
+    assert (await store.messages(room.room_id, LOCAL, from_=page.end)).end is None
+    await deliver(store, room, origin="backfill")
+    for token in (timeline.prev_batch, page.end):
+        older = await store.messages(room.room_id, LOCAL, from_=token, limit=100)
+        assert (ids(older.chunk), older.end, older.gaps) == (ids(room.events)[-2::-1], None, [])
+
+
+async def test_a_walk_past_gaps_of_hidden_events_ends(store: Store) -> None:
+    """One empty page for each of them; each leads to all that is filled in."""
+    room = new_room(visibility="joined")
+    start = ids(room.events)
+    hidden = [room.message(ADMIN, str(number)) for number in range(4)]
+    new = [room.join(LOCAL), room.message(ADMIN, "seen")]
+    await append(store, *[event for event in room.events if event not in (*hidden, *new)], origin="outlier")
+    await append(store, *hidden[1::2], *new, state_before={event.event_id: list(event.state_before.values()) for event in hidden[1::2]})
+    found = await pages(store, room, LOCAL, 100)
+    assert [ids(page.chunk) for page in found] == [ids(new[::-1]), [], [], []]
+    below = [{event_id for gap in page.gaps for event_id in gap.backfill_from} for page in found]
+    assert below == [set(ids(hidden[::2])), set(ids(hidden[::2])), {hidden[0].event_id}, set()]
+    await deliver(store, room, origin="backfill")
+    shared = [event_id for event_id in start[::-1] if event_id in await store.visible_to_user(LOCAL, start)]
+    for page in found[:-1]:
+        assert ids((await store.messages(room.room_id, LOCAL, from_=page.end, limit=100)).chunk) == shared != []
+
+
+async def test_forwards_a_page_has_no_end_beyond_the_newest_event(store: Store) -> None:
+    room, _ = await only_the_last(store)
+    page = await store.messages(room.room_id, LOCAL, direction="f")
+    assert (messages_in(page.chunk), page.end, len(page.gaps)) == (["last"], None, 1)
 
 
 async def test_gaps_are_told_also_where_nothing_is_visible(store: Store) -> None:

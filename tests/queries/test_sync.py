@@ -227,6 +227,33 @@ async def test_invited_then_joined_then_kicked(store: Store) -> None:
     assert (await store.sync(LOCAL)).is_empty
 
 
+async def test_a_room_joined_and_left_since_is_told_whole(store: Store) -> None:
+    """The client knows nothing of it, or an old state from before it was left the last time."""
+    room = new_room(name="the name")
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    for limit in (2, 100):
+        room.join(LOCAL)
+        room.message(ADMIN, "seen")
+        leave = room.leave(LOCAL)
+        room.name(ADMIN, "after the leave")
+        await deliver(store, room)
+        answer = await store.sync(LOCAL, since=since, timeline_limit=limit)
+        told = answer.leave[room.room_id]
+        assert (answer.join, told.timeline.limited) == ({}, True)
+        assert told.timeline.events[-1].event_id == leave.event_id
+        first = told.timeline.events[0].event_id
+        assert {event.event_id for event in told.state} == set(room.event(first).state_before.values())
+        assert {event.event_id for event in told.state_after} == {*leave.state_before.values(), leave.event_id} - {
+            leave.state_before["m.room.member", LOCAL]
+        }
+        assert (told.state_removed, told.summary) == ([], None)
+        page = await store.messages(room.room_id, LOCAL, from_=told.timeline.prev_batch, limit=100)
+        seen = await store.visible_to_user(LOCAL, ids(room.events))
+        assert {*ids(page.chunk), *ids(told.timeline.events)} == seen
+        since = answer.next_batch
+
+
 async def test_who_only_declined_is_told_no_state(store: Store) -> None:
     room = new_room(visibility="joined", join_rule="invite")
     room.invite(ADMIN, LOCAL)

@@ -5,6 +5,8 @@ async with Proxy(target_port) as proxy:
     proxy.cut()               # every connection breaks now
     proxy.cut_after = 100     # each new one breaks when the target has sent so many bytes, in the middle of a line maybe
     proxy.open = False        # nobody gets through any more
+    proxy.answers.clear()     # the target gets everything and its answers do not arrive, until `proxy.answers.set()`
+    proxy.target = another    # each new one leads there
     proxy.flows.clear()       # nothing arrives any more, until `proxy.flows.set()`; nobody is told
 """
 
@@ -19,12 +21,14 @@ class Proxy:
     """Listens on a port of its own on loopback; the target is a port there, or a Unix socket."""
 
     def __init__(self, target: int | Path) -> None:
-        self._target = target
+        self.target = target
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.open = True
         self.flows = asyncio.Event()
         self.flows.set()
+        self.answers = asyncio.Event()
+        self.answers.set()
         self.cut_after: Callable[[], int] | None = None
         self.connections = 0
 
@@ -37,6 +41,7 @@ class Proxy:
         self._server.close()
         self.cut()
         self.flows.set()
+        self.answers.set()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -55,19 +60,21 @@ class Proxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         connect = (
-            asyncio.open_connection("127.0.0.1", self._target)
-            if isinstance(self._target, int)
-            else asyncio.open_unix_connection(self._target)
+            asyncio.open_connection("127.0.0.1", self.target) if isinstance(self.target, int) else asyncio.open_unix_connection(self.target)
         )
-        target_reader, target = await connect
+        try:
+            target_reader, target = await connect
+        except OSError:  # nobody is there: the client finds out as it would without a proxy
+            client.transport.abort()
+            return
         ends = {client, target}
         self._writers |= ends
         try:
             bytes_left = self.cut_after() if self.cut_after else None
             await asyncio.wait(
                 [
-                    asyncio.create_task(self._pass_on(reader, target, None)),
-                    asyncio.create_task(self._pass_on(target_reader, client, bytes_left)),
+                    asyncio.create_task(self._pass_on(reader, target, None, self.flows)),
+                    asyncio.create_task(self._pass_on(target_reader, client, bytes_left, self.answers)),
                 ],
                 return_when=asyncio.ALL_COMPLETED,
             )
@@ -76,12 +83,15 @@ class Proxy:
             for writer in ends:
                 writer.transport.abort()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_left: int | None) -> None:
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_left: int | None, gate: asyncio.Event
+    ) -> None:
         try:
             while data := await reader.read(65536):
                 if bytes_left is not None:
                     data, bytes_left = data[:bytes_left], bytes_left - len(data)
                 await self.flows.wait()
+                await gate.wait()
                 writer.write(data)
                 await writer.drain()
                 if bytes_left is not None and bytes_left <= 0:

@@ -28,6 +28,9 @@ class Link:
     def send(self, *commands: Command) -> None:
         raise AssertionError(f"a follower says nothing: {commands}")
 
+    def silent_s(self) -> float:
+        return 0.0
+
     def refuse(self, reason: str) -> None:
         self.refused.put_nowait(reason)
 
@@ -59,6 +62,9 @@ class Log:
 
     def position(self, stream_name: str, instance_name: str) -> int:
         return self.known[instance_name]
+
+    def leaps(self, stream_name: str, instance_name: str, token: int) -> bool:
+        return False
 
     def check(self, stream_name: str, row: object) -> None:
         if not isinstance(row, list):

@@ -218,14 +218,19 @@ async def test_who_syncs_on_which_worker_is_known_until_the_worker_goes(main: Pr
         assert syncing.last_sync_ms("@a:b.c") is None
 
 
-async def test_a_worker_that_comes_back_tells_anew(main: Process) -> None:
-    async with await Server(main).serve() as server, netcat(server.port) as lost, netcat(server.port) as back:
+async def test_a_worker_that_comes_back_tells_anew(dsn: str) -> None:
+    """Its old connection is silent: nobody has ended it."""
+    database, main = await limited(dsn, replace(QUICK, replication_ping_ms=100, replication_timeout_ms=60_000))
+    async with database, await Server(main).serve() as server, netcat(server.port) as lost, netcat(server.port) as back:
         lost.say("USER_SYNC w1 @a:b.c None start 10", "REPLICATE")
         await lost.hear("POSITION")
+        [first, _] = server.connections
+        await asyncio.sleep(0.3)
+        assert first.silent_s() >= 0.2
         back.say("USER_SYNC w1 @b:b.c None start 11", "REPLICATE")
         await back.hear("POSITION")
         assert server.syncing.users() == {"@b:b.c"}
-        [first, _] = server.connections
+        assert (await lost.all())[-1] == "ERROR w1 is back over another connection"
         lost.writer.transport.abort()
         await first.gone.wait()
         assert server.syncing.users() == {"@b:b.c"}

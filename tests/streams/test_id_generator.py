@@ -145,6 +145,16 @@ async def test_an_announcement_of_this_writer_itself_does_not_pass_what_is_in_fl
             pytest.fail("3 was announced as completed")
 
 
+async def test_an_id_in_flight_is_not_completed_by_an_announcement_of_itself(shared: IdGenerator) -> None:
+    """An echo of this writer's position may name the very id that is in flight: it is not complete before its block ends."""
+    async with shared.reserve() as ids:
+        shared.advance("a", ids[0], completed=False)
+        assert shared.current() == ids[0] - 1
+        assert shared.maximum() == ids[0] - 1
+        assert shared.linear() == ids[0] - 1
+    assert shared.current() == ids[0]
+
+
 async def test_ids_of_two_reservations_may_alternate() -> None:
     """Two calls of the sequence ran at the same time."""
     both_called = asyncio.Barrier(2)
@@ -359,3 +369,22 @@ async def test_a_reservation_is_for_at_least_one_id_and_for_one_use(generator: I
         async with reservation:
             pytest.fail("entered twice")
     assert currents(generator) == {2}
+
+
+async def test_what_is_held_keeps_ids_of_others_from_counting_as_completed(generator: IdGenerator) -> None:
+    """While a statement takes ids by itself, none above the largest that was known before has completed."""
+    generator.advance("b", 5)
+    busy = [generator.is_busy]
+    with generator.holding():
+        generator.advance("b", 9)
+        busy.append(generator.is_busy)
+        assert (generator.current("b"), generator.maximum()) == (9, 5)
+    assert [*busy, generator.is_busy] == [False, True, False]
+    assert generator.maximum() == 9
+
+
+async def test_what_is_held_cannot_be_entered(generator: IdGenerator) -> None:
+    held = generator.hold()
+    with pytest.raises(RuntimeError, match="a reservation can be entered only once"):
+        await held.__aenter__()
+    generator.let_go(held)

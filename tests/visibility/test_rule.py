@@ -90,3 +90,9 @@ def test_well_known_cases(
     what: str, visibility: tuple[str | None, str | None], membership: tuple[str | None, str | None], joined_later: bool, sees: bool
 ) -> None:
     assert user_may_see(*visibility, *membership, joined_later) == sees, what
+
+
+def test_a_server_that_was_never_joined_gets_world_readable_events_alone() -> None:
+    for before, after, membership in itertools.product(VISIBILITIES, VISIBILITIES, MEMBERSHIPS):
+        readable = "world_readable" in (before, after)
+        assert server_may_see(before, after, membership, membership, ever_joined=False) is readable

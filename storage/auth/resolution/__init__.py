@@ -6,16 +6,22 @@ v1           room version 1
 v2           room versions 2 to 11 (v2) and 12 (v2.1): the phases; power_order, mainline and iterate are its three parts
 resolve      the entrances
 needed       what to load before `resolve_conflicts`
+incremental  versions 2 and 2.1 again, going on from what was decided before; ledger is its part that checks
 
 An event that cannot be judged, because something it rests on is not held, is passed over; it never stops a resolution.
 """
 
 from storage.auth.resolution.conflicts import split_conflicts
 from storage.auth.resolution.graph import auth_chain, auth_difference, conflicted_subgraph
+from storage.auth.resolution.incremental import Change, Resolution
+from storage.auth.resolution.ledger import Source
 from storage.auth.resolution.needed import needed_events
 from storage.auth.resolution.resolve import resolve, resolve_conflicts
 
 __all__ = [
+    "Change",
+    "Resolution",
+    "Source",
     "auth_chain",
     "auth_difference",
     "conflicted_subgraph",

@@ -5,6 +5,7 @@ Source: room version 2, "Iterative auth checks"; room version 12, where the crea
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Protocol
 
 from storage.auth.resolution.conflicts import StateMap
 from storage.auth.resolution.lookup import Lookup
@@ -14,6 +15,13 @@ from storage.auth.state_keys import create_id_of
 from storage.errors import AuthDenied
 from storage.event import Event
 from storage.ids import EventId, StateKey
+
+
+class LookedUp(Protocol):
+    """A state that is only looked up by key."""
+
+    def get(self, key: StateKey, /) -> EventId | None:
+        """The id of the event under a key."""
 
 
 def iterate(
@@ -33,14 +41,14 @@ def iterate(
         if event is None or event.state_key is None:
             continue
         auth_state = auth_state_for(event, decided, base, lookup, rejected)
-        if auth_state is not None and _allowed(event, auth_state):
+        if auth_state is not None and allowed(event, auth_state):
             decided[event.key] = event_id
 
 
 def auth_state_for(
     event: Event,
-    decided: StateMap,
-    base: StateMap,
+    decided: LookedUp,
+    base: LookedUp,
     lookup: Lookup,
     rejected: AbstractSet[EventId],
 ) -> dict[StateKey, Event] | None:
@@ -83,7 +91,8 @@ def _own_auth_state(event: Event, lookup: Lookup, rejected: AbstractSet[EventId]
     return own, complete
 
 
-def _allowed(event: Event, auth_state: Mapping[StateKey, Event]) -> bool:
+def allowed(event: Event, auth_state: Mapping[StateKey, Event]) -> bool:
+    """Return whether the rules allow an event by an auth state."""
     try:
         check(event, auth_state, event.room_version)
     except AuthDenied:

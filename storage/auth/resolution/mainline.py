@@ -6,7 +6,8 @@ followed in turn until they meet, so the work grows with the age of the fork, no
 Source: room version 2, "Mainline ordering".
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 
 from storage.auth.resolution.lookup import Lookup, power_parent
@@ -20,8 +21,10 @@ Position = int | float
 class Mainline:
     """The chain of power levels events that ends with `newest` (None: no mainline), and positions in it."""
 
-    def __init__(self, newest: EventId | None, lookup: Lookup) -> None:
+    def __init__(self, newest: EventId | None, lookup: Lookup, parent: Callable[[Event], EventId | None] | None = None) -> None:
+        """`parent` gives the power levels that an event cites; None: `power_parent`."""
         self._lookup = lookup
+        self._parent_of = parent or partial(power_parent, lookup=lookup)
         self._next = newest
         self._grown = 0
         self._positions: dict[EventId, Position] = {}  # of mainline events, and of others once they are known
@@ -29,7 +32,7 @@ class Mainline:
     def position(self, event: Event) -> Position:
         """The mainline position of an event, by the closest of its ancestors by power levels that is in the mainline."""
         walked: dict[EventId, None] = {}  # the event's chain, newest first
-        ahead = power_parent(event, self._lookup)
+        ahead = self._parent_of(event)
         if ahead is None or (self._next is None and not self._grown):  # nothing to be based on, or no mainline
             return inf
         while True:
@@ -48,7 +51,7 @@ class Mainline:
 
     def _parent(self, event_id: EventId) -> EventId | None:
         event = self._lookup(event_id)
-        return None if event is None else power_parent(event, self._lookup)
+        return None if event is None else self._parent_of(event)
 
     def _grow(self) -> EventId | None:
         """Walk the mainline one event further."""

@@ -3,8 +3,9 @@
 Source: room version 2, "Reverse topological power ordering".
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Mapping
 from heapq import heapify, heappop, heappush
+from typing import TypeVar
 
 from storage.auth.levels import Level, PowerLevels
 from storage.auth.resolution.lookup import Lookup, cited, create_cited
@@ -12,7 +13,11 @@ from storage.auth.state_keys import POWER_LEVELS
 from storage.event import Event
 from storage.ids import EventId
 
+T = TypeVar("T")
+
 PowerKey = tuple[Level, int, EventId]
+Steps = Generator[bool, None, T]
+"""Work in small steps: yields after each whether something has to be loaded before the next."""
 
 
 def sender_level(event: Event, lookup: Lookup) -> Level:
@@ -31,25 +36,34 @@ def power_key(event: Event, lookup: Lookup) -> PowerKey:
 
 
 def reverse_topological_power_order(event_ids: Collection[EventId], lookup: Lookup) -> list[EventId]:
-    """These events, each after those of them that it cites, and else by `power_key`. Events not held are left out.
+    """These events, each after those of them that it cites, and else by `power_key`. Events not held are left out."""
+    events = {event.event_id: event for event_id in event_ids if (event := lookup(event_id)) is not None}
+    order: list[EventId] = []
+    for _ in in_power_order({event_id: power_key(event, lookup) for event_id, event in events.items()}, events, order):
+        pass
+    return order
 
-    Kahn's algorithm over the edges between the events given. Where nothing is free because events cite each other in a circle,
-    the smallest of those that are left goes next.
+
+def in_power_order(keys: Mapping[EventId, PowerKey], events: Mapping[EventId, Event], order: list[EventId]) -> Steps[bool]:
+    """Append the events that have keys to `order`, yielding after each. Return whether events cite each other in a circle.
+
+    Kahn's algorithm over the edges between the events given. Where nothing is free because of a circle, the smallest of those that are
+    left goes next.
     """
-    keys = {event.event_id: power_key(event, lookup) for event_id in event_ids if (event := lookup(event_id)) is not None}
     open_citations: dict[EventId, int] = {}
     citing: dict[EventId, list[EventId]] = {event_id: [] for event_id in keys}
     for event_id in keys:
-        event = lookup(event_id)
-        inside = set() if event is None else {cited_id for cited_id in event.auth_event_ids if cited_id in keys}
+        inside = {cited_id for cited_id in events[event_id].auth_event_ids if cited_id in keys}
         open_citations[event_id] = len(inside)
         for cited_id in inside:
             citing[cited_id].append(event_id)
+        yield False
     free = [keys[event_id] for event_id, count in open_citations.items() if count == 0]
     heapify(free)
     by_key = iter(sorted(keys.values()))
-    order: list[EventId] = []
+    is_circular = False
     while open_citations:
+        is_circular = is_circular or not free
         event_id = (heappop(free) if free else next(by_key))[2]
         if open_citations.pop(event_id, None) is None:
             continue
@@ -59,4 +73,5 @@ def reverse_topological_power_order(event_ids: Collection[EventId], lookup: Look
                 open_citations[later] -= 1
                 if open_citations[later] == 0:
                     heappush(free, keys[later])
-    return order
+        yield False
+    return is_circular

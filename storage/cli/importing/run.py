@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -16,7 +16,7 @@ from storage.cli.importing.held import IN_MEMORY_MAX, Held, HeldLine
 from storage.cli.importing.lanes import BATCH_MAX, Entry, Lanes
 from storage.cli.importing.reading import LINE_BYTES_MAX, Piece, RawLine, read_pieces
 from storage.cli.importing.rejects import Reject, RejectOutcome, Rejects
-from storage.errors import CommitUnknown, InvalidEvent, StorageError, UnknownRoomVersion
+from storage.errors import CommitUnknown, InputError, InvalidEvent, StorageError, UnknownRoomVersion
 from storage.event import ROOM_VERSIONS, parse
 from storage.event.ndjson import Line, read_line
 from storage.ids import EventId
@@ -146,16 +146,26 @@ class Import:
         self._progress.lines_done(len(run), sum(entry.size for entry in run))
 
     async def _answers(self, run: list[Entry]) -> list[AppendResult]:
+        """Return the answers; lines with a `state_before` that is no state are invalid, and the others are appended without them."""
+        try:
+            return await self._appended(run)
+        except InputError as error:
+            if len(run) == 1:
+                return [AppendResult(next((event_id for event_id, _ in _state_given(run[0].line)), None), "invalid", str(error))]
+        return [answer for entry in run for answer in await self._answers([entry])]
+
+    async def _appended(self, run: list[Entry]) -> list[AppendResult]:
         """One append; again where the answer to a COMMIT was lost."""
         version, origin = run[0].line.room_version, run[0].origin
         given = {event_id: tuple(map(EventId, ids)) for entry in run for event_id, ids in _state_given(entry.line)}
+        shown = {event_id: stripped for entry in run for event_id, stripped in _shown(entry.line)}
         pdus = [entry.line.pdu for entry in run]
         for _ in range(1, COMMIT_ATTEMPTS):
             try:
-                return await self._store.append(pdus, room_version=version, origin=origin, state_before=given)
+                return await self._store.append(pdus, room_version=version, origin=origin, state_before=given, stripped_state=shown)
             except CommitUnknown:
                 continue
-        return await self._store.append(pdus, room_version=version, origin=origin, state_before=given)
+        return await self._store.append(pdus, room_version=version, origin=origin, state_before=given, stripped_state=shown)
 
     def _hold(self, entry: Entry, result: AppendResult) -> None:
         outcome: RejectOutcome = "missing_parents" if result.outcome == "missing_parents" else "invalid"
@@ -192,6 +202,13 @@ def _state_given(line: Line) -> Iterator[tuple[EventId, tuple[str, ...]]]:
     if line.state_before is not None and line.room_version is not None:
         with suppress(InvalidEvent):  # the append is going to say so
             yield parse(line.pdu, line.room_version).event_id, line.state_before
+
+
+def _shown(line: Line) -> Iterator[tuple[EventId, tuple[dict[str, Any], ...]]]:
+    """The event of a line that gives stripped state, with that; nothing for other lines."""
+    if line.stripped_state is not None and line.room_version is not None and line.room_version in ROOM_VERSIONS:
+        with suppress(InvalidEvent):  # the append is going to say so
+            yield parse(line.pdu, line.room_version).event_id, line.stripped_state
 
 
 def _lacks_its_room(entry: Entry, result: AppendResult) -> bool:

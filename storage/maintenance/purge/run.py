@@ -9,6 +9,7 @@ from storage.errors import InputError, PurgeRunning, StorageError, UnknownRoom
 from storage.maintenance.announce import announce, introduce
 from storage.maintenance.garbage import collect
 from storage.maintenance.hold import hold, hold_still
+from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.purge import job as job_rows
 from storage.maintenance.purge.cut import SQL_ROOM, Cut, RoomRow, before_event, before_time
 from storage.maintenance.purge.history import SQL_TAKEN, Asked, purge_below
@@ -20,6 +21,7 @@ from storage.maintenance.purge.retention import policies
 from storage.maintenance.purge.trimming import forget_blind
 from storage.maintenance.purge.whole import hide, purge_tables, refuse_joined
 
+WORK: Final = "a purge"
 DELTAS: Final = 1_000
 COUNTED: Final = 10_000
 """Events counted by one statement of a dry run."""
@@ -89,15 +91,18 @@ async def purge_history(
     local: bool = False,
     dry_run: bool = False,
     watcher: Watcher | None = None,
+    indexes_proven: bool = False,
 ) -> Purged:
     """Purge the history of a room below an event, or below the first live event that this server received at a time (ms) or later.
 
     An earlier job of the room that was interrupted is finished first. ``local``: also what users of ``server_name`` sent. ``watcher`` is awaited
-    with the job after each transaction; what it raises ends the purge there, to be resumed. `UnknownRoom`, `UnknownEvent`, `PurgeRefused`,
-    `PurgeRunning`: nothing has changed.
+    with the job after each transaction; what it raises ends the purge there, to be resumed. ``indexes_proven``: the caller has called `prove_indexes`.
+    `UnknownRoom`, `UnknownEvent`, `PurgeRefused`, `PurgeRunning`, `StorageCorrupt` where an index lies: nothing has changed.
     """
     if (before_event_id is None) == (before_ts is None):
         raise InputError("name either the event or the time before which history goes")
+    if not (dry_run or indexes_proven):
+        await prove_indexes(database, WORK)
     room = await _room(database, room_id)
     now_ts = time.time_ns() // 1_000_000
     async with database.connection() as conn:
@@ -124,8 +129,11 @@ async def purge_room(
 ) -> Purged:
     """Purge all of a room: afterwards it is unknown. ``force``: also while local users are joined.
 
-    A writer that comes upon it meanwhile loses what it writes. `UnknownRoom`, `PurgeRefused`, `PurgeRunning`: nothing has changed.
+    A writer that comes upon it meanwhile loses what it writes. `UnknownRoom`, `PurgeRefused`, `PurgeRunning`, `StorageCorrupt` where an index lies:
+    nothing has changed.
     """
+    if not dry_run:
+        await prove_indexes(database, WORK)
     room = await _room(database, room_id)
     if dry_run:
         return Purged(room_id, await _counted(database, room, Cut(1 << 62, 1 << 62)), None)
@@ -158,8 +166,11 @@ async def purge_retention(
 ) -> AsyncIterator[Purged]:
     """Purge, in every room that keeps its history for a bounded time only, what has outlived it; the rooms where something has gone.
 
-    What local users sent goes, too: that is what a policy means. A room that another purge is at is passed over.
+    What local users sent goes, too: that is what a policy means. A room that another purge is at is passed over. The indexes are compared once,
+    before the first room: `StorageCorrupt` where one lies.
     """
+    if not dry_run:
+        await prove_indexes(database, WORK)
     after: str | None = ""
     while after is not None:
         async with database.connection() as conn:
@@ -168,7 +179,14 @@ async def purge_retention(
             before_ts = time.time_ns() // 1_000_000 - policy.lifetime_ms
             try:
                 purged = await purge_history(
-                    database, policy.room_id, server_name=server_name, before_ts=before_ts, local=True, dry_run=dry_run, watcher=watcher
+                    database,
+                    policy.room_id,
+                    server_name=server_name,
+                    before_ts=before_ts,
+                    local=True,
+                    dry_run=dry_run,
+                    watcher=watcher,
+                    indexes_proven=True,
                 )
             except (PurgeRunning, UnknownRoom):
                 continue
@@ -177,7 +195,11 @@ async def purge_retention(
 
 
 async def resume(database: Database, *, server_name: str, watcher: Watcher | None = None) -> AsyncIterator[Purged]:
-    """Finish every purge that was interrupted; each as it is done. Those that are under way elsewhere are left alone."""
+    """Finish every purge that was interrupted; each as it is done. Those that are under way elsewhere are left alone.
+
+    `StorageCorrupt` where an index lies.
+    """
+    await prove_indexes(database, WORK)
     for job in await job_rows.begun(database):
         try:
             async with job_rows.alone(database, job.room_id, job.room_nid):
@@ -280,7 +302,7 @@ async def _deltas(asked: Asked, job: Job) -> Job:
 
 async def _groups(asked: Asked, job: Job) -> Job:
     """State groups that nothing refers to any more."""
-    collected = await collect(asked.database, job.room_id)
+    collected = await collect(asked.database, job.room_id, indexes_proven=True)
 
     async def work(conn: Connection) -> Job:
         return await job_rows.count(conn, job, state_groups=collected.state_groups, phase="groups")
@@ -292,7 +314,7 @@ async def _groups(asked: Asked, job: Job) -> Job:
 
 async def _end(asked: Asked, job: Job) -> Job:
     """What is left: who saw what is gone, stretches in which nothing strays any more, and the caches of other processes."""
-    collected = await collect(asked.database, job.room_id)
+    collected = await collect(asked.database, job.room_id, indexes_proven=True)
     await forget_blind(asked, job)
 
     async def work(conn: Connection) -> Job:

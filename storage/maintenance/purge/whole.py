@@ -29,6 +29,7 @@ LIMIT 1
 SQL_HIDE: Final[LiteralString] = """
 WITH
 member AS (DELETE FROM memberships WHERE room_nid = $1::int),
+out_of_band AS (DELETE FROM out_of_band_memberships WHERE room_nid = $1::int),
 sight AS (DELETE FROM visibility WHERE room_nid = $1::int),
 past AS (DELETE FROM past_visibility WHERE room_nid = $1::int),
 state AS (DELETE FROM current_state WHERE room_nid = $1::int),
@@ -135,6 +136,7 @@ WITH
 waiting AS (DELETE FROM waiting_redactions WHERE room_nid = $1::int),
 dropped AS (DELETE FROM dropped_extremities WHERE room_nid = $1::int),
 member AS (DELETE FROM memberships WHERE room_nid = $1::int),
+out_of_band AS (DELETE FROM out_of_band_memberships WHERE room_nid = $1::int),
 sight AS (DELETE FROM visibility WHERE room_nid = $1::int),
 past AS (DELETE FROM past_visibility WHERE room_nid = $1::int),
 state AS (DELETE FROM current_state WHERE room_nid = $1::int),

@@ -6,6 +6,7 @@ A store that opens sets the sequences forward as well (storage/streams/startup.p
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
+from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.verify.positions import SQL_BEHIND, BehindRow
 from storage.streams.startup import SQL_LOCK, set_sequences_forward
 
@@ -16,8 +17,11 @@ ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stre
 """
 
 
-async def repair_positions(database: Database) -> None:
-    """Set sequences and positions forward, in one transaction in which nobody writes. What an unknown writer wrote stays as it is."""
+async def repair_positions(database: Database, *, indexes_proven: bool = False) -> None:
+    """Set sequences and positions forward, in one transaction in which nobody writes. What an unknown writer wrote stays as it is.
+
+    ``indexes_proven``: the caller has called `prove_indexes`. `StorageCorrupt` if an index lies: then nothing is changed.
+    """
 
     async def work(conn: Connection) -> None:
         await conn.execute(SQL_LOCK)
@@ -26,4 +30,6 @@ async def repair_positions(database: Database) -> None:
                 await conn.execute(SQL_SET_POSITION, row.stream_name, row.instance_name, row.latest)
         await set_sequences_forward(conn)
 
+    if not indexes_proven:
+        await prove_indexes(database, "a repair")
     await database.run(work)

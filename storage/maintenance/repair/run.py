@@ -4,6 +4,7 @@ from storage.database.connection import Connection, Database
 from storage.errors import UnknownRoom
 from storage.maintenance.announce import announce, introduce
 from storage.maintenance.hold import hold
+from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.repair.cover import rebuild_cover
 from storage.maintenance.repair.current import repair_current, repair_state_tables
 from storage.maintenance.repair.graph import repair_ends, repair_gaps, repair_moves
@@ -15,11 +16,11 @@ from storage.maintenance.states import States
 from storage.maintenance.verify.room import SQL_ROOM, Room, RoomRow
 
 
-async def repair(database: Database, room_id: str, *, server_name: str) -> None:
+async def repair(database: Database, room_id: str, *, server_name: str, indexes_proven: bool = False) -> None:
     """Rebuild everything of a room that follows from its events and the states at them, in one transaction.
 
-    Writers of the room wait meanwhile. ``server_name``: whose users are local. `UnknownRoom`; `StorageCorrupt` if states that are
-    needed cannot be read: then nothing is changed.
+    Writers of the room wait meanwhile. ``server_name``: whose users are local. ``indexes_proven``: the caller has called `prove_indexes`.
+    `UnknownRoom`; `StorageCorrupt` if an index lies, or states that are needed cannot be read: then nothing is changed.
     """
 
     async def work(conn: Connection) -> None:
@@ -37,17 +38,23 @@ async def repair(database: Database, room_id: str, *, server_name: str) -> None:
         await replay(conn, room_id, server_name, States())
         await announce(conn)
 
+    if not indexes_proven:
+        await prove_indexes(database, "a repair")
     await introduce(database)
     await database.run(work)
 
 
 async def rebuild_visibility(database: Database, room_id: str, *, server_name: str) -> None:
-    """Rebuild the visibility table and the audiences of a room from its states, in one transaction. `UnknownRoom`."""
+    """Rebuild the visibility table and the audiences of a room from its states, in one transaction.
+
+    `UnknownRoom`; `StorageCorrupt` if an index lies: then nothing is changed.
+    """
 
     async def work(conn: Connection) -> None:
         await hold(conn, room_id)
         await replay(conn, room_id, server_name, States())
 
+    await prove_indexes(database, "a rebuild of visibility")
     await database.run(work)
 
 

@@ -9,6 +9,7 @@ current      current state by key, memberships of local users
 cover        the chain cover, against auth_graph
 redactions   which redaction took effect
 visibility   the visibility table against the states; sight says whom they admit
+indexes      indexes that do not agree with their tables, before everything else
 positions    stream positions and sequences of the whole database
 """
 

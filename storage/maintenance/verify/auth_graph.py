@@ -9,7 +9,9 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 
 SQL_AUTH_EDGES: Final[LiteralString] = """
-SELECT event_nid, event_id, state_key_nid, rejected IS NOT NULL AS rejected, auth_events
+SELECT event_nid, event_id, state_key_nid,
+    rejected IS NOT NULL OR (outlier AND COALESCE(membership <> 5, false) AND auth_events = '{}') AS rejected,  -- or came out of band
+    auth_events
 FROM events
 WHERE room_nid = $1::int AND state_key_nid IS NOT NULL
 ORDER BY event_nid
@@ -17,7 +19,7 @@ ORDER BY event_nid
 
 
 class EdgesRow(NamedTuple):
-    """A state event and its auth events."""
+    """A state event and its auth events. What came out of band counts as rejected: it has no place in the chain cover."""
 
     event_nid: int
     event_id: str

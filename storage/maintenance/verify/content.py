@@ -18,7 +18,7 @@ from storage.maintenance.verify.room import Room, event_ids
 SQL_CONTENTS: Final[LiteralString] = """
 SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.redacted_by, e.outlier, e.json, t.type, p.name AS sender, k.state_key,
     k.type_nid AS key_type_nid, e.type_nid, e.depth, e.origin_server_ts, e.membership, e.prev_events, e.auth_events,
-    e.relates_to, x.type AS rel_type, e.replaces, e.has_url
+    e.relates_to, x.type AS rel_type, e.replaces, e.has_url, is_out_of_band(e) AS is_out_of_band
 FROM events e
 LEFT JOIN event_types t USING (type_nid)
 LEFT JOIN event_types x ON x.type_nid = e.rel_type_nid
@@ -62,6 +62,7 @@ class ContentsRow(NamedTuple):
     rel_type: str | None
     replaces: bool | None
     has_url: bool | None
+    is_out_of_band: bool
 
 
 async def check_contents(conn: Connection, room: Room) -> AsyncIterator[Finding]:
@@ -113,7 +114,7 @@ def _columns(room: Room, row: ContentsRow, event: Event, ids: Mapping[int, str])
         "membership": (row.membership, membership_code(event.content.get("membership")) if is_member else None),
         "has_url": (row.has_url, True if "url" in event.content else None),
         "prev_events": ([ids[nid] for nid in row.prev_events], [] if row.outlier else list(dict.fromkeys(event.prev_event_ids))),
-        "auth_events": ([ids[nid] for nid in row.auth_events], list(dict.fromkeys(event.auth_event_ids))),
+        "auth_events": ([ids[nid] for nid in row.auth_events], [] if row.is_out_of_band else list(dict.fromkeys(event.auth_event_ids))),
     }
     for column, (found, wanted) in expected.items():
         if found != wanted:

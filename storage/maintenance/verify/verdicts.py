@@ -20,8 +20,8 @@ from storage.state.groups import Group
 
 SQL_OUTLIERS: Final[LiteralString] = """
 SELECT event_nid
-FROM events
-WHERE room_nid = $1::int AND outlier
+FROM events e
+WHERE e.room_nid = $1::int AND e.outlier AND NOT is_out_of_band(e)  -- what came out of band nobody has authorised yet
 ORDER BY event_nid
 """
 

@@ -10,8 +10,8 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import parse
-from storage.event.ndjson import Origin
 from storage.maintenance.states import States
+from storage.persist.results import Origin
 from storage.pipeline.slim import Slim, slim
 
 SQL_LIVE_ROOM: Final[LiteralString] = """
@@ -38,8 +38,9 @@ SQL_ARRIVALS: Final[LiteralString] = """
 SELECT e.*
 FROM unnest($1::bigint[]) WITH ORDINALITY AS wanted (event_nid, ordinal)
 CROSS JOIN LATERAL (
-    SELECT event_nid, event_id, stream_ordering, outlier, backfilled, state_group_before, state_group_after, json
-    FROM events
+    SELECT x.event_nid, x.event_id, x.stream_ordering, x.outlier, x.backfilled, x.state_group_before, x.state_group_after, x.json,
+        is_out_of_band(x)
+    FROM events x
     WHERE event_nid = wanted.event_nid
     OFFSET 0
 ) AS e
@@ -95,10 +96,13 @@ class ArrivalRow(NamedTuple):
     state_group_before: int | None
     state_group_after: int | None
     json: bytes
+    is_out_of_band: bool
 
     @property
     def origin(self) -> Origin:
         """How it came, or how it is held now."""
+        if self.is_out_of_band:
+            return "out_of_band"
         return "outlier" if self.outlier else "backfill" if self.backfilled else "live"
 
     def line(self, version: str, origin: Origin | None = None) -> Slim:

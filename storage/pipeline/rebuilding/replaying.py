@@ -34,6 +34,7 @@ class Numbers:
 class NumberedDraft(FreshDraft):
     """A draft whose new events and chains have the numbers of the live tables, where these have any."""
 
+    is_live = False
     numbers: Numbers
 
     def nid_for(self, event_id: str) -> int:
@@ -73,7 +74,7 @@ class Replay(Planner):
         if outliers:
             self._outliers.update(wanted)
         version = self._held_as.room_version
-        await self.plan(room, version, [row.line(version, "outlier" if outliers else None) for row in rows])
+        await self.plan(room, version, [row.line(version) for row in rows])
         self.results.clear()
 
     def _new_draft(self) -> NumberedDraft:

@@ -83,10 +83,13 @@ class Rebuilder:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, dsn: str, server_name: str) -> AsyncIterator[Self]:
-        """With connections of its own."""
+    async def opened(cls, dsn: str, server_name: str, config: Config | None = None) -> AsyncIterator[Self]:
+        """With connections of its own. ``config``: default: that of the environment."""
         config = replace(
-            Config.from_env(), statement_timeout_ms=STATEMENT_TIMEOUT_MS, pool_size_max=CONNECTIONS, instance_name="spark maintenance"
+            config or Config.from_env(),
+            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+            pool_size_max=CONNECTIONS,
+            instance_name="spark maintenance",
         )
         async with await Database.open(dsn, config=config) as database, database.connection() as conn:
             await introduce(database)

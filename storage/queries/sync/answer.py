@@ -42,6 +42,12 @@ class Asked:
     rows_max: int = 20_000
 
     @property
+    def text(self) -> str:
+        """The token as the caller gave it; a token has one text only."""
+        given = self.since or self.part
+        return "" if given is None else given.print(self.deployment)
+
+    @property
     def token(self) -> SyncToken | None:
         """Where the user is: of ``since``, or of the parts of an initial sync."""
         return self.since if self.part is None else self.part.upto
@@ -183,12 +189,13 @@ async def _fill(conn: Connection, asked: Asked, found: list[Told], answer: Sync)
     told = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
     members = _members(told, asked) if asked.filter.lazy_load_members else None
     wanted = [_wanted(room, asked.timeline_limit) for room in told]
-    strange = [Shown(_of(room), room.row.member_nid) for room in shown]
+    strange = [Shown(_of(room), room.row.member_nid) for room in (*shown, *filter(_may_have_ended, told))]
     held = await states(conn, asked.user_id, wanted, members=members, picked=asked.filter.state, shown=strange)
     for room in told:
         room_id = room.row.room_id
         one = _room(room, held[room.row.room_nid], asked)
         if room.row.membership != JOIN:
+            _tell_end(one.timeline, held[room.row.room_nid])
             answer.leave[room_id] = LeftRoom(one.timeline, one.state, one.state_after, one.state_removed)
         elif (
             room.row.whole
@@ -202,12 +209,22 @@ async def _fill(conn: Connection, asked: Asked, found: list[Told], answer: Sync)
             answer.join[room_id] = one
     for room in shown:
         state = held[room.row.room_nid]
-        seen = stripped(state.shown, next(iter(state.own), None))
+        seen = stripped(state.shown, next(iter(state.own), None), state.brought)
         if room.row.membership == INVITE:
             answer.invite[room.row.room_id] = InvitedRoom(seen)
         else:
             answer.knock[room.row.room_id] = KnockedRoom(seen)
     return answer
+
+
+def _may_have_ended(room: Told) -> bool:
+    """Whether a room may be one of an invite or knock that ended out of band."""
+    return room.row.membership != JOIN and not room.row.was_joined and not room.events and room.row.member_nid != 0
+
+
+def _tell_end(timeline: Timeline, state: RoomState) -> None:
+    """What ended an invite or knock out of band is in no timeline; the user is shown it as the last event of one."""
+    timeline.events.extend(event for event in state.own if event.outlier)
 
 
 def _members(told: Iterable[Told], asked: Asked) -> list[tuple[int, str]]:
@@ -228,7 +245,19 @@ def _wanted(room: Told, timeline_limit: int) -> Wanted:
     """The state to ask for. Who has not been in the room since the last sync is told of their own membership only."""
     row = room.row
     only = None if row.was_joined else row.member_key_nid
-    return Wanted(_of(room), row.whole, only, row.lower, _start(room, timeline_limit), row.upper, row.membership == JOIN, row.has_state)
+    start = _start(room, timeline_limit)
+    has_first = bool(timeline_limit and room.events)
+    return Wanted(
+        _of(room),
+        row.whole,
+        only,
+        row.lower,
+        start + 1 if has_first else start,
+        row.upper,
+        row.membership == JOIN,
+        has_first,
+        row.has_state,
+    )
 
 
 def _of(room: Told) -> Room:
@@ -244,5 +273,6 @@ def _start(room: Told, timeline_limit: int) -> int:
 def _room(room: Told, state: RoomState, asked: Asked) -> JoinedRoom:
     limit = asked.timeline_limit
     before = PaginationToken(BESIDE_TIMELINE, 0, live=_start(room, limit)).print(asked.deployment)
-    timeline = Timeline(room.events[-limit:] if limit else [], room.cut or len(room.events) > limit, before)
+    limited = room.cut or len(room.events) > limit or room.is_visit
+    timeline = Timeline(room.events[-limit:] if limit else [], limited, before)
     return JoinedRoom(timeline, state.at_start, state.at_end, state.removed, next(iter(state.summary), None))

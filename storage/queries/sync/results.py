@@ -12,7 +12,8 @@ class Timeline:
     """Events in the order of their arrival, the latest last.
 
     ``limited``: there are more between the last token and the first of them, or may be: a gap lies there, or so many events were passed
-    over (`Config.traversal_rows_max`), hidden or not wanted, that no further ones were looked at. ``prev_batch`` pages back from there
+    over (`Config.traversal_rows_max`), hidden or not wanted, that no further ones were looked at. So is that of a room that the user joined
+    and left since the last token, as the client may hold the timeline of an earlier stay. ``prev_batch`` pages back from there
     (`store.messages`). It meets every event that is not in the timeline, and none that is.
     """
 
@@ -39,7 +40,8 @@ class JoinedRoom:
     """One room that the user is in.
 
     ``state`` leads from what the client knows to the start of the timeline, ``state_after`` to its end: state events that are
-    new or changed, or all of them where the client knows nothing. ``state_removed`` are the keys that state resolution took
+    new or changed, or all of them where the client knows nothing. What changed inside a gap before the timeline is in ``state``.
+    ``state_removed`` are the keys that state resolution took
     away altogether, as of the end. ``summary`` is None where it has not changed.
     """
 
@@ -51,7 +53,10 @@ class JoinedRoom:
 
 
 class LeftRoom(JoinedRoom):
-    """A room that the user has left, or was banned from, since the last sync; as of then. One who never joined is told no state."""
+    """A room that the user has left, or was banned from, since the last sync; as of then. One who never joined is told no state.
+
+    One who joined and left since then gets the whole state, and a ``limited`` timeline.
+    """
 
     __slots__ = ()
 

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.names import JOIN
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, told_of
 from storage.queries.filters import ANY_ROOM, SyncFilter
@@ -124,14 +125,21 @@ room AS (  -- what is to be told of each: whether it is told whole, and the stre
         CASE WHEN membership_then = 5 THEN COALESCE(since, 0) ELSE 0 END AS lower, upto AS upper
     FROM joined
     UNION ALL
-    SELECT mine.*, mine.last_stream_ordering, false, membership_then = 5 OR EXISTS (  -- a join and the leave since the last sync
+    SELECT mine.*, mine.last_stream_ordering, visit.whole, visit.whole OR membership_then = 5, CASE WHEN visit.whole THEN 0 ELSE COALESCE(mine.since, 0) END,
+        CASE WHEN member.stream_ordering > mine.since THEN member.stream_ordering ELSE mine.upto END
+    FROM mine
+    CROSS JOIN filter
+    LEFT JOIN events member ON member.event_nid = mine.member_nid
+    CROSS JOIN LATERAL (  -- a join and the leave since the last sync: the client knows nothing of the room
+        SELECT membership_then <> 5 AND EXISTS (
             SELECT FROM state_deltas d JOIN events e USING (event_nid)
             WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
                 AND d.state_key_nid = mine.state_key_nid AND e.membership = 5
-        ), COALESCE(mine.since, 0), CASE WHEN member.stream_ordering > mine.since THEN member.stream_ordering ELSE mine.upto END
-    FROM mine
-    LEFT JOIN events member ON member.event_nid = mine.member_nid
+        ) AS whole
+        OFFSET 0
+    ) AS visit
     WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then AND $6::bigint IS NULL
+        AND NOT (mine.membership = 4 AND COALESCE(member.sender_nid = ANY(filter.ignored), false))  -- an invite by an ignored user
 ),
 begun AS MATERIALIZED (  -- once a room: it would be asked for each event otherwise
     SELECT r.*, start.gap, start.has_state
@@ -278,6 +286,11 @@ class Told:
     row: Head
     events: list[StoredEvent]
     cut: bool
+
+    @property
+    def is_visit(self) -> bool:
+        """Whether the user joined and left since the last sync: what the client may hold of the room is from an earlier visit."""
+        return self.row.whole and self.row.membership != JOIN
 
 
 class Stretch(NamedTuple):

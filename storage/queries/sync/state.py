@@ -3,6 +3,11 @@
 `state_deltas` tells what each position changed, with removals. A room that the client knows is told what changed between two
 positions: for each key the value before the first delta and after the last one. A room that is told whole is the current
 state with the deltas since then taken back, which costs what has happened since and not the history of the room.
+
+The state at the start is the room's with the first event of the timeline, but for what that event itself says. Where it arrived after a gap,
+with `state_before`, its position changes everything that happened inside the gap: that was so before it. Its own key has the value of the state
+before it. It is not the state before it throughout: what was sent here meanwhile, which the other side had not heard of, stays.
+
 Most rooms with news have no deltas (rooms.py tells which), and are not asked for; if none has, there is no statement.
 
 The same statement reads what invited and knocking users are shown of a room (stripped.py), so that a sync has a statement to spare.
@@ -10,6 +15,8 @@ The same statement reads what invited and knocking users are shown of a room (st
 
 from collections.abc import Sequence
 from typing import Any, Final, LiteralString, NamedTuple
+
+import orjson
 
 from storage.database.connection import Connection
 from storage.ids import RoomId, StateKey, UserId
@@ -19,10 +26,29 @@ from storage.queries.sync.results import RoomSummary
 
 SQL_STATE: Final[LiteralString] = r"""
 WITH
-room AS (
-    SELECT *
-    FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::boolean[])
-        AS i (room_nid, whole, only_key_nid, lower, start, upper, is_joined)
+room AS MATERIALIZED (  -- with the first event of the timeline, which is at start; 0 where there is none
+    SELECT i.*, COALESCE(e.event_nid, 0) AS first_nid, e.state_key_nid AS first_key_nid, CASE WHEN e.after_gap THEN e.state_group_before END AS given_group
+    FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::boolean[], $20::boolean[])
+        AS i (room_nid, whole, only_key_nid, lower, start, upper, is_joined, has_first)
+    LEFT JOIN events e ON i.has_first AND e.stream_ordering = i.start
+),
+given AS MATERIALIZED (  -- what a first event after a gap has replaced: the value in the state before it, as the room's may be older
+    SELECT r.room_nid, r.first_key_nid AS state_key_nid, replaced.event_nid
+    FROM room r
+    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering = r.start AND d.state_key_nid = r.first_key_nid AND d.event_nid = r.first_nid
+    LEFT JOIN LATERAL (
+        SELECT NULLIF(COALESCE(
+            part.event_nids[array_position(part.key_nids, r.first_key_nid)],
+            part.member_event_nids[array_position(part.member_key_nids, r.first_key_nid)]
+        ), 0) AS event_nid
+        FROM state_groups g
+        CROSS JOIN unnest(g.back) WITH ORDINALITY AS step (back, place)
+        JOIN state_groups part ON part.state_group = g.state_group - step.back
+        WHERE g.state_group = r.given_group AND (r.first_key_nid = ANY(part.key_nids) OR r.first_key_nid = ANY(part.member_key_nids))
+        ORDER BY step.place DESC
+        LIMIT 1
+    ) AS replaced ON true
+    WHERE r.given_group IS NOT NULL
 ),
 shown AS (  -- rooms that the user is not in, but invited to or knocking at; with the own membership
     SELECT * FROM unnest($18::int[], $19::bigint[]) AS s (room_nid, member_nid)
@@ -39,12 +65,15 @@ changed AS (  -- rooms that the client knows: each key that changed since, befor
     SELECT r.room_nid, r.whole, d.state_key_nid,
         (array_agg(d.prev_event_nid ORDER BY d.stream_ordering))[1] AS before_nid,
         (array_agg(
-            CASE WHEN d.stream_ordering <= r.start THEN d.event_nid ELSE d.prev_event_nid END
-            ORDER BY d.stream_ordering > r.start, CASE WHEN d.stream_ordering <= r.start THEN -d.stream_ordering ELSE d.stream_ordering END
+            CASE WHEN came.before_first THEN d.event_nid ELSE d.prev_event_nid END
+            ORDER BY NOT came.before_first, CASE WHEN came.before_first THEN -d.stream_ordering ELSE d.stream_ordering END
         ))[1] AS start_nid,
         (array_agg(d.event_nid ORDER BY d.stream_ordering DESC))[1] AS end_nid
     FROM room r
     JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.lower AND d.stream_ordering <= r.upper
+    CROSS JOIN LATERAL (  -- what came with the first event, but for itself, was so before it: it changed where history is missing
+        SELECT d.stream_ordering < r.start OR (d.stream_ordering = r.start AND d.event_nid IS DISTINCT FROM r.first_nid)
+    ) AS came (before_first)
     WHERE (NOT r.whole OR r.lower > 0) AND (r.only_key_nid IS NULL OR d.state_key_nid = r.only_key_nid)
     GROUP BY r.room_nid, r.whole, d.state_key_nid
 ),
@@ -54,7 +83,7 @@ undone AS (  -- rooms that are told whole, and members that the client may not k
         (array_agg(d.prev_event_nid ORDER BY d.stream_ordering) FILTER (WHERE d.stream_ordering > r.upper))[1] AS end_nid,
         bool_or(d.stream_ordering > r.upper) AS end_differs
     FROM room r
-    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.start
+    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering >= r.start AND (d.stream_ordering > r.start OR d.event_nid = r.first_nid)
     WHERE r.whole OR $8::boolean
     GROUP BY r.room_nid, d.state_key_nid
 ),
@@ -75,15 +104,17 @@ held AS (  -- the current state of these rooms
     JOIN current_state c USING (room_nid, state_key_nid)
 ),
 value AS (  -- each key to tell: what the client knows, the value at the start, the value at the end
-    SELECT room_nid, state_key_nid, before_nid, start_nid, end_nid
+    SELECT room_nid, state_key_nid, before_nid, CASE WHEN given.room_nid IS NULL THEN start_nid ELSE given.event_nid END AS start_nid, end_nid
     FROM changed
+    LEFT JOIN given USING (room_nid, state_key_nid)
     WHERE NOT whole AND (room_nid, state_key_nid) NOT IN (SELECT room_nid, state_key_nid FROM wanted)
     UNION ALL
     SELECT room_nid, state_key_nid, NULL,
-        CASE WHEN u.end_differs IS NULL THEN c.event_nid ELSE u.start_nid END,
+        CASE WHEN given.room_nid IS NOT NULL THEN given.event_nid WHEN u.end_differs IS NULL THEN c.event_nid ELSE u.start_nid END,
         CASE WHEN u.end_differs THEN u.end_nid ELSE c.event_nid END
     FROM held c
     FULL JOIN undone u USING (room_nid, state_key_nid)
+    LEFT JOIN given USING (room_nid, state_key_nid)
     WHERE NOT $8::boolean
         OR (room_nid, state_key_nid) IN (SELECT room_nid, state_key_nid FROM wanted)
         OR (room_nid IN (SELECT room_nid FROM room WHERE whole)  -- one key at a time: EXISTS could have all members of the database hashed
@@ -151,6 +182,9 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
 SELECT n.room_nid, n.at_start, n.at_end, n.is_own, e.event_id, e.stream_ordering, e.topological_ordering,
     CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) END AS redacted_by,
     e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json, gone.type AS removed_type, gone.state_key AS removed_key,
+    CASE WHEN n.is_own THEN (
+        SELECT o.stripped_state FROM out_of_band_memberships o WHERE o.room_nid = n.room_nid AND o.event_nid = n.event_nid
+    ) END AS stripped_state,
     NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes
 FROM entry n
 CROSS JOIN filter
@@ -165,7 +199,7 @@ LEFT JOIN LATERAL (  -- for the few keys that were removed; not all keys of the 
 WHERE e.event_nid IS NULL OR NOT $11::boolean OR n.is_own IS NOT NULL
     OR is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url)
 UNION ALL
-SELECT d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+SELECT d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     d.joined_count + COALESCE((SELECT sum((l.membership = 5)::int - (l.membership_now = 5)::int) FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
     d.invited_count + COALESCE((SELECT sum((l.membership = 4)::int - (l.membership_now = 4)::int) FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
     CASE WHEN NOT d.is_named THEN
@@ -196,6 +230,8 @@ class StateRow(NamedTuple):
     json: bytes | None
     removed_type: str | None
     removed_key: str | None
+    stripped_state: str | None
+    """What came with the own membership event out of band, as JSON."""
     joined_count: int | None
     invited_count: int | None
     heroes: list[str] | None
@@ -205,6 +241,7 @@ EVENT: Final = StateRow._fields.index("event_id")
 """Where the columns of the event begin."""
 EVENT_END: Final = StateRow._fields.index("removed_type")
 """Where they end."""
+STRIPPED: Final = StateRow._fields.index("stripped_state")
 
 
 class Room(NamedTuple):
@@ -223,7 +260,10 @@ class Shown(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The state of one room that is asked for: after `lower` (or whole), at `start` and at `upper`; of one key only, or of all."""
+    """The state of one room that is requested: after `lower` (or whole), before the event at `start` and at `upper`; of one key only, or of all.
+
+    Without a `has_first` event the timeline is empty, and `start` is `upper`.
+    """
 
     room: Room
     whole: bool
@@ -232,6 +272,7 @@ class Wanted(NamedTuple):
     start: int
     upper: int
     is_joined: bool
+    has_first: bool
     has_changed: bool = True
     """Whether anything has after `lower`. If not, only lazily loaded members are left to tell."""
 
@@ -246,6 +287,7 @@ class RoomState(NamedTuple):
     summary: list[RoomSummary]  # one, or none where it has not changed
     shown: list[StoredEvent]
     own: list[StoredEvent]  # the membership event of whoever asks
+    brought: list[dict[str, Any]]  # the stripped events that came with it
 
 
 async def states(
@@ -259,14 +301,14 @@ async def states(
 ) -> dict[int, RoomState]:
     """The state of each of these rooms, by room nid. ``members``: in which room whose membership matters; None: everybody's."""
     rooms = (*(one.room for one in wanted), *(one.room for one in shown))
-    found = {room.room_nid: RoomState(room, [], [], [], [], [], []) for room in rooms}
+    found = {room.room_nid: RoomState(room, [], [], [], [], [], [], []) for room in rooms}
     asked = [one for one in wanted if one.whole or one.has_changed or members is not None]
     if not asked and not shown:
         return found
     rows = await conn.records(
         SQL_STATE,
         [one.room.room_nid for one in asked],
-        *_columns([one[1:-1] for one in asked], 6),
+        *_columns([one[1:7] for one in asked], 6),
         members is not None,
         *_columns(members or (), 2),
         picked != ANY_EVENT,
@@ -274,6 +316,7 @@ async def states(
         user_id,
         [one.room.room_nid for one in shown],
         [one.member_nid for one in shown],
+        [one.has_first for one in asked],
         row=StateRow,
     )
     for row in rows:
@@ -304,6 +347,8 @@ def _take_event(state: RoomState, row: Any) -> None:
     event = told_of(state.room.room_id, state.room.room_version, row[EVENT:EVENT_END])
     if is_own is not None:
         (state.own if is_own else state.shown).append(event)
+    if row[STRIPPED] is not None:
+        state.brought.extend(orjson.loads(row[STRIPPED]))
     if at_start:
         state.at_start.append(event)
     if at_end:

@@ -1,0 +1,16 @@
+"""An index by time of receipt, so that a read of a day of receipt, on Spark or by hand, reads that day."""
+
+from typing import Final
+
+from alembic import op
+
+from storage.database.steps import Phase, index_concurrently
+
+revision: Final = "0006"
+down_revision: Final = "0005"
+phase: Final[Phase] = "pre"
+
+
+def upgrade() -> None:
+    index_concurrently("events_received_ts_idx", "ON events (received_ts)")
+    op.execute("COMMENT ON INDEX events_received_ts_idx IS 'Serves: the events received within a time (storage/pipeline/selecting.py).'")

@@ -1,0 +1,148 @@
+CREATE TABLE out_of_band_memberships (
+    event_nid bigint NOT NULL,
+    room_nid int NOT NULL,
+    principal_nid int NOT NULL,
+    stripped_state text COLLATE "C",
+    CONSTRAINT out_of_band_memberships_pkey PRIMARY KEY (room_nid, principal_nid)
+);
+COMMENT ON TABLE out_of_band_memberships IS
+    'Memberships of local users that an outlier gave, where this server is not in the room. The row goes when the room''s state says what the user is. '
+    'It counts only while memberships has the same event: code of before this table leaves rows behind.';
+COMMENT ON COLUMN out_of_band_memberships.stripped_state IS 'What came with an invite or knock of the room''s state: a JSON list of stripped events.';
+COMMENT ON CONSTRAINT out_of_band_memberships_pkey ON out_of_band_memberships IS 'Serves: what ends when this server joins the room; stripped state.';
+
+CREATE FUNCTION is_out_of_band(event events) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT $1.outlier AND $1.rejected IS NULL AND COALESCE($1.membership <> 5, false) AND $1.auth_events = '{}'
+$$;
+COMMENT ON FUNCTION is_out_of_band IS
+    'Whether an event is a membership that came out of band and was not authorised yet. The rules want auth events for each of these; it has none here.';
+
+CREATE FUNCTION keep_auth_events() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT has_table_privilege(TG_RELID, 'UPDATE') THEN
+        RAISE EXCEPTION 'the auth events of an event do not change' USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION keep_auth_events IS 'Refuses new auth events for an event that has its own already, except to who may change anything of it: a rebuild.';
+CREATE TRIGGER events_auth_events_once BEFORE UPDATE OF auth_events ON events
+    FOR EACH ROW WHEN (OLD.auth_events IS DISTINCT FROM NEW.auth_events AND NOT is_out_of_band(OLD))
+    EXECUTE FUNCTION keep_auth_events();
+
+-- Who may what: three roles without login, for logins to be members of; whoever migrates owns everything. Run by migration 0002, and again by
+-- `room-storage migrate --grants`. It leaves exactly these privileges, whatever there was before.
+--
+--   PREFIX_runtime  a homeserver's processes: INSERT and SELECT, UPDATE of what may change. No event is deleted, no bytes change.
+--   PREFIX_reader   SELECT: room-storage stats, verify, explain.
+--   PREFIX_purger   what takes away or mends: purge, censor, gc, verify --repair, rebuild-visibility.
+--
+-- The prefix is the setting room_storage.role_prefix; "none": no roles.
+
+DO $$
+DECLARE
+    prefix text := COALESCE(NULLIF(current_setting('room_storage.role_prefix', true), ''), 'room_storage');
+    runtime text := prefix || '_runtime';
+    reader text := prefix || '_reader';
+    purger text := prefix || '_purger';
+    role text;
+    missing text[] := '{}';
+    one record;
+BEGIN
+    IF prefix = 'none' THEN
+        RETURN;
+    END IF;
+    FOREACH role IN ARRAY ARRAY[runtime, reader, purger] LOOP
+        CONTINUE WHEN EXISTS (SELECT FROM pg_roles WHERE rolname = role);
+        BEGIN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', role);
+        EXCEPTION
+            WHEN duplicate_object OR unique_violation THEN NULL;  -- another database of this server does the same at this moment
+            WHEN insufficient_privilege THEN missing := missing || role;
+        END;
+    END LOOP;
+    IF missing <> '{}' THEN
+        RAISE WARNING 'the roles % do not exist and % may not make them: the schema serves without, its owner may everything',
+            array_to_string(missing, ', '), current_user
+            USING HINT = format('as a role with CREATEROLE: %s; then run `room-storage migrate --grants` as %s',
+                (SELECT string_agg(format('CREATE ROLE %I NOLOGIN', m), '; ') FROM unnest(missing) AS m), current_user);
+        RETURN;
+    END IF;
+    FOREACH role IN ARRAY ARRAY[runtime, reader, purger] LOOP
+        IF NOT has_schema_privilege(role, current_schema(), 'USAGE') THEN
+            EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), role);
+        END IF;
+    END LOOP;
+    FOR one IN
+        SELECT *
+        FROM (VALUES
+            ('alembic_version', 'SELECT', 'SELECT'),
+            ('schema_compatibility', 'SELECT', 'SELECT'),
+            ('background_jobs', 'SELECT', 'SELECT'),
+            ('deployment', 'SELECT, INSERT, UPDATE (server_name, incarnation)', 'SELECT, UPDATE (incarnation)'),
+            ('principals', 'SELECT, INSERT', 'SELECT, INSERT'),
+            ('event_types', 'SELECT, INSERT', 'SELECT, INSERT'),
+            ('state_keys', 'SELECT, INSERT', 'SELECT, INSERT'),
+            ('rooms',
+                'SELECT, INSERT, UPDATE (write_version, next_audience, current_state_group, last_stream_ordering, max_topological_ordering, '
+                'current_audience, moves, joined_count, invited_count, forward_extremities, strays)',
+                'SELECT, UPDATE, DELETE'),
+            ('events',
+                'SELECT, INSERT, UPDATE (stream_ordering, topological_ordering, state_group_before, state_group_after, audience, redacted_by, '
+                'writer_nid, outlier, backfilled, soft_failed, ineffective, after_gap, rejected, prev_events, auth_events)',
+                'SELECT, UPDATE, DELETE'),
+            ('moved_events', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('missing_events', 'SELECT, INSERT, UPDATE (covered, child_nids), DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('gap_failures', 'SELECT, INSERT, UPDATE, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('dropped_extremities', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('waiting_redactions', 'SELECT, INSERT, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('state_groups', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('current_state', 'SELECT, INSERT, UPDATE (event_nid, membership), DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('state_deltas', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('memberships', 'SELECT, INSERT, UPDATE (stream_ordering, event_nid, writer_nid, membership)', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('out_of_band_memberships', 'SELECT, INSERT, UPDATE (event_nid, stripped_state), DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('outlier_memberships', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('auth_chains', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('auth_chain_links', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('visibility',
+                'SELECT, INSERT, UPDATE (last_join_topological, joined_count, invited_count, audiences, invited_audiences, '
+                'first_audience)',
+                'SELECT, INSERT, UPDATE, DELETE'),
+            ('past_visibility', 'SELECT, INSERT, UPDATE (audiences, invited_audiences, stretches)', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('audiences', 'SELECT, INSERT, UPDATE (branches, continued)', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('erased_users', 'SELECT, INSERT, DELETE', 'SELECT'),
+            ('stream_positions', 'SELECT, INSERT, UPDATE', 'SELECT, INSERT, UPDATE'),
+            ('lost_positions', 'SELECT, INSERT', 'SELECT, INSERT'),
+            ('purged_streams', 'SELECT', 'SELECT, INSERT, UPDATE'),
+            ('writers', 'SELECT, INSERT, UPDATE (schema_revision)', 'SELECT, INSERT, UPDATE (schema_revision)'),
+            ('account_data', 'SELECT, INSERT, UPDATE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('to_device', 'SELECT, INSERT, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('receipts', 'SELECT, INSERT, UPDATE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('cache_invalidations', 'SELECT, INSERT', 'SELECT, INSERT, DELETE'),
+            ('import_events', 'SELECT, INSERT, DELETE, TRUNCATE', 'SELECT'),
+            ('purge_jobs', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('purge_leavings', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('stored_events', 'SELECT', 'SELECT'),
+            ('whole_visibility', 'SELECT', 'SELECT')
+        ) AS t (name, for_runtime, for_purger)
+        WHERE to_regclass(quote_ident(t.name)) IS NOT NULL
+    LOOP
+        EXECUTE format('REVOKE ALL ON %I FROM %I, %I, %I', one.name, runtime, reader, purger);
+        EXECUTE format('GRANT %s ON %I TO %I', one.for_runtime, one.name, runtime);
+        EXECUTE format('GRANT SELECT ON %I TO %I', one.name, reader);
+        EXECUTE format('GRANT %s ON %I TO %I', one.for_purger, one.name, purger);
+    END LOOP;
+    FOR one IN
+        SELECT c.oid::regclass AS name
+        FROM unnest(ARRAY['principal_nids', 'type_nids', 'state_key_nids', 'room_nids', 'event_nids', 'events_stream', 'state_group_nids',
+            'auth_chain_nids', 'writer_nids', 'account_data_stream', 'to_device_stream', 'receipts_stream', 'caches_stream',
+            'import_numbers', 'purge_job_ids']) AS s (name)
+        JOIN pg_class c ON c.oid = to_regclass(quote_ident(s.name))
+    LOOP
+        EXECUTE format('GRANT USAGE, SELECT, UPDATE ON SEQUENCE %s TO %I, %I', one.name, runtime, purger);
+        EXECUTE format('GRANT SELECT ON SEQUENCE %s TO %I', one.name, reader);
+    END LOOP;
+END
+$$;

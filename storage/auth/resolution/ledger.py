@@ -1,0 +1,214 @@
+"""The iterative auth checks, kept: after a change only the events are checked again whose auth state it reaches.
+
+The events stand in an order. Each sets its key if the state before it allows it, so the value of a key before an event is the last
+allowed event under that key, or the base's. A check depends on the values under `keys_needed` alone. So if the value that an event gives to
+a key changes, these are checked again: the later events that need the key, up to the next one that sets it. Checks go by the order, so
+each sees final values, and the outcome is that of checking all of them.
+
+Places are pairs of a phase and a number between those of the neighbours. Source: room version 2, "Iterative auth checks".
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from heapq import heappop, heappush
+from typing import Final, Protocol
+
+from storage.auth.resolution.iterate import allowed, auth_state_for
+from storage.auth.selection import keys_needed
+from storage.event import Event
+from storage.ids import EventId, StateKey
+
+Place = tuple[int, int]
+"""Phase, and a number within it."""
+
+GAP: Final = 1 << 40
+SPREAD: Final = 64  # bits by which all numbers grow where two neighbours have no room between them
+
+
+class Source(Protocol):
+    """What resolution reads, which need not be in memory: if it is not, None is returned and `lacking` is true until it was loaded."""
+
+    @property
+    def rejected(self) -> AbstractSet[EventId]:
+        """Of the events that were read, at least those that are rejected."""
+
+    def event(self, event_id: EventId, /) -> Event | None:
+        """An event; None if it is not held."""
+
+    def base(self, key: StateKey, /) -> EventId | None:
+        """The value of a key in the state that the checks start from."""
+
+    @property
+    def lacking(self) -> bool:
+        """Whether something was read that has to be loaded first."""
+
+
+class Ledger:
+    """Events in the order of their checks, with the outcomes."""
+
+    def __init__(self) -> None:
+        self.places: dict[EventId, Place] = {}
+        self.checks = 0
+        """Auth checks made."""
+        self._at: dict[Place, EventId] = {}
+        self._order: list[Place] = []
+        self._setting: dict[StateKey, list[Place]] = {}  # of the allowed events, by what they set
+        self._needing: dict[StateKey, list[Place]] = {}
+        self._keys: dict[EventId, tuple[StateKey, frozenset[StateKey]]] = {}  # what an event sets, and needs
+        self._allowed: set[EventId] = set()
+        self._unchecked: list[Place] = []  # a heap; an event may have left its place
+        self._due: set[Place] = set()  # the same
+
+    def order(self, phase: int) -> list[EventId]:
+        """The events of a phase."""
+        return [self._at[place] for place in self._order[self._first(phase) : self._first(phase + 1)]]
+
+    def after(self, phase: int, place: Place | None) -> Iterator[EventId]:
+        """The events of a phase behind a place; all of them if that is None."""
+        start = self._first(phase) if place is None else bisect_right(self._order, place)
+        for index in range(start, len(self._order)):
+            if self._order[index][0] != phase:
+                return
+            yield self._at[self._order[index]]
+
+    def value(self, key: StateKey) -> EventId | None:
+        """What the events set a key to in the end; None if none of them sets it."""
+        setting = self._setting.get(key)
+        return self._at[setting[-1]] if setting else None
+
+    def values(self) -> dict[StateKey, EventId]:
+        """What the events set in the end."""
+        return {key: self._at[setting[-1]] for key, setting in self._setting.items() if setting}
+
+    def get(self, key: StateKey, before: Place) -> EventId | None:
+        """What the events before a place set a key to."""
+        setting = self._setting.get(key)
+        index = bisect_left(setting, before) if setting else 0
+        return self._at[setting[index - 1]] if setting and index else None
+
+    def insert(self, event: Event, phase: int, before: EventId | None) -> None:
+        """Put an event before another one, or at the end of its phase."""
+        place = self._between(phase, before)
+        self.places[event.event_id] = place
+        self._at[place] = event.event_id
+        insort(self._order, place)
+        needed = frozenset() if event.state_key is None else frozenset(keys_needed(event))
+        self._keys[event.event_id] = (event.key if event.state_key is not None else ("", "")), needed
+        for key in needed:
+            insort(self._needing.setdefault(key, []), place)
+        self._push(place)
+
+    def remove(self, event_id: EventId) -> None:
+        """Take an event out."""
+        self._set(event_id, allowed_now=False)
+        place = self.places.pop(event_id)
+        del self._at[place]
+        del self._order[bisect_left(self._order, place)]
+        for key in self._keys.pop(event_id)[1]:
+            del self._needing[key][bisect_left(self._needing[key], place)]
+
+    def base_changed(self, keys: Iterable[StateKey]) -> None:
+        """Check those events again that take one of these keys from the base."""
+        for key in keys:
+            self._value_changed(key, (-1, 0))
+
+    def check(self, phase: int, source: Source) -> Iterator[bool]:
+        """Check what is due up to a phase. Yield after each check: True if something has to be loaded first."""
+        while self._unchecked and self._unchecked[0][0] <= phase:
+            event_id = self._at.get(self._unchecked[0])
+            while event_id is not None:
+                outcome = self._outcome(event_id, source)
+                yield source.lacking
+                if outcome is not None:
+                    self._set(event_id, allowed_now=outcome)
+                    break
+            self._due.discard(heappop(self._unchecked))
+
+    def _outcome(self, event_id: EventId, source: Source) -> bool | None:
+        """Whether the state before an event allows it; None if something has to be loaded first."""
+        event = source.event(event_id)
+        if event is None or event.state_key is None:
+            return None if source.lacking else False
+        before = _Before(self, self.places[event_id])
+        state = auth_state_for(event, before, _Base(source), source.event, source.rejected)
+        if source.lacking:
+            return None
+        self.checks += 1
+        return state is not None and allowed(event, state)
+
+    def _set(self, event_id: EventId, *, allowed_now: bool) -> None:
+        if allowed_now == (event_id in self._allowed):
+            return
+        key, place = self._keys[event_id][0], self.places[event_id]
+        setting = self._setting.setdefault(key, [])
+        if allowed_now:
+            self._allowed.add(event_id)
+            insort(setting, place)
+        else:
+            self._allowed.discard(event_id)
+            del setting[bisect_left(setting, place)]
+        self._value_changed(key, place)
+
+    def _value_changed(self, key: StateKey, place: Place) -> None:
+        """Check those again that need a key behind a place, up to the next event that sets it."""
+        needing, setting = self._needing.get(key, ()), self._setting.get(key, ())
+        following = bisect_right(setting, place)
+        end = bisect_right(needing, setting[following]) if following < len(setting) else len(needing)
+        for due in needing[bisect_right(needing, place) : end]:
+            self._push(due)
+
+    def _push(self, place: Place) -> None:
+        if place not in self._due:
+            self._due.add(place)
+            heappush(self._unchecked, place)
+
+    def _first(self, phase: int) -> int:
+        return bisect_left(self._order, (phase, 0))
+
+    def _between(self, phase: int, before: EventId | None) -> Place:
+        index = self._first(phase + 1) if before is None else bisect_left(self._order, self.places[before])
+        low = self._order[index - 1][1] if index and self._order[index - 1][0] == phase else 0
+        if before is None:
+            return phase, low + GAP
+        high = self._order[index][1]
+        if high - low < 2:  # no number between them
+            self._spread()
+            low, high = low << SPREAD, high << SPREAD
+        return phase, (low + high) // 2
+
+    def _spread(self) -> None:
+        """Make room between all places."""
+
+        def spread(place: Place) -> Place:
+            return place[0], place[1] << SPREAD
+
+        self.places = {event_id: spread(place) for event_id, place in self.places.items()}
+        self._at = {spread(place): event_id for place, event_id in self._at.items()}
+        self._order = [spread(place) for place in self._order]
+        self._unchecked = [spread(place) for place in self._unchecked]
+        self._due = set(self._unchecked)
+        for lists in (self._setting, self._needing):
+            for key, places in lists.items():
+                lists[key] = [spread(place) for place in places]
+
+
+class _Before:
+    """The state that the events before a place come to, by key."""
+
+    def __init__(self, ledger: Ledger, place: Place) -> None:
+        self._ledger = ledger
+        self._place = place
+
+    def get(self, key: StateKey) -> EventId | None:
+        return self._ledger.get(key, self._place)
+
+
+class _Base:
+    """The state that the checks start from, by key."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def get(self, key: StateKey) -> EventId | None:
+        return self._source.base(key)

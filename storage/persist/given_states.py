@@ -1,0 +1,65 @@
+"""The states that a caller of `append` gives with `state_before`: of each key at most one event, and no rejected event.
+
+Ids of events that are not held are no fault of the caller: the answer `missing_parents` names them. An event of the same batch is checked by
+its key alone, as nobody has authorised it yet.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, LiteralString, NamedTuple
+
+from storage import checks
+from storage.database.connection import Database
+from storage.errors import InputError
+from storage.event import Event
+from storage.ids import EventId, StateKey
+
+States = Mapping[EventId, tuple[EventId, ...]]
+
+SQL_GIVEN: Final[LiteralString] = """
+SELECT e.event_id, t.type, k.state_key, e.rejected
+FROM events e
+JOIN state_keys k USING (state_key_nid)
+JOIN event_types t ON t.type_nid = k.type_nid
+WHERE e.event_id = ANY($1::text[])
+"""
+
+
+class GivenRow(NamedTuple):
+    """A held state event."""
+
+    event_id: str
+    type: str
+    state_key: str
+    rejected: str | None
+
+
+def read(state_before: Mapping[EventId, Iterable[EventId]] | None) -> States:
+    """Return the states as tuples of event ids, each id once. `InputError` for what is no mapping of lists, `InvalidIdentifier`."""
+    if state_before is None:
+        return {}
+    return {event_id: tuple(checks.events(ids)) for event_id, ids in checks.mapping(state_before, "state_before").items()}
+
+
+async def check(database: Database, states: States, batch: Iterable[Event]) -> None:
+    """Raise `InputError` for a state with two events of one key, or with a rejected event."""
+    if not states:
+        return
+    keys = {event.event_id: event.key for event in batch if event.state_key is not None}
+    ids = list({event_id for state in states.values() for event_id in state})
+    async with database.connection() as conn:
+        held = {row.event_id: row for row in await conn.fetch(SQL_GIVEN, ids, row=GivenRow)}
+    keys.update((EventId(row.event_id), (row.type, row.state_key)) for row in held.values())
+    for event_id, state in states.items():
+        _check_state(event_id, state, keys, held)
+
+
+def _check_state(event_id: EventId, state: Iterable[EventId], keys: Mapping[EventId, StateKey], held: Mapping[str, GivenRow]) -> None:
+    found: dict[StateKey, EventId] = {}
+    for one in state:
+        if one in held and held[one].rejected is not None:
+            raise InputError(f"state_before of {event_id} holds {one}, which is rejected: {held[one].rejected}")
+        if one not in keys:
+            continue
+        first = found.setdefault(keys[one], one)
+        if first != one:
+            raise InputError(f"state_before of {event_id} holds two events of {keys[one]}: {first} and {one}")

@@ -1,0 +1,50 @@
+"""What the last resolutions of a room decided, so that the next ones go on from there."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from storage.auth import Resolution
+from storage.state.groups import Group
+
+LEAST: Final = 8  # a smaller conflict is resolved anew as fast
+MOST: Final = 50_000
+"""Events of all conflicts together that are remembered, about 2 kB each."""
+OF_A_ROOM: Final = 2
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """The conflict of some states. It is changed in place, so whoever goes on from it takes it away first."""
+
+    states: dict[int, Group]
+    keys: set[int]
+    """Those in which the states differ."""
+    values: dict[int, set[int]]
+    """Under each of these keys."""
+    differing: set[int] = field(default_factory=set)
+    """Nids of the events in the auth chains of some of the states, but not of all."""
+    full: set[int] = field(default_factory=set)
+    """The full conflicted set."""
+    walk: set[int] = field(default_factory=set)
+    """That, and what is on auth paths between members."""
+    lowest: dict[int, int] = field(default_factory=dict)
+    """By chain, the lowest number of a conflicted event."""
+    resolution: Resolution = field(default_factory=Resolution)
+
+    @property
+    def conflicted(self) -> set[int]:
+        """The nids under the keys in conflict."""
+        return set().union(*self.values.values())
+
+    def odd(self, states: Mapping[int, Group]) -> tuple[Group, Group] | None:
+        """The state of the record that another took the place of, and that one; None if more is different."""
+        old, new = self.states.keys() - states.keys(), states.keys() - self.states.keys()
+        if len(old) != 1 or len(new) != 1:
+            return None
+        return self.states[next(iter(old))], states[next(iter(new))]
+
+
+def newest(records: Collection[Record]) -> list[Record]:
+    """Those of a room that are remembered; newer ones are last."""
+    return [record for record in records if LEAST <= len(record.full) <= MOST][-OF_A_ROOM:]

@@ -1,0 +1,243 @@
+"""A state resolution as the plan of an event makes it: in turns, and going on from what the room's last resolution decided.
+
+It is a generator, which the draft keeps while it is not done. Where something has to be loaded, or the turn is over, planning stops with
+`Needs` and begins again; the generator goes on where it stopped. So neither a long auth chain nor many auth checks hold the event loop,
+and what was walked is not walked again.
+
+The conflict of the states is remembered (`storage.persist.records`). The next question of the room mostly differs from that in one state
+that has gone on by an event. Then the auth difference changes only by what that state's chain gains or loses: that is walked, and
+`storage.auth.Resolution` resolves the change. Where more is different, and for what the chain cover does not know, all is done anew.
+Version 1 of the algorithm looks at the states alone, and has nothing to go on from.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from storage.auth import Change, needed_events, resolve_conflicts
+from storage.errors import StorageCorrupt
+from storage.event import RoomVersion
+from storage.event.versions import version_of
+from storage.ids import EventId
+from storage.persist.chains import Loose, Reach, Steps, asking, between, differing, lowest_of, reached_anew
+from storage.persist.context import Pause
+from storage.persist.draft import Draft
+from storage.persist.loaded import Loaded, Reading, Unconflicted, event_id_of, nid_of, text_key
+from storage.persist.records import Record
+from storage.persist.rows import RoomRow
+from storage.persist.walk import walked
+from storage.state.groups import REMOVED, Group, changed_keys
+
+NEAR: Final = 64  # keys in which a state may differ from the one whose place it takes
+
+
+class Resolving:
+    """One resolution: a question that is worked on until it is answered."""
+
+    def __init__(self, draft: Draft, room: RoomRow, states: Sequence[Group]) -> None:
+        self._steps = _resolved(draft, room, states)
+        self._room_id = room.room_id
+        self.seconds = 0.0
+        self._result: dict[int, int] | None = None
+
+    def run(self, draft: Draft) -> dict[int, int]:
+        """Return the value of each key in conflict, `REMOVED` where it has none. `Needs` to load something, `Pause` when the turn is over."""
+        began = time.perf_counter()
+        try:
+            while self._result is None:
+                self._step(draft, began)
+        finally:
+            seconds = time.perf_counter() - began
+            self.seconds += seconds
+            draft.resolving_seconds[self._room_id] = draft.resolving_seconds.get(self._room_id, 0) + seconds
+        return self._result
+
+    def _step(self, draft: Draft, began: float) -> None:
+        try:
+            needs = next(self._steps)
+        except StopIteration as done:
+            self._result = done.value
+            draft.caches.resolutions.add(self.seconds)
+            return
+        if needs is not None:
+            raise needs
+        if draft.turn.is_over and draft.turn.is_long(
+            time.perf_counter() - began
+        ):  # all before it is done again, so it gets a turn of its own
+            raise Pause
+
+
+def _resolved(draft: Draft, room: RoomRow, states: Sequence[Group]) -> Steps[dict[int, int]]:
+    version = version_of(room.room_version)
+    if version.state_resolution == "v1":
+        return (yield from _version_1(draft, version, states))
+    conflict = Conflict(draft, version, {group.state_group: group for group in states})
+    known = draft.records_of(room.room_nid)
+    record = _nearest(known, conflict.states)
+    try:
+        if record is None:
+            record = yield from conflict.begun()
+        else:
+            known.remove(record)  # it is changed in place
+            yield from conflict.gone_on(record)
+        is_whole = True
+    except Loose:
+        record = yield from conflict.walked()
+        is_whole = False
+    if is_whole and not conflict.loaded.absent:
+        known.append(record)
+    return (yield from asking(conflict.values, record))
+
+
+def _nearest(records: Sequence[Record], states: Mapping[int, Group]) -> Record | None:
+    for record in reversed(records):
+        odd = record.odd(states)
+        if odd is not None and len(changed_keys(*odd)) <= NEAR:
+            return record
+    return None
+
+
+class Conflict:
+    """The states in question, of a room with version 2 or 2.1 of the algorithm."""
+
+    def __init__(self, draft: Draft, version: RoomVersion, states: dict[int, Group]) -> None:
+        self.states = states
+        self.loaded = Loaded(draft)
+        self._draft = draft
+        self._is_newer = version.state_resolution == "v2.1"
+        self._groups = list(states.values())
+
+    def begun(self) -> Steps[Record]:
+        """Resolve all of it. `Loose` if the chain cover does not know an event of it."""
+        record = self._record()
+        values = record.conflicted
+        record.differing = yield from differing(self._draft, self._groups, record.keys)
+        record.lowest = lowest_of(self._draft, values)
+        passed = yield from between(self._draft, values, record.lowest)
+        yield from self._resolve(record, passed, record.keys)
+        return record
+
+    def walked(self) -> Steps[Record]:
+        """Resolve all of it without the chain cover."""
+        record = self._record()
+        record.differing, passed = yield from asking(walked, self._draft, self._groups, record.keys)
+        yield from self._resolve(record, passed, record.keys)
+        return record
+
+    def _record(self) -> Record:
+        keys = set[int]().union(*(changed_keys(self._groups[0], other) for other in self._groups[1:]))
+        return Record(self.states, keys, {key: self._under(key) for key in keys})
+
+    def _under(self, key: int) -> set[int]:
+        return {group.entries[key] for group in self._groups if key in group.entries}
+
+    def gone_on(self, record: Record) -> Steps[None]:
+        """Resolve what is different since the record. `Loose` if the chain cover does not know an event of it."""
+        odd = record.odd(self.states)
+        if odd is None:
+            raise ValueError("more than one state is different")
+        old, new = odd
+        changed = changed_keys(old, new)
+        before = record.conflicted
+        keys_before = set(record.keys)
+        for key in changed:
+            self._update_key(record, key)
+        gained = yield from reached_anew(self._draft, _entries(new, changed), Reach(self._draft, old, keys_before, changed))
+        lost = yield from reached_anew(self._draft, _entries(old, changed), Reach(self._draft, new, record.keys, changed))
+        others = [Reach(self._draft, group, record.keys, changed) for group in self._groups if group is not new]
+        yield from self._update_difference(record, gained, lost, others)
+        record.states = self.states
+        passed = yield from self._passed(record, before)
+        yield from self._resolve(record, passed, changed)
+
+    def _update_key(self, record: Record, key: int) -> None:
+        if len({group.entries.get(key) for group in self._groups}) > 1:
+            record.keys.add(key)
+            record.values[key] = self._under(key)
+        else:
+            record.keys.discard(key)
+            record.values.pop(key, None)
+
+    def _update_difference(self, record: Record, gained: set[int], lost: set[int], others: Sequence[Reach]) -> Steps[None]:
+        """What a state gains and no state had is different now, as is what it loses and all had. Of the rest the other states decide."""
+        enter = (gained | lost) - record.differing
+        leave = set()
+        for nid in (gained | lost) & record.differing:
+            reached = [nid in gained]  # of two states, the other one has what is different and this one had not
+            if len(others) > 1:
+                reached = yield from asking(_reached, others, nid)
+            if all(reached) if nid in gained else not any(reached):
+                leave.add(nid)
+            yield None
+        record.differing |= enter
+        record.differing -= leave
+
+    def _passed(self, record: Record, before: set[int]) -> Steps[set[int]]:
+        """The events on auth paths between conflicted events; in version 2 at least those that are not in the record's walk."""
+        values = record.conflicted
+        new = values - before
+        if self._is_newer:
+            record.lowest = lowest_of(self._draft, values)
+            return (yield from between(self._draft, values, record.lowest))
+        for chain_nid, number in lowest_of(self._draft, new).items():
+            record.lowest[chain_nid] = min(number, record.lowest.get(chain_nid, number))
+        pending = self._draft.pending
+        if pending is not None and new <= {pending.event_nid}:  # nothing reaches the event in hand
+            return (yield from between(self._draft, new, record.lowest, record.walk))
+        return (yield from between(self._draft, values, record.lowest))
+
+    def _resolve(self, record: Record, passed: set[int], changed: Collection[int]) -> Steps[None]:
+        """Resolve what is different from the record's full conflicted set and walk."""
+        draft, before = self._draft, record.full
+        record.full = record.conflicted | record.differing
+        if self._is_newer:
+            record.full |= passed
+        removed = before - record.full
+        fresh = passed - record.walk - record.full
+        record.walk -= removed
+        record.walk |= record.full | passed
+        change = yield from asking(
+            lambda: Change(self._ids(record.full - before), self._ids(removed), self._ids(fresh), [text_key(draft, key) for key in changed])
+        )
+        base = {} if self._is_newer else Unconflicted(draft, self._groups[0], record.keys)
+        source = Reading(draft, self.loaded, base)
+        for lacking in record.resolution.change(change, source):
+            yield source.needs() if lacking else None
+
+    def _ids(self, nids: Collection[int]) -> list[EventId]:
+        self._draft.ensure_rows(nids)
+        return [event_id_of(self._draft, nid) for nid in nids]
+
+    def values(self, record: Record) -> dict[int, int]:
+        """The value of each key in conflict, and of those that no state has but the auth difference."""
+        values = dict.fromkeys(record.keys, REMOVED)
+        for event_id in record.resolution.decided().values():
+            row = self._draft.row(event_id)
+            if row is None or row.state_key_nid is None:
+                raise StorageCorrupt("state resolution chose an event that is not held", event_id=event_id)
+            if row.state_key_nid in record.keys or row.state_key_nid not in self._groups[0].entries:
+                values[row.state_key_nid] = row.event_nid
+        return values
+
+
+def _reached(states: Iterable[Reach], nid: int) -> list[bool]:
+    return [state.has(nid) for state in states]
+
+
+def _entries(group: Group, keys: Iterable[int]) -> list[int]:
+    return [nid for key in keys if (nid := group.entries.get(key)) is not None]
+
+
+def _version_1(draft: Draft, version: RoomVersion, states: Sequence[Group]) -> Steps[dict[int, int]]:
+    keys = set[int]().union(*(changed_keys(states[0], other) for other in states[1:]))
+    values = {key: {group.entries[key] for group in states if key in group.entries} for key in keys}
+    yield from asking(lambda: draft.ensure_rows(set().union(*values.values())))
+    names = yield from asking(lambda: {key: text_key(draft, key) for key in keys})
+    conflicted = {names[key]: {event_id_of(draft, nid) for nid in nids} for key, nids in values.items()}
+    events = Loaded(draft)
+    arguments = (version, Unconflicted(draft, states[0], keys), conflicted, frozenset[EventId]())
+    while wanted := (yield from asking(lambda: needed_events(*arguments, events, rejected=events.rejected, absent=events.absent))):
+        yield from asking(events.add, wanted)  # in rounds: what is found tells what to look for next
+        yield None
+    result = yield from asking(lambda: resolve_conflicts(*arguments, events, rejected=events.rejected))
+    return (yield from asking(lambda: {key: nid_of(draft, result.get(name)) for key, name in names.items()}))

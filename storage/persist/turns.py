@@ -1,0 +1,38 @@
+"""Turns of planning: how long it may keep the event loop."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+TURN_SECONDS: Final = 0.01
+"""The time after which planning lets others have the event loop. Between two looks at the clock are an event or a step of a resolution."""
+
+
+HEAVY_SECONDS: Final = 0.01
+"""Seconds that the resolutions of a room may take in one plan before the room is planned aside (`storage.persist.lane`)."""
+
+
+class Turn:
+    """A turn, begun again and again; without a length it is never over."""
+
+    __slots__ = ("_clock", "_seconds", "_until", "rest")
+
+    def __init__(self, seconds: float | None = None, *, rest: float = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+        """``rest``: seconds to wait after it, at least."""
+        self._seconds = seconds
+        self.rest = rest
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a turn."""
+        self._until = float("inf") if self._seconds is None else self._clock() + self._seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether others are to have theirs."""
+        return self._clock() >= self._until
+
+    def is_long(self, seconds: float) -> bool:
+        """Whether a part of the turn has taken as long as all of it should."""
+        return self._seconds is not None and seconds >= self._seconds

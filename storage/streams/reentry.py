@@ -1,0 +1,105 @@
+"""Entering a database again that took the place of the one that a store has entered: a standby that was promoted, or a restored backup.
+
+Each new session is compared with what the store entered (`is_same`). Where it differs nobody gets a session, and the store enters anew as if it
+had just been opened: the gap in every stream (`storage.streams.restored`), a new epoch, positions from the tables, nothing remembered. What an
+unanswered write has done is read in the same transaction: nothing more comes of it, as its epoch is over. Then the others are told.
+
+Where nothing was lost, this is a pause of some milliseconds: tokens go on, and what was under way is done once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from storage.database.connection import Connection, Database, begun
+from storage.database.deployment import deployment
+from storage.database.migrate import check_schema
+from storage.errors import StorageError, WrongServerName
+from storage.streams.feed import Fact
+from storage.streams.following import EVERYTHING, follow_once
+from storage.streams.registry import STREAMS, Restart, Streams
+from storage.streams.restored import Mark, look
+from storage.streams.startup import Entered, be_alone, entered
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 0.25
+
+
+@dataclass(slots=True)
+class Entry:
+    """What a store has entered, and enters again."""
+
+    database: Database
+    streams: Streams
+    server_name: str
+    deployment_id: str
+    mark: Mark
+
+    async def is_same(self, conn: Connection) -> bool:
+        """Whether a session leads to the database that was entered, with all that this process knows to be written there."""
+        found = await look(conn, self.streams.instance_name, self.own_positions())
+        return (found.incarnation, found.lost_upto) == self.mark and not found.is_behind
+
+    def own_positions(self) -> Mapping[str, int]:
+        """Up to where this process knows its own writes, by stream."""
+        return {name: stream.positions()[self.streams.instance_name] for name, stream in self.streams.items()}
+
+
+async def stay_entered(entry: Entry, *, told_of: Collection[str]) -> None:
+    """Enter again whenever the database is replaced, until cancelled."""
+    guard = entry.database.guard
+    while True:
+        await guard.until_replaced()
+        logger.warning("the database was restored, or a standby took over: entering it again")
+        while not guard.is_current:
+            try:
+                await enter_again(entry)
+            except StorageError as error:
+                if guard.reason != str(error):
+                    logger.warning("the database cannot be entered again yet: %s", error)
+                guard.reason = str(error)
+                await asyncio.sleep(RETRY_SECONDS)
+        try:
+            await follow_once(entry.database, entry.streams, told_of)
+        except StorageError as error:
+            logger.warning("what others wrote is read later: %s", error)
+
+
+async def enter_again(entry: Entry) -> None:
+    """Enter the database that is there now, and let everything begin anew."""
+    known = entry.streams.instance_name, entry.own_positions()
+    async with entry.database.apart() as conn:
+        await check_schema(conn)
+        await _check_deployment(conn, entry)
+        await be_alone(conn, entry.streams.instance_name, wait_ms=entry.database.config.enter_wait_ms)
+        async with begun(conn):
+            found = await look(conn, *known)
+            own, missed = await _entered(conn, entry, is_rolled_back=found.is_behind and found.lost_upto == entry.mark.lost_upto)
+    entry.mark = own.mark
+    entry.streams.restart(own.positions, own.epochs, own.lost, Restart(own.writer_nid, missed))
+    entry.database.guard.enter_again()
+    logger.warning(
+        "the database is entered again: nothing is remembered, streams go on at %d", entry.streams["events"].current().furthest()
+    )
+
+
+async def _entered(conn: Connection, entry: Entry, *, is_rolled_back: bool) -> tuple[Entered, dict[str, list[Fact]]]:
+    """Enter, and read the own facts of which this process knows nothing: whoever enters waits for the writes that are under way."""
+    own = await entered(conn, entry.streams.instance_name, is_rolled_back=is_rolled_back)
+    missed = {
+        name: await STREAMS[name].read(conn, after, EVERYTHING, entry.streams.instance_name, EVERYTHING)
+        for name, after in entry.own_positions().items()
+    }
+    return own, missed
+
+
+async def _check_deployment(conn: Connection, entry: Entry) -> None:
+    """`WrongServerName` or StorageError if this is no copy of the database that was entered."""
+    found = await deployment(conn)
+    if found is not None and found.server_name is not None and found.server_name != entry.server_name:
+        raise WrongServerName(entry.server_name, found=found.server_name)
+    if found is None or found.deployment_id != entry.deployment_id:
+        raise StorageError("the address leads to a database that is no copy of the one that was opened: open the store again")

@@ -1,0 +1,166 @@
+"""Resolution that goes on from what it decided before, against resolution of the whole, on random rooms; and how much work it is."""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.auth import Change, Resolution, auth_difference, conflicted_subgraph, resolve, split_conflicts
+from storage.event import Event
+from storage.event.versions import version_of
+from storage.ids import EventId, StateKey
+from tests.auth.events import ROOM, make_event
+from tests.auth.random_rooms import RandomRoom, random_step
+from tests.auth.settings import thorough
+from tests.auth.test_resolution_random import ALGORITHMS
+
+State = dict[StateKey, EventId]
+
+
+class Lazy:
+    """Events of which each has to be loaded before it can be read."""
+
+    def __init__(self, events: Mapping[EventId, Event], base: State, rejected: AbstractSet[EventId]) -> None:
+        self.held = events
+        self.loaded: dict[EventId, Event] = {}
+        self.wanted: set[EventId] = set()
+        self.state = base
+        self.rejected = rejected
+        self.rounds = 0
+
+    def event(self, event_id: EventId, /) -> Event | None:
+        if event_id in self.held and event_id not in self.loaded:
+            self.wanted.add(event_id)
+        return self.loaded.get(event_id)
+
+    def base(self, key: StateKey, /) -> EventId | None:
+        return self.state.get(key)
+
+    @property
+    def lacking(self) -> bool:
+        return bool(self.wanted)
+
+    def load(self) -> None:
+        self.loaded |= {event_id: self.held[event_id] for event_id in self.wanted}
+        self.wanted.clear()
+        self.rounds += 1
+
+
+class Follower:
+    """A resolution that follows the states as they change."""
+
+    def __init__(self, version: str, events: Mapping[EventId, Event], rejected: AbstractSet[EventId] = frozenset()) -> None:
+        self.version, self.is_newer = version, version_of(version).state_resolution == "v2.1"
+        self.source = Lazy(events, {}, rejected)
+        self.resolution = Resolution()
+        self.passed: set[EventId] = set()
+        self.steps = 0
+
+    def resolved(self, states: list[State]) -> dict[StateKey, EventId]:
+        events = self.source.held
+        unconflicted, conflicted = split_conflicts(states)
+        values = set().union(*conflicted.values())
+        full = values | auth_difference([state.values() for state in states], events)
+        between = conflicted_subgraph(values, events)
+        full, passed = (full | between, set()) if self.is_newer else (full, between - full)
+        removed = self.resolution.full - full
+        base = {} if self.is_newer else unconflicted
+        changed = {key for key in base.keys() | self.source.state.keys() if base.get(key) != self.source.state.get(key)}
+        self.source.state = base
+        self.passed -= removed
+        change = Change(full - self.resolution.full, removed, passed - self.passed, changed)
+        self.passed |= passed | full
+        for lacking in self.resolution.change(change, self.source):
+            self.steps += 1
+            if lacking:
+                self.source.load()
+        return self.resolution.decided() | unconflicted
+
+
+def histories(versions: tuple[str, ...], number: int, length: int) -> tuple[RandomRoom, Random]:
+    random = Random(number)
+    room = RandomRoom(random.choice(versions), random.randrange(64))
+    room.begin()
+    for _ in range(length):
+        room.take(random_step(random))
+    return room, random
+
+
+def questions(room: RandomRoom, random: Random) -> Iterator[list[State]]:
+    """States of the room; from one question to the next mostly one of them goes on a little."""
+    points = list(room.points)
+    at = [random.randrange(len(points)) for _ in range(random.choice((2, 2, 3)))]
+    for _ in range(12):
+        yield [points[one] for one in at]
+        which, kind = random.randrange(len(at)), random.randrange(8)
+        if kind == 0:
+            at[which] = random.randrange(len(points))
+        elif kind == 1 and len(at) < 4:
+            at.append(random.randrange(len(points)))
+        elif kind == 2 and len(at) > 2:
+            at.pop(which)
+        else:
+            at[which] = min(at[which] + random.randrange(3), len(points) - 1)
+
+
+@pytest.mark.parametrize("algorithm", ["2", "2.1"])
+@thorough
+@given(number=st.integers(0, 2**40), length=st.integers(5, 50))
+def test_comes_to_what_the_whole_comes_to(algorithm: str, number: int, length: int) -> None:
+    room, random = histories(ALGORITHMS[algorithm], number, length)
+    rejected = frozenset(room.refused) if random.randrange(2) else frozenset()
+    missing = set(random.sample(sorted(room.events), 2)) if random.randrange(4) == 0 else set()
+    events = {event_id: event for event_id, event in room.events.items() if event_id not in missing}
+    follower = Follower(room.version, events, rejected)
+    for states in questions(room, random):
+        assert follower.resolved(states) == resolve(room.version, states, events, rejected=rejected)
+
+
+def chains(version: str, length: int, *, later: bool) -> tuple[dict[EventId, Event], list[list[State]]]:
+    """Two chains of power levels, and the states as the second grows beside the whole first one."""
+    creator = "@0:a"
+    events: dict[EventId, Event] = {}
+
+    def add(kind: str, key: str, content: dict[str, Any], cited: list[EventId], ts: int) -> EventId:
+        room = ROOM if version != "12" or not events else "!" + next(iter(events))[1:]
+        event = make_event(version, f"${len(events)}", kind, creator, key, content, room_id=room, ts=ts, auth=cited, prev=("$p",))
+        events[event.event_id] = event
+        return event.event_id
+
+    create = add("m.room.create", "", {"creator": creator, "room_version": version}, [], 0)
+    named = [] if version == "12" else [create]
+    member = add("m.room.member", creator, {"membership": "join"}, named, 1)
+    users = {} if version == "12" else {creator: 100}
+    power = add("m.room.power_levels", "", {"users": users}, [*named, member], 2)
+    state = {("m.room.create", ""): create, ("m.room.member", creator): member, ("m.room.power_levels", ""): power}
+    ends: list[list[State]] = [[state], [state]]
+    for number in range(length):
+        for branch, own in enumerate(ends):
+            last = own[-1]["m.room.power_levels", ""]
+            ts = 10 + 2 * number + branch if not (later and branch) else 10_000 + number
+            content = {"users": users | {"@x:a": number % 50}}
+            own.append(own[-1] | {("m.room.power_levels", ""): add("m.room.power_levels", "", content, [*named, member, last], ts)})
+    return events, [[ends[0][-1], one] for one in ends[1][1:]]
+
+
+@pytest.mark.parametrize("version", ["2", "11", "12"])
+@pytest.mark.parametrize("later", [False, True])
+def test_the_work_for_an_event_does_not_grow_with_the_chain(version: str, later: bool) -> None:
+    """An event more is an auth check or two more, however long the chains are, wherever it stands between them."""
+    work = {}
+    for length in (20, 200):
+        events, states = chains(version, length, later=later)
+        follower = Follower(version, events)
+        counts = []
+        for question in states:
+            assert follower.resolved(question)["m.room.power_levels", ""] in {*question[0].values(), *question[1].values()}
+            counts.append((follower.resolution.ledger.checks, follower.steps, follower.source.rounds))
+        work[length] = [max(after - before for before, after in pairwise(one)) for one in zip(*counts, strict=True)]
+        assert follower.resolved(states[-1]) == resolve(version, states[-1], events)
+    assert work[200] == work[20]
+    assert work[200][0] <= 2

@@ -1,0 +1,388 @@
+"""A standby takes over under open stores, with or without the last events of the primary. Nobody opens anything again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import pytest
+
+import storage
+from storage import DatabaseError, DatabaseReplaced, EventId, ResyncNeeded, Store, UserId
+from storage.config import Config
+from storage.database import Database
+from storage.persist.write import SQL_WRITE
+from storage.persist.write_plain import SQL_WRITE_PLAIN
+from storage.persist.writer import STRETCH
+from storage.replication import Client, Server
+from storage.streams.feed import Advance
+from storage.streams.restored import JUMP
+from storage.streams.to_device import SQL_SEND
+from storage.testing import RoomBuilder
+from tests.failover import Pair, value
+from tests.maintenance.rooms import SERVER, findings
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.every_postgres]
+
+ALICE = UserId("@alice:s1.test")
+CONFIG = Config(follow_ms=50, pool_size_max=4, cache_reads=True)
+SELDOM = replace(CONFIG, follow_ms=3_600_000)
+LOST = 120
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    async with Pair() as opened:
+        yield opened
+
+
+class Room:
+    """A room, what is stored of it, and how to go on after its end was lost."""
+
+    def __init__(self) -> None:
+        self.builder = RoomBuilder("11", seed=7)
+        self.builder.start(ALICE)
+        self.stored = 0
+        self.histories = 1
+
+    async def write(self, store: Store, count: int) -> list[EventId]:
+        """Append so many more; their ids."""
+        for number in range(count):
+            self.builder.message(ALICE, f"{self.histories} {self.stored} {number}")
+        results = await store.append(self.builder.pdus[self.stored :])
+        assert {result.outcome for result in results} == {"stored"}
+        new = [event.event_id for event in self.builder.events[self.stored :]]
+        self.stored = len(self.builder.events)
+        return new
+
+    def back_to(self, count: int) -> None:
+        """The room as it was then: what comes next is another history."""
+        kept, self.builder = self.builder.events[:count], RoomBuilder("11", seed=7)
+        self.builder.start(ALICE)
+        for event in kept[len(self.builder.events) :]:
+            self.builder.message(ALICE, str(event.content["body"]))
+        assert [event.event_id for event in self.builder.events] == [event.event_id for event in kept]
+        self.stored = count
+        self.histories += 1
+
+
+class Told:
+    """The event ids that the feed of a store tells."""
+
+    def __init__(self, store: Store) -> None:
+        self.ids: list[EventId] = []
+        self._more = asyncio.Event()
+        store.streams.feed.subscribe(self._told)
+
+    def _told(self, advance: Advance) -> None:
+        if advance.stream_name == "events":
+            self.ids += [fact.row[0] for fact in advance.facts]
+            self._more.set()
+
+    async def reached(self, ids: list[EventId]) -> None:
+        """Wait for these."""
+        while not set(ids) <= set(self.ids):
+            self._more.clear()
+            await self._more.wait()
+
+
+def opened(pair: Pair, name: str, config: Config = CONFIG, dsn: str | None = None) -> "AbstractAsyncContextManager[Store]":
+    return storage.open(dsn or pair.dsn, server_name=SERVER, instance_name=name, config=config)
+
+
+async def timeline(store: Store, since: str | None, *, timeout_ms: int = 0) -> tuple[list[EventId], str]:
+    answer = await store.sync(ALICE, since=since, timeline_limit=1000, timeout_ms=timeout_ms)
+    return [event.event_id for joined in answer.join.values() for event in joined.timeline.events], answer.next_batch
+
+
+async def waiting(store: Store, since: str) -> "asyncio.Task[tuple[list[EventId], str]]":
+    """A sync that has found nothing new, and waits."""
+    task = asyncio.create_task(timeline(store, since, timeout_ms=60_000))
+    while not store.notifier._waiting:  # noqa: ASYNC110  # nobody tells
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_what_is_new_after_a_lossy_failover_reaches_all(pair: Pair) -> None:
+    room = Room()
+    async with opened(pair, "a") as a, opened(pair, "b") as b:
+        told_a, told_b = Told(a), Told(b)
+        kept = await room.write(a, 20)
+        await told_b.reached(kept)
+        seen, early = await timeline(b, None)
+        assert seen == kept
+        await pair.caught_up()
+        await pair.detach()
+        before = room.stored
+        lost = await room.write(a, LOST)
+        await told_b.reached(lost)
+        seen, late = await timeline(b, early)
+        assert seen == lost
+        for store in (a, b):  # remembered from here on
+            assert len(await store.events(lost)) == LOST
+        await pair.fail_over()
+        room.back_to(before)
+        new = []
+        for _ in range(9):
+            new += await room.write(a, 1)
+        async with asyncio.timeout(20):
+            await told_a.reached(new)
+            await told_b.reached(new)
+        for store in (a, b):
+            with pytest.raises(ResyncNeeded, match="restored from"):
+                await timeline(store, late)
+            assert (await timeline(store, early))[0] == new
+            assert (await timeline(store, None))[0] == kept + new
+            assert await store.events(lost) == {}
+            assert await findings(store) == []
+
+
+async def test_who_waits_for_news_is_told_of_the_loss(pair: Pair) -> None:
+    room = Room()
+    async with opened(pair, "a") as a, opened(pair, "b") as b:
+        kept = await room.write(a, 5)
+        _, early = await timeline(a, None)
+        await pair.caught_up()
+        await pair.detach()
+        before = room.stored
+        await Told(b).reached(await room.write(a, LOST))
+        _, late = await timeline(b, early)
+        waits_late = await waiting(b, late)
+        await pair.fail_over()
+        with pytest.raises(ResyncNeeded):
+            await waits_late
+        waits_early = await waiting(b, early)
+        room.back_to(before)
+        new = await room.write(a, 1)
+        assert (await waits_early)[0] == new
+        assert (await timeline(b, None))[0] == kept + new
+
+
+async def test_nothing_is_written_before_the_database_is_entered_again(pair: Pair) -> None:
+    room = Room()
+    async with opened(pair, "a", replace(SELDOM, pool_acquire_timeout_ms=1_500, lock_timeout_ms=300)) as a:
+        await room.write(a, 5)
+        await pair.caught_up()
+        await pair.detach()
+        before = room.stored
+        lost = await room.write(a, LOST)
+        await pair.fail_over()
+        room.back_to(before)
+        room.builder.message(ALICE, "refused")
+        refused = room.builder.pdus[before:]
+        holds = await asyncpg.connect(pair.rooms(pair.standby))
+        async with holds.transaction():
+            await holds.execute("LOCK TABLE stream_positions IN SHARE MODE")
+            with pytest.raises(DatabaseError):  # the connection is found to be lost
+                await a.append(refused)
+            for write in (lambda: a.append(refused), lambda: a.to_device.send({ALICE: {"device": {"n": 1}}})):
+                with pytest.raises(DatabaseReplaced):
+                    await write()
+            with pytest.raises(DatabaseReplaced):
+                await timeline(a, None)
+            assert await holds.fetchval("SELECT count(*) FROM events") == before
+        await holds.close()
+        assert [result.outcome for result in await a.append(refused)] == ["stored"]
+        await a.to_device.send({ALICE: {"device": {"n": 2}}})
+        assert [message.content for message in await a.to_device.inbox(ALICE, "device")] == [b'{"n":2}']
+        assert await a.events(lost) == {}
+        assert await findings(a) == []
+
+
+class Silence:
+    """An observer: once armed, the next write reaches the server, and its answer never comes."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._proxy = pair.proxies[0]
+        self.is_armed = False
+        self.passes = 0
+        """So many writes are answered first."""
+
+    def before(self, statement: str) -> None:
+        if self.is_armed and statement in {SQL_WRITE, SQL_WRITE_PLAIN, SQL_SEND}:
+            self.passes -= 1
+            if self.passes < 0:
+                self._proxy.answers.clear()
+
+    def after(self, statement: str, seconds: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["events", "to_device"])
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "replicated"])
+async def test_a_write_without_an_answer_is_done_once(pair: Pair, is_lost: bool, kind: str) -> None:
+    room, silence = Room(), Silence(pair)
+    config = replace(SELDOM, pool_size_max=1)
+    async with storage.open(pair.dsn, server_name=SERVER, instance_name="a", config=config, observer=silence) as a:
+        told = Told(a)
+        for number in range(3):  # the statements are prepared
+            await room.write(a, 1)
+            await a.to_device.send({ALICE: {"device": {"n": number}}})
+        before = room.stored
+        await pair.caught_up()
+        if is_lost:
+            await pair.detach()
+        silence.is_armed = True
+        if kind == "events":
+            room.builder.message(ALICE, "without an answer")
+            writing: asyncio.Task[Any] = asyncio.create_task(a.append(room.builder.pdus[before:]))
+        else:
+            writing = asyncio.create_task(a.to_device.send({ALICE: {"device": {"n": 3}}}))
+        counted = "SELECT (SELECT count(*) FROM events) + (SELECT count(*) FROM to_device)"
+        while await value(pair.rooms(pair.primary), counted) != before + 4:
+            pass
+        if not is_lost:
+            await pair.caught_up()
+        await pair.fail_over()
+        silence.is_armed = False
+        pair.proxies[0].cut()
+        pair.proxies[0].answers.set()
+        result = await writing
+        at = "SELECT stream_id FROM to_device ORDER BY stream_id DESC LIMIT 1"
+        if kind == "events":
+            assert result[0].outcome == "stored"
+            result, at = result[0].stream_ordering, "SELECT max(stream_ordering) FROM events"
+        assert result == await value(pair.rooms(pair.standby), at)
+        assert (result > JUMP) is is_lost
+        messages = [message.content for message in await a.to_device.inbox(ALICE, "device")]
+        assert messages == [b'{"n":%d}' % number for number in range(3 if kind == "events" else 4)]
+        assert told.ids == [event.event_id for event in room.builder.events]
+        assert await findings(a) == []
+
+
+async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(pair: Pair) -> None:
+    """A large batch takes several writes: of the first the answer was here, then it was lost with the primary."""
+    room, silence = Room(), Silence(pair)
+    config = replace(SELDOM, pool_size_max=1)
+    async with storage.open(pair.dsn, server_name=SERVER, instance_name="a", config=config, observer=silence) as a:
+        for _ in range(3):
+            await room.write(a, 1)
+        before = room.stored
+        await pair.caught_up()
+        await pair.detach()
+        for number in range(3 * STRETCH):
+            room.builder.message(ALICE, str(number))
+        silence.is_armed, silence.passes = True, 1
+        appending = asyncio.create_task(a.append(room.builder.pdus[before:]))
+        while await value(pair.rooms(pair.primary), "SELECT count(*) FROM events") < before + 2 * STRETCH:
+            pass
+        await pair.fail_over()
+        silence.is_armed = False
+        pair.proxies[0].cut()
+        pair.proxies[0].answers.set()
+        with pytest.raises(DatabaseReplaced, match="repeat"):
+            await appending
+        results = await a.append(room.builder.pdus[before:])
+        assert {result.outcome for result in results} == {"stored"}
+        assert len(await a.events([event.event_id for event in room.builder.events])) == len(room.builder.events)
+        assert await findings(a) == []
+
+
+@pytest.mark.parametrize("is_split", [False, True], ids=["primary gone", "primary lives on"])
+async def test_a_store_behind_replication_hears_of_it(pair: Pair, is_split: bool) -> None:
+    """The worker looks into the tables once in an hour: it has to learn from a leap of the positions that a restore lies between."""
+    room, other = Room(), await pair.address()
+    async with (
+        opened(pair, "a", SELDOM) as a,
+        opened(pair, "b", SELDOM, other) as b,
+        await Server(a).serve() as server,
+        Client(b, "127.0.0.1", server.port) as client,
+    ):
+        told = Told(b)
+        await client.connected()
+        kept = await room.write(a, 5)
+        await told.reached(kept)
+        _, early = await timeline(b, None)
+        await pair.caught_up()
+        await pair.detach()
+        before = room.stored
+        await told.reached(await room.write(a, LOST))
+        _, late = await timeline(b, early)
+        if is_split:
+            await pair.promote()
+            pair.point_to_standby()
+            pair.proxies[0].cut()
+        else:
+            await pair.fail_over()
+        room.back_to(before)
+        new = [event_id for _ in range(9) for event_id in await room.write(a, 1)]
+        async with asyncio.timeout(20):
+            await told.reached(new)
+        assert told.ids[-9:] == new
+        with pytest.raises(ResyncNeeded):
+            await timeline(b, late)
+        assert (await timeline(b, early))[0] == new
+        assert (await timeline(b, None))[0] == kept + new
+
+
+async def test_a_failover_that_loses_nothing_is_a_pause(pair: Pair) -> None:
+    """Events and messages are written all the while, each is there once, and no client has to begin again."""
+    room, count = Room(), 150
+    async with opened(pair, "a") as a, opened(pair, "b") as b, await Database.open(pair.dsn) as job:
+        told = Told(b)
+        kept = await room.write(a, 5)
+        seen, since = await timeline(b, None)
+        events = [room.builder.message(ALICE, str(number)) for number in range(count)]
+
+        async def write() -> None:
+            for number, event in enumerate(events):
+                while True:
+                    try:
+                        [result] = await a.append([event.pdu])
+                    except DatabaseError:
+                        continue
+                    assert result.outcome in {"stored", "duplicate"}
+                    break
+                if number == count // 3:
+                    begun.set()
+
+        begun = asyncio.Event()
+        writing = asyncio.create_task(write())
+        await begun.wait()
+        await pair.stop_primary()
+        pair.point_to_standby()
+        for _ in range(3):
+            with pytest.raises(DatabaseError):  # a standby is no place to go on
+                await a.event(kept[0], redact=False)
+        await pair.promote()
+        await writing
+        for _ in range(2):  # numbers that a job has read may be others' now
+            with pytest.raises(DatabaseReplaced, match="begin again"):
+                async with job.connection():
+                    pass
+        ids = [event.event_id for event in events]
+        async with asyncio.timeout(20):
+            await told.reached(ids)
+        assert told.ids == kept + ids
+        new, _ = await timeline(b, since)
+        assert seen + new == kept + ids
+        for store in (a, b):
+            assert await findings(store) == []
+
+
+async def test_a_backup_comes_back_under_open_stores(pair: Pair) -> None:
+    """A copy of the disks from earlier: neither the cluster nor its timeline differ, the writes since are gone."""
+    room = Room()
+    async with opened(pair, "a") as a, opened(pair, "b") as b:
+        kept = await room.write(a, 5)
+        told = Told(b)
+        _, early = await timeline(b, None)
+        await pair.caught_up()
+        await pair.detach()
+        before = room.stored
+        lost = await room.write(a, LOST)
+        await told.reached(lost)
+        _, late = await timeline(b, early)
+        await pair.back_to_the_copy()
+        room.back_to(before)
+        new = [event_id for _ in range(9) for event_id in await room.write(a, 1)]
+        async with asyncio.timeout(20):
+            await told.reached(new)
+        for store in (a, b):
+            with pytest.raises(ResyncNeeded):
+                await timeline(store, late)
+            assert (await timeline(store, early))[0] == new
+            assert (await timeline(store, None))[0] == kept + new
+            assert await findings(store) == []
