@@ -94,9 +94,9 @@ async def _timed(call: Awaitable[Any]) -> float:
     return time.perf_counter() - start
 
 
-def chains(length: int) -> tuple[list[bytes], list[bytes]]:
-    """The beginning of a room, and two chains of so many power levels, in turn."""
-    room = _room()
+def chains(length: int, *, seed: int = 1, joined: Sequence[str] = ()) -> tuple[list[bytes], list[bytes]]:
+    """Return the beginning of a room, with these members, and two chains of so many power levels, in turn."""
+    room = _room(seed, joined)
     first, second = room.fork(2)
     beginning = len(room.events)
     for number in range(length):
@@ -105,9 +105,9 @@ def chains(length: int) -> tuple[list[bytes], list[bytes]]:
     return room.pdus[:beginning], room.pdus[beginning:]
 
 
-def bans(length: int) -> tuple[list[bytes], list[bytes]]:
-    """The beginning of a room, and so many bans on twenty branches, in turn."""
-    room = _room()
+def bans(length: int, *, seed: int = 1, joined: Sequence[str] = ()) -> tuple[list[bytes], list[bytes]]:
+    """Return the beginning of a room, with these members, and so many bans on twenty branches, in turn."""
+    room = _room(seed, joined)
     for number in range(length):
         room.join(f"@m{number}:s2.test")
     branches = room.fork(FORKS)
@@ -117,13 +117,15 @@ def bans(length: int) -> tuple[list[bytes], list[bytes]]:
     return room.pdus[:beginning], room.pdus[beginning:]
 
 
-def _room() -> RoomBuilder:
-    room = RoomBuilder("11", seed=1, sign=False, exact=False)
+def _room(seed: int, joined: Sequence[str]) -> RoomBuilder:
+    room = RoomBuilder("11", seed=seed, sign=False, exact=False)
     room.start(REMOTE)
+    for user_id in joined:
+        room.join(user_id)
     return room
 
 
-ATTACKS: Final[dict[str, tuple[Callable[[int], tuple[list[bytes], list[bytes]]], tuple[int, ...]]]] = {
+ATTACKS: Final[dict[str, tuple[Callable[..., tuple[list[bytes], list[bytes]]], tuple[int, ...]]]] = {
     "chains": (chains, CHAINS),
     "bans": (bans, BANS),
 }

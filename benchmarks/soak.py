@@ -3,25 +3,27 @@
 Several writer processes append the same random rooms, each its share: rooms of all versions mixed in one batch, with gaps
 and with joins over federation (benchmarks/soak_rooms.py). A bridge flaps (benchmarks/soak_flapper.py). Clients in this
 process sync, page and get messages for their devices. Meanwhile rooms are purged, collected and verified, writers are
-killed (SIGKILL), and Postgres is restarted, in turn fast and as in a crash. In the end `verify` must find nothing. Each
-client knows only what its syncs returned, and must have the state and the timelines of a new initial sync. No event may
-be rejected that its room's version allows. The exit code is 1 otherwise.
+killed (SIGKILL), and Postgres is restarted, in turn fast and as in a crash. Rooms are attacked (benchmarks/attack.py).
+Half-way a standby that lacks the last seconds takes over behind the same address, and no store is opened again.
+
+In the end `verify` must find nothing. Each client knows only what its syncs returned, and must have the state and the
+timelines of a new initial sync. No event may be rejected that its room's version allows. The exit code is 1 otherwise.
 """
 
 import argparse
 import asyncio
 import importlib
 import importlib.util
+import itertools
 import json
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -29,73 +31,36 @@ from typing import Any, Final
 import psutil
 
 import storage
+from benchmarks.attack import ATTACKS, TOGETHER
+from benchmarks.soak_client import Client, differences
 from benchmarks.soak_rooms import SERVER, room_of
 from benchmarks.soak_writer import quiet
-from storage import EventId, RoomId, StateKey, Store, UserId
+from storage import RoomId, Store, UserId
 from storage.config import Config
 from storage.database import Database
 from storage.database.embedded import EmbeddedPostgres
-from storage.database.migrate import migrate
 from storage.maintenance.garbage import collect
 from storage.maintenance.verify import verify
+from tests.failover import Pair, value
 
 KILL_SECONDS: Final = 20.0
 RESTART_SECONDS: Final = 60.0
 UPKEEP_SECONDS: Final = 10.0
+ATTACK_SECONDS: Final = 2.0  # between two transactions of an attack
+ATTACK_EVENTS: Final = 300
+LOST_SECONDS: Final = 3.0  # what the standby lacks
 CLIENTS: Final = 4
 SERVER_CONFIG: Final = Config(embedded_shared_buffers_mb=256, embedded_connections_max=100)
 CONFIG: Final = Config(pool_size_max=10, follow_ms=100, connect_timeout_ms=5_000)
 PURGE: Final = "storage.maintenance.purge"
-
-
-@dataclass(slots=True)
-class Client:
-    """What a user's client knows: told by syncs, and by nothing else."""
-
-    user_id: UserId
-    since: str | None = None
-    states: dict[RoomId, dict[StateKey, EventId]] = field(default_factory=dict)
-    timelines: dict[RoomId, list[EventId]] = field(default_factory=dict)
-    starts: dict[RoomId, str] = field(default_factory=dict)
-    messages: list[int] = field(default_factory=list)
-    sent: int = 0
-    failed: set[int] = field(default_factory=set)
-    unsure: set[int] = field(default_factory=set)
-
-    def hear(self, answer: storage.Sync) -> None:
-        """Apply an answer. RuntimeError if an event is told twice."""
-        for room_id, told in answer.join.items():
-            state = self.states.setdefault(room_id, {})
-            state.update({(event.type, event.state_key or ""): event.event_id for event in told.state_after})
-            for key in told.state_removed:
-                state.pop(key, None)
-            if told.timeline.limited:
-                self.timelines[room_id] = []
-                self.starts[room_id] = told.timeline.prev_batch
-            timeline = self.timelines.setdefault(room_id, [])
-            new = [event.event_id for event in told.timeline.events]
-            if set(timeline) & set(new):
-                raise RuntimeError(f"{self.user_id} was told events of {room_id} twice")
-            timeline += new
-        for room_id in {*answer.leave, *answer.invite, *answer.knock}:
-            self.states.pop(room_id, None)
-            self.timelines.pop(room_id, None)
-            self.starts.pop(room_id, None)
-        self.since = answer.next_batch
-
-    def forget(self) -> None:
-        """Begin anew (`ResyncNeeded`)."""
-        self.since = None
-        self.states.clear()
-        self.timelines.clear()
-        self.starts.clear()
+SQL_EVENTS: Final = "SELECT count(*) FROM events"
 
 
 @dataclass(slots=True)
 class Soak:
     """The run: its Postgres, its processes, what has happened."""
 
-    server: EmbeddedPostgres
+    pair: Pair
     writers: int
     chance: random.Random
     counts: Counter[str] = field(default_factory=Counter)
@@ -105,15 +70,22 @@ class Soak:
     users: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     over: bool = False
+    has_failed_over: bool = False
+    switching: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def server(self) -> EmbeddedPostgres:
+        """The server behind the address."""
+        return self.pair.standby if self.has_failed_over else self.pair.primary
 
     # ------------------------------------------------------------------------------------------------------- writers
 
     def start(self, index: int) -> None:
         """Start a writer at the pair of rooms where it was; the one after the last is the bridge."""
         if index == self.writers:
-            command = [sys.executable, "-m", "benchmarks.soak_flapper", self.server.dsn, *self.users]
+            command = [sys.executable, "-m", "benchmarks.soak_flapper", self.pair.dsn, *self.users]
         else:
-            arguments = [self.server.dsn, f"writer{index}", self.at.get(index, 0), self.writers, index]
+            arguments = [self.pair.dsn, f"writer{index}", self.at.get(index, 0), self.writers, index]
             command = [sys.executable, "-m", "benchmarks.soak_writer", *map(str, arguments)]
         self.processes[index] = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent)
 
@@ -149,14 +121,59 @@ class Soak:
     async def restart(self) -> None:
         """Stop Postgres, in turn as an operator does and as a crash, and start it again."""
         crash = self.counts["Postgres restarts"] % 2 == 1
-        assert self.server.pid is not None
-        process = psutil.Process(self.server.pid)
-        process.send_signal(signal.SIGQUIT if crash else signal.SIGINT)
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110  # another program's process
-            await asyncio.sleep(0.05)
-        await asyncio.to_thread(self.server.start)
+        async with self.switching:
+            assert self.server.pid is not None
+            process = psutil.Process(self.server.pid)
+            process.send_signal(signal.SIGQUIT if crash else signal.SIGINT)
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110  # another program's process
+                await asyncio.sleep(0.05)
+            await asyncio.to_thread(self.server.start)
         self.counts["Postgres restarts"] += 1
         self.counts["of them as a crash"] += crash
+
+    async def fail_over(self, minutes: float, clients: list[Client]) -> None:
+        """After so many minutes, let a standby take over that lacks the last seconds."""
+        await self.rest(minutes * 60)
+        async with self.switching:
+            sent = [client.sent for client in clients]
+            await self.pair.caught_up()
+            await self.pair.detach()
+            before = await value(self.pair.rooms(self.pair.primary), SQL_EVENTS)
+            await asyncio.sleep(LOST_SECONDS)
+            written = await value(self.pair.rooms(self.pair.primary), SQL_EVENTS)
+            await self.pair.fail_over()
+            self.has_failed_over = True
+            for client, first in zip(clients, sent, strict=True):
+                client.unsure.update(range(first, client.sent))
+        self.counts["events lost by a failover, at least"] = written - before
+
+    async def rest(self, seconds: float) -> None:
+        """Wait, but not beyond the end."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.over:  # noqa: ASYNC110  # `over` is read by many
+            await asyncio.sleep(0.2)
+
+    # -------------------------------------------------------------------------------------------------------- attack
+
+    async def attack(self, store: Store) -> None:
+        """Attack one room after another, each of a member of every client."""
+        for seed, (make, _) in enumerate(itertools.cycle(ATTACKS.values()), 1):
+            beginning, attack = await asyncio.to_thread(make, ATTACK_EVENTS, seed=seed, joined=self.users)
+            pdus = [*beginning, *attack]
+            at = 0
+            while at < len(pdus):
+                await self.rest(ATTACK_SECONDS)
+                if self.over:
+                    return
+                try:
+                    results = await store.append(pdus[at : at + TOGETHER], room_version="11")
+                except storage.DatabaseError as error:
+                    self.counts[f"attack errors: {type(error).__name__}"] += 1
+                    continue
+                lost = any(result.outcome == "missing_parents" for result in results)
+                at = 0 if lost else at + TOGETHER
+                self.counts["transactions of an attack"] += 1
+            self.counts["rooms attacked to the end"] += 1
 
     # -------------------------------------------------------------------------------------------------------- upkeep
 
@@ -259,6 +276,8 @@ class Soak:
                 await asyncio.sleep(0.2)
             except storage.UnknownRoom:
                 self.counts["pages of purged rooms"] += 1
+            except storage.ResyncNeeded:
+                self.counts["pages of the lost time"] += 1
             await asyncio.sleep(0.1 * self.chance.random())
 
     async def every(self, seconds: float, what: Callable[..., Awaitable[None]], *given: Any) -> None:
@@ -273,33 +292,6 @@ class Soak:
                 await what(*given)
             except storage.DatabaseError as error:
                 self.counts[f"upkeep errors: {type(error).__name__}"] += 1
-
-
-async def differences(store: Store, client: Client) -> list[str]:
-    """What the client has otherwise than the server tells anew."""
-    fresh = Client(client.user_id)
-    fresh.hear(await store.sync(client.user_id, timeline_limit=5_000))
-    told = []
-    if fresh.states != client.states:
-        rooms = {room for room in {*fresh.states, *client.states} if fresh.states.get(room) != client.states.get(room)}
-        told += [f"{client.user_id}: state of {room}" for room in rooms]
-    for room_id, timeline in fresh.timelines.items():
-        held = await store.events(client.timelines.get(room_id, []))
-        kept = [event_id for event_id in client.timelines.get(room_id, []) if event_id in held and not held[event_id].outlier]
-        count = min(len(kept), len(timeline))
-        if count and kept[-count:] != timeline[-count:]:
-            told.append(f"{client.user_id}: timeline of {room_id}{_apart(kept[-count:], timeline[-count:])}")
-    if client.messages != sorted(set(client.messages)):
-        told.append(f"{client.user_id}: messages to the device out of order or twice")
-    return told
-
-
-def _apart(told: list[EventId], now: list[EventId]) -> str:
-    """What two lists of events differ in."""
-    only_told, only_now = [one for one in told if one not in set(now)], [one for one in now if one not in set(told)]
-    if not only_told and not only_now:
-        return ": in another order"
-    return f": {len(told)} compared; told, and not told anew: {only_told}; told anew only: {only_now}"
 
 
 async def finished(soak: Soak, store: Store, clients: list[Client]) -> list[str]:
@@ -338,28 +330,37 @@ async def tasks(*work: Any) -> AsyncIterator[list["asyncio.Task[None]"]]:
     await asyncio.gather(*started)
 
 
-async def run_soak(server: EmbeddedPostgres, *, minutes: float, writers: int, seed: int) -> int:
-    """The whole of it; how many things were wrong."""
-    soak = Soak(server, writers, random.Random(seed))
-    await migrate(server.dsn)
+async def run_soak(*, minutes: float, writers: int, seed: int) -> int:
+    """Run the whole of it; return how many things were wrong."""
     users = sorted({event.sender for event in room_of(0).events if event.sender.endswith(f":{SERVER}")})
     clients = [Client(UserId(user)) for user in users[:CLIENTS]]
-    soak.users = [client.user_id for client in clients]
-    async with storage.open(server.dsn, server_name=SERVER, instance_name="clients", config=CONFIG) as store:
-        for index in range(writers + 1):
-            soak.start(index)
-        work = [soak.live(store, client) for client in clients] + [soak.listen(index) for index in range(writers + 1)]
-        work += [soak.every(KILL_SECONDS, soak.kill), soak.every(RESTART_SECONDS, soak.restart)]
-        async with await Database.open(server.dsn, config=Config(instance_name="upkeep", statement_timeout_ms=600_000)) as database:
-            async with tasks(*work, soak.every(UPKEEP_SECONDS, soak.upkeep, database)) as started:
-                await asyncio.wait(started, timeout=minutes * 60, return_when=asyncio.FIRST_EXCEPTION)
-                soak.over = True
-                for index in range(writers + 1):
-                    soak.end(index)
+    async with Pair(SERVER_CONFIG) as pair:
+        soak = Soak(pair, writers, random.Random(seed), users=[client.user_id for client in clients])
+        async with storage.open(pair.dsn, server_name=SERVER, instance_name="clients", config=CONFIG) as store:
+            await run_for(soak, store, clients, minutes)
             wrong = await finished(soak, store, clients)
     print(json.dumps(soak.counts, indent=1))
     print("\n".join(wrong) or "nothing is wrong")
     return len(wrong) + soak.counts["findings meanwhile"]
+
+
+async def run_for(soak: Soak, store: Store, clients: list[Client], minutes: float) -> None:
+    """Let everything happen for so many minutes."""
+    processes = range(soak.writers + 1)
+    for index in processes:
+        soak.start(index)
+    work = [soak.live(store, client) for client in clients] + [soak.listen(index) for index in processes]
+    work += [soak.every(KILL_SECONDS, soak.kill), soak.every(RESTART_SECONDS, soak.restart)]
+    work += [soak.attack(store), soak.fail_over(minutes / 2, clients)]
+    config = Config(instance_name="upkeep", statement_timeout_ms=600_000)
+    async with (
+        await Database.open(soak.pair.dsn, config=config) as database,
+        tasks(*work, soak.every(UPKEEP_SECONDS, soak.upkeep, database)) as started,
+    ):
+        await asyncio.wait(started, timeout=minutes * 60, return_when=asyncio.FIRST_EXCEPTION)
+        soak.over = True
+        for index in processes:
+            soak.end(index)
 
 
 def main() -> int:
@@ -370,16 +371,9 @@ def main() -> int:
     parser.add_argument("--writers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="room-storage-soak-", ignore_cleanup_errors=True) as folder:
-        server = EmbeddedPostgres(Path(folder) / "server", config=SERVER_CONFIG)
-        server.start()
-        start = time.monotonic()
-        try:
-            wrong = asyncio.run(run_soak(server, minutes=given.minutes, writers=given.writers, seed=given.seed))
-        finally:
-            with suppress(storage.DatabaseError):
-                server.stop()
-        print(f"{(time.monotonic() - start) / 60:.1f} minutes, {wrong} wrong")
+    start = time.monotonic()
+    wrong = asyncio.run(run_soak(minutes=given.minutes, writers=given.writers, seed=given.seed))
+    print(f"{(time.monotonic() - start) / 60:.1f} minutes, {wrong} wrong")
     return 1 if wrong else 0
 
 

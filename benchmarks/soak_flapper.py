@@ -22,14 +22,16 @@ FLAPPER: Final = f"@flapper:{SERVER}"
 
 
 async def send(store: Store, room: RoomBuilder, count: int) -> None:
-    """Append the last events of a room until the database has them."""
+    """Append the last events of a room until the database has them; the whole room where it has lost what they build on."""
     while True:
         try:
-            await store.append([event.pdu for event in room.events[-count:]], room_version=room.version)
+            results = await store.append([event.pdu for event in room.events[-count:]], room_version=room.version)
         except storage.DatabaseError:
             await asyncio.sleep(PAUSE_SECONDS)
-        else:
+            continue
+        if all(result.outcome != "missing_parents" for result in results):
             return
+        count = len(room.events)
 
 
 async def flap(store: Store, clients: list[str], seed: int) -> None:

@@ -1,6 +1,6 @@
 """A primary and a standby behind one address, and the failover from one to the other.
 
-async with Pair(folder) as pair:
+async with Pair() as pair:
     … open stores on `pair.dsn` …
     await pair.caught_up()          # the standby has all that is committed
     await pair.detach()             # and gets nothing from now on
@@ -30,6 +30,9 @@ CONFIG = Config(embedded_fsync=False, embedded_shared_buffers_mb=16, embedded_co
 
 class Pair:
     """Two servers of Postgres; the second replicates the first asynchronously until it is detached or promoted."""
+
+    def __init__(self, config: Config = CONFIG) -> None:
+        self._config = config
 
     async def __aenter__(self) -> Self:
         self._stack = AsyncExitStack()
@@ -68,7 +71,7 @@ class Pair:
         return with_database(server.dsn, "rooms")
 
     async def _started(self, name: str) -> EmbeddedPostgres:
-        server = EmbeddedPostgres(self._account.make_directory(self._folder / name), config=CONFIG, binaries=chosen_binaries())
+        server = EmbeddedPostgres(self._account.make_directory(self._folder / name), config=self._config, binaries=chosen_binaries())
         self._stack.push_async_callback(asyncio.to_thread, server.stop)
         await asyncio.to_thread(server.start)
         return server

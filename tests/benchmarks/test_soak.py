@@ -3,7 +3,7 @@
 import pytest
 
 import storage
-from benchmarks.soak import Client, differences
+from benchmarks.soak_client import Client, differences
 from benchmarks.soak_rooms import SERVER, room_of
 from storage import EventId, UserId
 
