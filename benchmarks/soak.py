@@ -69,6 +69,7 @@ class Soak:
     rooms: list[RoomId] = field(default_factory=list)
     users: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    killed: set[int] = field(default_factory=set)
     over: bool = False
     has_failed_over: bool = False
     switching: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -87,6 +88,7 @@ class Soak:
         else:
             arguments = [self.pair.dsn, f"writer{index}", self.at.get(index, 0), self.writers, index]
             command = [sys.executable, "-m", "benchmarks.soak_writer", *map(str, arguments)]
+        self.killed.discard(index)
         self.processes[index] = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent)
 
     async def listen(self, index: int) -> None:
@@ -99,8 +101,11 @@ class Soak:
                 self.wrong.append(line.decode().strip())
             elif line:
                 self.at[index] = int(line)
-            elif process is self.processes[index]:
+            elif process is not self.processes[index] or index in self.killed:
                 await asyncio.sleep(0.05)
+            else:
+                self.wrong.append(f"writer {index} ended by itself with {await asyncio.to_thread(process.wait)}")
+                self.start(index)
 
     async def kill(self) -> None:
         """Kill a writer, and start it again."""
@@ -113,6 +118,7 @@ class Soak:
 
     def end(self, index: int) -> None:
         """Kill a writer."""
+        self.killed.add(index)
         self.processes[index].send_signal(signal.SIGKILL)
         self.processes[index].wait()
 

@@ -300,7 +300,9 @@ async def _decide(
             return plan_event(draft, incoming)
         except Needs as needs:
             lacking = needs
-    raise StorageCorrupt("planning does not come to an end", event_id=incoming.event.event_id)
+    raise StorageCorrupt(
+        f"planning does not come to an end: {lacking.kind} lacks {some(map(str, lacking.keys))}", event_id=incoming.event.event_id
+    )
 
 
 async def _others(draft: Draft) -> None:

@@ -28,7 +28,7 @@ class Loaded(Mapping[EventId, Event]):
         for event_id in ids:
             if self._draft.rows.get(event_id, UNKNOWN) is None:
                 self.absent.add(event_id)
-            else:
+            elif self.get(event_id) is None:
                 lacking.append(event_id)
         if lacking:
             raise Needs("cited", lacking)

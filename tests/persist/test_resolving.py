@@ -142,6 +142,26 @@ async def work(dsn: str, length: int, first: int) -> list[dict[str, int]]:
     return changes[-3:]
 
 
+@pytest.mark.parametrize("version", ["1", "2", "12"])
+async def test_a_store_that_remembers_nothing_resolves(dsn: str, version: str) -> None:
+    """All that a resolution reads has to be loaded."""
+    room = begun(version, seed=3)
+    one, two = room.fork(2)
+    for branch, level in ((one, 10), (two, 60)):
+        branch.power_levels(ADMIN, users={MODERATOR: level})
+        branch.topic(ADMIN, f"topic {level}")
+        branch.ban(ADMIN, f"@m{level // 10}:s2.test")
+    *held, last = room.events
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append([event.pdu for event in held], room_version=version)
+    one.merge(two)
+    merging = one.message(ADMIN)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        results = await store.append([last.pdu, merging.pdu])
+        assert [result.outcome for result in results] == ["stored", "stored"]
+        assert [str(finding) async for finding in verify(store.database, server_name=SERVER)] == []
+
+
 @pytest.mark.parametrize("share", [0, 2])
 async def test_the_work_for_an_event_does_not_grow_with_the_chain(
     dsn: str, another_dsn: str, monkeypatch: pytest.MonkeyPatch, share: int
