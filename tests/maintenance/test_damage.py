@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 import storage
-from storage import Store, UserId
+from storage import StorageCorrupt, Store, UserId
 from storage.maintenance.repair import repair, repair_positions
 from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
@@ -229,3 +229,13 @@ async def test_damage_is_found_and_mended(store: Store, room: RoomBuilder, name:
     after = await findings(store)
     assert {finding.check for finding in after} <= {finding.check for finding in left}, "\n".join(map(str, after))
     assert damage.mended == (not after)
+
+
+async def test_nothing_is_derived_from_states_whose_keys_have_no_names(store: Store, room: RoomBuilder) -> None:
+    async with store.database.connection() as conn:
+        await conn.execute(f"DELETE FROM state_keys WHERE state_key_nid = (SELECT state_key_nid FROM events WHERE event_nid = {ONE_MEMBER})")
+    found = await findings(store)
+    assert any("without a row in state_keys" in finding.found for finding in found)
+    with pytest.raises(StorageCorrupt, match="without a row in state_keys"):
+        await repair(store.database, room.room_id, server_name=SERVER)
+    assert list(map(str, await findings(store))) == list(map(str, found))

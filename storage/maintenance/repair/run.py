@@ -1,7 +1,9 @@
 """The parts of a repair, in the order in which they need each other."""
 
+from typing import Final, LiteralString
+
 from storage.database.connection import Connection, Database
-from storage.errors import UnknownRoom
+from storage.errors import StorageCorrupt, UnknownRoom
 from storage.maintenance.announce import announce, introduce
 from storage.maintenance.hold import hold
 from storage.maintenance.indexes import prove_indexes
@@ -15,17 +17,26 @@ from storage.maintenance.repair.replay import replay
 from storage.maintenance.states import States
 from storage.maintenance.verify.room import SQL_ROOM, Room, RoomRow
 
+SQL_NAMELESS: Final[LiteralString] = """
+SELECT DISTINCT e.state_key_nid
+FROM events e
+LEFT JOIN state_keys k USING (state_key_nid)
+WHERE e.room_nid = $1::int AND e.state_key_nid IS NOT NULL AND k.state_key_nid IS NULL
+"""
+
 
 async def repair(database: Database, room_id: str, *, server_name: str, indexes_proven: bool = False) -> None:
     """Rebuild everything of a room that follows from its events and the states at them, in one transaction.
 
     Writers of the room wait meanwhile. ``server_name``: whose users are local. ``indexes_proven``: the caller has called `prove_indexes`.
-    `UnknownRoom`; `StorageCorrupt` if an index lies, or states that are needed cannot be read: then nothing is changed.
+    `UnknownRoom`; `StorageCorrupt` if an index lies, a state key has lost its row, or states that are needed cannot be read: then nothing is
+    changed.
     """
 
     async def work(conn: Connection) -> None:
         room_nid = await hold(conn, room_id)
         room = await _room(conn, room_id, server_name)
+        await _check_names(conn, room_nid)
         await rebuild_cover(conn, room_nid)
         await repair_moves(conn, room_nid)
         await repair_gaps(conn, room)
@@ -63,3 +74,9 @@ async def _room(conn: Connection, room_id: str, server_name: str) -> Room:
     if row is None:
         raise UnknownRoom(room_id)
     return Room(row, server_name)
+
+
+async def _check_names(conn: Connection, room_nid: int) -> None:
+    """`StorageCorrupt` if the rows of state keys are lost: all that a repair derives from the states would be wrong."""
+    if nameless := await conn.fetchvals(SQL_NAMELESS, room_nid):
+        raise StorageCorrupt("state keys without a row in state_keys: restore these rows", state_key_nids=nameless)

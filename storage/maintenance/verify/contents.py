@@ -104,8 +104,9 @@ class Contents:
         return {one.event.event_id: one for one in held.values()}
 
     async def load_keys(self, conn: Connection, state_key_nids: Iterable[int]) -> None:
-        """Have the names of these state keys in `keys`."""
+        """Have the names of these state keys in `keys`. A key whose row is lost gets its number as name (`verify.groups` reports it)."""
         lacking = list({nid for nid in state_key_nids if nid not in self.keys})
+        self.keys.update((nid, (f"state key {nid}", "")) for nid in lacking)
         for row in await conn.fetch(SQL_KEYS, lacking, row=KeyRow) if lacking else ():
             self.keys[row.state_key_nid] = (row.type, row.state_key)
             self.key_nids[row.type, row.state_key] = row.state_key_nid

@@ -28,7 +28,7 @@ SQL_WRONG_ENTRIES: Final[LiteralString] = """
 SELECT g.state_group, x.state_key_nid, x.event_nid, x.is_member, e.event_id,
     e.event_id IS NULL AND x.event_nid <> 0 AS is_lost,
     COALESCE(e.room_nid <> g.room_nid OR e.state_key_nid IS DISTINCT FROM x.state_key_nid, false) AS is_other,
-    (k.type_nid = 2) IS DISTINCT FROM x.is_member AS is_misplaced,
+    k.state_key_nid IS NULL AS is_nameless, (k.type_nid = 2) IS DISTINCT FROM x.is_member AS is_misplaced,
     x.occurrences > 1 AS is_repeated
 FROM state_groups g
 CROSS JOIN LATERAL (
@@ -74,6 +74,7 @@ class WrongEntryRow(NamedTuple):
     event_id: str | None
     is_lost: bool
     is_other: bool
+    is_nameless: bool
     is_misplaced: bool
     is_repeated: bool
 
@@ -119,6 +120,8 @@ def _facts(row: GroupFactsRow, group: Group | None) -> Iterator[tuple[str, str]]
 def _entry(row: WrongEntryRow) -> tuple[str, str]:
     if row.is_repeated:
         return f"state key {row.state_key_nid} more than once", "once"
+    if row.is_nameless:
+        return f"state key {row.state_key_nid} without a row in state_keys", "a type and a state key"
     if row.is_lost:
         return f"state key {row.state_key_nid} with an event that is not held", "a held event"
     if row.is_other:
