@@ -166,6 +166,8 @@ def _arguments(asked: Asked) -> tuple[object, ...]:
         [],
         *ANY_EVENT.arguments,
         LARGEST_POSITION,
+        0,
+        0,
     )
 
 

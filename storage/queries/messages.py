@@ -15,7 +15,7 @@ from storage.errors import DatabaseError, InputError, InvalidToken, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
-from storage.queries.moved import Moved, ahead, as_of, base, numbers, walking
+from storage.queries.moved import Moved, above, ahead, as_of, behind, lower_end, numbers, upper_end, walking
 from storage.queries.moved_pages import SQL_BACKWARDS_MOVED, SQL_FORWARDS_MOVED
 from storage.queries.sync.positions import events_of, reached
 from storage.streams import PaginationToken, SyncToken, VectorPosition
@@ -40,7 +40,7 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     SELECT e.topological_ordering
     FROM room r
     JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $8::bigint
-    WHERE $8::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
+    WHERE $8::bigint < 9223372036854775807 AND $17::bigint = 0 AND NOT e.outlier AND NOT e.backfilled
 ),
 stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
     SELECT r.room_nid, r.ignored, f.*, stretch.*
@@ -49,7 +49,7 @@ stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: wha
     CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays, $3::bigint, $9::bigint + 1, 0) AS stretch
 ),
 lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
-    SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint ELSE (
+    SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint WHEN $17::bigint > 0 THEN $17::bigint ELSE (
         SELECT LEAST($6::bigint, COALESCE(min(topological_ordering) - 1, $6::bigint)) FROM newer
     ) END AS topological_ordering
 ),
@@ -69,7 +69,9 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
             AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
-                OR (NOT e.backfilled AND e.stream_ordering > $8::bigint)
+                OR (
+                    NOT e.backfilled AND e.stream_ordering > $8::bigint AND (e.topological_ordering, e.stream_ordering) > ($17::bigint, $18::bigint)
+                )
             )
             AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
                 r.shared_before, r.reader_nid, r.unread)
@@ -95,7 +97,9 @@ gap AS (  -- missing events whose children stand in what the page covers
         AND (c.backfilled OR c.stream_ordering <= $5::bigint OR $3::bigint < 9223372036854775807)  -- the gap at which a timeline begins, too
         AND (
             (c.topological_ordering, c.stream_ordering) > ($6::bigint, $7::bigint)
-            OR (NOT c.backfilled AND c.stream_ordering > $8::bigint)
+            OR (
+                NOT c.backfilled AND c.stream_ordering > $8::bigint AND (c.topological_ordering, c.stream_ordering) > ($17::bigint, $18::bigint)
+            )
         )
         AND c.topological_ordering >= COALESCE(covered.topological_ordering, 0)
 )
@@ -125,10 +129,10 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     SELECT e.topological_ordering
     FROM room r
     JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $5::bigint
-    WHERE $5::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
+    WHERE $5::bigint < 9223372036854775807 AND $17::bigint = 0 AND NOT e.outlier AND NOT e.backfilled
 ),
 lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a timeline, the oldest event
-    SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint ELSE (
+    SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint WHEN $17::bigint > 0 THEN $17::bigint ELSE (
         SELECT LEAST($3::bigint, COALESCE(min(topological_ordering) - 1, $3::bigint)) FROM newer
     ) END AS topological_ordering
 ),
@@ -153,7 +157,9 @@ page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, t
             AND e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($3::bigint, $4::bigint)
-                OR (NOT e.backfilled AND e.stream_ordering > $5::bigint)
+                OR (
+                    NOT e.backfilled AND e.stream_ordering > $5::bigint AND (e.topological_ordering, e.stream_ordering) > ($17::bigint, $18::bigint)
+                )
             )
             AND (e.topological_ordering, e.stream_ordering)
                 <= (LEAST($6::bigint, r.highest), CASE WHEN r.highest < $6::bigint THEN 9223372036854775807 ELSE $7::bigint END)
@@ -180,7 +186,9 @@ gap AS (  -- missing events whose children stand in what the page covers
     WHERE NOT c.outlier
         AND (
             (c.topological_ordering, c.stream_ordering) > ($3::bigint, $4::bigint)
-            OR (NOT c.backfilled AND c.stream_ordering > $5::bigint)
+            OR (
+                NOT c.backfilled AND c.stream_ordering > $5::bigint AND (c.topological_ordering, c.stream_ordering) > ($17::bigint, $18::bigint)
+            )
         )
         AND (c.topological_ordering, c.stream_ordering) <= ($6::bigint, $7::bigint)
         AND (c.backfilled OR c.stream_ordering <= $8::bigint)
@@ -358,16 +366,17 @@ async def messages(
     What the ``ignored`` have sent is left out, but for state (client-server API, "Ignoring Users"); so is what is not ``wanted``.
     """
     given, asked = asked, await exact(conn, asked, room_id=room_id)
-    arguments = room_id, user_id, *stretch_of(asked.start, asked.stop), asked.limit, list(ignored), *wanted.arguments
-    ends = numbers(asked.start), numbers(asked.stop)
     backwards = asked.direction == "b"
+    bounds = upper_end(asked.start) + lower_end(asked.stop) if backwards else lower_end(asked.start) + upper_end(asked.stop)
+    arguments = room_id, user_id, *bounds, asked.limit, list(ignored), *wanted.arguments
+    ends, lower = (numbers(asked.start), numbers(asked.stop)), asked.stop if backwards else asked.start
     ordinary, moved = (SQL_BACKWARDS, SQL_BACKWARDS_MOVED) if backwards else (SQL_FORWARDS, SQL_FORWARDS_MOVED)
     rows = await with_care(
         asked,
         deployment,
         asked is not given,
-        lambda moves: conn.fetch(ordinary, *arguments, moves, row=PageRow),
-        lambda: conn.fetch(moved, *arguments, *ends, rows_max, row=PageRow),
+        lambda moves: conn.fetch(ordinary, *arguments, moves, *above(lower), row=PageRow),
+        lambda: conn.fetch(moved, *arguments, *ends, rows_max, *above(lower), behind(lower), row=PageRow),
     )
     if not rows:
         raise UnknownRoom(room_id)
@@ -412,24 +421,15 @@ def page_of(found: Sequence[StoredEvent], asked: Between, deployment: str, moved
     return Page(chunk, start.print(deployment), _end(chunk, asked, moved).print(deployment) if more else None, [])
 
 
-def stretch_of(upper: PaginationToken, lower: PaginationToken) -> tuple[int, ...]:
-    """Two tokens in numbers: topological, stream and live of each."""
-    ends = ((base(token), token.live) for token in (upper, lower))
-    return tuple(number for place, live in ends for number in (place.topological, place.stream, live))
-
-
-def edge(event: StoredEvent, direction: Direction, *, first: bool, live: int = LARGEST_POSITION, moves: int = 0) -> PaginationToken:
+def edge(event: StoredEvent, direction: Direction, *, first: bool, moves: int = 0) -> PaginationToken:
     """The place on the near side of the first, or the far side of the last event of a page in this direction, as of so many moves."""
     topological, stream = event.topological_ordering or 0, event.stream_ordering or 0
-    return PaginationToken(topological, stream if (direction == "b") == first else stream - 1, live, moves)
+    return PaginationToken(topological, stream if (direction == "b") == first else stream - 1, moves=moves)
 
 
 def _end(chunk: Sequence[StoredEvent], asked: Between, moved: Moved) -> PaginationToken:
-    """Where a full page ends; where it began if nothing was asked for. Paging back stays beside the timeline that it started from."""
-    if not chunk:
-        return asked.start
-    end = edge(chunk[-1], asked.direction, first=False, live=asked.start.live if asked.direction == "b" else LARGEST_POSITION)
-    return ahead(end, asked.start, asked.direction, moved)
+    """Where a full page ends; where it began if nothing was asked for. It stays beside the timeline that the walk started from."""
+    return ahead(edge(chunk[-1], asked.direction, first=False), asked.start, asked.direction, moved) if chunk else asked.start
 
 
 def _end_at_gap(row: PageRow, chunk: Sequence[StoredEvent], asked: Between, moved: Moved) -> PaginationToken:
@@ -440,7 +440,7 @@ def _end_at_gap(row: PageRow, chunk: Sequence[StoredEvent], asked: Between, move
     if chunk:
         return _end(chunk, asked, moved)
     topological, stream = max(zip(row.gap_topological or (), row.gap_stream or (), strict=True))
-    return ahead(PaginationToken(topological, stream - 1, asked.start.live), asked.start, asked.direction, moved)
+    return ahead(PaginationToken(topological, stream - 1), asked.start, asked.direction, moved)
 
 
 def _gaps(row: PageRow, chunk: Sequence[StoredEvent], asked: Between, *, more: bool) -> list[Gap]:

@@ -20,7 +20,7 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     SELECT e.topological_ordering
     FROM room r
     JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $8::bigint
-    WHERE $8::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
+    WHERE $8::bigint < 9223372036854775807 AND $19::bigint = 0 AND NOT e.outlier AND NOT e.backfilled
 ),
 sight AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
     SELECT r.room_nid, r.ignored, f.*, stretch.*
@@ -50,7 +50,7 @@ stretch AS (  -- each of what has moved is a stretch of its own
     CROSS JOIN (SELECT * FROM sight LIMIT 1) AS s
 ),
 lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
-    SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint ELSE (
+    SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint WHEN $19::bigint > 0 THEN $19::bigint ELSE (
         SELECT LEAST($6::bigint, COALESCE(min(topological_ordering) - 1, $6::bigint)) FROM newer
     ) END AS topological_ordering
 ),
@@ -69,7 +69,10 @@ page AS MATERIALIZED (  -- before `from`, after `to`; one more than asked for, t
             AND (e.topological_ordering, e.stream_ordering) >= (GREATEST((SELECT topological_ordering FROM lowest), r.lower), r.lower_stream)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
-                OR (NOT e.backfilled AND e.stream_ordering > $8::bigint)
+                OR (
+                    NOT e.backfilled AND e.stream_ordering > $8::bigint AND (e.topological_ordering, e.stream_ordering) > ($19::bigint, $20::bigint)
+                    AND e.event_nid NOT IN (SELECT event_nid FROM left_out WHERE levels & $21::bigint <> 0)
+                )
             )
             AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
                 r.shared_before, r.reader_nid, r.unread)
@@ -95,7 +98,10 @@ gap AS (  -- missing events whose children stand in what the page covers
         AND (c.backfilled OR c.stream_ordering <= $5::bigint OR $3::bigint < 9223372036854775807)  -- the gap at which a timeline begins, too
         AND (
             (c.topological_ordering, c.stream_ordering) > ($6::bigint, $7::bigint) AND c.event_nid NOT IN (SELECT event_nid FROM left_out)
-            OR (NOT c.backfilled AND c.stream_ordering > $8::bigint)
+            OR (
+                NOT c.backfilled AND c.stream_ordering > $8::bigint AND (c.topological_ordering, c.stream_ordering) > ($19::bigint, $20::bigint)
+                AND c.event_nid NOT IN (SELECT event_nid FROM left_out WHERE levels & $21::bigint <> 0)
+            )
         )
         AND c.topological_ordering >= COALESCE(covered.topological_ordering, 0)
 )
@@ -125,10 +131,10 @@ newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds 
     SELECT e.topological_ordering
     FROM room r
     JOIN events e ON e.room_nid = r.room_nid AND e.stream_ordering > $5::bigint
-    WHERE $5::bigint < 9223372036854775807 AND NOT e.outlier AND NOT e.backfilled
+    WHERE $5::bigint < 9223372036854775807 AND $19::bigint = 0 AND NOT e.outlier AND NOT e.backfilled
 ),
 lowest AS MATERIALIZED (  -- where to begin: of what lies after `from`, beside a timeline, the oldest event
-    SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint ELSE (
+    SELECT CASE WHEN $5::bigint = 9223372036854775807 THEN $3::bigint WHEN $19::bigint > 0 THEN $19::bigint ELSE (
         SELECT LEAST($3::bigint, COALESCE(min(topological_ordering) - 1, $3::bigint)) FROM newer
     ) END AS topological_ordering
 ),
@@ -174,7 +180,10 @@ page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, t
             AND (e.topological_ordering, e.stream_ordering) >= (GREATEST((SELECT topological_ordering FROM lowest), r.lower), r.lower_stream)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($3::bigint, $4::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
-                OR (NOT e.backfilled AND e.stream_ordering > $5::bigint)
+                OR (
+                    NOT e.backfilled AND e.stream_ordering > $5::bigint AND (e.topological_ordering, e.stream_ordering) > ($19::bigint, $20::bigint)
+                    AND e.event_nid NOT IN (SELECT event_nid FROM left_out WHERE levels & $21::bigint <> 0)
+                )
             )
             AND (e.topological_ordering, e.stream_ordering) <= (r.upper, r.upper_stream)
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
@@ -200,7 +209,10 @@ gap AS (  -- missing events whose children stand in what the page covers
     WHERE NOT c.outlier
         AND (
             (c.topological_ordering, c.stream_ordering) > ($3::bigint, $4::bigint) AND c.event_nid NOT IN (SELECT event_nid FROM left_out)
-            OR (NOT c.backfilled AND c.stream_ordering > $5::bigint)
+            OR (
+                NOT c.backfilled AND c.stream_ordering > $5::bigint AND (c.topological_ordering, c.stream_ordering) > ($19::bigint, $20::bigint)
+                AND c.event_nid NOT IN (SELECT event_nid FROM left_out WHERE levels & $21::bigint <> 0)
+            )
         )
         AND ((c.topological_ordering, c.stream_ordering) <= ($6::bigint, $7::bigint) OR c.event_nid IN (SELECT event_nid FROM brought))
         AND (c.backfilled OR c.stream_ordering <= $8::bigint)

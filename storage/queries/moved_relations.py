@@ -56,7 +56,7 @@ left_out AS MATERIALIZED (  -- what belongs below the lower end, likewise
     WHERE t.moves > ($14::bigint[])[2]
 ),
 stretch AS MATERIALIZED (  -- each of what has moved is a stretch of its own
-    SELECT CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE 0 END AS lower, 0::bigint AS lower_stream,
+    SELECT CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE $16::bigint END AS lower, 0::bigint AS lower_stream,
         $6::bigint AS upper, $7::bigint AS upper_stream
     UNION ALL
     SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
@@ -76,7 +76,10 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
-                OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
+                OR (
+                    NOT e.backfilled AND e.stream_ordering > $11::bigint AND (e.topological_ordering, e.stream_ordering) > ($16::bigint, $17::bigint)
+                    AND e.event_nid NOT IN (SELECT event_nid FROM left_out WHERE levels & $18::bigint <> 0)
+                )
             )
             AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
             AND user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
@@ -149,7 +152,7 @@ left_out AS MATERIALIZED (  -- what belongs below the lower end, likewise
     WHERE t.moves > ($14::bigint[])[2]
 ),
 stretch AS MATERIALIZED (  -- each of what has moved is a stretch of its own
-    SELECT CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE 0 END AS lower, 0::bigint AS lower_stream,
+    SELECT CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE $16::bigint END AS lower, 0::bigint AS lower_stream,
         $6::bigint AS upper, $7::bigint AS upper_stream
     UNION ALL
     SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
@@ -169,7 +172,10 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
-                OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
+                OR (
+                    NOT e.backfilled AND e.stream_ordering > $11::bigint AND (e.topological_ordering, e.stream_ordering) > ($16::bigint, $17::bigint)
+                    AND e.event_nid NOT IN (SELECT event_nid FROM left_out WHERE levels & $18::bigint <> 0)
+                )
             )
             AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
             AND user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
@@ -254,7 +260,10 @@ page AS MATERIALIZED (
         AND (e.backfilled OR e.stream_ordering <= $8::bigint)
         AND (
             (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint) AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
-            OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
+            OR (
+                NOT e.backfilled AND e.stream_ordering > $11::bigint AND (e.topological_ordering, e.stream_ordering) > ($19::bigint, $20::bigint)
+                AND e.event_nid NOT IN (SELECT event_nid FROM left_out WHERE levels & $21::bigint <> 0)
+            )
         )
     ORDER BY e.topological_ordering * $13::bigint, e.stream_ordering * $13::bigint
     LIMIT $12::bigint + 1

@@ -13,8 +13,8 @@ from storage.database.connection import Connection
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, UserId
 from storage.queries.events import StoredEvent, stored_of
-from storage.queries.messages import Between, Direction, Page, exact, page_of, stretch_of, with_care
-from storage.queries.moved import Moved, numbers
+from storage.queries.messages import Between, Direction, Page, exact, page_of, with_care
+from storage.queries.moved import Moved, above, behind, lower_end, numbers, upper_end
 from storage.queries.moved_relations import SQL_BACKWARDS_MOVED, SQL_FORWARDS_MOVED, SQL_RECURSIVE_MOVED
 
 LEVELS: Final = 3
@@ -68,11 +68,13 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
         FROM events e
         WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
-            AND e.topological_ordering >= CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE 0 END  -- beside a timeline all
+            AND e.topological_ordering >= CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE $14::bigint END  -- beside a timeline all
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
-                OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
+                OR (
+                    NOT e.backfilled AND e.stream_ordering > $11::bigint AND (e.topological_ordering, e.stream_ordering) > ($14::bigint, $15::bigint)
+                )
             )
             AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
             AND user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
@@ -142,11 +144,13 @@ page AS MATERIALIZED (  -- of each type as many as asked for, and one more
         FROM events e
         WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid AND e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
-            AND e.topological_ordering >= CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE 0 END  -- beside a timeline all
+            AND e.topological_ordering >= CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE $14::bigint END  -- beside a timeline all
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
-                OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
+                OR (
+                    NOT e.backfilled AND e.stream_ordering > $11::bigint AND (e.topological_ordering, e.stream_ordering) > ($14::bigint, $15::bigint)
+                )
             )
             AND ($5::text IS NULL OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
             AND user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
@@ -216,7 +220,9 @@ page AS MATERIALIZED (
         AND (e.backfilled OR e.stream_ordering <= $8::bigint)
         AND (
             (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
-            OR (NOT e.backfilled AND e.stream_ordering > $11::bigint)
+            OR (
+                NOT e.backfilled AND e.stream_ordering > $11::bigint AND (e.topological_ordering, e.stream_ordering) > ($17::bigint, $18::bigint)
+            )
         )
     ORDER BY e.topological_ordering * $13::bigint, e.stream_ordering * $13::bigint
     LIMIT $12::bigint + 1
@@ -284,7 +290,8 @@ async def relations(
         raise InputError("a type holds no NUL")
     given, asked = asked, await exact(conn, asked, event_id=event_id)
     upper, lower = (asked.start, asked.stop) if asked.direction == "b" else (asked.stop, asked.start)
-    arguments = (event_id, user_id, list(wanted.ignored), wanted.rel_type, wanted.event_type, *stretch_of(upper, lower), asked.limit)
+    bounds = upper_end(upper) + lower_end(lower)
+    arguments: tuple[object, ...] = (event_id, user_id, list(wanted.ignored), wanted.rel_type, wanted.event_type, *bounds, asked.limit)
     if wanted.recurse:
         arguments += (-1 if asked.direction == "b" else 1, rows_max, LEVELS)
     ordinary, moved = _statements(asked.direction, recurse=wanted.recurse)
@@ -292,8 +299,8 @@ async def relations(
         asked,
         deployment,
         asked is not given,
-        lambda moves: conn.fetch(ordinary, *arguments, moves, row=RelatedRow),
-        lambda: conn.fetch(moved, *arguments, numbers(upper), numbers(lower), rows_max, row=RelatedRow),
+        lambda moves: conn.fetch(ordinary, *arguments, moves, *above(lower), row=RelatedRow),
+        lambda: conn.fetch(moved, *arguments, numbers(upper), numbers(lower), rows_max, *above(lower), behind(lower), row=RelatedRow),
     )
     if not rows:
         raise UnknownEvent(event_id)

@@ -151,6 +151,9 @@ class PaginationToken:
     through two stretches that do not meet: `earlier` holds the places that it had before, lowest first, `direction` its way (b or f). What lies
     ahead of a walk backwards is what stood at or below each of these places and the last one, each as of its moves; ahead of a walk
     forwards is what stood above each.
+
+    A walk forwards may begin beside a timeline, as at a sync token. Until it has passed that place, the place is the first of `earlier`, and the
+    token has `live`, too: below that place only live events after this stream ordering are ahead.
     """
 
     topological: int
@@ -166,6 +169,11 @@ class PaginationToken:
                 raise ValueError(f"{number} is not an ordering (0 to 2^63-1)")
         if len(self.earlier) >= LEVELS_MAX or bool(self.earlier) != (self.direction in ("b", "f")):
             raise ValueError(f"{len(self.earlier)} earlier places in direction {self.direction!r}")
+
+    @property
+    def beside(self) -> Level | None:
+        """The place beside a timeline at which a walk forwards began, if it has not passed it."""
+        return self.earlier[0] if self.direction == "f" and self.live < LARGEST_POSITION else None
 
     @property
     def levels(self) -> tuple[Level, ...]:

@@ -114,9 +114,7 @@ class StoreSubject:
     def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
         since, upto, direction = stretch
         from_, to = (upto, since) if direction == "b" else (since, upto)
-        # forwards, the second page begins at a place above which older events of other branches may stand
-        limit = 3 if direction == "b" or since is None else self.store.database.config.page_limit_max
-        return self.run(self._messages(room_id, user_id, direction, limit, from_=from_, to=to, filter=wanted))
+        return self.run(self._messages(room_id, user_id, direction, 3, from_=from_, to=to, filter=wanted))
 
     def page_back(self, room_id: RoomId, user_id: str, at: str | None) -> tuple[list[EventId], str | None]:
         return self.run(self._page_back(room_id, user_id, at))

@@ -93,6 +93,89 @@ async def test_a_sync_token_is_a_place(store: Store) -> None:
     assert messages_in((await store.messages(room.room_id, LOCAL, to=token)).chunk) == ["after"]
 
 
+async def walk(store: Store, room: RoomBuilder, direction: Direction, from_: str | None, to: str | None = None) -> list[str]:
+    """What the messages say, by pages of one event."""
+    found: list[str] = []
+    while True:
+        page = await store.messages(room.room_id, LOCAL, direction=direction, from_=from_, to=to, limit=1)
+        found += messages_in(page.chunk)
+        if page.end is None:
+            return found
+        from_ = page.end
+
+
+async def two_branches(store: Store) -> tuple[RoomBuilder, str]:
+    """A long branch, a sync token that includes it, then events of a short branch below its end, and one above both; (the room, the token)."""
+    room = new_room(members=[LOCAL])
+    short = room.fork(1)[0]
+    for number in range(4):
+        room.message(ADMIN, f"old {number}")
+    await deliver(store, room)
+    token = (await store.sync(LOCAL)).next_batch
+    for number in range(3):
+        short.message(ADMIN, f"new {number}")
+    room.merge(short)
+    room.message(ADMIN, "last")
+    await deliver(store, room)
+    return room, token
+
+
+async def test_a_walk_from_a_sync_token_leaves_out_what_the_token_covers_on_every_page(store: Store) -> None:
+    room, token = await two_branches(store)
+    assert await walk(store, room, "f", token) == ["new 0", "new 1", "new 2", "last"]
+    earlier = (await store.sync(LOCAL, timeline_limit=2)).join[room.room_id].timeline
+    assert messages_in(earlier.events) == ["new 2", "last"]
+    assert await walk(store, room, "f", earlier.prev_batch) == ["new 2", "last"]
+    upto = (await store.sync(LOCAL)).next_batch
+    room.message(ADMIN, "later")
+    await deliver(store, room)
+    assert await walk(store, room, "f", token, upto) == ["new 0", "new 1", "new 2", "last"]
+
+
+async def test_events_that_are_backfilled_during_a_walk_from_a_sync_token_are_left_out(store: Store) -> None:
+    """They are as little after the token as those that were backfilled before."""
+    room = new_room(members=[LOCAL])
+    held = list(room.events)
+    missing = [room.message(ADMIN, f"missing {number}") for number in range(5)]
+    last = room.message(ADMIN, "held")
+    await append(store, *held)
+    await append(store, last, state_before={last.event_id: list(last.state_before.values())})
+    token = (await store.sync(LOCAL)).next_batch
+    short = room.at(held[-1])
+    new = [short.message(ADMIN, f"new {number}") for number in range(2)]
+    await append(store, *new)
+    first = await store.messages(room.room_id, LOCAL, direction="f", from_=token, limit=1)
+    assert messages_in(first.chunk) == ["new 0"]
+    await append(store, *missing, origin="backfill")
+    assert await walk(store, room, "f", first.end) == ["new 1"]
+
+
+async def test_walks_from_and_to_the_pages_of_such_a_walk_share_nothing_and_lack_nothing(store: Store) -> None:
+    room, token = await two_branches(store)
+    new = ["new 0", "new 1", "new 2", "last"]
+    at = token
+    for count in (1, 2, 3):
+        page = await store.messages(room.room_id, LOCAL, direction="f", from_=at, limit=1)
+        assert page.end is not None
+        at = page.end
+        assert await walk(store, room, "f", token, at) == new[:count]
+        assert await walk(store, room, "f", at) == new[count:]
+        assert await walk(store, room, "b", None, at) == new[count:][::-1]
+        assert await walk(store, room, "b", at, token) == new[:count][::-1]
+    turned = ["new 2", "old 2", "new 1", "old 1", "new 0", "old 0"]
+    assert await walk(store, room, "b", at) == turned, "all that is below the place of the last page"
+
+
+async def test_a_walk_backwards_from_a_timeline_turns_around_at_its_place(store: Store) -> None:
+    """What lies below that place and is in the timeline, or arrived later, is after it, too; what is neither is not."""
+    room, _ = await two_branches(store)
+    timeline = (await store.sync(LOCAL, timeline_limit=4)).join[room.room_id].timeline
+    assert messages_in(timeline.events) == ["new 0", "new 1", "new 2", "last"]
+    page = await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, limit=1)
+    assert messages_in(page.chunk) == ["old 3"]
+    assert await walk(store, room, "f", page.end) == ["new 0", "new 1", "new 2", "old 3", "last"]
+
+
 async def test_events_that_arrive_later_do_not_shift_a_page(store: Store) -> None:
     room = new_room(members=[LOCAL])
     for number in range(4):

@@ -67,6 +67,7 @@ def grown(chance: random.Random, seed: int, *, honest: bool) -> tuple[RoomBuilde
 
 
 Place = tuple[int, int]
+NOWHERE = (2**63, 0)
 Question = Literal["messages", "relations", "recursive"]
 
 
@@ -81,6 +82,8 @@ class Reader:
         self.place: Place | None = None
         self.due = {one for one in before if question == "messages" or one in self.thread}
         self.done = False
+        self.below: Place | None = None
+        self.covered: set[EventId] = set()
         self.earlier = 0
         self.behind: set[EventId] = set()
 
@@ -109,9 +112,26 @@ class Reader:
         if page.end is not None:
             self.earlier = max(self.earlier, len(PaginationToken.parse(page.end, self.store.deployment_id).earlier))
 
-    def told(self, event_id: EventId, place: Place, children: Iterable[EventId]) -> None:
+    def begin_at_sync(self, token: str, covered: Iterable[EventId]) -> None:
+        """Begin at a sync token, forwards: what it covers is not due, nor what is backfilled."""
+        self.at, self.below = token, NOWHERE
+        self.covered = set(covered)
+        self.due -= self.covered
+
+    async def begin_turned(self, limit: int, before: Order) -> None:
+        """Begin forwards where a walk back from a timeline is after a page: above that, or in the timeline or after it, wherever."""
+        timeline = (await self.store.sync(LOCAL, timeline_limit=limit)).join[self.room.room_id].timeline
+        page = await self.store.messages(self.room.room_id, LOCAL, from_=timeline.prev_batch, limit=limit)
+        self.at, self.below = page.end, before[page.chunk[-1].event_id] if page.chunk else NOWHERE
+        self.covered = {one for one, place in before.items() if place < self.below} - set(ids(timeline.events))
+        self.due -= self.covered
+
+    def told(self, event_id: EventId, place: Place, children: Iterable[EventId], *, backfilled: bool) -> None:
         """An event has arrived, below these of those that were there."""
         if self.done:
+            return
+        if backfilled and self.below is not None and (place < self.below or not self.covered.isdisjoint(children)):
+            self.covered.add(event_id)
             return
         if self.direction == "b":
             ahead = self.place is None or place < self.place
@@ -134,18 +154,32 @@ class Course(NamedTuple):
     earlier: int
 
 
-async def course(store: Store, seed: int, direction: Direction, *, honest: bool, question: Question = "messages") -> Course:
-    """One room: some of it is held, the rest arrives while it is paged through."""
+async def course(
+    store: Store,
+    seed: int,
+    direction: Direction,
+    *,
+    honest: bool,
+    question: Question = "messages",
+    beside: Literal["token", "turned"] | None = None,
+) -> Course:
+    """One room: some of it is held, the rest arrives while it is paged through; from the beginning, or forwards from beside a timeline."""
     chance = random.Random(f"{seed} {direction} {honest}")
     room, said = grown(chance, 2 * seed + honest + 1_000 * (direction == "f"), honest=honest)
     late = {event.event_id for event in said[:-1] if chance.random() < 0.5}
     state = list(said[0].state_before.values())
     held = [event for event in room.events if event.event_id not in late]
-    for event in held:
+    halfway, token = (len(held) + len(state)) // 2, ""
+    for number, event in enumerate(held):
+        token = (await store.sync(LOCAL)).next_batch if beside == "token" and number == halfway else token
         assert set(await append(store, event, state_before={event.event_id: state})) == {"stored"}
     before = await order_of(store, room)
     reader, moved, known = Reader(store, room, direction, before, question), set[EventId](), before
-    if chance.random() < 0.3:
+    if beside == "token":
+        reader.begin_at_sync(token, ids(held[:halfway]))
+    elif beside == "turned":
+        await reader.begin_turned(chance.randint(1, 6), before)
+    elif chance.random() < 0.3:
         await reader.begin_around(chance.choice(held), before)
     waiting = [event for event in said if event.event_id in late]
     chance.shuffle(waiting)
@@ -161,10 +195,10 @@ async def course(store: Store, seed: int, direction: Direction, *, honest: bool,
             moved |= {one for one, place in known.items() if now[one] != place}
             for event in batch:
                 children = [child.event_id for child in said if event.event_id in child.prev_events and child.event_id in known]
-                reader.told(event.event_id, now[event.event_id], children)
+                reader.told(event.event_id, now[event.event_id], children, backfilled=origin == "backfill")
             known = now
             reader.passed(known)
-    turned = reader.seen if direction == "f" else reader.seen[::-1]
+    turned = [] if beside else reader.seen if direction == "f" else reader.seen[::-1]
     at = {event_id: place for place, event_id in enumerate(turned)}
     for event in room.events:
         for parent in event.prev_events:
@@ -201,6 +235,21 @@ async def test_so_it_is_with_pages_of_relations(store: Store, direction: Directi
         any_moved |= bool(went.moved & went.due)
         assert (seed, sorted(went.seen)) == (seed, sorted(went.due))
     assert any_moved
+
+
+@pytest.mark.parametrize("beside", ["token", "turned"])
+@pytest.mark.parametrize("question", ["messages", "relations", "recursive"])
+async def test_from_beside_a_timeline_each_event_after_it_is_seen_once_and_none_is_lost(
+    store: Store, question: Question, beside: Literal["token", "turned"]
+) -> None:
+    any_moved, earlier = False, 0
+    for seed in range(2 * ROOMS):
+        went = await course(store, seed, "f", honest=False, question=question, beside=beside)
+        any_moved |= bool(went.moved)
+        earlier = max(earlier, went.earlier)
+        assert (seed, sorted(went.seen)) == (seed, sorted(went.due))
+    assert any_moved
+    assert earlier > (beside == "token"), "the place at which the walk began, and one that something has moved past"
 
 
 async def test_walks_that_meet_at_a_token_share_nothing_and_lack_nothing(store: Store) -> None:

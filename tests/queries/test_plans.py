@@ -106,11 +106,13 @@ def is_inlined(plan: Plan) -> bool:
 
 ALL = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION)
 NONE = (0, 0, LARGEST_POSITION)
+EDGE = (0, 0)
+"""No walk from beside a timeline."""
 
 
 async def test_pages(filled: Filled) -> None:
     for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
-        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION)
+        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION, *EDGE)
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 101 + 10
         assert is_inlined(plan)
@@ -131,7 +133,7 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
         for table in ("events", "audiences", "rooms"):
             await conn.execute(f"VACUUM ANALYZE {table}")
     for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
-        plan = await plan_of(store, sql, room.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION)
+        plan = await plan_of(store, sql, room.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION, *EDGE)
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 50 + 4 * places.SLACK
     plan = await plan_of(store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50, [], *ANY_EVENT.arguments)
@@ -158,6 +160,7 @@ async def test_pages_beside_a_timeline(filled: Filled) -> None:
         [],
         *ANY_EVENT.arguments,
         LARGEST_POSITION,
+        *EDGE,
     )
     assert "events_room_topological_idx" in plan.indexes  # what has arrived since by position, here in nearly the same room
     assert plan.event_rows <= 3 * 500 + 10
@@ -204,9 +207,9 @@ async def test_states_of_sync(filled: Filled) -> None:
     end = filled.last_stream
     more: tuple[Any, ...] = (False, [], [], False, *ANY_EVENT.arguments, LOCAL)
     both = ([1, 11], [True, False], [None, None], [0, 1], [end, end], [end, end], [True, True])
-    plan = await plan_of(filled.store, state.SQL_STATE, *both, *more, [], [])
+    plan = await plan_of(filled.store, state.SQL_STATE, *both, *more, [], [], [True, True])
     assert plan.event_rows <= 20
-    plan = await plan_of(filled.store, state.SQL_STATE, *([] for _ in both), *more, [1, 11], [1, 2])
+    plan = await plan_of(filled.store, state.SQL_STATE, *([] for _ in both), *more, [1, 11], [1, 2], [])
     assert 2 <= plan.event_rows <= 30
 
 

@@ -1,5 +1,6 @@
 """What relates to an event: which events, in which order, by pages, directly and not; and what is no relation."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -89,6 +90,29 @@ async def test_tokens_of_other_reads(store: Store) -> None:
         assert ids((await store.relations(root.event_id, LOCAL, from_=middle, recurse=recurse)).chunk) == ids(early[:2])[::-1]
     with pytest.raises(InvalidToken):
         await store.relations(root.event_id, LOCAL, from_="nonsense")
+
+
+@pytest.mark.parametrize("recurse", [False, True])
+async def test_a_walk_from_a_sync_token_leaves_out_what_the_token_covers_on_every_page(store: Store, recurse: bool) -> None:
+    room = new_room(members=[LOCAL])
+    root = room.message(ADMIN)
+    short = room.fork(1)[0]
+    old = [relate(room, LOCAL, root) for _ in range(4)]
+    await deliver(store, room)
+    token = (await store.sync(LOCAL)).next_batch
+    new = [relate(short, LOCAL, root) for _ in range(3)]
+    await deliver(store, room)
+    walk = partial(store.relations, root.event_id, LOCAL, limit=1, recurse=recurse)
+    found: list[EventId] = []
+    at: str | None = token
+    while at is not None:
+        page = await walk(from_=at, direction="f")
+        found += ids(page.chunk)
+        at = page.end
+        if at is not None:
+            assert ids((await walk(to=at, limit=100)).chunk) == ids(new)[len(found) :][::-1]
+    assert found == ids(new)
+    assert not set(found) & set(ids(old))
 
 
 async def test_indirect_relations_down_to_three_levels(store: Store, statements: Statements) -> None:

@@ -9,7 +9,7 @@ from storage.ids import EventId
 from storage.queries import aggregations, relations
 from storage.streams.positions import LARGEST_POSITION
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
-from tests.queries.test_plans import is_inlined, plan_of
+from tests.queries.test_plans import EDGE, is_inlined, plan_of
 
 ALL = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, 0, 0, LARGEST_POSITION)
 
@@ -56,20 +56,19 @@ async def busy(store: Store, request: pytest.FixtureRequest) -> Busy:
 async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
     for sql in (relations.SQL_BACKWARDS, relations.SQL_FORWARDS):
         for rel_type, kinds in ((None, 3), ("m.annotation", 1), ("m.replace", 1)):
-            plan = await plan_of(busy.store, sql, busy.root_id, LOCAL, [], rel_type, None, *ALL, 20, LARGEST_POSITION)
+            plan = await plan_of(busy.store, sql, busy.root_id, LOCAL, [], rel_type, None, *ALL, 20, LARGEST_POSITION, *EDGE)
             assert "events_relation_idx" in plan.indexes
             assert plan.event_rows <= (kinds + 1) * 21 + 10
             assert is_inlined(plan)
     middle = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, busy.many + busy.many // 2, 0, LARGEST_POSITION)
     for sql in (relations.SQL_BACKWARDS, relations.SQL_FORWARDS):
-        plan = await plan_of(busy.store, sql, busy.root_id, LOCAL, [], "m.thread", None, *middle, 20, LARGEST_POSITION)
+        plan = await plan_of(busy.store, sql, busy.root_id, LOCAL, [], "m.thread", None, *middle, 20, LARGEST_POSITION, *EDGE)
         assert plan.event_rows <= 2 * 21 + 10
 
 
 async def test_a_walk_stops_at_its_limit(busy: Busy) -> None:
-    plan = await plan_of(
-        busy.store, relations.SQL_RECURSIVE, busy.root_id, LOCAL, [], None, None, *ALL, 20, -1, 500, relations.LEVELS, LARGEST_POSITION
-    )
+    recursive = (*ALL, 20, -1, 500, relations.LEVELS, LARGEST_POSITION, *EDGE)
+    plan = await plan_of(busy.store, relations.SQL_RECURSIVE, busy.root_id, LOCAL, [], None, None, *recursive)
     assert "events_relation_idx" in plan.indexes
     assert plan.event_rows <= 2 * 500 + 3 * 21 + 10
     assert is_inlined(plan)

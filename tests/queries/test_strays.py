@@ -10,7 +10,9 @@ from storage.streams.positions import LARGEST_POSITION
 from storage.testing import BuiltEvent, RoomBuilder
 from storage.visibility import places
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, new_room
-from tests.queries.test_plans import ALL, NONE, plan_of
+from tests.queries.test_plans import ALL, EDGE, NONE, plan_of
+
+HOW: tuple[object, ...] = (*ALL, *NONE, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION, *EDGE)
 
 
 async def paged(store: Store) -> tuple[set[str], set[str]]:
@@ -72,7 +74,7 @@ async def test_history_that_no_local_user_may_see_costs_no_reader_anything(store
     assert [event.type for event in page.chunk[:4]] == ["m.room.message"] * 3 + ["m.room.member"]
     async with store.database.connection() as conn:
         assert await conn.fetchval(SQL_STRAYS, room.room_id) <= places.AROUND
-    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, LOCAL, *ALL, *NONE, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION)
+    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, LOCAL, *HOW)
     assert plan.event_rows < len(history) / 2
 
 
@@ -80,5 +82,5 @@ async def test_shared_history_is_paged_through_and_not_by_those_who_were_never_t
     room, history = await joined_over_a_gap(store, "shared")
     page = await store.messages(room.room_id, LOCAL, limit=1000)
     assert {event.event_id for event in page.chunk} == {event.event_id for event in room.events}
-    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, OTHER, *ALL, *NONE, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION)
+    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, OTHER, *HOW)
     assert plan.event_rows < len(history) / 2
