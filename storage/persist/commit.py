@@ -1,5 +1,8 @@
 """What a draft holds goes into the caches when it is sent; once it is committed it is told to whoever follows the streams."""
 
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from typing import TypeVar
+
 from storage.event.model import without_json
 from storage.persist.context import Caches
 from storage.persist.draft import Draft
@@ -8,6 +11,8 @@ from storage.persist.rows import EventRow, RoomRow
 from storage.persist.write import Written
 from storage.streams.feed import Fact
 from storage.streams.registry import Streams
+
+K = TypeVar("K", bound=Hashable)
 
 
 def absorb(caches: Caches, draft: Draft) -> None:
@@ -57,13 +62,21 @@ def place(caches: Caches, draft: Draft, positions: dict[int, int]) -> None:
 
 
 def _absorb_names(caches: Caches, draft: Draft) -> None:
+    """Learn the names of a draft. Those that are new are written only together with an event: an event that was left has them as well."""
+    is_written = draft.has_changes
     caches.names.learn(
-        types=((name, nid) for name, nid in draft.types.items() if nid is not None),
-        state_keys=((key, nid) for key, nid in draft.state_keys.items() if nid is not None),
-        principals=((name, nid) for name, nid in draft.principals.items() if nid is not None),
+        types=_known(draft.types, () if is_written else draft.new_types),
+        state_keys=_known(draft.state_keys, () if is_written else draft.new_state_keys),
+        principals=_known(draft.principals, () if is_written else draft.new_principals),
     )
+    unwritten = () if is_written else set(draft.new_state_keys.values())
     for nid, key in draft.state_key_names.items():
-        caches.names.state_key_names[nid] = key
+        if nid not in unwritten:
+            caches.names.state_key_names[nid] = key
+
+
+def _known(names: Mapping[K, int | None], unwritten: Collection[K]) -> Iterator[tuple[K, int]]:
+    return ((name, nid) for name, nid in names.items() if nid is not None and name not in unwritten)
 
 
 def _absorb_rooms(caches: Caches, draft: Draft) -> None:

@@ -233,7 +233,9 @@ async def test_damage_is_found_and_mended(store: Store, room: RoomBuilder, name:
 
 async def test_nothing_is_derived_from_states_whose_keys_have_no_names(store: Store, room: RoomBuilder) -> None:
     async with store.database.connection() as conn:
-        await conn.execute(f"DELETE FROM state_keys WHERE state_key_nid = (SELECT state_key_nid FROM events WHERE event_nid = {ONE_MEMBER})")
+        await conn.execute(
+            f"DELETE FROM state_keys WHERE state_key_nid = (SELECT state_key_nid FROM events WHERE event_nid = {ONE_MEMBER})"
+        )
     found = await findings(store)
     assert any("without a row in state_keys" in finding.found for finding in found)
     with pytest.raises(StorageCorrupt, match="without a row in state_keys"):

@@ -14,6 +14,7 @@ from storage.maintenance.verify import verify
 from storage.persist import attempts
 from storage.persist.draft import Draft
 from storage.persist.records import Record
+from storage.persist.turns import Turn
 from storage.testing import BuiltEvent, RoomBuilder
 
 SERVER = "s1.test"
@@ -221,6 +222,25 @@ async def test_other_rooms_go_on_while_one_is_heavy(dsn: str, monkeypatch: pytes
         positions = [result.stream_ordering or 0 for result in results]
         assert positions == sorted(positions)
         assert store.writer.queued == 0
+
+
+async def test_names_of_an_event_that_is_left_for_the_lane_are_stored(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its user got a number before the resolution of the current state began, in a plan that has nothing to write without the event."""
+    monkeypatch.setattr(attempts, "HEAVY_SECONDS", 0.0)
+    monkeypatch.setattr(Turn, "is_over", True)
+    monkeypatch.setattr(Turn, "is_long", lambda *_: True)
+    room = begun("11", seed=5)
+    one, two = room.fork(2)
+    one.power_levels(ADMIN, users={MODERATOR: 10})
+    two.power_levels(ADMIN, users={MODERATOR: 60})
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append([event.pdu for event in room.events], room_version="11")
+        for number in range(5):
+            for user_id in (f"@new{number}:s4.test", f"@new{number + 1}:s4.test"):
+                [result] = await store.append([one.join(user_id).pdu])
+                assert result.outcome == "stored"
+                assert ("m.room.member", user_id) in await store.current_state(room.room_id)
+        assert [str(finding) async for finding in verify(store.database, server_name=SERVER)] == []
 
 
 async def test_a_heavy_room_of_two_stores_is_stored_whole(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
