@@ -47,6 +47,13 @@ def listed(values: Iterable[T], name: str) -> list[T]:
     return list(values)
 
 
+def pdus(values: Iterable[T]) -> list[T]:
+    """Return the PDUs of a batch; `InputError` for a single one in their place, or for what is no collection."""
+    if isinstance(values, str | bytes | bytearray | memoryview | Mapping):
+        raise InputError(f"pdus is a single {type(values).__name__}: a list is wanted, write [pdu]")
+    return listed(values, "pdus")
+
+
 def texts(values: Iterable[str], name: str = "ids") -> list[str]:
     """Return each of them as `text`; `InputError` for a single one in their place."""
     return [text(value) for value in listed(values, name)]

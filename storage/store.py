@@ -3,7 +3,7 @@
 Every method does one thing: take a connection (or a snapshot), call one function below, give the answer back.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from time import perf_counter, time_ns
 
 from storage import checks
@@ -76,7 +76,7 @@ class Store:
     @measured("append")
     async def append(
         self,
-        pdus: Sequence[Pdu],
+        pdus: Iterable[Pdu],
         *,
         room_version: str | None = None,
         origin: Origin = "live",
@@ -87,7 +87,7 @@ class Store:
         """Store PDUs; one result per PDU, in order (`storage.persist.append.Given`). A bad PDU is an outcome, a bad argument an `InputError`."""
         given = Given(room_version, origin, state_before, stripped_state, verify_keys)
         results = await append(self.database, self.writer, pdus, given)
-        self.measures.append_events.add(len(pdus))
+        self.measures.append_events.add(len(results))
         self.measures.outcomes.update(result.outcome for result in results)
         return results
 

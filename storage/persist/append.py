@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
+from storage import checks
 from storage.database.connection import Database
 from storage.errors import InputError
 from storage.event import Event
@@ -51,8 +52,11 @@ class Given(NamedTuple):
     verify_keys: VerifyKeys | None
 
 
-async def append(database: Database, writer: Writer, pdus: Sequence[Pdu], said: Given) -> list[AppendResult]:
-    """Read, check and store a batch (api.md, "Writing"). `InputError` for a state that is none, before anything is written."""
+async def append(database: Database, writer: Writer, batch: Iterable[Pdu], said: Given) -> list[AppendResult]:
+    """Read, check and store a batch. `InputError` for what is no list, and for a state that is none, before anything is written."""
+    pdus = checks.pdus(batch)
+    if said.room_version is not None:
+        checks.instance(said.room_version, str, "room_version")
     if said.origin not in ORIGINS:
         raise InputError(f"origin is {said.origin!r}: it must be one of {', '.join(ORIGINS)}")
     shown = stripped.read(said.stripped_state, said.origin)

@@ -4,7 +4,7 @@ The room version comes from the store where the room is known, else from the roo
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from storage.checks import is_text
 from storage.errors import InvalidEvent, InvalidSignature, UnknownRoomVersion
@@ -17,9 +17,9 @@ Pdu = bytes | dict[str, Any]
 VerifyKeys = Mapping[tuple[str, str], Any] | Callable[[str, str], Awaitable[Any]]
 
 
-def glances(pdus: Iterable[Pdu]) -> list[dict[str, Any]]:
+def glances(pdus: Iterable[object]) -> list[dict[str, Any]]:
     """The PDUs as far as they can be read at a glance; {} where that cannot be done (parsing will say why)."""
-    return [(pdu if isinstance(pdu, dict) else glance(pdu)) or {} for pdu in pdus]
+    return [(pdu if isinstance(pdu, dict) else glance(pdu) if _is_bytes(pdu) else None) or {} for pdu in pdus]
 
 
 def room_ids(glanced: Iterable[Mapping[str, Any]]) -> list[str | None]:
@@ -66,8 +66,10 @@ def note_created(found: dict[str, str], room_id: str, version: str) -> None:
         found[room_id] = version
 
 
-def read(pdu: Pdu, glanced: dict[str, Any], version: str | None) -> Event | AppendResult:
+def read(pdu: object, glanced: dict[str, Any], version: str | None) -> Event | AppendResult:
     """The event, or the answer that it is invalid. ``glanced``: what `glances` said of it."""
+    if not (isinstance(pdu, dict) or _is_bytes(pdu)):
+        return AppendResult(None, "invalid", _no_pdu(pdu))
     if version is None:
         return AppendResult(None, "invalid", "the room is not known: give room_version, or its create event in the same batch")
     try:
@@ -76,6 +78,14 @@ def read(pdu: Pdu, glanced: dict[str, Any], version: str | None) -> Event | Appe
         return AppendResult(None, "invalid", str(error))
     except InvalidEvent as error:
         return AppendResult(error.event_id, "invalid", error.reason)  # type: ignore[arg-type]  # an id that was read is one
+
+
+def _is_bytes(value: object) -> TypeGuard[bytes]:
+    return isinstance(value, bytes | bytearray | memoryview)
+
+
+def _no_pdu(value: object) -> str:
+    return f"a PDU is bytes or a dict, not {type(value).__name__}" + (": write pdu.encode()" if isinstance(value, str) else "")
 
 
 async def check_signatures(event: Event, keys: VerifyKeys) -> AppendResult | None:
