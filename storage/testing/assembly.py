@@ -30,11 +30,13 @@ Reference: TypeAlias = BuiltEvent | str
 
 FIRST_TIMESTAMP_MS: Final = 1_700_000_000_000
 STEP_MS: Final = 1_000
+SEEDS: Final = 1_000_000_000
+"""Seeds with a beginning of their own: 11 days of milliseconds."""
 
 
 def first_ms(seed: int) -> int:
     """When a room begins: it depends on the seed, so that rooms of version 12, named by their create event, are not all one."""
-    return FIRST_TIMESTAMP_MS + seed % STEP_MS
+    return FIRST_TIMESTAMP_MS + seed % SEEDS
 
 
 class How(TypedDict, total=False):
