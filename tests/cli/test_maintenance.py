@@ -7,6 +7,7 @@ from storage.database import Database
 from storage.testing import RoomBuilder, build_room
 from tests.cli.running import room_storage
 from tests.maintenance.rooms import LIVELY, SERVER
+from tests.maintenance.wronged import append_before
 from tests.postgres import others_ended
 
 
@@ -49,6 +50,27 @@ async def test_what_cannot_be_repaired_is_left(dsn: str) -> None:
     found = json.loads(done.stdout)
     assert [(finding["check"], finding["repaired"]) for finding in found["findings"] if not finding["repaired"]] == [("columns", False)]
     assert found["left"] == 1
+
+
+async def test_verify_finds_and_authorises_again(dsn: str) -> None:
+    """A room that an earlier release rejected, all but its create event, as the batch began with a room of another version."""
+    first, room = RoomBuilder("11", seed=1, sign=False), RoomBuilder("12", seed=2, sign=False)
+    for one in (first, room):
+        one.start(one.user(1))
+        one.message(one.user(1), "hello")
+    await append_before(dsn, [*first.pdus, *room.pdus])
+    done = room_storage("verify", "--json", "--dsn", dsn)
+    found = json.loads(done.stdout)["findings"]
+    assert done.returncode == 1
+    assert {(finding["check"], finding["room_id"]) for finding in found} == {("rejected", room.room_id)}
+    assert [finding["expected"] for finding in found if finding["repairable"]] == ["accepted"]
+    done = room_storage("verify", "--repair", "--json", "--dsn", dsn)
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["left"]) == (0, 0)
+    assert all(finding["repaired"] for finding in document["findings"])
+    assert room_storage("verify", "--dsn", dsn).stdout == "nothing found\n"
+    async with storage.open(dsn, server_name=SERVER) as store:
+        assert await store.current_state(room.room_id) == dict(room.state)
 
 
 async def test_gc_rebuild_and_explain(dsn: str) -> None:

@@ -102,7 +102,7 @@ DAMAGES = {
     "state after": Damage(
         f"UPDATE events SET state_group_after = NULL WHERE event_nid = {ONE_TOPIC}", {"state_after", "state_before"}, mended=False
     ),
-    "rejected": Damage(f"UPDATE events SET rejected = 'event.level: x' WHERE event_nid = {ONE_MESSAGE}", {"rejected"}, mended=False),
+    "rejected": Damage(f"UPDATE events SET rejected = 'event.level: x' WHERE event_nid = {ONE_MESSAGE}", {"rejected"}, mended=True),
     "accepted": Damage(
         "UPDATE events SET rejected = NULL WHERE event_nid = (SELECT max(event_nid) FROM events WHERE rejected IS NOT NULL)",
         {"rejected", "forward_extremities"},

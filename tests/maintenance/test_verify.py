@@ -5,7 +5,7 @@ import pytest
 import storage
 from storage.database import Connection
 from storage.maintenance.verify.graph import SQL_ENDS
-from storage.testing import ODD_SOME, SHAPES, build_room, deliver_late, deliver_shuffled, deliver_with_gap, generate_room
+from storage.testing import ODD_SOME, SHAPES, RoomBuilder, build_room, deliver_late, deliver_shuffled, deliver_with_gap, generate_room
 from tests.maintenance.rooms import SERVER, deliver, findings
 
 SMALL = ("small_chat", "direct_chat", "join_leave_storm", "fork_heavy", "busy_federation")
@@ -47,3 +47,18 @@ async def test_the_ends_of_a_room_are_found_by_a_join(conn: Connection) -> None:
     plan = "\n".join(await conn.fetchvals("EXPLAIN " + SQL_ENDS.replace("$1::int", "1")))
     assert "Anti Join" in plan
     assert "SubPlan" not in plan
+
+
+@pytest.mark.parametrize("versions", [("1", "11"), ("12", "11"), ("11", "1"), ("3", "12")])
+async def test_an_auth_event_of_a_room_of_another_version(dsn: str, versions: tuple[str, str]) -> None:
+    """It is read by the version of its own room."""
+    other, room = (RoomBuilder(version, seed=seed, sign=False) for seed, version in enumerate(versions, 1))
+    for one in (other, room):
+        one.start(one.user(1))
+    cited = next(event for event in other.events if event.type == "m.room.power_levels")
+    member = next(event for event in room.events if event.type == "m.room.member")
+    strange = room.message(room.user(1), auth=[member, cited], expected="rejected")
+    async with storage.open(dsn, server_name=SERVER) as store:
+        results = await store.append([*other.pdus, *room.pdus])
+        assert [result.event_id for result in results if result.outcome == "rejected"] == [strange.event_id]
+        assert await findings(store) == []

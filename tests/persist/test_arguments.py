@@ -1,4 +1,4 @@
-"""What `append` is given: a list of PDUs, each bytes or a dict. Another argument is an `InputError`, another element is ``invalid``."""
+"""The argument of `append`: a list of PDUs, each bytes or a dict. Another argument is an `InputError`, another element is ``invalid``."""
 
 import re
 from collections.abc import AsyncIterator

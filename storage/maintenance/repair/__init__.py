@@ -1,6 +1,9 @@
-"""Rebuild what is derived, of one room, in one transaction: everything but the received bytes, the flags and the states at events.
+"""Rebuild what is derived, of one room, in one transaction: everything but the received bytes.
+
+The flags of events, and the states at them, are rebuilt only where an event was wrongly rejected.
 
 run          the order of the parts, and the transaction
+reauthorise  events that were wrongly rejected, or read by another room version, are appended again
 cover        the chain cover
 graph        gaps, forward extremities, redactions that wait
 relations    what events relate to, from their bytes

@@ -1,9 +1,11 @@
 """The parts of a repair, in the order in which they need each other."""
 
+import logging
+from functools import partial
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
-from storage.errors import StorageCorrupt, UnknownRoom
+from storage.errors import PermissionRefused, StorageCorrupt
 from storage.maintenance.announce import announce, introduce
 from storage.maintenance.hold import hold
 from storage.maintenance.indexes import prove_indexes
@@ -11,11 +13,14 @@ from storage.maintenance.repair.cover import rebuild_cover
 from storage.maintenance.repair.current import repair_current, repair_state_tables
 from storage.maintenance.repair.graph import repair_ends, repair_gaps, repair_moves
 from storage.maintenance.repair.planning import Planner
+from storage.maintenance.repair.reauthorise import CannotReauthoriseError, Taken, append_again, drop_groups, take_out
 from storage.maintenance.repair.redactions import repair_redactions
 from storage.maintenance.repair.relations import repair_relations
 from storage.maintenance.repair.replay import replay
 from storage.maintenance.states import States
-from storage.maintenance.verify.room import SQL_ROOM, Room, RoomRow
+from storage.maintenance.verify.version import read_room
+
+logger = logging.getLogger(__name__)
 
 SQL_NAMELESS: Final[LiteralString] = """
 SELECT DISTINCT e.state_key_nid
@@ -28,15 +33,17 @@ WHERE e.room_nid = $1::int AND e.state_key_nid IS NOT NULL AND k.state_key_nid I
 async def repair(database: Database, room_id: str, *, server_name: str, indexes_proven: bool = False) -> None:
     """Rebuild everything of a room that follows from its events and the states at them, in one transaction.
 
+    Events that were rejected though the rules accept them are authorised again first (`storage.maintenance.repair.reauthorise`).
     Writers of the room wait meanwhile. ``server_name``: whose users are local. ``indexes_proven``: the caller has called `prove_indexes`.
     `UnknownRoom`; `StorageCorrupt` if an index lies, a state key has lost its row, or states that are needed cannot be read: then nothing is
     changed.
     """
 
-    async def work(conn: Connection) -> None:
+    async def work(conn: Connection, *, reauthorise: bool = True) -> None:
         room_nid = await hold(conn, room_id)
-        room = await _room(conn, room_id, server_name)
+        room = await read_room(conn, room_id, server_name)
         await _check_names(conn, room_nid)
+        taken = await take_out(conn, room) if reauthorise else Taken()
         await rebuild_cover(conn, room_nid)
         await repair_moves(conn, room_nid)
         await repair_gaps(conn, room)
@@ -46,13 +53,22 @@ async def repair(database: Database, room_id: str, *, server_name: str, indexes_
         planner = await Planner.of(conn, room_id, server_name, room.states)
         await repair_current(conn, planner, room.states, ends)
         await repair_state_tables(conn, room_nid, server_name)
+        if taken:
+            await drop_groups(conn, room_nid)
         await replay(conn, room_id, server_name, States())
+        if taken:
+            await append_again(conn, taken, server_name, extremities_max=database.config.forward_extremities_max)
+            await announce(conn, "events")
         await announce(conn)
 
     if not indexes_proven:
         await prove_indexes(database, "a repair")
     await introduce(database)
-    await database.run(work)
+    try:
+        await database.run(work)
+    except (CannotReauthoriseError, PermissionRefused):
+        logger.warning("wrongly rejected events of a room stay rejected, the rest is repaired", exc_info=True, extra={"room_id": room_id})
+        await database.run(partial(work, reauthorise=False))
 
 
 async def rebuild_visibility(database: Database, room_id: str, *, server_name: str) -> None:
@@ -67,13 +83,6 @@ async def rebuild_visibility(database: Database, room_id: str, *, server_name: s
 
     await prove_indexes(database, "a rebuild of visibility")
     await database.run(work)
-
-
-async def _room(conn: Connection, room_id: str, server_name: str) -> Room:
-    row = await conn.fetchrow(SQL_ROOM, room_id, row=RoomRow)
-    if row is None:
-        raise UnknownRoom(room_id)
-    return Room(row, server_name)
 
 
 async def _check_names(conn: Connection, room_nid: int) -> None:

@@ -1,5 +1,6 @@
 """Recompute what can be recomputed, and report every difference. Reads only; one room after the other.
 
+version      the room's version, against its create event
 content      the received bytes, and the columns that repeat them
 graph        topological order, gaps, forward extremities
 groups       rows of state groups

@@ -14,6 +14,7 @@ from storage.event.versions import version_of
 from storage.maintenance.censor import AS_RECEIVED, CENSORED
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import Room, event_ids
+from storage.maintenance.verify.version import version_of_id
 
 SQL_CONTENTS: Final[LiteralString] = """
 SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.redacted_by, e.outlier, e.json, t.type, p.name AS sender, k.state_key,
@@ -66,7 +67,10 @@ class ContentsRow(NamedTuple):
 
 
 async def check_contents(conn: Connection, room: Room) -> AsyncIterator[Finding]:
-    """The event id and the content hash follow from the bytes ("bytes"); the columns say what the JSON says ("columns", "relations")."""
+    """The event id and the content hash follow from the bytes ("bytes"); the columns say what the JSON says ("columns", "relations").
+
+    An id that follows from them by the rules of another room version is told apart ("event_ids").
+    """
     nids: list[int] = await conn.fetchvals(SQL_NIDS, room.nid)
     for start in range(0, len(nids), CONTENTS):
         rows = await conn.fetch(SQL_CONTENTS, nids[start : start + CONTENTS], row=ContentsRow)
@@ -83,13 +87,21 @@ async def check_contents(conn: Connection, room: Room) -> AsyncIterator[Finding]
 
 def _bytes(room: Room, row: ContentsRow, event: Event) -> Iterator[Finding]:
     if event.event_id != row.event_id:
-        yield room.finding("bytes", [row.event_id], "another event id", f"bytes of {event.event_id}")
+        yield _other_id(room, row, event)
     if row.encoding == CENSORED:
         yield from _censored(room, row)
     elif row.encoding != AS_RECEIVED:
         yield room.finding("bytes", [row.event_id], f"encoding {row.encoding}", f"{AS_RECEIVED} or {CENSORED}")
     elif event.content_hash_valid == row.redacted_form:
         yield room.finding("bytes", [row.event_id], f"redacted_form {row.redacted_form}", not event.content_hash_valid)
+
+
+def _other_id(room: Room, row: ContentsRow, event: Event) -> Finding:
+    """Bytes that have another id: the one by another room version, or any other."""
+    version = version_of_id(row.json, row.event_id)
+    if version is None:
+        return room.finding("bytes", [row.event_id], "another event id", f"bytes of {event.event_id}")
+    return room.finding("event_ids", [row.event_id], f"the id in room version {version}", event.event_id)
 
 
 def _censored(room: Room, row: ContentsRow) -> Iterator[Finding]:

@@ -7,11 +7,13 @@ from storage.database.connection import Connection
 from storage.errors import InvalidEvent
 from storage.event import Event, parse
 from storage.ids import EventId, StateKey
+from storage.maintenance.verify.room import Room
 
 SQL_JUDGED: Final[LiteralString] = """
-SELECT event_nid, event_id, stream_ordering, outlier, rejected, auth_events, json
-FROM events
-WHERE event_nid = ANY($1::bigint[])
+SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.rejected, e.auth_events, e.json, e.room_nid, r.room_version
+FROM events e
+JOIN rooms r USING (room_nid)
+WHERE e.event_nid = ANY($1::bigint[])
 """
 
 SQL_NIDS_OF: Final[LiteralString] = """
@@ -47,6 +49,8 @@ class JudgedRow(NamedTuple):
     rejected: str | None
     auth_events: list[int]
     json: bytes
+    room_nid: int
+    room_version: str
 
 
 class KeyRow(NamedTuple):
@@ -75,10 +79,13 @@ class Held(NamedTuple):
 
 
 class Contents:
-    """The events of one room, by nid and by id, and its state keys by number and name. An event that cannot be read is not there."""
+    """The events of one room, by nid and by id, and its state keys by number and name. An event that cannot be read is not there.
 
-    def __init__(self, room_version: str) -> None:
-        self._room_version = room_version
+    Events may name those of other rooms, which are read by the versions of their rooms.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self._room = room.row
         self._held: dict[int, Held] = {}
         self._nids: dict[EventId, int] = {}
         self.keys: dict[int, StateKey] = {}
@@ -123,7 +130,7 @@ class Contents:
 
     def _keep(self, row: JudgedRow) -> None:
         try:
-            event = parse(row.json, self._room_version)
+            event = parse(row.json, self._room.room_version if row.room_nid == self._room.room_nid else row.room_version)
         except InvalidEvent:  # the check of the bytes tells of it
             return
         self._held[row.event_nid] = Held(event, row.event_nid, row.stream_ordering, row.rejected, tuple(row.auth_events))

@@ -7,6 +7,8 @@ from storage.ids import RoomId
 
 REPAIRABLE: Final = frozenset(
     {
+        "room_version",
+        "event_ids",
         "missing_events",
         "forward_extremities",
         "dropped_extremities",
@@ -31,6 +33,10 @@ REPAIRABLE: Final = frozenset(
 """The checks whose findings `storage.maintenance.repair` mends: what they look at is derived from the events and their states."""
 
 
+ACCEPTED: Final = "accepted"
+"""The auth result of an event that is not rejected."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One difference. ``subject`` are the ids it is about; ``found`` is what the table has, ``expected`` what it should have."""
@@ -44,7 +50,12 @@ class Finding:
     @property
     def repairable(self) -> bool:
         """Whether a repair mends it: of the room, or, where there is none, `repair_positions`."""
-        return self.check in REPAIRABLE
+        return self.check in REPAIRABLE or self.is_wrongly_rejected
+
+    @property
+    def is_wrongly_rejected(self) -> bool:
+        """Whether it is an event that was rejected, and that the auth rules accept."""
+        return self.check == "rejected" and self.expected == ACCEPTED and self.found != ACCEPTED
 
     def __str__(self) -> str:
         return f"{self.check} of {', '.join(self.subject)} in {self.room_id}: found {self.found}, expected {self.expected}"

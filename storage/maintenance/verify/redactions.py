@@ -128,7 +128,7 @@ def _named(row: RedactedRow) -> str | None:
 
 async def redactions(conn: Connection, room: Room) -> Redactions:
     """What the redactions of a room do."""
-    contents = Contents(room.row.room_version)
+    contents = Contents(room)
     rows = await conn.fetch(SQL_REDACTIONS, room.nid, row=RedactionRow)
     result = Redactions({}, {}, {})
     for start in range(0, len(rows), TOGETHER):

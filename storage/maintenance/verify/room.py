@@ -86,11 +86,18 @@ class NidRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What every check is given. ``server_name``: whose users are local."""
+    """What every check is given. ``server_name``: whose users are local.
+
+    ``row.room_version`` is the version to check by, ``stored_version`` the one in the table. ``said_version`` is that of the create event
+    ``create_id`` where it differs from the table's.
+    """
 
     row: RoomRow
     server_name: str
     states: States = field(default_factory=States)
+    stored_version: str = ""
+    said_version: str | None = None
+    create_id: str = ""
 
     @property
     def nid(self) -> int:

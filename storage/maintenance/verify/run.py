@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
-from storage.errors import UnknownRoom
 from storage.maintenance.indexes import Lie, lies
 from storage.maintenance.verify.content import check_contents
 from storage.maintenance.verify.cover import check_cover
@@ -16,12 +15,14 @@ from storage.maintenance.verify.indexes import finding_of, hide_facts
 from storage.maintenance.verify.moves import check_moves
 from storage.maintenance.verify.positions import check_indexes, check_positions, check_sequences
 from storage.maintenance.verify.redactions import check_redactions
-from storage.maintenance.verify.room import SQL_ROOM, Room, RoomRow
+from storage.maintenance.verify.room import Room
 from storage.maintenance.verify.states import check_current_group, check_states
 from storage.maintenance.verify.verdicts import check_verdicts
+from storage.maintenance.verify.version import check_version, read_room
 from storage.maintenance.verify.visibility import check_audiences, check_visibility, check_visibility_counts
 
 ROOM_CHECKS: Final[tuple[Callable[[Connection, Room], AsyncIterator[Finding]], ...]] = (
+    check_version,
     check_contents,
     check_order,
     check_moves,
@@ -75,10 +76,7 @@ async def verify(database: Database, *, server_name: str, room_ids: Iterable[str
 
 async def verify_room(conn: Connection, room_id: str, *, server_name: str) -> AsyncIterator[Finding]:
     """The differences in one room, each once. The connection should hold a snapshot. `UnknownRoom`."""
-    row = await conn.fetchrow(SQL_ROOM, room_id, row=RoomRow)
-    if row is None:
-        raise UnknownRoom(room_id)
-    room = Room(row, server_name)
+    room = await read_room(conn, room_id, server_name)
     told = set[Finding]()
     for check in ROOM_CHECKS:
         async for finding in check(conn, room):

@@ -50,7 +50,7 @@ class Facts:
 async def read_facts(conn: Connection, room: Room) -> Facts:
     """The facts of a room: one entry for each membership event in it."""
     rows = await conn.fetch(SQL_MEMBERS, room.nid, row=MemberRow)
-    contents = Contents(room.row.room_version)
+    contents = Contents(room)
     held = await contents.load(conn, await conn.fetchvals(SQL_VISIBILITY_EVENTS, room.nid))
     return Facts(
         {row.event_nid: row.membership for row in rows},

@@ -73,7 +73,7 @@ async def check_current_group(conn: Connection, room: Room) -> AsyncIterator[Fin
 
 
 async def _states(conn: Connection, room: Room) -> States:
-    contents = Contents(room.row.room_version)
+    contents = Contents(room)
     graph = await read_auth_graph(conn, room.nid)
     return States(room, contents, Resolver(room.row.room_version, graph, contents))
 

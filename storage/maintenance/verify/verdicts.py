@@ -13,7 +13,7 @@ from storage.errors import AuthDenied
 from storage.event import Event
 from storage.ids import EventId, StateKey
 from storage.maintenance.verify.contents import Contents, Held
-from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.finding import ACCEPTED, Finding
 from storage.maintenance.verify.resolving import Eyes
 from storage.maintenance.verify.room import Room, timeline
 from storage.state.groups import Group
@@ -32,9 +32,23 @@ WHERE room_nid = $1::int AND type_nid = 1 AND rejected IS NULL
 ORDER BY event_id
 """
 
+SQL_REJECTED: Final[LiteralString] = """
+SELECT event_nid, state_group_before
+FROM events
+WHERE room_nid = $1::int AND rejected IS NOT NULL
+ORDER BY event_nid
+"""
+
 JUDGED_TOGETHER: Final = 500
 CREATE: Final = "m.room.create"
 CREATE_KEY: Final[StateKey] = (CREATE, "")
+
+
+class RejectedRow(NamedTuple):
+    """A rejected event, and the state before it; None for an outlier."""
+
+    event_nid: int
+    state_group_before: int | None
 
 
 class Case(NamedTuple):
@@ -48,7 +62,7 @@ class Case(NamedTuple):
 
 async def check_verdicts(conn: Connection, room: Room) -> AsyncIterator[Finding]:
     """An event is rejected exactly if the auth rules refuse it, and for that reason ("rejected")."""
-    contents = Contents(room.row.room_version)
+    contents = Contents(room)
     creates: list[str] = await conn.fetchvals(SQL_CREATES, room.nid)
     if len(creates) > 1:
         yield room.finding("rejected", creates, "several create events accepted", "one")
@@ -63,6 +77,26 @@ async def check_verdicts(conn: Connection, room: Room) -> AsyncIterator[Finding]
         batch: dict[int, Group | None] = dict.fromkeys(outliers[start : start + JUDGED_TOGETHER])
         for finding in await _judge(conn, room, contents, creates, batch):
             yield finding
+
+
+async def wrongly_rejected(conn: Connection, room: Room) -> set[int]:
+    """Return the nids of the rejected events that the auth rules accept, as the tables stand."""
+    contents = Contents(room)
+    creates: list[str] = await conn.fetchvals(SQL_CREATES, room.nid)
+    rows = await conn.fetch(SQL_REJECTED, room.nid, row=RejectedRow)
+    found = set[int]()
+    for start in range(0, len(rows), JUDGED_TOGETHER):
+        batch = rows[start : start + JUDGED_TOGETHER]
+        groups = await room.states.load(conn, {row.state_group_before for row in batch if row.state_group_before is not None})
+        states = {row.event_nid: groups.get(row.state_group_before or 0) for row in batch if not _is_lost(row, groups)}
+        findings = await _judge(conn, room, contents, creates, states)
+        accepted = {finding.subject[0] for finding in findings if finding.is_wrongly_rejected}
+        found |= {nid for nid, held in (await contents.load(conn, states)).items() if held.event.event_id in accepted}
+    return found
+
+
+def _is_lost(row: RejectedRow, groups: Mapping[int, Group]) -> bool:
+    return row.state_group_before is not None and row.state_group_before not in groups
 
 
 async def _judge(
@@ -101,8 +135,8 @@ def _findings(room: Room, case: Case) -> Iterator[Finding]:
     verdicts = [_verdict(case, Eyes(case.held.stream_ordering, late)) for late in (True, False)]
     found = case.held.rejected
     if all(_rule(verdict) != _rule(found) for verdict in verdicts):
-        expected = verdicts[0] or "accepted"
-        yield room.finding("rejected", [case.held.event.event_id], found or "accepted", expected)
+        expected = verdicts[0] or ACCEPTED
+        yield room.finding("rejected", [case.held.event.event_id], found or ACCEPTED, expected)
 
 
 def _rule(reason: str | None) -> str | None:

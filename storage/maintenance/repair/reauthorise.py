@@ -1,0 +1,312 @@
+"""Authorise again what was rejected though the rules accept it, or was read by the version of another room.
+
+Such an event is taken out of the room with everything that names it, as parent or as auth event, directly or through others. What is derived
+is rebuilt for the rest. Then the events are appended again, from the same bytes and in the order in which they were stored, by the rules of
+`storage.persist.plan`. All of that is one transaction: a repair that ends early changes nothing.
+
+An event keeps its nid and the time of its receipt. It takes a new position in its stream, so that clients learn of it by their next sync. Where
+an accepted event was taken out too, syncs from before it begin anew (`purged_streams`), as after a purge.
+
+    create <- join <- levels <- message      the join was rejected, so were levels and message: three events are appended again
+
+A store of an earlier release read all events of a batch by the version of its first create event. Then the id may be wrong as well: the event
+gets its own id, and a new nid.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.errors import InvalidEvent, StorageCorrupt
+from storage.event import Event, load, parse
+from storage.ids import EventId
+from storage.maintenance.announce import INSTANCE_NAME
+from storage.maintenance.purge.removal import delete
+from storage.maintenance.repair.planning import new_caches
+from storage.maintenance.verify.room import Room
+from storage.maintenance.verify.verdicts import wrongly_rejected
+from storage.maintenance.verify.version import version_of_id
+from storage.persist.columns import columns
+from storage.persist.context import Needs
+from storage.persist.draft import Blocks, Draft
+from storage.persist.intake import in_order
+from storage.persist.load import load as load_needs
+from storage.persist.plan import Incoming, plan_event
+from storage.persist.results import AppendResult, Origin
+from storage.persist.write import write
+from storage.queries.state_at import states_at
+from storage.streams.in_flight import Author
+
+SQL_SET_VERSION: Final[LiteralString] = """
+UPDATE rooms
+SET room_version = $2::text
+WHERE room_nid = $1::int AND room_version <> $2::text
+"""
+
+SQL_GRAPH: Final[LiteralString] = """
+SELECT event_nid, event_id, rejected IS NOT NULL AS is_rejected, prev_events || auth_events AS named
+FROM events e
+WHERE room_nid = $1::int AND NOT is_out_of_band(e)
+"""
+
+SQL_BYTES: Final[LiteralString] = """
+SELECT event_id, json
+FROM events
+WHERE event_nid = ANY($1::bigint[])
+"""
+
+SQL_TAKEN: Final[LiteralString] = """
+SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.backfilled, e.redacted_form, e.encoding, e.received_ts,
+    e.rejected IS NULL AS is_accepted, e.json,
+    NOT e.outlier AND EXISTS (
+        SELECT
+        FROM unnest(e.prev_events) AS named (event_nid)
+        LEFT JOIN events p USING (event_nid)
+        WHERE p.stream_ordering IS NULL OR p.stream_ordering > e.stream_ordering
+    ) AS is_untold
+FROM events e
+WHERE e.event_nid = ANY($1::bigint[])
+ORDER BY e.stream_ordering NULLS FIRST, e.event_nid
+"""
+
+SQL_FOLLOW: Final[LiteralString] = """
+WITH
+delta AS (DELETE FROM state_deltas WHERE room_nid = $1::int AND stream_ordering = ANY($3::bigint[])),
+moved AS (DELETE FROM moved_events WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])),
+dropped AS (DELETE FROM dropped_extremities WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])),
+waiting AS (DELETE FROM waiting_redactions WHERE redaction_nid = ANY($2::bigint[])),
+outlier AS (DELETE FROM outlier_memberships WHERE event_nid = ANY($2::bigint[]))
+INSERT INTO purged_streams (stream_name, purged_upto)
+SELECT 'events', $4::bigint
+WHERE $4::bigint IS NOT NULL
+ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto, EXCLUDED.purged_upto)
+"""
+
+SQL_DROP_GROUPS: Final[LiteralString] = """
+WITH
+used AS (
+    SELECT state_group_before AS state_group FROM events WHERE room_nid = $1::int AND NOT outlier
+    UNION
+    SELECT state_group_after FROM events WHERE room_nid = $1::int AND NOT outlier
+    UNION
+    SELECT current_state_group FROM rooms WHERE room_nid = $1::int
+),
+needed AS (
+    SELECT g.state_group - unnest(g.back) AS state_group
+    FROM used
+    JOIN state_groups g USING (state_group)
+)
+DELETE FROM state_groups g
+WHERE g.room_nid = $1::int AND g.entry_count > 0 AND NOT EXISTS (SELECT FROM needed n WHERE n.state_group = g.state_group)
+"""
+
+SQL_AUTHOR: Final[LiteralString] = """
+SELECT w.writer_nid, p.instance_name, p.epoch
+FROM stream_positions p
+JOIN writers w USING (instance_name)
+WHERE p.instance_name = $1::text AND p.stream_name IN ('events', 'backfill', 'caches')
+ORDER BY p.stream_name
+FOR UPDATE OF p  -- nobody moves the positions of this writer past ids that are not committed yet
+"""
+
+SQL_RECEIVED: Final[LiteralString] = """
+UPDATE events e
+SET received_ts = i.received_ts, encoding = i.encoding
+FROM unnest($1::text[], $2::bigint[], $3::smallint[]) AS i (event_id, received_ts, encoding)
+WHERE e.event_id = i.event_id
+"""
+
+BATCH: Final = 200  # events written by one statement
+
+
+class GraphRow(NamedTuple):
+    """An event, and what it names."""
+
+    event_nid: int
+    event_id: str
+    is_rejected: bool
+    named: list[int]
+
+
+class BytesRow(NamedTuple):
+    """An event id with its bytes."""
+
+    event_id: str
+    json: bytes
+
+
+class TakenRow(NamedTuple):
+    """An event that is appended again. ``is_untold``: its parents do not tell the state before it."""
+
+    event_nid: int
+    event_id: str
+    stream_ordering: int | None
+    outlier: bool
+    backfilled: bool
+    redacted_form: bool
+    encoding: int
+    received_ts: int
+    is_accepted: bool
+    json: bytes
+    is_untold: bool
+
+    @property
+    def origin(self) -> Origin:
+        """As it was appended."""
+        return "outlier" if self.outlier else "backfill" if self.backfilled else "live"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was taken out of a room, in the order in which it is appended again. ``rows`` and ``nids`` are by the ids that the events get."""
+
+    incoming: list[Incoming] = field(default_factory=list)
+    rows: dict[EventId, TakenRow] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.incoming)
+
+
+class CannotReauthoriseError(StorageCorrupt):
+    """An event cannot be appended again as it is. Nothing was changed."""
+
+
+async def take_out(conn: Connection, room: Room) -> Taken:
+    """Take out of a room what has to be authorised again, and set its version. The room is held; what is derived is to be rebuilt after that."""
+    changed = room.row.room_version != room.stored_version
+    graph = await conn.fetch(SQL_GRAPH, room.nid, row=GraphRow)
+    roots = await _all_but_create(conn, room, graph) if changed else await _roots(conn, room, graph)
+    if changed:
+        await conn.execute(SQL_SET_VERSION, room.nid, room.row.room_version)
+    if not roots:
+        return Taken()
+    rows = await conn.fetch(SQL_TAKEN, sorted(_dependent(graph, roots)), row=TakenRow)
+    taken = _taken(rows, room.row.room_version, await _states(conn, rows))
+    await _remove(conn, room.nid, rows)
+    return taken
+
+
+async def drop_groups(conn: Connection, room_nid: int) -> None:
+    """Delete the state groups that nothing refers to now: they may name events that were taken out."""
+    await conn.execute(SQL_DROP_GROUPS, room_nid)
+
+
+async def append_again(conn: Connection, taken: Taken, server_name: str, *, extremities_max: int) -> None:
+    """Append what was taken out. `CannotReauthoriseError` if something would not be stored."""
+    author = await conn.fetchrow(SQL_AUTHOR, INSTANCE_NAME, row=Author)
+    if author is None:
+        raise StorageCorrupt("the writer of repairs has no positions", instance_name=INSTANCE_NAME)
+    blocks = Blocks()
+    again = set[EventId]()
+    for start in range(0, len(taken.incoming), BATCH):
+        draft = Draft(new_caches(), blocks, server_name, extremities_max=extremities_max)
+        draft.reserved.update((event_id, row.event_nid) for event_id, row in taken.rows.items() if event_id == row.event_id)
+        for incoming in taken.incoming[start : start + BATCH]:
+            answer = await _planned(conn, draft, incoming)
+            if not answer.is_stored:
+                raise CannotReauthoriseError(f"appended again it is {answer.outcome}: {answer.reason}", event_id=incoming.event.event_id)
+            if answer.outcome != "duplicate":  # as where it was appended since, under the right id
+                again.add(incoming.event.event_id)
+        if draft.has_changes:
+            await write(conn, draft, author, time.time_ns() // 1_000_000)
+    received = ((event_id, row.received_ts, row.encoding) for event_id, row in taken.rows.items() if event_id in again)
+    await conn.execute(SQL_RECEIVED, *columns(received, 3))
+
+
+async def _planned(conn: Connection, draft: Draft, incoming: Incoming) -> AppendResult:
+    while True:
+        try:
+            return plan_event(draft, incoming)
+        except Needs as needs:
+            lacking = needs
+        await load_needs(conn, draft, lacking)
+
+
+async def _roots(conn: Connection, room: Room, graph: Sequence[GraphRow]) -> set[int]:
+    """The rejected events that the rules accept, or whose id is that of another room version."""
+    rejected = {row.event_id: row.event_nid for row in graph if row.is_rejected}
+    roots = await wrongly_rejected(conn, room)
+    if rejected:
+        wrong = await _wrong_ids(conn, room, rejected.values())
+        roots |= {rejected[event_id] for event_id in wrong}
+    return roots
+
+
+async def _all_but_create(conn: Connection, room: Room, graph: Sequence[GraphRow]) -> set[int]:
+    """All events; but not the create event if it has its id and is accepted."""
+    create = [row for row in graph if row.event_id == room.create_id]
+    sound = {row.event_nid for row in create if not row.is_rejected and not await _wrong_ids(conn, room, [row.event_nid])}
+    return {row.event_nid for row in graph} - sound
+
+
+async def _wrong_ids(conn: Connection, room: Room, nids: Iterable[int]) -> set[str]:
+    """Those of these events that have the id of another room version."""
+    wrong = set[str]()
+    every = list(nids)
+    for start in range(0, len(every), BATCH):
+        for event_id, json in await conn.fetch(SQL_BYTES, every[start : start + BATCH], row=BytesRow):
+            own = _own_id(json, room.row.room_version)
+            if own not in {None, event_id} and version_of_id(json, event_id) is not None:
+                wrong.add(event_id)
+    return wrong
+
+
+def _own_id(json: bytes, version: str) -> str | None:
+    try:
+        return parse(json, version).event_id
+    except InvalidEvent:
+        return None
+
+
+def _dependent(graph: Sequence[GraphRow], roots: set[int]) -> set[int]:
+    """These events, and all that name them, directly or through others."""
+    naming: dict[int, list[int]] = {}
+    for row in graph:
+        for nid in row.named:
+            naming.setdefault(nid, []).append(row.event_nid)
+    reached, front = set(roots), list(roots)
+    while front:
+        for nid in naming.get(front.pop(), ()):
+            if nid not in reached:
+                reached.add(nid)
+                front.append(nid)
+    return reached
+
+
+async def _states(conn: Connection, rows: Sequence[TakenRow]) -> Mapping[str, tuple[EventId, ...]]:
+    """The states before those events whose parents do not tell them."""
+    untold = [EventId(row.event_id) for row in rows if row.is_untold]
+    found = await states_at(conn, untold, after=False) if untold else {}
+    return {event_id: tuple(sorted(state.values())) for event_id, state in found.items()}
+
+
+def _taken(rows: Sequence[TakenRow], version: str, states: Mapping[str, tuple[EventId, ...]]) -> Taken:
+    events = [_event(row, version) for row in rows]
+    new_ids = {row.event_id: event.event_id for row, event in zip(rows, events, strict=True)}
+    taken = Taken()
+    for at in in_order(events):
+        row, event = rows[at], events[at]
+        given = states.get(row.event_id)
+        state = None if given is None else tuple(new_ids.get(one, one) for one in given)
+        taken.incoming.append(Incoming(event, row.origin, state))
+        taken.rows.setdefault(event.event_id, row)
+    return taken
+
+
+def _event(row: TakenRow, version: str) -> Event:
+    """The event by the version of the room. Bytes that were censored are those of the redacted form already."""
+    try:
+        event = parse(row.json, version)
+    except InvalidEvent as error:
+        raise CannotReauthoriseError(f"no event of version {version}: {error.reason}", event_id=row.event_id) from error
+    return event if event.event_id != row.event_id else load(row.json, version, row.event_id, redacted=row.redacted_form)
+
+
+async def _remove(conn: Connection, room_nid: int, rows: Sequence[TakenRow]) -> None:
+    nids = [row.event_nid for row in rows]
+    await delete(conn, room_nid, nids, nids)
+    positions = [row.stream_ordering for row in rows if row.stream_ordering is not None]
+    shown = max((row.stream_ordering or 0 for row in rows if row.is_accepted and row.origin == "live"), default=None)
+    await conn.execute(SQL_FOLLOW, room_nid, nids, positions, shown)

@@ -1,0 +1,85 @@
+"""The version of a room: its row against its create event, and event ids against the version.
+
+A store of an earlier release read events by the version of another room of their batch. Nothing else compares the two.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Final, LiteralString, NamedTuple
+
+from storage.checks import is_text
+from storage.database.connection import Connection
+from storage.errors import InvalidEvent, UnknownRoom
+from storage.event import ROOM_VERSIONS, Event, glance, parse
+from storage.maintenance.censor import AS_RECEIVED
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.room import SQL_ROOM, Room, RoomRow
+
+SQL_CREATE_EVENTS: Final[LiteralString] = """
+SELECT event_id, rejected, encoding, json
+FROM events
+WHERE room_nid = $1::int AND type_nid = 1 AND state_key_nid = 1
+ORDER BY event_id
+"""
+
+
+class CreateRow(NamedTuple):
+    """A create event of a room."""
+
+    event_id: str
+    rejected: str | None
+    encoding: int
+    json: bytes
+
+
+async def read_room(conn: Connection, room_id: str, server_name: str) -> Room:
+    """Return a room with the version that its create event says, as far as that can be the room's. `UnknownRoom`."""
+    row = await conn.fetchrow(SQL_ROOM, room_id, row=RoomRow)
+    if row is None:
+        raise UnknownRoom(room_id)
+    create = _create_event(row, await conn.fetch(SQL_CREATE_EVENTS, row.room_nid, row=CreateRow))
+    said = None if create is None else said_version(create.json)
+    if create is None or said is None or said == row.room_version:
+        return Room(row, server_name, stored_version=row.room_version)
+    right = row._replace(room_version=said) if _may_be(said, create, row.room_id) else row
+    return Room(right, server_name, stored_version=row.room_version, said_version=said, create_id=create.event_id)
+
+
+async def check_version(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+    """The room has the version of its create event ("room_version"), which can create the room ("create_event")."""
+    del conn
+    if room.row.room_version != room.stored_version:
+        yield room.finding("room_version", [room.row.room_id], room.stored_version, room.row.room_version)
+    elif room.said_version is not None:
+        found = f"says room version {room.said_version}, by which it does not create this room"
+        yield room.finding("create_event", [room.create_id], found, f"a create event of version {room.stored_version}")
+
+
+def version_of_id(json: bytes, event_id: str) -> str | None:
+    """Return the room version by which these bytes have this id; None if no version gives it."""
+    return next((version for version in ROOM_VERSIONS if (event := _read(json, version)) is not None and event.event_id == event_id), None)
+
+
+def said_version(json: bytes) -> str | None:
+    """Return the room version that a create event says; None where that is no text."""
+    content = (glance(json) or {}).get("content")
+    version = content.get("room_version", "1") if isinstance(content, dict) else "1"
+    return version if is_text(version) else None
+
+
+def _create_event(row: RoomRow, creates: list[CreateRow]) -> CreateRow | None:
+    """The create event whose bytes say the version: the one that the room id names, or the only one. What was censored says nothing."""
+    named = [create for create in creates if create.event_id == "$" + row.room_id[1:]]
+    found = named or [create for create in creates if create.rejected is None] or creates
+    return found[0] if len(found) == 1 and found[0].encoding == AS_RECEIVED else None
+
+
+def _may_be(version: str, create: CreateRow, room_id: str) -> bool:
+    event = _read(create.json, version) if version in ROOM_VERSIONS else None
+    return event is not None and event.room_id == room_id
+
+
+def _read(json: bytes, version: str) -> Event | None:
+    try:
+        return parse(json, version)
+    except InvalidEvent:
+        return None
