@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from storage.database.steps import Step
 
-HEAD_REVISION: Final = "0007"
+HEAD_REVISION: Final = "0008"
 """The latest that this package knows, at which `migrate` arrives."""
 
 OLDEST_REVISION: Final = "0007"

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from storage import Store
+from storage import Store, SyncFilter
 from storage.errors import StorageCorrupt
 from storage.ids import EventId
 from storage.testing import BuiltEvent
@@ -58,6 +58,24 @@ async def test_a_state_that_lost_a_row_is_corrupt(store: Store, read: str, loss:
     with pytest.raises(StorageCorrupt) as caught:
         await READS[read](store, last.event_id)
     assert str(group) in str(caught.value)
+
+
+LOSSES_NOW = {name: loss.replace("$1::bigint", "(SELECT max(current_state_group) FROM rooms)") for name, loss in LOSSES.items()}
+
+
+@pytest.mark.parametrize("loss", LOSSES_NOW)
+async def test_members_are_not_loaded_lazily_of_a_state_that_lost_a_row(store: Store, loss: str) -> None:
+    """Lazily loaded, the state of a room that is new to the client is read from its group."""
+    _, last = await stored(store)
+    await group_at(store, last)
+    lazy = SyncFilter(lazy_load_members=True)
+    since = (await store.sync(LOCAL, filter=lazy)).next_batch
+    async with store.database.connection() as conn:
+        assert await conn.execute(LOSSES_NOW[loss]) == "DELETE 1"
+    with pytest.raises(StorageCorrupt) as caught:
+        await store.sync(LOCAL, filter=lazy)
+    assert last.room_id in str(caught.value)
+    assert (await store.sync(LOCAL, since=since, filter=lazy)).is_empty, "nothing of the state is read"
 
 
 @pytest.mark.parametrize("read", ["whole", "types", "keys", "context"])

@@ -19,6 +19,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 import orjson
 
 from storage.database.connection import Connection
+from storage.errors import StorageCorrupt
 from storage.ids import RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent, told_of
 from storage.queries.filters import ANY_EVENT, EventFilter
@@ -119,6 +120,7 @@ value AS (  -- each key to tell: what the client knows, the value at the start, 
         OR (room_nid, state_key_nid) IN (SELECT room_nid, state_key_nid FROM wanted)
         OR (room_nid IN (SELECT room_nid FROM room WHERE whole)  -- one key at a time: EXISTS could have all members of the database hashed
             AND (SELECT k.type_nid <> 2 FROM state_keys k WHERE k.state_key_nid = COALESCE(c.state_key_nid, u.state_key_nid)))
+        OR state_key_nid IS NULL  -- rows of the state are lost
 ),
 entry AS (
     SELECT room_nid, state_key_nid, start_nid AS event_nid, true AS at_start, COALESCE(start_nid = end_nid, false) AS at_end, NULL::boolean AS is_own
@@ -132,6 +134,10 @@ entry AS (
     SELECT room_nid, state_key_nid, NULL, false, false, NULL
     FROM changed
     WHERE before_nid IS NOT NULL AND end_nid IS NULL
+    UNION ALL
+    SELECT room_nid, NULL, NULL, NULL, NULL, NULL
+    FROM value
+    WHERE state_key_nid IS NULL
     UNION ALL
     SELECT room_nid, NULL, member_nid, false, false, true
     FROM shown
@@ -211,6 +217,8 @@ FROM due d
 
 class StateRow(NamedTuple):
     """One state event of a room, or (``event_id`` None) a key that was removed, or (with counts) its summary.
+
+    Without counts and with ``at_start`` None it says that rows of the room's state are lost.
 
     With ``is_own`` it is an event to be shown to somebody who is not in the room: their own membership event, or another one.
     """
@@ -299,7 +307,10 @@ async def states(
     picked: EventFilter,
     shown: Sequence[Shown],
 ) -> dict[int, RoomState]:
-    """The state of each of these rooms, by room nid. ``members``: in which room whose membership matters; None: everybody's."""
+    """The state of each of these rooms, by room nid. ``members``: in which room whose membership matters; None: everybody's.
+
+    `StorageCorrupt` where a state cannot be read.
+    """
     rooms = (*(one.room for one in wanted), *(one.room for one in shown))
     found = {room.room_nid: RoomState(room, [], [], [], [], [], [], []) for room in rooms}
     asked = [one for one in wanted if one.whole or one.has_changed or members is not None]
@@ -333,8 +344,13 @@ def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
 
 
 def _take(room: RoomState, row: StateRow) -> None:
-    """A summary, or a key that was removed."""
+    """A summary, or a key that was removed. `StorageCorrupt` where rows of the state are lost."""
     if row.joined_count is None:
+        if row.at_start is None:
+            reason = (
+                "the state of a room cannot be read: rows of state_groups are lost, or an index does not find them (`room-storage verify`)"
+            )
+            raise StorageCorrupt(reason, room_id=room.room.room_id)
         room.removed.append((row.removed_type or "", row.removed_key or ""))
         return
     heroes = None if row.heroes is None else tuple(map(UserId, row.heroes))
