@@ -15,7 +15,7 @@ INDEX = '''"""An index on what is there."""
 from storage.database.steps import index_concurrently
 revision, down_revision, phase = "9002", "9001", "pre"
 def upgrade():
-    index_concurrently("events_received_idx", "ON events (received_ts, room_nid)")
+    index_concurrently("events_depth_idx", "ON events (depth)")
 '''
 DATA = '''"""What fills the column."""
 from storage.database.steps import Job, background_job

@@ -38,7 +38,7 @@ from tests.postgres import client_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 ALICE = UserId("@alice:s1.test")
-IS_VALID = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('events_received_idx')"
+IS_VALID = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('events_depth_idx')"
 BUILDER = """
 SELECT a.pid FROM pg_stat_activity a JOIN pg_stat_progress_create_index p USING (pid)
  WHERE a.datname = current_database() AND p.phase LIKE 'waiting%'
@@ -172,10 +172,10 @@ async def test_an_index_build_that_was_killed_is_found_and_built_again(
         await other.close()
     assert await conn.fetchval(IS_VALID) is False
     async with storage.open(dsn, server_name="s1.test") as store:
-        assert [(finding.check, finding.subject) for finding in await findings(store)] == [("indexes", ("events_received_idx",))]
+        assert [(finding.check, finding.subject) for finding in await findings(store)] == [("indexes", ("events_depth_idx",))]
     with caplog.at_level(logging.WARNING):
         assert await migrate(dsn, how=how) == "9002"
-    assert "events_received_idx was left invalid by a build that was interrupted: it is dropped and built again" in caplog.text
+    assert "events_depth_idx was left invalid by a build that was interrupted: it is dropped and built again" in caplog.text
     assert await conn.fetchval(IS_VALID) is True
 
 
