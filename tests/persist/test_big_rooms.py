@@ -131,4 +131,5 @@ async def test_a_merge_asks_for_the_power_levels_since_the_fork_some_hundred_at_
             await deliver(store, [merged.pdu])
             statements[levels] = work.statements - before
             assert await store.state_before(merged.event_id) == dict(merged.state_before)
-    assert statements[600] <= statements[20] + 2 * (600 // ELDERS_MAX), statements
+    again = 1  # the lane of heavy rooms looks up the event once more
+    assert statements[600] <= statements[20] + 2 * (600 // ELDERS_MAX) + again, statements
