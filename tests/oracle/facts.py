@@ -45,6 +45,12 @@ class Subject(Protocol):
     def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter, ignored: Collection[str] = ()) -> Answer:
         """As `tests.oracle.syncing.sync`; `next_batch` is what the next call gets as `since`, of any type."""
 
+    def send(self, user_id: str, device_id: str, bodies: Sequence[str]) -> None:
+        """As `Inboxes.send`."""
+
+    def receive(self, user_id: str, device_id: str, since: Any | None) -> tuple[list[str], Any]:
+        """As `Inboxes.receive`; the second is what the next call gets as `since`, of any type."""
+
     def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
         """As `Oracle.between`, by pages; since and upto are as `next_batch`."""
 

@@ -31,6 +31,7 @@ VERSIONS: Final = ("1", "2", "3", "6", "9", "10", "11", "12")
 USERS: Final = tuple(f"@user{number}:s{1 + number % 3}.test" for number in range(1, 6))
 SERVERS: Final = ("s1.test", "s2.test", "s3.test", "s4.test")
 AUDIENCE: Final = Audience(USERS, SERVERS)
+DEVICES: Final = ("PHONE", "DESK")
 
 NO_VISIBILITIES: Final[Sequence[Mapping[str, Any]]] = (
     {},
@@ -139,6 +140,7 @@ class RoomMachine(RuleBasedStateMachine):
         self.compared: dict[RoomId, set[EventId]] = {}
         self.clients = {user: Client(user) for user in self.syncing}
         self.replays = {user: Client(user) for user in self.syncing}
+        self.received: dict[tuple[str, str], tuple[int, Any]] = {}
         for number, version in enumerate(versions):
             room = RoomBuilder(version, seed=self.seed + number, sign=False)
             room.start(USERS[number], join_rule="public", users={USERS[2]: 50} if data.draw(st.booleans()) else None)
@@ -182,10 +184,17 @@ class RoomMachine(RuleBasedStateMachine):
     def redact(self, data: st.DataObject, one: str, *, refused: bool) -> None:
         """Any event; or, to have enough of these, one that was rejected or soft-failed, by whoever has the power."""
         branch = pick(data, self.branches)
-        held = {event_id for event_id, known in self.oracle.held.items() if known.rejected or known.soft_failed} if refused else set()
-        targets = [event for event in branch.events if event.event_id in held]
+        targets = self._refused_in(branch) if refused else []
+        if refused and not targets and "refused" in self.on and branch.membership(one) != "join":
+            self.undelivered.append(branch.message(one, expected="rejected"))
+            self.append(self.undelivered)
+            targets = self._refused_in(branch)
         target = pick(data, targets or branch.events)
         self._write(lambda more: branch.redact(branch.events[0].sender if targets else one, target, **more))
+
+    def _refused_in(self, branch: RoomBuilder) -> list[BuiltEvent]:
+        held = {event_id for event_id, known in self.oracle.held.items() if known.rejected or known.soft_failed}
+        return [event for event in branch.events if event.event_id in held]
 
     @precondition(lambda self: "relate" in self.on)
     @rule(data=st.data(), one=st.sampled_from(USERS), rel_type=st.sampled_from(RELATIONS), edits=st.booleans())
@@ -368,6 +377,38 @@ class RoomMachine(RuleBasedStateMachine):
         expected = sync(self.oracle, user, since, limit=limit, wanted=wanted, ignored=ignored)
         lines = differences(_plain(expected), _plain(self.subject.sync(user, token, limit, wanted, ignored)))
         assert not lines, "\n".join(lines)
+
+    @precondition(lambda self: self.syncing and "invite" in self.writes)
+    @rule(data=st.data(), is_new=st.booleans())
+    def ignore_an_invite(self, data: st.DataObject, *, is_new: bool) -> None:
+        """A user is invited and syncs while ignoring the inviter; nobody goes on from there."""
+        branch = pick(data, self.branches)
+        inviter, free = branch.events[0].sender, [user for user in self.syncing if branch.membership(user) not in ("join", "ban", "invite")]
+        if free and branch.membership(inviter) == "join":
+            invited = pick(data, free)
+            with suppress(ValueError):  # without the power to, meanwhile
+                self.undelivered.append(branch.invite(inviter, invited))
+        self.append(self.undelivered)
+        for user in self.syncing:
+            since, token = (None, None) if is_new else (self.clients[user].since, self.replays[user].since)
+            expected = sync(self.oracle, user, since, ignored=[inviter])
+            lines = differences(_plain(expected), _plain(self.subject.sync(user, token, 10, ANY_ROOM, [inviter])))
+            assert not lines, "\n".join(lines)
+
+    @precondition(lambda self: self.syncing)
+    @rule(data=st.data(), count=st.sampled_from([0, 1, 101]), receives=st.booleans(), lost=st.booleans())
+    def send_to_device(self, data: st.DataObject, count: int, *, receives: bool, lost: bool) -> None:
+        """Sometimes more than a page. A device that brings its token gets what waits for it; if the answer is lost, it brings the token again."""
+        user, device, first = pick(data, self.syncing), pick(data, DEVICES), self.oracle.inboxes.last
+        for subject in (self.oracle.inboxes, self.subject):
+            subject.send(user, device, [str(first + number) for number in range(count)])
+        if receives or count > 1:
+            since, token = self.received.get((user, device), (None, None))
+            expected, upto = self.oracle.inboxes.receive(user, device, since)
+            found, reached = self.subject.receive(user, device, token)
+            assert found == expected
+            if not lost:
+                self.received[user, device] = upto, reached
 
     @precondition(lambda self: self.syncing and self.compared)
     @rule(data=st.data(), wanted=EVENT_FILTERS, direction=st.sampled_from(["b", "f"]))

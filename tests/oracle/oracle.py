@@ -18,6 +18,7 @@ from typing import Any
 from storage import EventFilter
 from storage.errors import StateUnknown
 from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
+from tests.oracle.inboxes import Inboxes
 from tests.oracle.picking import passes
 from tests.oracle.receiver import Held, Receiver, State
 from tests.oracle.sight import Sight, server_sees, user_sees
@@ -35,6 +36,7 @@ class Oracle(Receiver):
     def __init__(self) -> None:
         super().__init__()
         self.positions: Mapping[EventId, Position] = {}  # (topological, stream) as the store has them; empty: the oracle's own
+        self.inboxes = Inboxes()
 
     def position(self, event_id: EventId) -> Position:
         """(topological, stream) of a timeline event."""
@@ -178,6 +180,10 @@ class Oracle(Receiver):
         told = {event_id for event_id in live if (since or 0) < self.get(event_id).arrival}
         told -= {event_id for event_id in live if upto is not None and self.get(event_id).arrival > upto}
         return [event_id for event_id in found if event_id in told or (since is None and event_id not in live)]
+
+    def is_ignored(self, sender: str, ignored: Collection[str]) -> bool:
+        """Whether an invite from a user is left out (client-server API, "Ignoring Users")."""
+        return sender in ignored
 
     def passes(self, event_id: EventId, wanted: EventFilter) -> bool:
         event, redacted = self.get(event_id).event, self.redacted_by(event_id) is not None

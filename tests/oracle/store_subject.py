@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import astuple
@@ -110,6 +111,25 @@ class StoreSubject:
             invite=set(told.invite),
             knock=set(told.knock),
         )
+
+    def send(self, user_id: str, device_id: str, bodies: Sequence[str]) -> None:
+        self.run(self._send(UserId(user_id), device_id, bodies))
+
+    async def _send(self, user_id: UserId, device_id: str, bodies: Sequence[str]) -> None:
+        for body in bodies:
+            await self.store.to_device.send({user_id: {device_id: {"content": {"body": body}}}})
+
+    def receive(self, user_id: str, device_id: str, since: str | None) -> tuple[list[str], str]:
+        return self.run(self._receive(UserId(user_id), device_id, since))
+
+    async def _receive(self, user_id: UserId, device_id: str, since: str | None) -> tuple[list[str], str]:
+        """As the documentation of `ToDevice.inbox` says."""
+        inboxes = self.store.to_device
+        if since is not None:
+            await inboxes.delete(user_id, device_id, self.store.positions_of(since)["to_device"])
+        token = (await self.store.sync(user_id, since=since)).next_batch
+        found = await inboxes.inbox(user_id, device_id, upto=self.store.positions_of(token)["to_device"])
+        return [json.loads(one.content)["content"]["body"] for one in found], token
 
     def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
         since, upto, direction = stretch

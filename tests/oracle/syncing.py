@@ -75,7 +75,7 @@ def sync(
         elif now is then:
             continue
         elif membership == "invite":
-            if now is not None and now.event.sender not in ignored:
+            if now is not None and not oracle.is_ignored(now.event.sender, ignored):
                 answer.invite.add(room_id)
         elif membership == "knock":
             answer.knock.add(room_id)

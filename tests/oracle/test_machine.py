@@ -18,6 +18,7 @@ from storage.errors import InvalidEvent
 from storage.event import Event, parse
 from storage.ids import EventId, RoomId
 from tests.oracle.facts import Audience, Facts, Stretch, oracle_facts
+from tests.oracle.inboxes import Inboxes
 from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.oracle import Oracle, Position
 from tests.oracle.receiver import UNREADABLE, Held, Origin, Outcome, State, in_causal_order, version_of
@@ -51,6 +52,12 @@ class OracleSubject:
 
     def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter, ignored: Collection[str] = ()) -> Answer:
         return sync(self.oracle, user_id, since, limit=limit, wanted=wanted, ignored=ignored)
+
+    def send(self, user_id: str, device_id: str, bodies: Sequence[str]) -> None:
+        self.oracle.inboxes.send(user_id, device_id, bodies)
+
+    def receive(self, user_id: str, device_id: str, since: Any | None) -> tuple[list[str], Any]:
+        return self.oracle.inboxes.receive(user_id, device_id, since)
 
     def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
         since, upto, direction = stretch
@@ -178,6 +185,30 @@ class CountsTheInvited(Oracle):
         return "join" if membership == "invite" else membership
 
 
+class ShowsIgnoredInvites(Oracle):
+    """Invites from ignored users are returned."""
+
+    def is_ignored(self, sender: str, ignored: Collection[str]) -> bool:
+        del sender, ignored
+        return False
+
+
+class ReturnsAHundred(Inboxes):
+    """Whose token covers all messages."""
+
+    def receive(self, user_id: str, device_id: str, since: int | None) -> tuple[list[str], int]:
+        found, token = super().receive(user_id, device_id, since)
+        return found[:100], token
+
+
+class LosesMessages(Oracle):
+    """An inbox ends before the token does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inboxes = ReturnsAHundred()
+
+
 NEVER: Mapping[type[Oracle], frozenset[str]] = {TakesAnyCreateEvent: frozenset({"junk"})}
 NEEDED: Mapping[type[Oracle], frozenset[str]] = {
     LetsAnybodyRedact: frozenset({"redact"}),
@@ -205,6 +236,8 @@ def test_batches_do_not_matter() -> None:
         ForgetsTheSenders,
         EndsAtGaps,
         CountsTheInvited,
+        ShowsIgnoredInvites,
+        LosesMessages,
     ],
 )
 def test_the_machine_notices(mistaken: type[Oracle]) -> None:

@@ -86,11 +86,12 @@ def test_with_one_extremity(server_dsn: str, template_name: str, worker_id: str)
 
 @pytest.mark.timeout(0)
 def test_with_two_writers(server_dsn: str, template_name: str, worker_id: str) -> None:
-    """Two stores on one database write and answer in turn; a client goes on with the tokens of one at the other."""
+    """Two stores on one database write and answer in turn; a client goes on with the tokens of one at the other. With refused events and redactions."""
 
     class Machine(AbsenceMachine):
         audience = Audience(LOCAL, SERVERS)
         syncing = LOCAL
+        always = frozenset({"redact", "refused"})
 
         def open_subject(self) -> StoreSubject:
             self.runner = asyncio.Runner()
