@@ -221,6 +221,7 @@ def test_batches_do_not_matter() -> None:
     run_machine(machine_with(OneByOne), examples=EXAMPLES)
 
 
+@pytest.mark.timeout(600)  # half a minute of work, on a busy machine
 @pytest.mark.parametrize(
     "mistaken",
     [
