@@ -28,7 +28,15 @@ from storage.database.guard import Guard
 from storage.database.pool import Pool
 from storage.database.session import Session, connect
 from storage.database.translate import DRIVER_ERRORS, translate
-from storage.errors import CommitUnknown, DatabaseConflict, DatabaseError, DatabaseReplaced, DatabaseUnavailable, StorageClosed
+from storage.errors import (
+    CommitUnknown,
+    DatabaseConflict,
+    DatabaseError,
+    DatabaseReplaced,
+    DatabaseUnavailable,
+    StorageClosed,
+    StorageError,
+)
 from storage.measures import Measures
 
 T = TypeVar("T")
@@ -137,16 +145,22 @@ class Connection:
             if isinstance(error, asyncpg.InternalClientError):
                 self._driver.terminate()  # Postgres has ended the session while it was idle, and the driver is halfway to know it
             self.is_at_rest = isinstance(error, asyncpg.PostgresError)
-            told = translate(error, closed=self._driver.is_closed())
-            if self._measures is not None:
-                self._measures.database_errors[type(told).__name__] += 1
-            raise told from error
+            raise self._counted(translate(error, closed=self._driver.is_closed())) from error
+        except AttributeError as error:
+            if not self._driver.is_closed():
+                raise
+            raise self._counted(DatabaseUnavailable("the connection was lost")) from error  # asyncpg reads what closing has taken away
         if self._session is not None and self._session.is_over:
             raise DatabaseUnavailable("the session was ended while it answered")
         self.is_at_rest = True
         if observer is not None:
             observer.after(statement, perf_counter() - start)
         return result
+
+    def _counted(self, error: StorageError) -> StorageError:
+        if self._measures is not None:
+            self._measures.database_errors[type(error).__name__] += 1
+        return error
 
 
 Check = Callable[[Connection], Awaitable[bool]]

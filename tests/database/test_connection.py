@@ -384,3 +384,15 @@ async def test_no_such_database(dsn: str) -> None:
 async def test_a_dsn_that_cannot_be_read(bad: str) -> None:
     with pytest.raises(InputError, match="DSN"):
         await Database.open(bad)
+
+
+async def test_a_connection_that_is_lost_between_two_steps_of_the_driver_is_unavailable(dsn: str) -> None:
+    """asyncpg asks the server about the types of a statement that is new; when the connection goes meanwhile, it has no settings any more."""
+    driver = await asyncpg.connect(dsn)
+
+    async def lost(_: str) -> object:
+        driver.terminate()
+        return driver.get_settings()
+
+    with pytest.raises(DatabaseUnavailable, match="the connection was lost"):
+        await Connection(driver)._call("SELECT 1", lost, "SELECT 1")
