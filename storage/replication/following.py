@@ -1,7 +1,7 @@
 """What a reader follows: the streams of a store, or, where there is no store, whatever comes and the handlers that take it."""
 
 import logging
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from storage.errors import ProtocolError
 from storage.replication.handlers import Handlers
@@ -9,6 +9,9 @@ from storage.streams.feed import Advance, Fact
 from storage.streams.registry import Streams
 
 logger = logging.getLogger(__name__)
+
+UNKNOWN_MAX: Final = 100
+"""Names of streams of others that are logged, each once; the sender chooses them."""
 
 
 class Target(Protocol):
@@ -44,7 +47,7 @@ class StreamsTarget:
         """See `Target`."""
         if stream_name in self._streams:
             return instance_name != self._streams.instance_name
-        if stream_name not in self._unknown:
+        if stream_name not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
             self._unknown.add(stream_name)
             logger.info("the stream %s of %s is not one of this store: ignored", stream_name, instance_name)
         return False

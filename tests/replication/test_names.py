@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+import storage
 from storage.config import Config
 from storage.errors import ProtocolError
 from storage.replication import Handlers, Server
 from storage.replication.commands import FederationAck, LockReleased, UserSync
 from storage.replication.exchange import Exchange
 from storage.replication.federation_ack import GONE_MAX, Acknowledgements
+from storage.replication.following import UNKNOWN_MAX, StreamsTarget
 from storage.replication.in_process import Hub
 from storage.replication.syncing import Syncing
 from tests.replication.processes import QUICK, Lines, Process, netcat
@@ -171,3 +173,13 @@ async def test_a_worker_in_the_same_process_keeps_its_name(main: Process) -> Non
             await asyncio.sleep(0.02)
             assert exchange.syncing.users() == {"@a:b.c"}
             await other.close()
+
+
+async def test_names_of_streams_are_logged_up_to_a_number(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with storage.open(dsn, server_name="s1.test") as store:
+        target = StreamsTarget(store.streams)
+    with caplog.at_level("INFO"):
+        for number in range(1_000):
+            assert not target.follows(f"stream{number}", "other")
+            assert not target.follows(f"stream{number}", "other")
+    assert sum("is not one of this store" in one for one in caplog.messages) == UNKNOWN_MAX
