@@ -71,7 +71,7 @@ async def _stages(store: storage.Store, pdus: Sequence[bytes]) -> Stages:
     known = {room_id: row.room_version for room_id, row in store.writer.caches.rooms.items()}
     with _spent(took, "read at a glance, room version"):
         glanced = intake.glances(pdus)
-        versions = intake.versions(pdus, glanced, known, None)
+        versions = intake.versions(pdus, glanced, intake.room_ids(glanced), known, None)
     with _spent(took, "parse, check, hash"):
         read = [intake.read(pdu, one, version) for pdu, one, version in zip(pdus, glanced, versions, strict=True)]
     events = [event for event in read if isinstance(event, Event)]

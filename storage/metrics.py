@@ -68,7 +68,7 @@ def writer(store: Store) -> Iterator[Metric]:
     yield _counter("writer_statements", "Statements of the writer, loading and writing: round trips.", measures.writer_statements)
     yield _gauge("writer_queue_appends", "Appends that are not planned yet.", store.writer.queued)
     yield _gauge("writer_in_hand_appends", "Appends that wait for their answer.", store.writer.in_hand)
-    yield _histogram("resolution_seconds", "Time of state resolutions, without loading.", store.writer.caches.resolutions)
+    yield _histogram("resolution_seconds", "Processor time of state resolutions, without loading.", store.writer.caches.resolutions)
     yield _gauges("writer_cache_entries", "What the writer remembers.", "cache", store.writer.caches.sizes())
 
 

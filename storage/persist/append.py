@@ -66,7 +66,7 @@ async def append(database: Database, writer: Writer, batch: Iterable[Pdu], said:
     known = await _known_versions(database, writer, {room for room in rooms if room is not None})
     results: dict[int, AppendResult] = {}
     events: dict[int, Event] = {}
-    for index, version in enumerate(intake.versions(pdus, glanced, known, said.room_version)):
+    for index, version in enumerate(intake.versions(pdus, glanced, rooms, known, said.room_version)):
         read = intake.read(pdus[index], glanced[index], version)
         if said.verify_keys is not None and isinstance(read, Event):
             read = await intake.check_signatures(read, said.verify_keys) or read
@@ -77,7 +77,9 @@ async def append(database: Database, writer: Writer, batch: Iterable[Pdu], said:
     await given_states.check(database, states, events.values())
     indexes = list(events)
     ordered = [indexes[at] for at in intake.in_order(list(events.values()))]
-    incoming = [_incoming(events[index], said.origin, states, shown) for index in ordered]
+    incoming = [Incoming(events[index], said.origin) for index in ordered]
+    if states or shown:
+        incoming = [_with_given(one, states, shown) for one in incoming]
     if incoming:
         results.update(zip(ordered, await writer.append(incoming), strict=True))
     answers = [results[index] for index in range(len(pdus))]
@@ -85,8 +87,8 @@ async def append(database: Database, writer: Writer, batch: Iterable[Pdu], said:
     return answers
 
 
-def _incoming(event: Event, origin: Origin, states: given_states.States, shown: Mapping[EventId, str]) -> Incoming:
-    return Incoming(event, origin, states.get(event.event_id), shown.get(event.event_id))
+def _with_given(one: Incoming, states: given_states.States, shown: Mapping[EventId, str]) -> Incoming:
+    return one._replace(state_before=states.get(one.event.event_id), stripped_state=shown.get(one.event.event_id))
 
 
 def _note(answers: Sequence[AppendResult], rooms: Sequence[str | None]) -> None:

@@ -24,7 +24,7 @@ from storage.persist.load import load
 from storage.persist.plan import Incoming, plan_event
 from storage.persist.prefetch import Ahead, Load, prefetch
 from storage.persist.results import AppendResult
-from storage.persist.turns import HEAVY_SECONDS, TURN_SECONDS, Turn
+from storage.persist.turns import HEAVY_SECONDS, LEAST_ASIDE, TURN_SECONDS, Turn
 from storage.persist.write import Written, write
 from storage.streams.following import learn_writers
 from storage.streams.in_flight import LOST, InFlight
@@ -141,7 +141,8 @@ class Attempts:
                     aside.add(job)
                     plan.forget(job)
                     continue
-                answers = await _planned(plan.draft, part, load_needs, ahead, may_leave=aside is not None)
+                least = LEAST_ASIDE if plan.is_aside else None if aside is None else 0
+                answers = await _planned(plan.draft, part, load_needs, ahead, least=least)
                 if aside is not None and len(answers) < len(part):
                     aside.add(job)
                 if ahead.assumed and any(answer.outcome == "missing_parents" for answer in answers):
@@ -263,22 +264,26 @@ def _ids(plan: Plan) -> dict[str, Any]:
     return {**ids, "storage.events": plan.size}
 
 
-async def _planned(draft: Draft, part: Sequence[Incoming], load_needs: Load, ahead: Ahead, *, may_leave: bool) -> list[AppendResult]:
-    """The answers of a part of an append; fewer if its room turns out to be heavy and the rest may be left."""
+async def _planned(draft: Draft, part: Sequence[Incoming], load_needs: Load, ahead: Ahead, *, least: int | None) -> list[AppendResult]:
+    """The answers of a part of an append; fewer if its room turns out to be heavy, but ``least``. None: all of them."""
     answers: list[AppendResult] = []
     for one in part:
-        if draft.resolving_seconds and may_leave and draft.resolving_seconds.get(one.event.room_id, 0) > HEAVY_SECONDS:
+        if draft.resolving_seconds and least is not None and len(answers) >= least and _is_heavy(draft, one):
             break
         if draft.turn.is_over:
             await _others(draft)
         try:
             answers.append(plan_event(draft, one))
         except Needs as needs:
-            answer = await _decide(load_needs, draft, one, needs, ahead, may_leave=may_leave)
+            answer = await _decide(load_needs, draft, one, needs, ahead, may_leave=least == 0)
             if answer is None:
                 break
             answers.append(answer)
     return answers
+
+
+def _is_heavy(draft: Draft, one: Incoming) -> bool:
+    return draft.resolving_seconds.get(one.event.room_id, 0) > HEAVY_SECONDS
 
 
 async def _decide(

@@ -124,7 +124,7 @@ class Caches:
         self.has_past = False
         """`past_visibility` is in use. Once it is, it is for good."""
         self.resolutions = Distribution()
-        """Seconds that state resolutions took, without the loading."""
+        """Seconds of processor time that state resolutions took, without the loading."""
         self._bounded = [cache for cache in vars(self).values() if isinstance(cache, Bounded)]
 
     def sizes(self) -> dict[str, int]:
@@ -222,7 +222,7 @@ class Reader:
         self.records: dict[int, list[Record]] = {}
         self.turn = Turn()
         self.resolving_seconds: dict[str, float] = {}
-        """By room, the seconds that state resolutions took."""
+        """By room, the seconds of processor time that state resolutions took."""
 
     def row(self, event_id: str) -> EventRow | None:
         """The row of an event, or None if it is not held."""

@@ -100,7 +100,7 @@ class Move(NamedTuple):
 
 
 class Resolving(Protocol):
-    """A state resolution that is under way, or done (`storage.persist.resolving`). ``seconds``: what it took so far."""
+    """A state resolution that is under way, or done (`storage.persist.resolving`). ``seconds``: the processor time that it took so far."""
 
     seconds: float
 

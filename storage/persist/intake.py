@@ -27,20 +27,21 @@ def room_ids(glanced: Iterable[Mapping[str, Any]]) -> list[str | None]:
     return [room if is_text(room := one.get("room_id")) else None for one in glanced]
 
 
-def versions(pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], known: Mapping[str, str], given: str | None) -> list[str | None]:
-    """Return the room version to read each PDU by; None if nothing says it.
+def versions(
+    pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], rooms: Sequence[str | None], known: Mapping[str, str], given: str | None
+) -> list[str | None]:
+    """Return the room version to read each PDU by; None if nothing says it. ``rooms``: as `room_ids` returns them.
 
     The store comes first, then a create event in ``pdus``, then ``given``. Another room's version is never taken.
     """
-    said = [_said_version(one) for one in glanced]
+    said = [_said_version(one) if one.get("type") == "m.room.create" else None for one in glanced]
     created = _created(pdus, glanced, said)
-    rooms = room_ids(glanced)
     return [known.get(room or "") or created.get(room or "") or own or given for room, own in zip(rooms, said, strict=True)]
 
 
 def _said_version(glanced: Mapping[str, Any]) -> str | None:
-    """Return the room version that a create event says, "?" where that is no text; None for other events."""
-    if glanced.get("type") != "m.room.create" or glanced.get("state_key") != "":
+    """Return the room version that a create event says, "?" where that is no text; None if it is no state event of the empty key."""
+    if glanced.get("state_key") != "":
         return None
     content = glanced.get("content")
     version = content.get("room_version", "1") if isinstance(content, dict) else "1"

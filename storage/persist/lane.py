@@ -21,7 +21,7 @@ from storage.persist.prefetch import Load
 from storage.persist.turns import Turn
 
 TURN_SECONDS: Final = 0.005
-PART: Final = 16  # events planned and written together
+MOST: Final = 128  # events planned and written together; `LEAST_ASIDE` if they are heavy
 
 
 class Pipeline(Protocol):
@@ -94,7 +94,7 @@ class Lane:
             while self._pipeline.has_to_do_with(job):  # noqa: ASYNC110  # the end of any plan may be what it waits for
                 await asyncio.sleep(TURN_SECONDS)
             failures = self._pipeline.failures
-            plan = await self._planned(job, job.rest[:PART])
+            plan = await self._planned(job, job.rest[:MOST])
             if failures == self._pipeline.failures:
                 await self._pipeline.write(plan)
 

@@ -137,4 +137,4 @@ def _by_state(step: Step, current: Group, one: Membership, cause_nid: int) -> Ov
 
 def usable(row: EventRow | None) -> EventRow | None:
     """Return the row of an event if it can be an auth event or part of a state: what came out of band is not authorised yet."""
-    return None if row is None or row.is_out_of_band else row
+    return None if row is None or (row.outlier and row.is_out_of_band) else row  # most are no outliers: no call

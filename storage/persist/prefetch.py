@@ -108,7 +108,7 @@ def _look(draft: Draft, one: Incoming, own: set[str], lacking: Lacking) -> None:
         return
     for event_id in event.auth_event_ids:
         row = caches.rows.get(event_id) or draft.rows.get(event_id)
-        if row is None or row.is_out_of_band:  # another writer may have authorised it
+        if row is None or (row.outlier and row.is_out_of_band):  # another writer may have authorised it
             _want(draft, event_id, own, lacking, lacking.auth)
         else:
             _look_at_auth_event(draft, row.event_nid, lacking, placed=event.state_key is not None)

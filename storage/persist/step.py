@@ -104,6 +104,8 @@ class Step:
 
     def _set_past(self, principal_nid: int, rows: Sequence[PastRow]) -> None:
         """New rows of a principal for old audiences, with where in the order these lie."""
+        if not rows:
+            return
         blocks = {numbers.main(low) for row in rows for low, _ in row.audiences}
         blocks |= {numbers.main(high - 1) + numbers.UNIT[0] for row in rows for _, high in row.audiences if high is not None}
         self.draft.ensure_audiences(self.room_nid, (block for block in blocks - self.audiences.keys() if block <= self.current_audience))

@@ -9,7 +9,14 @@ TURN_SECONDS: Final = 0.01
 
 
 HEAVY_SECONDS: Final = 0.01
-"""Seconds that the resolutions of a room may take in one plan before the room is planned aside (`storage.persist.lane`)."""
+"""Seconds of processor time that the resolutions of a room may take in one plan before the room is planned aside (`storage.persist.lane`).
+
+On a busy machine a small resolution may wait long for a processor. That does not make its room a heavy one.
+"""
+
+
+LEAST_ASIDE: Final = 16
+"""Events of a heavy room that are planned and written together, at least; more as long as they stay below `HEAVY_SECONDS`."""
 
 
 class Turn:

@@ -92,7 +92,9 @@ class Examiner:
         room = given.glanced.get("room_id")
         version = self.versions.get(room) if isinstance(room, str) else None
         if version is None:
-            [version] = intake.versions([given.pdu], [given.glanced], self.versions, given.room_version or self.room_version)
+            [version] = intake.versions(
+                [given.pdu], [given.glanced], intake.room_ids([given.glanced]), self.versions, given.room_version or self.room_version
+            )
         return intake.read(given.pdu, given.glanced, version)
 
 

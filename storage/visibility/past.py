@@ -50,9 +50,11 @@ it for its cost only."""
 
 def boundary(audiences: Ranges, invited: Ranges) -> int | None:
     """Return the number at which a row is to be cut; None while both kinds of ranges are few enough."""
+    if len(audiences) <= 2 * RANGES_MAX and len(invited) <= 2 * RANGES_MAX:
+        return None
     kinds = audiences, invited
     long = [ranges[RANGES_MAX][0] for ranges in kinds if len(ranges) > 2 * RANGES_MAX]
-    return min(long, default=None)
+    return min(long)
 
 
 def below(number: int, audiences: Ranges, invited: Ranges) -> tuple[Ranges, Ranges]:

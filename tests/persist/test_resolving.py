@@ -1,9 +1,11 @@
 """State resolution in the writer: the same as resolution of the whole states, in little work for an event more, and in turns."""
 
 import asyncio
+import time
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +13,10 @@ import storage
 from storage import Store
 from storage.event.versions import version_of
 from storage.maintenance.verify import verify
-from storage.persist import attempts
+from storage.persist import attempts, resolving, turns
 from storage.persist.draft import Draft
+from storage.persist.jobs import Job, Plan
+from storage.persist.lane import Lane
 from storage.persist.records import Record
 from storage.persist.turns import Turn
 from storage.testing import BuiltEvent, RoomBuilder
@@ -182,10 +186,10 @@ async def test_a_resolution_lets_others_have_the_event_loop(
     dsn: str, monkeypatch: pytest.MonkeyPatch, turn: float, least: int, most: int
 ) -> None:
     """The first event of the second chain has the whole first one to resolve: in turns without length, others come after each step."""
-    turns: list[Draft] = []
+    seen: list[Draft] = []
 
     async def counted(draft: Draft) -> None:
-        turns.append(draft)
+        seen.append(draft)
         await others(draft)
 
     others = attempts._others
@@ -196,10 +200,10 @@ async def test_a_resolution_lets_others_have_the_event_loop(
     async with storage.open(dsn, server_name=SERVER) as store:
         await store.append(beginning, room_version="11")
         await store.append(attack[:60])
-        turns.clear()
+        seen.clear()
         [result] = await store.append(attack[60:61])
         assert result.outcome == "stored"
-    assert least <= len(turns) <= most
+    assert least <= len(seen) <= most
 
 
 async def test_other_rooms_go_on_while_one_is_heavy(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +245,57 @@ async def test_names_of_an_event_that_is_left_for_the_lane_are_stored(dsn: str, 
                 assert result.outcome == "stored"
                 assert ("m.room.member", user_id) in await store.current_state(room.room_id)
         assert [str(finding) async for finding in verify(store.database, server_name=SERVER)] == []
+
+
+async def test_a_busy_machine_makes_no_room_heavy(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small resolution that waits long for a processor leaves its room where it is."""
+    added: list[Job] = []
+
+    def noted(self: Lane, job: Job) -> None:
+        added.append(job)
+        add(self, job)
+
+    add = Lane.add
+    seconds = count()
+    monkeypatch.setattr(resolving, "time", SimpleNamespace(perf_counter=lambda: next(seconds), thread_time=time.thread_time))
+    monkeypatch.setattr(attempts, "HEAVY_SECONDS", 0.5)
+    monkeypatch.setattr(Lane, "add", noted)
+    beginning, attack = chains(8, first=4)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(beginning, room_version="11")
+        results = await store.append(attack)
+        assert {result.outcome for result in results} == {"stored"}
+        assert len(store.writer.caches.resolutions) > 0
+    assert added == []
+
+
+async def test_an_append_behind_a_heavy_one_is_written_at_once(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what takes long to resolve is written in small parts."""
+    monkeypatch.setattr(attempts, "HEAVY_SECONDS", 0.0)
+    sizes: list[int] = []
+
+    async def counted(self: attempts.Attempts, plan: Plan) -> None:
+        sizes.append(plan.size)
+        await send(self, plan)
+
+    send = attempts.Attempts.send
+    room = begun("11", 1)
+    beginning = len(room.events)
+    one, other = room.fork(2)
+    for number in range(20):
+        for branch in (one, other):
+            branch.power_levels(ADMIN, users={MODERATOR: number})
+    one.merge(other)
+    heavy = len(room.events)
+    for number in range(60):
+        one.message(ADMIN, str(number))
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(room.pdus[:beginning], room_version="11")
+        monkeypatch.setattr(attempts.Attempts, "send", counted)
+        answers = await asyncio.gather(store.append(room.pdus[beginning:heavy]), store.append(room.pdus[heavy:]))
+        assert {result.outcome for results in answers for result in results} == {"stored"}
+    assert sizes[-1] == 60
+    assert max(sizes[:-1]) <= turns.LEAST_ASIDE
 
 
 async def test_a_heavy_room_of_two_stores_is_stored_whole(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
