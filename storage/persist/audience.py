@@ -8,18 +8,18 @@ numbers are chosen, design.md section 6 why). Only the keys in which two states 
 from collections.abc import Iterable
 from typing import Final
 
+from immutables import Map
+
 from storage.database.names import INVITE, JOIN, KEY_HISTORY_VISIBILITY, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED, TYPE_MEMBER
 from storage.ids import server_name_of
 from storage.persist.draft import Draft
-from storage.persist.rows import AudienceRow, EventRow, Standing, VisibilityRow
+from storage.persist.rows import AudienceRow, Counts, EventRow, Standing, VisibilityRow
 from storage.persist.step import Step
 from storage.state.groups import Group, changed_keys
 from storage.visibility import numbers, places
 
 RANKS: Final = {"joined": 0, "invited": 1, "shared": 2, "world_readable": 3}
 MISSING: Final = "shared"  # what a room without the event, or with an unknown value, has
-
-Counts = tuple[int, int]  # users of a principal that are joined, and invited
 
 
 def history_visibility(draft: Draft, group: Group | None) -> str:
@@ -86,13 +86,12 @@ def branch(step: Step, base: Group, target: Group) -> int:
     moved = _moved(step, base, target)
     concerned = moved.keys() | _invited(step, base, target, before, after)
     step.ensure_visible({*concerned, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED})
-    main = step.main_group()
-    offset = {} if main is None or main.state_group == base.state_group else _moved(step, main, base)
+    counts = _counts(step, base, concerned)
+    reached = {principal: _plus(counts[principal], moved.get(principal, (0, 0))) for principal in concerned}
+    step.draft.counts[target.state_group] = counts.update(reached)
     for principal in concerned:
-        counts = _sum(step.visible(principal), offset.get(principal, (0, 0)))
-        gained = moved.get(principal, (0, 0))
-        standing = admits(after, (counts[0] + gained[0], counts[1] + gained[1]))
-        if standing is not admits(before, counts):
+        standing = admits(after, reached[principal])
+        if standing is not admits(before, counts[principal]):
             differs[principal] = standing
     old = dict(_flags(before))
     differs.update((principal, standing) for principal, standing in _flags(after) if old[principal] is not standing)
@@ -192,9 +191,29 @@ def _principal_names(draft: Draft, user: str) -> list[str]:
     return [name for name in names if name]
 
 
+def _counts(step: Step, group: Group, principals: Iterable[int]) -> Map[int, Counts]:
+    """The users of these principals, and of others, in a state.
+
+    Kept for each state: that of the next event of a branch differs by one key, while the current state may be far away.
+    """
+    main = step.main_group()
+    is_current = main is None or main.state_group == group.state_group
+    known: Map[int, Counts] = Map() if is_current else step.draft.counts_of(group.state_group)
+    lacking = [principal for principal in principals if principal not in known]
+    if lacking:
+        offset = {} if is_current else _moved(step, main, group)
+        known = known.update({principal: _sum(step.visible(principal), offset.get(principal, (0, 0))) for principal in lacking})
+        step.draft.counts[group.state_group] = known
+    return known
+
+
 def _sum(row: VisibilityRow, gained: Counts) -> Counts:
     """The users of a principal in another state than the current one, of which ``gained`` tells the difference."""
-    return row.joined_count + gained[0], row.invited_count + gained[1]
+    return _plus((row.joined_count, row.invited_count), gained)
+
+
+def _plus(one: Counts, other: Counts) -> Counts:
+    return one[0] + other[0], one[1] + other[1]
 
 
 def _invited(step: Step, base: Group | None, target: Group, before: str, after: str) -> set[int]:

@@ -121,6 +121,16 @@ def lowest_of(draft: Draft, nids: Iterable[int]) -> dict[int, int]:
     return lowest
 
 
+def farthest_of(draft: Draft, nids: Collection[int]) -> dict[int, int]:
+    """By chain, the highest number that one of these events reaches."""
+    farthest: dict[int, int] = {}
+    for closure in _closures(draft, nids).values():
+        for chain_nid, number in closure.items():
+            if number > farthest.get(chain_nid, 0):
+                farthest[chain_nid] = number
+    return farthest
+
+
 def asking(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
     """Read something; what it needs is yielded until it is there."""
     while True:
@@ -238,12 +248,12 @@ def _strike(left: dict[int, Place], closure: Closure) -> bool:
 class Reach:
     """The auth chain of a state."""
 
-    def __init__(self, draft: Draft, state: Group, keys: Collection[int], first: Collection[int]) -> None:
+    def __init__(self, draft: Draft, state: Group, keys: set[int], first: Collection[int]) -> None:
         """``keys``: those of the state that are in conflict; ``first``: those whose events are most likely to reach what is in question."""
         self._draft = draft
         self._state = state
-        self._keys = set(keys)
-        self._first = set(first)
+        self._keys = keys
+        self._first = first
         self._conflicted: Everywhere | None = None
 
     def has(self, nid: int) -> bool:

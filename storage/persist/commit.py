@@ -28,6 +28,7 @@ def absorb(caches: Caches, draft: Draft) -> None:
     caches.groups.keep(draft.groups)
     caches.visibility.update(draft.visibility)
     caches.audiences.update(draft.audiences)
+    caches.counts.update(draft.counts)
     caches.places.update(draft.places)
     caches.chains.update(draft.chains)
     caches.closures.update(draft.closures)

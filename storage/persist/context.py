@@ -10,6 +10,8 @@ cache is refused when it is written, and the rooms concerned are forgotten. What
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Final
 
+from immutables import Map
+
 from storage.database.names import Names
 from storage.errors import StorageCorrupt
 from storage.event import Event
@@ -17,7 +19,7 @@ from storage.graph.chains import Chain, Closure, Place
 from storage.measures import Distribution
 from storage.persist.bounded import Bounded
 from storage.persist.records import MOST, Record
-from storage.persist.rows import UNSEEN, Allowed, AudienceRow, EventRow, MissingRow, PastRow, RoomRow, VisibilityRow
+from storage.persist.rows import UNSEEN, Allowed, AudienceRow, Counts, EventRow, MissingRow, PastRow, RoomRow, VisibilityRow
 from storage.persist.turns import Turn
 from storage.state.groups import Group
 from storage.state.groups import Step as Row
@@ -116,6 +118,8 @@ class Caches:
         self.visibility: Bounded[tuple[int, int], VisibilityRow] = Bounded(events)
         self.audiences: Bounded[tuple[int, int], AudienceRow] = Bounded(events)
         self.merged: Bounded[frozenset[int], int] = Bounded(groups)
+        self.counts: Bounded[int, Map[int, Counts]] = Bounded(groups)
+        """By state group and principal, the users of the latter, as far as they are known."""
         self.places: Bounded[int, Place] = Bounded(events)
         self.chains: Bounded[int, Chain] = Bounded(events)
         self.closures: Bounded[int, Closure] = Bounded(events)
@@ -205,6 +209,7 @@ class Reader:
         self.visibility: dict[tuple[int, int], VisibilityRow] = {}
         self.past: dict[tuple[int, int], dict[int, PastRow]] = {}  # by first audience
         self.audiences: dict[tuple[int, int], AudienceRow] = {}
+        self.counts: dict[int, Map[int, Counts]] = {}
         self.places: dict[int, Place] = {}
         self.chains: dict[int, Chain] = {}
         self.closures: dict[int, Closure] = {}
@@ -319,6 +324,10 @@ class Reader:
         if group is None:
             raise Needs("groups", (state_group,))
         return group
+
+    def counts_of(self, state_group: int) -> Map[int, Counts]:
+        """By principal, the users in a state, as far as they are known."""
+        return self.counts.get(state_group) or self.caches.counts.get(state_group) or Map()
 
     def visible(self, room_nid: int, principal_nid: int) -> VisibilityRow:
         """The visibility row of a principal; `UNSEEN` if it has none."""

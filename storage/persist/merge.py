@@ -4,7 +4,7 @@ Only the keys in which the states differ are looked at, and only the auth events
 costs work proportional to the size of the room's state.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from storage.persist.resolving import Resolving
 from storage.persist.step import Step
@@ -41,19 +41,27 @@ def resolution(step: Step, states: Sequence[Group]) -> dict[int, int]:
 
 
 def _smallest(step: Step, states: Sequence[Group], resolved: Mapping[int, int], new: Derive) -> Group:
-    """A group that has the resolved state already, else one derived from the state that it differs least from.
-
-    The room's current state is a candidate besides the states themselves: while a fork grows, each event of a branch changes it by one key.
-    """
-    changes = [(group, _change(group, resolved)) for group in states]
-    main = step.main_group()
-    if main is not None and all(main.state_group != group.state_group for group in states):
-        keys = changed_keys(main, states[0]) | resolved.keys()
-        changes.append((main, _change(main, {key: resolved.get(key, states[0].entries.get(key, REMOVED)) for key in keys})))
-    base, change = min(changes, key=lambda pair: len(pair[1]))
+    """A group that has the resolved state already, else one derived from the state that it differs least from."""
+    base, change = min(_changes(step, states, resolved), key=lambda pair: len(pair[1]))
     if not change:
         return base
     return same_state(step, derive(base, change, 0, 0)) or new(base, change)
+
+
+def _changes(step: Step, states: Sequence[Group], resolved: Mapping[int, int]) -> Iterator[tuple[Group, dict[int, int]]]:
+    """Groups that the resolved state may be derived from, each with the change. One with a single key is the last: none has less to change.
+
+    The room's current state comes first: while a fork grows, each event of a branch changes it by one key.
+    """
+    main = step.main_group()
+    if main is not None:
+        keys = changed_keys(main, states[0]) - resolved.keys()
+        change = _change(main, {**resolved, **{key: states[0].entries.get(key, REMOVED) for key in keys}})
+        yield main, change
+        if len(change) <= 1:
+            return
+    for group in states:
+        yield group, _change(group, resolved)
 
 
 def _change(base: Group, target: Mapping[int, int]) -> dict[int, int]:

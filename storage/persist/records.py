@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from storage.auth import Resolution
+from storage.ids import StateKey
 from storage.state.groups import Group
 
 LEAST: Final = 8  # a smaller conflict is resolved anew as fast
@@ -30,12 +31,25 @@ class Record:
     """That, and what is on auth paths between members."""
     lowest: dict[int, int] = field(default_factory=dict)
     """By chain, the lowest number of a conflicted event."""
+    farthest: dict[int, int] = field(default_factory=dict)
+    """By chain, at least the highest number that a conflicted event reaches."""
     resolution: Resolution = field(default_factory=Resolution)
+    decided: dict[StateKey, tuple[int, int]] = field(default_factory=dict)
+    """What the events of the conflict come to, as nids of keys and events. Brought up to date by `Ledger.changed`."""
+    conflicted: set[int] = field(init=False)
+    """The nids under the keys in conflict."""
 
-    @property
-    def conflicted(self) -> set[int]:
-        """The nids under the keys in conflict."""
-        return set().union(*self.values.values())
+    def __post_init__(self) -> None:
+        self.conflicted = set().union(*self.values.values())
+
+    def change_key(self, key: int, values: set[int]) -> None:
+        """Have a key in conflict with these values; without any, not in conflict. No event is under two keys."""
+        self.conflicted -= self.values.pop(key, set())
+        self.keys.discard(key)
+        if values:
+            self.keys.add(key)
+            self.values[key] = values
+            self.conflicted |= values
 
     def odd(self, states: Mapping[int, Group]) -> tuple[Group, Group] | None:
         """The state of the record that another took the place of, and that one; None if more is different."""

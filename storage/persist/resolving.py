@@ -18,8 +18,8 @@ from storage.auth import Change, needed_events, resolve_conflicts
 from storage.errors import StorageCorrupt
 from storage.event import RoomVersion
 from storage.event.versions import version_of
-from storage.ids import EventId
-from storage.persist.chains import Loose, Reach, Steps, asking, between, differing, lowest_of, reached_anew
+from storage.ids import EventId, StateKey
+from storage.persist.chains import Loose, Reach, Steps, asking, between, differing, farthest_of, lowest_of, reached_anew
 from storage.persist.context import Pause
 from storage.persist.draft import Draft
 from storage.persist.loaded import Loaded, Reading, Unconflicted, event_id_of, nid_of, text_key
@@ -112,6 +112,7 @@ class Conflict:
         values = record.conflicted
         record.differing = yield from differing(self._draft, self._groups, record.keys)
         record.lowest = lowest_of(self._draft, values)
+        record.farthest = yield from asking(farthest_of, self._draft, values)
         passed = yield from between(self._draft, values, record.lowest)
         yield from self._resolve(record, passed, record.keys)
         return record
@@ -137,7 +138,7 @@ class Conflict:
             raise ValueError("more than one state is different")
         old, new = odd
         changed = changed_keys(old, new)
-        before = record.conflicted
+        before = _under_keys(record, changed)
         keys_before = set(record.keys)
         for key in changed:
             self._update_key(record, key)
@@ -146,16 +147,12 @@ class Conflict:
         others = [Reach(self._draft, group, record.keys, changed) for group in self._groups if group is not new]
         yield from self._update_difference(record, gained, lost, others)
         record.states = self.states
-        passed = yield from self._passed(record, before)
+        passed = yield from self._passed(record, _under_keys(record, changed) - before)
         yield from self._resolve(record, passed, changed)
 
     def _update_key(self, record: Record, key: int) -> None:
-        if len({group.entries.get(key) for group in self._groups}) > 1:
-            record.keys.add(key)
-            record.values[key] = self._under(key)
-        else:
-            record.keys.discard(key)
-            record.values.pop(key, None)
+        is_conflict = len({group.entries.get(key) for group in self._groups}) > 1
+        record.change_key(key, self._under(key) if is_conflict else set())
 
     def _update_difference(self, record: Record, gained: set[int], lost: set[int], others: Sequence[Reach]) -> Steps[None]:
         """What a state gains and no state had is different now, as is what it loses and all had. Of the rest the other states decide."""
@@ -171,19 +168,29 @@ class Conflict:
         record.differing |= enter
         record.differing -= leave
 
-    def _passed(self, record: Record, before: set[int]) -> Steps[set[int]]:
-        """The events on auth paths between conflicted events; in version 2 at least those that are not in the record's walk."""
+    def _passed(self, record: Record, new: set[int]) -> Steps[set[int]]:
+        """The events on auth paths between conflicted events; in version 2 at least those that are not in the record's walk.
+
+        Such a path leads from an event that is new in the conflict, or to one.
+        """
         values = record.conflicted
-        new = values - before
         if self._is_newer:
             record.lowest = lowest_of(self._draft, values)
             return (yield from between(self._draft, values, record.lowest))
-        for chain_nid, number in lowest_of(self._draft, new).items():
+        if not record.full <= values | record.differing:  # what leaves may be on a path still
+            record.lowest = lowest_of(self._draft, values)
+            record.farthest = yield from asking(farthest_of, self._draft, values)
+            return (yield from between(self._draft, values, record.lowest))
+        lowest = lowest_of(self._draft, new)
+        for chain_nid, number in lowest.items():
             record.lowest[chain_nid] = min(number, record.lowest.get(chain_nid, number))
-        pending = self._draft.pending
-        if pending is not None and new <= {pending.event_nid}:  # nothing reaches the event in hand
-            return (yield from between(self._draft, new, record.lowest, record.walk))
-        return (yield from between(self._draft, values, record.lowest))
+        passed = yield from between(self._draft, new, record.lowest, record.walk)
+        if any(record.farthest.get(chain_nid, 0) >= number for chain_nid, number in lowest.items()):
+            passed |= yield from between(self._draft, values, lowest)
+        farthest = yield from asking(farthest_of, self._draft, new)
+        for chain_nid, number in farthest.items():
+            record.farthest[chain_nid] = max(number, record.farthest.get(chain_nid, 0))
+        return passed
 
     def _resolve(self, record: Record, passed: set[int], changed: Collection[int]) -> Steps[None]:
         """Resolve what is different from the record's full conflicted set and walk."""
@@ -192,8 +199,8 @@ class Conflict:
         if self._is_newer:
             record.full |= passed
         removed = before - record.full
-        fresh = passed - record.walk - record.full
         record.walk -= removed
+        fresh = passed - record.walk - record.full
         record.walk |= record.full | passed
         change = yield from asking(
             lambda: Change(self._ids(record.full - before), self._ids(removed), self._ids(fresh), [text_key(draft, key) for key in changed])
@@ -209,14 +216,30 @@ class Conflict:
 
     def values(self, record: Record) -> dict[int, int]:
         """The value of each key in conflict, and of those that no state has but the auth difference."""
-        values = dict.fromkeys(record.keys, REMOVED)
-        for event_id in record.resolution.decided().values():
-            row = self._draft.row(event_id)
-            if row is None or row.state_key_nid is None:
-                raise StorageCorrupt("state resolution chose an event that is not held", event_id=event_id)
-            if row.state_key_nid in record.keys or row.state_key_nid not in self._groups[0].entries:
-                values[row.state_key_nid] = row.event_nid
+        changed = record.resolution.ledger.changed
+        while changed:
+            key = next(iter(changed))
+            self._note_decided(record, key)
+            changed.discard(key)
+        values, entries = dict.fromkeys(record.keys, REMOVED), self._groups[0].entries
+        for one, nid in record.decided.values():
+            if one in values or one not in entries:
+                values[one] = nid
         return values
+
+    def _note_decided(self, record: Record, key: StateKey) -> None:
+        event_id = record.resolution.ledger.value(key)
+        if event_id is None:
+            record.decided.pop(key, None)
+            return
+        row = self._draft.row(event_id)
+        if row is None or row.state_key_nid is None:
+            raise StorageCorrupt("state resolution chose an event that is not held", event_id=event_id)
+        record.decided[key] = row.state_key_nid, row.event_nid
+
+
+def _under_keys(record: Record, keys: Iterable[int]) -> set[int]:
+    return set().union(*(record.values.get(key, ()) for key in keys))
 
 
 def _reached(states: Iterable[Reach], nid: int) -> list[bool]:

@@ -99,6 +99,10 @@ class MissingRow(NamedTuple):
     child_nids: tuple[int, ...]
 
 
+Counts = tuple[int, int]
+"""Users of a principal that are joined, and invited."""
+
+
 class Standing(Enum):
     """How a principal stands to an audience: not in it, in it by an invitation alone, or joined."""
 

@@ -1,7 +1,9 @@
 """State resolution in the writer: the same as resolution of the whole states, in little work for an event more, and in turns."""
 
 import asyncio
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count, pairwise
 from random import Random
@@ -179,6 +181,44 @@ async def test_the_work_for_an_event_does_not_grow_with_the_chain(
         least, most = max(one[name] for one in short), max(one[name] for one in long)
         assert most <= least + 2, (name, short, long)
     assert max(one["checks"] for one in long) <= 3 * TOGETHER
+
+
+def bans(length: int) -> tuple[list[bytes], list[bytes]]:
+    """The beginning of a room, and so many bans on twenty branches, in turn."""
+    room = RoomBuilder("11", seed=1, sign=False, exact=False)
+    room.start(ADMIN)
+    for number in range(length):
+        room.join(f"@m{number}:s2.test")
+    branches = room.fork(20)
+    beginning = len(room.events)
+    for number in range(length):
+        branches[number % 20].ban(ADMIN, f"@m{number}:s2.test")
+    return room.pdus[:beginning], room.pdus[beginning:]
+
+
+async def calls(dsn: str, length: int) -> int:
+    """Calls of functions, in Python and in C, for the last batch of so many bans."""
+    beginning, attack = bans(length)
+    seen: Counter[str] = Counter()
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(beginning, room_version="11")
+        for at in range(0, length - TOGETHER, TOGETHER):
+            await store.append(attack[at : at + TOGETHER])
+        sys.setprofile(lambda _, kind, __: seen.update((kind,)))
+        try:
+            results = await store.append(attack[-TOGETHER:])
+        finally:
+            sys.setprofile(None)
+        assert {result.outcome for result in results} == {"stored"}
+    return seen["call"] + seen["c_call"]
+
+
+async def test_the_work_for_a_ban_does_not_grow_with_the_banned(dsn: str, another_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ban is merged with nineteen states that do not have it, and the audiences of its branch are far from the current one."""
+    monkeypatch.setattr(attempts, "HEAVY_SECONDS", 3600.0)
+    monkeypatch.setattr(attempts, "TURN_SECONDS", 3600.0)
+    few, many = await calls(dsn, 100), await calls(another_dsn, 300)
+    assert many <= 1.5 * few, (few, many)
 
 
 @pytest.mark.parametrize("turn, least, most", [(0.0, 120, 10_000), (3600.0, 0, 0)])

@@ -136,7 +136,11 @@ class Resolution:
         places = self.ledger.places
         own, cited = self._power_keys[event.event_id], [places[one] for one in event.auth_event_ids if one in places]
         behind = self.ledger.after(POWER, max((place for place in cited if place[0] == POWER), default=None))
-        self.ledger.insert(event, POWER, next((one for one in behind if own < self._power_keys[one]), None))
+        for one in behind:
+            if own < self._power_keys[one]:
+                self.ledger.insert(event, POWER, one)
+                return
+        self.ledger.insert(event, POWER, None)
 
     def _newly_reached(self, new: Iterable[EventId]) -> list[EventId]:
         """The new power events and what they reach, each behind what it reaches."""

@@ -22,6 +22,9 @@ from storage.ids import EventId, StateKey
 Place = tuple[int, int]
 """Phase, and a number within it."""
 
+Keys = tuple[StateKey, frozenset[StateKey]]
+"""What an event sets, and what it needs."""
+
 GAP: Final = 1 << 40
 SPREAD: Final = 64  # bits by which all numbers grow where two neighbours have no room between them
 
@@ -51,11 +54,14 @@ class Ledger:
         self.places: dict[EventId, Place] = {}
         self.checks = 0
         """Auth checks made."""
+        self.changed: set[StateKey] = set()
+        """At least the keys whose value in the end has changed; whoever reads the values may take them out."""
         self._at: dict[Place, EventId] = {}
         self._order: list[Place] = []
         self._setting: dict[StateKey, list[Place]] = {}  # of the allowed events, by what they set
         self._needing: dict[StateKey, list[Place]] = {}
-        self._keys: dict[EventId, tuple[StateKey, frozenset[StateKey]]] = {}  # what an event sets, and needs
+        self._keys: dict[EventId, Keys] = {}
+        self._known_keys: dict[Keys, Keys] = {}  # each once: in a long chain all events have the same
         self._allowed: set[EventId] = set()
         self._unchecked: list[Place] = []  # a heap; an event may have left its place
         self._due: set[Place] = set()  # the same
@@ -64,13 +70,10 @@ class Ledger:
         """The events of a phase."""
         return [self._at[place] for place in self._order[self._first(phase) : self._first(phase + 1)]]
 
-    def after(self, phase: int, place: Place | None) -> Iterator[EventId]:
+    def after(self, phase: int, place: Place | None) -> list[EventId]:
         """The events of a phase behind a place; all of them if that is None."""
         start = self._first(phase) if place is None else bisect_right(self._order, place)
-        for index in range(start, len(self._order)):
-            if self._order[index][0] != phase:
-                return
-            yield self._at[self._order[index]]
+        return [self._at[one] for one in self._order[start : self._first(phase + 1)]]
 
     def value(self, key: StateKey) -> EventId | None:
         """What the events set a key to in the end; None if none of them sets it."""
@@ -94,7 +97,8 @@ class Ledger:
         self._at[place] = event.event_id
         insort(self._order, place)
         needed = frozenset() if event.state_key is None else frozenset(keys_needed(event))
-        self._keys[event.event_id] = (event.key if event.state_key is not None else ("", "")), needed
+        keys = (event.key if event.state_key is not None else ("", "")), needed
+        self._keys[event.event_id] = self._known_keys.setdefault(keys, keys)
         for key in needed:
             insort(self._needing.setdefault(key, []), place)
         self._push(place)
@@ -141,6 +145,7 @@ class Ledger:
         if allowed_now == (event_id in self._allowed):
             return
         key, place = self._keys[event_id][0], self.places[event_id]
+        self.changed.add(key)
         setting = self._setting.setdefault(key, [])
         if allowed_now:
             self._allowed.add(event_id)
