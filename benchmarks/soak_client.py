@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import storage
-from storage import EventId, RoomId, StateKey, Store, UserId
+from storage import EventId, RoomId, StateKey, Store, StoredEvent, UserId
 
 
 @dataclass(slots=True)
@@ -53,19 +53,45 @@ async def differences(store: Store, client: Client) -> list[str]:
     """What the client has otherwise than the server tells anew."""
     fresh = Client(client.user_id)
     fresh.hear(await store.sync(client.user_id, timeline_limit=5_000))
-    told = []
-    if fresh.states != client.states:
-        rooms = {room for room in {*fresh.states, *client.states} if fresh.states.get(room) != client.states.get(room)}
-        told += [f"{client.user_id}: state of {room}" for room in rooms]
+    told = [
+        f"{client.user_id}: state of {room_id}: {apart}"
+        for room_id in {*fresh.states, *client.states}
+        if (apart := _states_apart(client.states.get(room_id, {}), fresh.states.get(room_id, {})))
+    ]
     for room_id, timeline in fresh.timelines.items():
+        late = await _late_redactions(store, timeline)
+        now = [event_id for event_id in timeline if event_id not in late]
         held = await store.events(client.timelines.get(room_id, []))
-        kept = [event_id for event_id in client.timelines.get(room_id, []) if event_id in held and not held[event_id].outlier]
-        count = min(len(kept), len(timeline))
-        if count and kept[-count:] != timeline[-count:]:
-            told.append(f"{client.user_id}: timeline of {room_id}{_apart(kept[-count:], timeline[-count:])}")
+        kept = [one for one in client.timelines.get(room_id, []) if one in held and not held[one].outlier and one not in late]
+        count = min(len(kept), len(now))
+        if count and kept[-count:] != now[-count:]:
+            told.append(f"{client.user_id}: timeline of {room_id}{_apart(kept[-count:], now[-count:])}")
     if client.messages != sorted(set(client.messages)):
         told.append(f"{client.user_id}: messages to the device out of order or twice")
     return told
+
+
+async def _late_redactions(store: Store, event_ids: list[EventId]) -> set[EventId]:
+    """Return the redactions whose target came after them. They took effect then: a client was told the target as redacted."""
+    events = await store.events(event_ids)
+    targets = {one.event_id: target_of(one) for one in events.values() if one.type == "m.room.redaction"}
+    held = await store.events([target for target in targets.values() if target is not None])
+    return {one for one, target in targets.items() if target in held and _position(held[target]) > _position(events[one])}
+
+
+def target_of(redaction: StoredEvent) -> EventId | None:
+    """Return the event that a redaction names. Room version 11 moved its id into the content."""
+    named = redaction.json.get("redacts", redaction.content.get("redacts"))
+    return EventId(named) if isinstance(named, str) else None
+
+
+def _position(event: StoredEvent) -> int:
+    return event.stream_ordering or 0
+
+
+def _states_apart(told: dict[StateKey, EventId], now: dict[StateKey, EventId]) -> str:
+    keys = sorted(key for key in {*told, *now} if told.get(key) != now.get(key))
+    return "; ".join(f"{key} {told.get(key)} told, {now.get(key)} now" for key in keys[:3])
 
 
 def _apart(told: list[EventId], now: list[EventId]) -> str:
