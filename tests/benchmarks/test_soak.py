@@ -28,7 +28,6 @@ async def test_a_client_that_knows_otherwise_is_found(dsn: str) -> None:
         timeline[-1], timeline[-2] = timeline[-2], timeline[-1]
         created = client.states[room_id]["m.room.create", ""]
         client.states[room_id]["m.room.create", ""] = EventId("$other")
-        assert await differences(store, client) == [
-            f"{user}: state of {room_id}: ('m.room.create', '') $other told, {created} now",
-            f"{user}: timeline of {room_id}: in another order",
-        ]
+        state, order = await differences(store, client)
+        assert state.startswith(f"{user}: state of {room_id}: ('m.room.create', '') $other told, {created} now")
+        assert order == f"{user}: timeline of {room_id}: in another order"
