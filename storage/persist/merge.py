@@ -49,9 +49,10 @@ def _smallest(step: Step, states: Sequence[Group], resolved: Mapping[int, int], 
 
 
 def _changes(step: Step, states: Sequence[Group], resolved: Mapping[int, int]) -> Iterator[tuple[Group, dict[int, int]]]:
-    """Groups that the resolved state may be derived from, each with the change. One with a single key is the last: none has less to change.
+    """Groups that the resolved state may be derived from, each with the change; at least one with the fewest keys.
 
-    The room's current state comes first: while a fork grows, each event of a branch changes it by one key.
+    The room's current state comes first: while a fork grows, each event of a branch changes it by one key. Then only a state with no change
+    at all is better, and another one mostly differs in the first keys already.
     """
     main = step.main_group()
     if main is not None:
@@ -59,9 +60,14 @@ def _changes(step: Step, states: Sequence[Group], resolved: Mapping[int, int]) -
         change = _change(main, {**resolved, **{key: states[0].entries.get(key, REMOVED) for key in keys}})
         yield main, change
         if len(change) <= 1:
+            yield from ((group, {}) for group in states if _has(group, resolved))
             return
     for group in states:
         yield group, _change(group, resolved)
+
+
+def _has(group: Group, target: Mapping[int, int]) -> bool:
+    return all(group.entries.get(key, REMOVED) == value for key, value in target.items())
 
 
 def _change(base: Group, target: Mapping[int, int]) -> dict[int, int]:

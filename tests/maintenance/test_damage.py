@@ -7,10 +7,12 @@ from typing import NamedTuple
 import pytest
 
 import storage
-from storage import StorageCorrupt, Store, UserId
+from storage import StorageCorrupt, UserId
+from storage.database import Database
 from storage.maintenance.repair import repair, repair_positions
+from storage.maintenance.verify import Finding, verify
 from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
-from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
+from tests.maintenance.rooms import LIVELY, SERVER, deliver
 
 LOCAL = UserId("@user1:s1.test")
 
@@ -202,8 +204,8 @@ def room() -> RoomBuilder:
 
 
 @pytest.fixture
-async def store(dsn: str, room: RoomBuilder) -> AsyncIterator[Store]:
-    """A lively room of which a stretch is missing."""
+async def database(dsn: str, room: RoomBuilder) -> AsyncIterator[Database]:
+    """A lively room of which a stretch is missing. No store is open: one would take damaged positions for those of a restored backup."""
     delivery = deliver_with_gap(room, 60, 70)
     live = delivery.events[: len(delivery.events) - 5]
     async with storage.open(dsn, server_name=SERVER) as opened:
@@ -211,33 +213,38 @@ async def store(dsn: str, room: RoomBuilder) -> AsyncIterator[Store]:
         await opened.account_data.set(LOCAL, "m.direct", {})
         await opened.to_device.send({LOCAL: {"device": {"n": 1}}})
         await opened.receipts.set(room.room_id, "m.read", LOCAL, room.events[0].event_id, {})
-        yield opened
+    async with await Database.open(dsn) as database:
+        yield database
+
+
+async def findings(database: Database) -> list[Finding]:
+    return [finding async for finding in verify(database, server_name=SERVER)]
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-async def test_damage_is_found_and_mended(store: Store, room: RoomBuilder, name: str) -> None:
+async def test_damage_is_found_and_mended(database: Database, room: RoomBuilder, name: str) -> None:
     damage = DAMAGES[name]
-    assert await findings(store) == []
-    async with store.database.connection() as conn:
+    assert await findings(database) == []
+    async with database.connection() as conn:
         done = await conn.execute(damage.sql)
     assert done.rpartition(" ")[2] != "0", "nothing to damage: the test says nothing"
-    found = await findings(store)
+    found = await findings(database)
     assert {finding.check for finding in found} == damage.found, "\n".join(map(str, found))
-    await repair(store.database, room.room_id, server_name=SERVER)
-    await repair_positions(store.database)
+    await repair(database, room.room_id, server_name=SERVER)
+    await repair_positions(database)
     left = [] if damage.mended else [finding for finding in found if not finding.repairable]
-    after = await findings(store)
+    after = await findings(database)
     assert {finding.check for finding in after} <= {finding.check for finding in left}, "\n".join(map(str, after))
     assert damage.mended == (not after)
 
 
-async def test_nothing_is_derived_from_states_whose_keys_have_no_names(store: Store, room: RoomBuilder) -> None:
-    async with store.database.connection() as conn:
+async def test_nothing_is_derived_from_states_whose_keys_have_no_names(database: Database, room: RoomBuilder) -> None:
+    async with database.connection() as conn:
         await conn.execute(
             f"DELETE FROM state_keys WHERE state_key_nid = (SELECT state_key_nid FROM events WHERE event_nid = {ONE_MEMBER})"
         )
-    found = await findings(store)
+    found = await findings(database)
     assert any("without a row in state_keys" in finding.found for finding in found)
     with pytest.raises(StorageCorrupt, match="without a row in state_keys"):
-        await repair(store.database, room.room_id, server_name=SERVER)
-    assert list(map(str, await findings(store))) == list(map(str, found))
+        await repair(database, room.room_id, server_name=SERVER)
+    assert list(map(str, await findings(database))) == list(map(str, found))

@@ -14,10 +14,9 @@ from tests.maintenance.rooms import SERVER
 
 
 def versions_before(
-    pdus: Sequence[Any], glanced: Sequence[Mapping[str, Any]], known: Mapping[str, str], given: str | None
+    pdus: Sequence[Any], glanced: Sequence[Mapping[str, Any]], rooms: Sequence[str | None], known: Mapping[str, str], given: str | None
 ) -> list[str | None]:
-    rooms = intake.room_ids(glanced)
-    own = {index: intake._said_version(one) for index, one in enumerate(glanced)}
+    own = {index: intake._said_version(one) if one.get("type") == "m.room.create" else None for index, one in enumerate(glanced)}
     created: dict[str, str] = {}
     for index, version in own.items():
         if version is not None and rooms[index] is not None:

@@ -113,7 +113,7 @@ async def test_damage_is_mended(dsn: str, room: RoomBuilder, name: str) -> None:
         if name == "event id":
             with pytest.raises(StorageCorrupt, match="of another one"):
                 await rebuilt(dsn, room.room_id)
-            assert await findings(store) == found
+            assert sorted(map(str, await findings(store))) == sorted(map(str, found))
             return
         await rebuilt(dsn, room.room_id)
         left = await findings(store)
