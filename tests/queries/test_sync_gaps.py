@@ -108,3 +108,26 @@ async def test_what_a_sparse_filter_passes_over_is_behind_prev_batch(dsn: str) -
             assert ids(page.chunk) == ids(rare[::-1])
             everything = [*timeline.events, *await paged(store, room.room_id, timeline.prev_batch)]
             assert sorted(ids(everything)) == sorted(ids(room.events))
+
+
+async def test_state_that_came_with_history_is_returned_with_the_next_event(store: Store) -> None:
+    """The topic in the gap has the older time, so the one before the gap wins until the gap is filled."""
+    room, other = new_room(members=[LOCAL]), new_room(members=[LOCAL], seed=1)
+    before = room.topic(ADMIN, "before")
+    await deliver(store, room)
+    await deliver(store, other)
+    missing = [room.message(ADMIN, "missing"), room.topic(ADMIN, "missing", ts=1000)]
+    after = room.message(ADMIN, "after")
+    assert await append(store, missing[1], origin="outlier") == ["stored"]
+    assert await append(store, after, state_before={after.event_id: list(after.state_before.values())}) == ["stored"]
+    first = await store.sync(LOCAL)
+    assert [event.event_id for event in first.join[room.room_id].state_after if event.type == "m.room.topic"] == [before.event_id]
+    assert await append(store, *missing, origin="backfill") == ["stored"] * 2
+    await append(store, other.message(ADMIN, "elsewhere"))
+    second = await store.sync(LOCAL, since=first.next_batch)
+    assert room.room_id not in second.join
+    await append(store, room.message(ADMIN, "later"))
+    third = await store.sync(LOCAL, since=second.next_batch)
+    assert ids(third.join[room.room_id].state_after) == [missing[1].event_id]
+    await append(store, room.message(ADMIN, "and later"))
+    assert ids((await store.sync(LOCAL, since=third.next_batch)).join[room.room_id].state_after) == []

@@ -122,8 +122,18 @@ joined AS (  -- all, or of an initial sync in parts the next ones, latest activi
 ),
 room AS (  -- what is to be told of each: whether it is told whole, and the stretch of the stream
     SELECT joined.*, since IS NULL OR $4::boolean OR membership_then <> 5 AS whole, true AS was_joined,
-        CASE WHEN membership_then = 5 THEN COALESCE(since, 0) ELSE 0 END AS lower, upto AS upper
+        CASE WHEN membership_then = 5 THEN COALESCE(news.after, since, 0) ELSE 0 END AS lower, upto AS upper
     FROM joined
+    LEFT JOIN LATERAL (  -- history that came since the last news may have changed the state: it is no news, and told with the next
+        SELECT e.stream_ordering AS after
+        FROM events e
+        WHERE (e.room_nid, e.stream_ordering) > (joined.room_nid, 0)
+            AND (e.room_nid, e.stream_ordering) <= (joined.room_nid, joined.since)
+            AND e.room_nid BETWEEN joined.room_nid AND joined.room_nid
+            AND NOT e.outlier AND NOT e.backfilled
+        ORDER BY e.room_nid DESC, e.stream_ordering DESC
+        LIMIT 1
+    ) AS news ON true
     UNION ALL
     SELECT mine.*, mine.last_stream_ordering, visit.whole, visit.whole OR membership_then = 5, CASE WHEN visit.whole THEN 0 ELSE COALESCE(mine.since, 0) END,
         CASE WHEN member.stream_ordering > mine.since THEN member.stream_ordering ELSE mine.upto END
