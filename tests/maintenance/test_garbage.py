@@ -94,6 +94,7 @@ async def test_collecting_beside_appends(dsn: str, room: RoomBuilder) -> None:
 async def test_a_group_that_was_taken_up_again_since_the_look_is_kept(store: Store, room: RoomBuilder) -> None:
     """The second look, under the room's lock: an event refers to a group that was garbage in the snapshot."""
     await deliver(store, room.generated(), batch=1)
+    await others_ended(store.database)
     garbage = await find(store.database, room.room_id)
     wanted = garbage.state_groups[-1]
     async with store.database.connection() as conn:
@@ -115,6 +116,7 @@ async def test_a_group_that_was_taken_up_again_since_the_look_is_kept(store: Sto
 async def test_what_a_group_folds_that_was_written_since_is_kept(store: Store, room: RoomBuilder) -> None:
     """As by a merge that was overtaken: no event refers to it, but whoever reads it needs its path."""
     await deliver(store, room.generated(), batch=1)
+    await others_ended(store.database)
     garbage = await find(store.database, room.room_id)
     async with store.database.connection() as conn:
         path: list[int] = await conn.fetchval(
