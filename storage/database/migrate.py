@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from storage.database.steps import Step
 
-HEAD_REVISION: Final = "0008"
+HEAD_REVISION: Final = "0009"
 """The latest that this package knows, at which `migrate` arrives."""
 
-OLDEST_REVISION: Final = "0007"
+OLDEST_REVISION: Final = "0009"
 """The oldest that it can serve: it needs nothing that came later."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")

@@ -662,12 +662,18 @@ CREATE TABLE lost_positions (
     stream_name text COLLATE "C" NOT NULL,
     lost_after bigint NOT NULL,
     lost_upto bigint NOT NULL,
+    instance_names text[] COLLATE "C" NOT NULL DEFAULT '{}',
+    kept_upto bigint[] NOT NULL DEFAULT '{}',
     CONSTRAINT lost_positions_pkey PRIMARY KEY (stream_name, lost_upto),
-    CONSTRAINT lost_positions_check CHECK (lost_after < lost_upto)
+    CONSTRAINT lost_positions_check CHECK (lost_after < lost_upto),
+    CONSTRAINT lost_positions_writers_check CHECK (cardinality(instance_names) = cardinality(kept_upto))
 );
 COMMENT ON TABLE lost_positions IS
     'Gaps that were left in the streams when the database had been restored: positions between were given, if at all, to facts that are gone, and '
     'are never given again (storage/streams/restored.py).';
+COMMENT ON COLUMN lost_positions.instance_names IS 'The writers that the stream had. Empty: the gap is of code that did not note them.';
+COMMENT ON COLUMN lost_positions.kept_upto IS
+    'For each of these writers: up to where its facts were kept. Its gap begins there, at or before lost_after, as writers do not commit in the order of their ids.';
 COMMENT ON CONSTRAINT lost_positions_pkey ON lost_positions IS 'Serves: a store that opens learns which tokens to refuse.';
 
 CREATE SEQUENCE writer_nids AS smallint START 1;

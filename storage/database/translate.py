@@ -134,6 +134,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "deployment_singleton_check": "the column is never given",
     "lost_positions_pkey": "a gap ends where the sequence was set to, under the lock of who enters",
     "lost_positions_check": "the sequence is at or past all positions of its streams, and is set higher",
+    "lost_positions_writers_check": "both arrays come from the same rows",
     "schema_compatibility_pkey": "the row is made with the table, and only updated",
     "schema_compatibility_singleton_check": "the column is never given",
     "background_jobs_batch_check": "a batch has at least one row (storage/database/background.py)",

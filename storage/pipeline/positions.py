@@ -5,6 +5,7 @@ Positions are committed with their facts, so what a token covers can be read fro
 what lies between two tokens misses nothing and repeats nothing, however many writers there are.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
@@ -27,7 +28,7 @@ FROM writers
 """
 
 SQL_LOST_POSITIONS: Final[LiteralString] = """
-SELECT stream_name, lost_after, lost_upto
+SELECT stream_name, lost_after, lost_upto, instance_names, kept_upto
 FROM lost_positions
 WHERE stream_name IN ('events', 'backfill')
 """
@@ -80,11 +81,17 @@ def deployment_of(conn: ArrowConnection) -> str:
 def token_of(conn: ArrowConnection, text: str, deployment: str) -> SyncToken:
     """The token in the text. `InvalidToken`; `ResyncNeeded` if it was given for what a restore took back."""
     token = SyncToken.parse(text, deployment)
-    rows = conn.rows(SQL_LOST_POSITIONS)
-    for name in STREAMS:
-        lost = Lost(tuple(Gap(row["lost_after"], row["lost_upto"]) for row in rows if row["stream_name"] == name))
+    for name, lost in lost_positions(conn).items():
         lost.refuse(text, position_of(token, name))
     return token
+
+
+def lost_positions(conn: ArrowConnection) -> dict[str, Lost]:
+    """Return what restores took back, for each stream of events."""
+    gaps: dict[str, list[Gap]] = {name: [] for name in STREAMS}
+    for row in conn.rows(SQL_LOST_POSITIONS):
+        gaps[row["stream_name"]].append(Gap.of(row["lost_after"], row["lost_upto"], row["instance_names"], row["kept_upto"]))
+    return {name: Lost(tuple(found)) for name, found in gaps.items()}
 
 
 def current(conn: ArrowConnection) -> SyncToken:
@@ -113,7 +120,11 @@ def position_of(token: SyncToken, stream: str) -> VectorPosition:
     return token.position(stream) or VectorPosition()
 
 
-def cut(start: SyncToken, end: SyncToken, stream_ordering: int) -> SyncToken:
-    """From ``start`` on to ``end``, but no further than this stream ordering."""
+def cut(start: SyncToken, end: SyncToken, stream_ordering: int, lost: Mapping[str, Lost]) -> SyncToken:
+    """From ``start`` on to ``end``, but no further than this stream ordering. ``lost``: as `lost_positions` returns it.
+
+    A writer that would come to be inside its gap stays where the gap begins: otherwise the token would be refused as one of what is lost.
+    """
     most = VectorPosition(stream_ordering)
-    return SyncToken.of({name: position_of(start, name).merge(position_of(end, name).meet(most)) for name in STREAMS})
+    reached = {name: position_of(start, name).merge(position_of(end, name).meet(most)) for name in STREAMS}
+    return SyncToken.of({name: lost[name].outside(position) for name, position in reached.items()})

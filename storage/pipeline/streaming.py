@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from storage.database.arrow import ArrowConnection, arrow_snapshot
 from storage.pipeline.options import Options
-from storage.pipeline.positions import Bounds, between, current, cut, deployment_of, token_of
+from storage.pipeline.positions import Bounds, between, current, cut, deployment_of, lost_positions, token_of
 from storage.pipeline.rows import read_rows
 from storage.pipeline.selecting import Chosen, by_position, nth_position, split
 from storage.streams import SyncToken
@@ -64,7 +64,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = current(conn) if self._target is None else self._target
             if isinstance(limit, ReadMaxRows):
                 last = nth_position(conn, between(conn, begin, end), limit.max_rows)
-                end = end if last is None else cut(begin, end, last)
+                end = end if last is None else cut(begin, end, last, lost_positions(conn))
             return _offset(end, deployment)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

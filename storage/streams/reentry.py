@@ -20,7 +20,7 @@ from storage.errors import StorageError, WrongServerName
 from storage.streams.feed import Fact
 from storage.streams.following import EVERYTHING, follow_once
 from storage.streams.registry import STREAMS, Restart, Streams
-from storage.streams.restored import Mark, look
+from storage.streams.restored import Known, Mark, look
 from storage.streams.startup import Entered, be_alone, entered
 
 logger = logging.getLogger(__name__)
@@ -39,13 +39,13 @@ class Entry:
     mark: Mark
 
     async def is_same(self, conn: Connection) -> bool:
-        """Whether a session leads to the database that was entered, with all that this process knows to be written there."""
-        found = await look(conn, self.streams.instance_name, self.own_positions())
+        """Whether a session leads to the database that was entered, with all that this process knows to be written there, by anybody."""
+        found = await look(conn, self.positions())
         return (found.incarnation, found.lost_upto) == self.mark and not found.is_behind
 
-    def own_positions(self) -> Mapping[str, int]:
-        """Up to where this process knows its own writes, by stream."""
-        return {name: stream.positions()[self.streams.instance_name] for name, stream in self.streams.items()}
+    def positions(self) -> Mapping[str, Mapping[str, int]]:
+        """How far this process knows each writer to be, by stream."""
+        return {name: stream.positions() for name, stream in self.streams.items()}
 
 
 async def stay_entered(entry: Entry, *, told_of: Collection[str]) -> None:
@@ -70,14 +70,14 @@ async def stay_entered(entry: Entry, *, told_of: Collection[str]) -> None:
 
 async def enter_again(entry: Entry) -> None:
     """Enter the database that is there now, and let everything begin anew."""
-    known = entry.streams.instance_name, entry.own_positions()
+    name, known = entry.streams.instance_name, Known(entry.positions(), entry.mark.lost_upto)
     async with entry.database.apart() as conn:
         await check_schema(conn)
         await _check_deployment(conn, entry)
-        await be_alone(conn, entry.streams.instance_name, wait_ms=entry.database.config.enter_wait_ms)
+        await be_alone(conn, name, wait_ms=entry.database.config.enter_wait_ms)
+        await look(conn, known.positions)  # no standby
         async with begun(conn):
-            found = await look(conn, *known)
-            own, missed = await _entered(conn, entry, is_rolled_back=found.is_behind and found.lost_upto == entry.mark.lost_upto)
+            own, missed = await _entered(conn, entry, known)
     entry.mark = own.mark
     entry.streams.restart(own.positions, own.epochs, own.lost, Restart(own.writer_nid, missed))
     entry.database.guard.enter_again()
@@ -86,12 +86,13 @@ async def enter_again(entry: Entry) -> None:
     )
 
 
-async def _entered(conn: Connection, entry: Entry, *, is_rolled_back: bool) -> tuple[Entered, dict[str, list[Fact]]]:
+async def _entered(conn: Connection, entry: Entry, known: Known) -> tuple[Entered, dict[str, list[Fact]]]:
     """Enter, and read the own facts of which this process knows nothing: whoever enters waits for the writes that are under way."""
-    own = await entered(conn, entry.streams.instance_name, is_rolled_back=is_rolled_back)
+    own_name = entry.streams.instance_name
+    own = await entered(conn, own_name, known=known)
     missed = {
-        name: await STREAMS[name].read(conn, after, EVERYTHING, entry.streams.instance_name, EVERYTHING)
-        for name, after in entry.own_positions().items()
+        name: await STREAMS[name].read(conn, writers[own_name], EVERYTHING, own_name, EVERYTHING)
+        for name, writers in entry.positions().items()
     }
     return own, missed
 

@@ -359,7 +359,7 @@ class Streams(Mapping[str, Stream]):
         self.epochs, self.lost = dict(epochs), lost
         for name, stream in self._streams.items():
             begin = {
-                writer: self.lost_in(name).before(min(position, known[name].get(writer, position)))
+                writer: self.lost_in(name).before(writer, min(position, known[name].get(writer, position)))
                 for writer, position in positions.get(name, {}).items()
             }
             stream.generator = self._generator(stream.declaration, begin)
@@ -405,14 +405,12 @@ class Streams(Mapping[str, Stream]):
     def advance(self, stream_name: str, instance_name: str, current: int, facts: Sequence[Fact], *, local: bool = True) -> None:
         """A writer's position has moved: remember it, and tell whoever follows. An older position changes nothing.
 
-        A position inside a gap is of before the restore: no fact up to the end of the gap is there any more.
+        Nor does one inside the writer's gap: it is of before the restore, and what was written up to there is lost.
         """
         generator = self._streams[stream_name].generator
         previous = generator.positions().get(instance_name, 0)
-        if current <= previous:
+        if current <= previous or self.lost_in(stream_name).holds(instance_name, current):
             return
-        if (end := self.lost_in(stream_name).past(current)) != current:
-            current, facts = end, ()
         news = [fact for fact in facts if fact.stream_id > previous]  # what was fetched may have been told meanwhile
         if news:
             generator.advance(instance_name, news[-1].stream_id)

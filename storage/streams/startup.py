@@ -17,7 +17,7 @@ from storage.database.connection import Connection
 from storage.database.migrate import HEAD_REVISION
 from storage.errors import InstanceNameTaken, InvalidIdentifier
 from storage.streams.registry import STREAMS
-from storage.streams.restored import Lost, Mark, lost, mark, notice
+from storage.streams.restored import Known, Lost, Mark, lost, mark, notice
 
 logger = logging.getLogger(__name__)
 
@@ -179,14 +179,16 @@ class Entered(NamedTuple):
     mark: Mark
 
 
-async def entered(conn: Connection, instance_name: str, *, is_rolled_back: bool = False) -> Entered:
+async def entered(conn: Connection, instance_name: str, *, known: Known | None = None) -> Entered:
     """Enter, and read what a process has to know. As `enter`."""
-    writer_nid = await enter(conn, instance_name, is_rolled_back=is_rolled_back)
-    return Entered(writer_nid, await epochs(conn, instance_name), await positions(conn), await lost(conn), await mark(conn, instance_name))
+    writer_nid = await enter(conn, instance_name, known=known)
+    return Entered(writer_nid, await epochs(conn, instance_name), await positions(conn), await lost(conn), await mark(conn))
 
 
-async def enter(conn: Connection, instance_name: str, *, is_rolled_back: bool = False) -> int:
+async def enter(conn: Connection, instance_name: str, *, known: Known | None = None) -> int:
     """Make this process known as a writer of every stream, at the sequences' positions; its number. In a transaction.
+
+    ``known``: of a process that enters again (`storage.streams.restored.notice`).
 
     The lock waits for the writes that are under way, and lets none begin: so each write sees every writer that may have taken a
     smaller id than its own.
@@ -195,7 +197,7 @@ async def enter(conn: Connection, instance_name: str, *, is_rolled_back: bool = 
     names = list(STREAMS)
     sequences = [STREAMS[name].sequence for name in names]
     await set_sequences_forward(conn)
-    await notice(conn, zip(names, sequences, strict=True), is_rolled_back=is_rolled_back)
+    await notice(conn, zip(names, sequences, strict=True), known=known)
     writer_nid: int | None = await conn.fetchval(SQL_FIND_WRITER, instance_name)
     if writer_nid is None:
         writer_nid = await conn.fetchval(SQL_WRITER, instance_name)

@@ -101,6 +101,30 @@ async def test_a_stream_goes_on_above_the_gap(restored: tuple[str, GeneratedRoom
     assert all(position > JUMP for _, position in read)
 
 
+async def test_a_stream_in_small_batches_passes_a_writer_that_fell_behind(dsn: str) -> None:
+    """A query without a checkpoint reads what is of before a restore: its offsets are of today, though writers had lost positions there."""
+    room = generate_room(SHAPES["direct_chat"], 40, seed=5, sign=False)
+    await fill(dsn, part_of(room, 10), "one")
+    connection = await asyncpg.connect(dsn)
+    try:
+        one: int = await connection.fetchval("SELECT max(stream_ordering) FROM events")
+        await fill(dsn, part_of(room, 20), "two")
+        await connection.execute("UPDATE stream_positions SET stream_id = $1 WHERE instance_name = 'one' AND stream_name = 'events'", one)
+        await connection.execute("UPDATE deployment SET incarnation = 'another'")
+        await fill(dsn, room, "two")
+        gaps = await connection.fetch("SELECT * FROM lost_positions WHERE stream_name = 'events'")
+    finally:
+        await connection.close()
+    assert [dict(zip(gap["instance_names"], gap["kept_upto"], strict=True))["one"] for gap in gaps] == [one]
+    stream = stream_of(dsn)
+    read: list[str] = []
+    start = stream.initialOffset()
+    while (end := stream.latestOffset(start, ReadMaxRows(3))) != start:
+        read += [event_id for event_id, _ in batch(stream, start, end)]
+        start = end
+    assert read == [event.event_id for event in room]
+
+
 async def test_a_whole_read_does_not_look_through_the_gap(restored: tuple[str, GeneratedRoom, str], statements: list[str]) -> None:
     dsn, room, _ = restored
     await fill(dsn, room, "after")

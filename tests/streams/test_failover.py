@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from storage.persist.write_plain import SQL_WRITE_PLAIN
 from storage.persist.writer import STRETCH
 from storage.replication import Client, Server
 from storage.streams.feed import Advance
+from storage.streams.following import follow_once
 from storage.streams.restored import JUMP
 from storage.streams.to_device import SQL_SEND
 from storage.testing import RoomBuilder
@@ -41,8 +42,9 @@ async def pair() -> AsyncIterator[Pair]:
 class Room:
     """A room, what is stored of it, and how to go on after its end was lost."""
 
-    def __init__(self) -> None:
-        self.builder = RoomBuilder("11", seed=7)
+    def __init__(self, seed: int = 7) -> None:
+        self.seed = seed
+        self.builder = RoomBuilder("11", seed=seed)
         self.builder.start(ALICE)
         self.stored = 0
         self.histories = 1
@@ -59,7 +61,7 @@ class Room:
 
     def back_to(self, count: int) -> None:
         """The room as it was then: what comes next is another history."""
-        kept, self.builder = self.builder.events[:count], RoomBuilder("11", seed=7)
+        kept, self.builder = self.builder.events[:count], RoomBuilder("11", seed=self.seed)
         self.builder.start(ALICE)
         for event in kept[len(self.builder.events) :]:
             self.builder.message(ALICE, str(event.content["body"]))
@@ -158,6 +160,53 @@ async def test_who_waits_for_news_is_told_of_the_loss(pair: Pair) -> None:
         new = await room.write(a, 1)
         assert (await waits_early)[0] == new
         assert (await timeline(b, None))[0] == kept + new
+
+
+async def committed_late(pair: Pair, late: Store, room: Room, soon: Store, other: Room) -> tuple[list[EventId], list[EventId]]:
+    """An event of one store that has the smaller position and is lost, and one of another that was committed before it and is kept."""
+    holds = await asyncpg.connect(pair.rooms(pair.primary))
+    async with holds.transaction():
+        await holds.execute(
+            "SELECT FROM stream_positions WHERE instance_name = $1 AND stream_name = 'events' FOR UPDATE", late.streams.instance_name
+        )
+        writing = asyncio.create_task(room.write(late, 1))
+        while not await holds.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
+            pass
+        kept = await other.write(soon, 1)
+        await pair.caught_up()
+        await pair.detach()
+    await holds.close()
+    return await writing, kept
+
+
+async def test_an_event_is_lost_below_one_of_another_writer_that_is_kept(pair: Pair) -> None:
+    """Both stores write to the one stream, each to a room of its own."""
+    room, other = Room(), Room(seed=8)
+    async with opened(pair, "a", SELDOM) as a, opened(pair, "b", SELDOM) as b:
+        await room.write(a, 5)
+        told = Told(a)
+        await other.write(b, 5)
+        early = (await timeline(a, None))[1]
+        before = room.stored
+        lost, kept = await committed_late(pair, a, room, b, other)
+        at = {event_id: event.stream_ordering or 0 for event_id, event in (await a.events(lost + kept)).items()}
+        assert at[lost[0]] < at[kept[0]]
+        seen, late = await timeline(b, early)
+        assert set(seen) == {*lost, *kept}
+        told.ids.clear()
+        await pair.fail_over()
+        room.back_to(before)
+        new = await room.write(a, 2)
+        for store in (a, b):
+            with pytest.raises(ResyncNeeded, match="restored from"):
+                await timeline(store, late)
+            assert set((await timeline(store, early))[0]) == {*kept, *new}
+            assert await store.events(lost) == {}
+            assert await findings(store) == []
+        _, since = await timeline(b, None)
+        newest = await other.write(b, 1)
+        assert await timeline(a, since) == (newest, (await timeline(a, None))[1])
+        assert not set(lost) & set(told.ids)
 
 
 async def test_nothing_is_written_before_the_database_is_entered_again(pair: Pair) -> None:
@@ -386,3 +435,66 @@ async def test_a_backup_comes_back_under_open_stores(pair: Pair) -> None:
             assert (await timeline(store, early))[0] == new
             assert (await timeline(store, None))[0] == kept + new
             assert await findings(store) == []
+
+
+async def test_several_stores_leave_one_gap(pair: Pair) -> None:
+    """A restored backup is known by the writes that are gone: of several stores that find out at once the first leaves the gap."""
+    rooms = [Room(seed) for seed in range(3)]
+    patient = replace(CONFIG, lock_timeout_ms=60_000, statement_timeout_ms=60_000)
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(opened(pair, name, patient)) for name in ("a", "b", "c")]
+        for room, store in zip(rooms, stores, strict=True):
+            await room.write(store, 2)
+        await pair.caught_up()
+        await pair.detach()
+        before = rooms[0].stored
+        for room, store in zip(rooms, stores, strict=True):
+            await room.write(store, 2)
+        late = (await timeline(stores[0], None))[1]
+        await pair.back_to_the_copy()
+        holds = await asyncpg.connect(pair.rooms(pair.standby))
+        async with holds.transaction():
+            await holds.execute("LOCK TABLE stream_positions IN SHARE MODE")
+            while await holds.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'stream_positions'::regclass") < len(
+                stores
+            ):
+                pass
+        await holds.close()
+        for room, store in zip(rooms, stores, strict=True):
+            room.back_to(before)
+            await room.write(store, 1)
+            with pytest.raises(ResyncNeeded):
+                await timeline(store, late)
+            assert await findings(store) == []
+        gaps = "SELECT count(*) FROM lost_positions WHERE stream_name = 'events'"
+        assert await value(pair.rooms(pair.standby), gaps) == 1
+
+
+async def test_a_store_that_wrote_nothing_knows_a_restored_backup_by_the_writes_of_others(pair: Pair) -> None:
+    """It has its connections before the other store comes back, which has more to go by."""
+    room = Room()
+    async with opened(pair, "a", SELDOM) as a, opened(pair, "b", SELDOM) as b:
+        await room.write(a, 5)
+        _, early = await timeline(b, None)
+        await pair.caught_up()
+        await pair.detach()
+        before = room.stored
+        lost = await room.write(a, LOST)
+        with ExitStack() as busy:  # so its own positions stay
+            for name in b.streams:
+                busy.enter_context(b.streams.writing(name))
+            await follow_once(b.database, b.streams)
+        _, late = await timeline(b, early)
+        await pair.back_to_the_copy()
+        for _ in range(3):
+            with suppress(DatabaseError):  # the connection is lost
+                await timeline(b, early)
+        with pytest.raises(ResyncNeeded):
+            await timeline(b, late)
+        assert await b.events(lost) == {}
+        room.back_to(before)
+        new = await room.write(a, 1)
+        for store in (a, b):
+            with pytest.raises(ResyncNeeded):
+                await timeline(store, late)
+            assert (await timeline(store, early))[0] == new
