@@ -8,7 +8,7 @@ from storage import Store, SyncFilter
 from storage.errors import StorageCorrupt
 from storage.ids import EventId
 from storage.testing import BuiltEvent
-from tests.queries.rooms import ADMIN, LOCAL, deliver, new_room
+from tests.queries.rooms import ADMIN, LOCAL, append, deliver, new_room
 
 READS: dict[str, Callable[[Store, EventId], Awaitable[object]]] = {
     "whole": lambda store, at: store.state_before(at),
@@ -76,6 +76,36 @@ async def test_members_are_not_loaded_lazily_of_a_state_that_lost_a_row(store: S
         await store.sync(LOCAL, filter=lazy)
     assert last.room_id in str(caught.value)
     assert (await store.sync(LOCAL, since=since, filter=lazy)).is_empty, "nothing of the state is read"
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_the_state_before_a_timeline_that_lost_a_row_is_corrupt(store: Store, loss: str) -> None:
+    """A timeline begins after a gap, with a topic: the topic before it is read from the state that was given."""
+    room = new_room(members=[LOCAL, *(f"@crowd{n}:s2.test" for n in range(30))])
+    for number in range(5):
+        room.topic(ADMIN, str(number))
+    await deliver(store, room)
+    since = (await store.sync(LOCAL)).next_batch
+    room.message(ADMIN, "missing")
+    after = room.topic(ADMIN, "after")
+    assert await append(store, after, state_before={after.event_id: list(after.state_before.values())}) == ["stored"]
+    group = await group_at(store, after)
+    assert (await store.sync(LOCAL, since=since)).join[room.room_id].timeline.limited
+    async with store.database.connection() as conn:
+        assert await conn.execute(LOSSES[loss], group) == "DELETE 1"
+    with pytest.raises(StorageCorrupt) as caught:
+        await store.sync(LOCAL, since=since)
+    assert room.room_id in str(caught.value)
+
+
+async def test_a_sync_of_a_state_whose_event_is_lost_is_corrupt(store: Store) -> None:
+    """It was returned as a key without a type that resolution took away."""
+    topic, _ = await stored(store)
+    async with store.database.connection() as conn:
+        assert await conn.execute("DELETE FROM events WHERE event_id = $1::text", topic.event_id) == "DELETE 1"
+    for lazy in (False, True):
+        with pytest.raises(StorageCorrupt):
+            await store.sync(LOCAL, filter=SyncFilter(lazy_load_members=lazy), timeline_limit=1)
 
 
 @pytest.mark.parametrize("read", ["whole", "types", "keys", "context"])

@@ -1,5 +1,7 @@
 """Timelines that would cross what is missing, or too much that is hidden: they are limited, and paging back meets the rest."""
 
+import pytest
+
 import storage
 from storage import Config, EventFilter, Store, SyncFilter
 from tests.queries.rooms import ADMIN, LOCAL, append, bodies, deliver, ids, messages_in, new_room
@@ -131,3 +133,25 @@ async def test_state_that_came_with_history_is_returned_with_the_next_event(stor
     assert ids(third.join[room.room_id].state_after) == [missing[1].event_id]
     await append(store, room.message(ADMIN, "and later"))
     assert ids((await store.sync(LOCAL, since=third.next_batch)).join[room.room_id].state_after) == []
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False], ids=["elsewhere", "here"])
+async def test_an_own_membership_that_came_with_history_is_returned_once(store: Store, is_elsewhere: bool) -> None:
+    """The leave in the gap has the older time, so the join wins until the gap is filled. It is returned as soon as a token covers its position."""
+    room, other = new_room(members=[LOCAL]), new_room(members=[LOCAL], seed=1)
+    await deliver(store, room)
+    await deliver(store, other)
+    missing = [room.message(ADMIN, "missing"), room.leave(LOCAL, ts=1000)]
+    after = room.message(ADMIN, "after")
+    assert await append(store, missing[1], origin="outlier") == ["stored"]
+    assert await append(store, after, state_before={after.event_id: list(after.state_before.values())}) == ["stored"]
+    answers = [await store.sync(LOCAL)]
+    assert set(answers[0].join) == {room.room_id, other.room_id}
+    assert await append(store, *missing, origin="backfill") == ["stored"] * 2
+    for next_event in (None, (other if is_elsewhere else room).message(ADMIN, "later"), None):
+        if next_event is not None:
+            await append(store, next_event)
+        answers.append(await store.sync(LOCAL, since=answers[-1].next_batch))
+    left = [answer.leave[room.room_id] for answer in answers if room.room_id in answer.leave]
+    assert [ids(one.state_after) for one in left] == [[missing[1].event_id]]
+    assert not any(room.room_id in answer.join for answer in answers[1:])

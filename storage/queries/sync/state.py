@@ -34,19 +34,20 @@ room AS MATERIALIZED (  -- with the first event of the timeline, which is at sta
     LEFT JOIN events e ON i.has_first AND e.stream_ordering = i.start
 ),
 given AS MATERIALIZED (  -- what a first event after a gap has replaced: the value in the state before it, as the room's may be older
-    SELECT r.room_nid, r.first_key_nid AS state_key_nid, replaced.event_nid
+    SELECT r.room_nid, r.first_key_nid AS state_key_nid, replaced.event_nid, COALESCE(replaced.is_lost, false) AS is_lost
     FROM room r
     JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering = r.start AND d.state_key_nid = r.first_key_nid AND d.event_nid = r.first_nid
-    LEFT JOIN LATERAL (
-        SELECT NULLIF(COALESCE(
+    LEFT JOIN LATERAL (  -- the last row of the path that has the key, or one that is lost; the group itself may be
+        SELECT part.state_group IS NULL AS is_lost, NULLIF(COALESCE(
             part.event_nids[array_position(part.key_nids, r.first_key_nid)],
             part.member_event_nids[array_position(part.member_key_nids, r.first_key_nid)]
         ), 0) AS event_nid
-        FROM state_groups g
-        CROSS JOIN unnest(g.back) WITH ORDINALITY AS step (back, place)
-        JOIN state_groups part ON part.state_group = g.state_group - step.back
-        WHERE g.state_group = r.given_group AND (r.first_key_nid = ANY(part.key_nids) OR r.first_key_nid = ANY(part.member_key_nids))
-        ORDER BY step.place DESC
+        FROM (SELECT r.given_group AS state_group) AS one
+        LEFT JOIN state_groups g USING (state_group)
+        LEFT JOIN LATERAL unnest(g.back) WITH ORDINALITY AS step (back, place) ON true
+        LEFT JOIN state_groups part ON part.state_group = g.state_group - step.back
+        WHERE part.state_group IS NULL OR r.first_key_nid = ANY(part.key_nids) OR r.first_key_nid = ANY(part.member_key_nids)
+        ORDER BY part.state_group IS NULL DESC, step.place DESC
         LIMIT 1
     ) AS replaced ON true
     WHERE r.given_group IS NOT NULL
@@ -139,6 +140,10 @@ entry AS (
     FROM value
     WHERE state_key_nid IS NULL
     UNION ALL
+    SELECT room_nid, NULL, NULL, NULL, NULL, NULL
+    FROM given
+    WHERE is_lost
+    UNION ALL
     SELECT room_nid, NULL, member_nid, false, false, true
     FROM shown
     UNION ALL  -- create, join rules, name, topic, canonical alias, avatar, encryption
@@ -218,7 +223,7 @@ FROM due d
 class StateRow(NamedTuple):
     """One state event of a room, or (``event_id`` None) a key that was removed, or (with counts) its summary.
 
-    Without counts and with ``at_start`` None it says that rows of the room's state are lost.
+    With none of these it says that rows of the room's state, or an event of it, are lost.
 
     With ``is_own`` it is an event to be shown to somebody who is not in the room: their own membership event, or another one.
     """
@@ -344,14 +349,14 @@ def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
 
 
 def _take(room: RoomState, row: StateRow) -> None:
-    """A summary, or a key that was removed. `StorageCorrupt` where rows of the state are lost."""
+    """A summary, or a key that was removed. `StorageCorrupt` where rows of the state, or an event of it, are lost."""
     if row.joined_count is None:
-        if row.at_start is None:
+        if row.removed_type is None:
             reason = (
-                "the state of a room cannot be read: rows of state_groups are lost, or an index does not find them (`room-storage verify`)"
+                "the state of a room cannot be read: rows of state_groups or events are lost, or an index does not find them (`room-storage verify`)"
             )
             raise StorageCorrupt(reason, room_id=room.room.room_id)
-        room.removed.append((row.removed_type or "", row.removed_key or ""))
+        room.removed.append((row.removed_type, row.removed_key or ""))
         return
     heroes = None if row.heroes is None else tuple(map(UserId, row.heroes))
     room.summary.append(RoomSummary(row.joined_count, row.invited_count or 0, heroes))
