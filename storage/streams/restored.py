@@ -111,7 +111,7 @@ class Mark(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a process knows that enters again: the positions of all writers by stream, and the end of the last gap."""
+    """The positions of all writers by stream, and the end of the last gap, as a process knew them before it enters again."""
 
     positions: Mapping[str, Mapping[str, int]]
     lost_upto: int

@@ -352,9 +352,8 @@ def _take(room: RoomState, row: StateRow) -> None:
     """A summary, or a key that was removed. `StorageCorrupt` where rows of the state, or an event of it, are lost."""
     if row.joined_count is None:
         if row.removed_type is None:
-            reason = (
-                "the state of a room cannot be read: rows of state_groups or events are lost, or an index does not find them (`room-storage verify`)"
-            )
+            lost = "rows of state_groups or events are lost, or an index does not find them (`room-storage verify`)"
+            reason = f"the state of a room cannot be read: {lost}"
             raise StorageCorrupt(reason, room_id=room.room.room_id)
         room.removed.append((row.removed_type, row.removed_key or ""))
         return
