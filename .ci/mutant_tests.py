@@ -10,6 +10,14 @@ from pathlib import Path
 import pytest
 
 
+def pytest_configure() -> None:
+    """Have random tests end with the first example that fails: nobody reads a smaller one."""
+    from hypothesis import Phase, settings  # noqa: PLC0415  # its own plugin of pytest wants to be imported first
+
+    settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate), report_multiple_bugs=False)
+    settings.load_profile("mutants")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of the mutant's folder; those of quick files come first, and of a file the quick ones."""

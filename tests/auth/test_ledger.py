@@ -17,12 +17,12 @@ FIRST, SECOND = 0, 1
 
 
 def event(name: str, key: StateKey | None, needed: tuple[StateKey, ...] = ()) -> Event:
-    state_key = None if key is None else key[1]
-    return cast("Event", SimpleNamespace(event_id=EventId(name), key=key, state_key=state_key, needed=needed))
+    kind, state_key = ("t", None) if key is None else key
+    return cast("Event", SimpleNamespace(event_id=EventId(name), type=kind, key=key, state_key=state_key, needed=needed))
 
 
 class Held:
-    """A source whose events have to be loaded first if it is `lazy`."""
+    """A source whose events and keys have to be loaded first if it is `lazy`."""
 
     def __init__(self, events: Mapping[EventId, Event], *, lazy: bool = False) -> None:
         self.events = events
@@ -30,10 +30,12 @@ class Held:
         self.rejected: frozenset[EventId] = frozenset()
         self.loaded = set() if lazy else set(events)
         self.wanted: set[EventId] = set()
+        self.keys = set() if lazy else set(KEYS)
+        self.wanted_keys: set[StateKey] = set()
 
     @property
     def lacking(self) -> bool:
-        return bool(self.wanted)
+        return bool(self.wanted or self.wanted_keys)
 
     def event(self, event_id: EventId, /) -> Event | None:
         if event_id in self.events and event_id not in self.loaded:
@@ -42,11 +44,16 @@ class Held:
         return self.events.get(event_id)
 
     def base(self, key: StateKey, /) -> EventId | None:
+        if key not in self.keys:
+            self.wanted_keys.add(key)
+            return None
         return self.state.get(key)
 
     def load(self) -> None:
         self.loaded |= self.wanted
+        self.keys |= self.wanted_keys
         self.wanted.clear()
+        self.wanted_keys.clear()
 
 
 def values_before(one: Any, before: Any, base: Any, *_: object) -> tuple[str, ...]:
@@ -77,6 +84,7 @@ def checked(ledger: Ledger, source: Held, *phases: int) -> list[bool]:
     seen = []
     for phase in phases or (FIRST, SECOND):
         for lacking in ledger.check(phase, source):
+            assert lacking == source.lacking
             seen.append(lacking)
             if lacking:
                 source.load()

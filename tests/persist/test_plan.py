@@ -8,8 +8,11 @@ import pytest
 import storage
 from storage import Store
 from storage.database.names import JOIN, MEMBERSHIPS
-from storage.persist.draft import RoomDraft
-from storage.persist.plan import INT8_MAX, _goes_on, _int8, _unfit
+from storage.event import parse
+from storage.persist.context import Needs
+from storage.persist.draft import Blocks, Draft, RoomDraft
+from storage.persist.load import load
+from storage.persist.plan import INT8_MAX, Incoming, _goes_on, _int8, _unfit, plan_event
 from storage.persist.results import AppendResult
 from storage.persist.rows import EventRow, RoomRow
 from storage.testing import BuiltEvent, RoomBuilder
@@ -35,6 +38,14 @@ FROM memberships m JOIN principals p USING (principal_nid) LEFT JOIN events e ON
 ORDER BY p.name
 """
 SQL_MISSING = "SELECT event_id, covered, cardinality(child_nids) FROM missing_events ORDER BY event_id"
+SQL_LAST_JOINS = """
+SELECT p.name, v.last_join_topological
+FROM visibility v JOIN principals p USING (principal_nid) WHERE v.last_join_topological IS NOT NULL ORDER BY p.name
+"""
+SQL_MOVED = """
+SELECT e.event_id, m.topological_before, e.topological_ordering FROM moved_events m JOIN events e USING (event_nid) ORDER BY e.topological_ordering
+"""
+SQL_DROPPED = "SELECT e.event_id FROM dropped_extremities d JOIN events e USING (event_nid)"
 SQL_EXTREMITIES = "SELECT e.event_id FROM rooms r, unnest(r.forward_extremities) AS n JOIN events e ON e.event_nid = n"
 
 
@@ -294,3 +305,189 @@ async def test_an_event_that_others_waited_for_keeps_its_number(store: Store) ->
     await take(store, lost, origin="backfill")
     rows_ = await fetch(store, "SELECT event_id, event_nid FROM events")
     assert dict(rows_)[lost.event_id] == waited
+
+
+async def test_outliers_that_are_no_accepted_memberships_give_none(store: Store) -> None:
+    """An invite by one who may not, other state under a local user's name, and a message."""
+    room = RoomBuilder("11", seed=1, sign=False, checked=False)
+    admin, stranger, guest = room.user(1, "s2.test"), room.user(2, "s2.test"), room.user(3, SERVER)
+    room.start(admin)
+    room.send(admin, "org.example.note", {}, state_key=f"note:{SERVER}")
+    room.message(admin)
+    refused = room.invite(stranger, guest)
+    results = await take(store, *room.events, origin="outlier")
+    assert [one.event_id for one in results if one.outcome != "stored"] == [refused.event_id]
+    assert await fetch(store, SQL_MEMBERSHIPS) == []
+
+
+async def test_an_invite_as_an_outlier_counts_again_when_this_server_has_left(store: Store) -> None:
+    room = RoomBuilder("11", seed=1, sign=False)
+    admin, guest, friend = room.user(1, "s2.test"), room.user(2, SERVER), room.user(3, SERVER)
+    room.start(admin)
+    room.join(guest)
+    left = room.leave(guest)
+    await take(store, *room.events)
+    invited = room.invite(admin, friend)
+    await take(store, invited, origin="outlier")
+    assert await fetch(store, SQL_MEMBERSHIPS) == [
+        (guest, MEMBERSHIPS["leave"], left.event_id),
+        (friend, MEMBERSHIPS["invite"], invited.event_id),
+    ]
+
+
+async def test_history_is_not_soft_failed_and_what_is_rejected_changes_nothing(store: Store) -> None:
+    room, admin, other = begun()
+    await take(store, *room.events)
+    side = room.fork(1)[0]
+    ban = room.ban(admin, other)
+    await take(store, ban)
+    late = side.message(other, "late")
+    [result] = await take(store, late, origin="backfill")
+    assert result.outcome == "stored"
+    refused = room.send(other, "m.room.topic", {"topic": "x"}, state_key="", expected="rejected")
+    [result] = await take(store, refused)
+    assert result.outcome == "rejected"
+    found = await rows(store)
+    assert [found[event.event_id]["changes_state"] for event in (ban, late, refused)] == [True, False, False]
+    assert await fetch(store, SQL_EXTREMITIES) == [(ban.event_id,)]
+
+
+async def test_a_message_is_stored_as_what_it_came_as(store: Store) -> None:
+    """Also where it stands on the only extremity, as a live one would."""
+    room, admin, _ = begun()
+    before = list(room.events)
+    old, outlier = (branch.message(admin, str(number)) for number, branch in enumerate(room.fork(2)))
+    await take(store, *before)
+    await take(store, old, origin="backfill")
+    await take(store, outlier, origin="outlier")
+    found = await rows(store)
+    assert [(found[one.event_id]["backfilled"], found[one.event_id]["outlier"]) for one in (old, outlier)] == [(True, False), (False, True)]
+    assert await fetch(store, SQL_EXTREMITIES) == [(before[-1].event_id,)]
+
+
+async def test_an_event_after_a_gap_is_soft_failed_by_the_current_state(store: Store) -> None:
+    room, admin, other = begun()
+    await take(store, *room.events)
+    side, state = room.fork(1)[0], list(room.state.values())
+    await take(store, room.ban(admin, other))
+    side.message(other, "lost")
+    late = side.message(other, "late")
+    [result] = await take(store, late, state_before={late.event_id: state})
+    assert result.outcome == "soft_failed"
+
+
+async def test_what_a_merge_takes_out_of_the_current_state(store: Store) -> None:
+    """On one side a moderator sets a topic and invites a local user, on the other the moderator is banned."""
+    room = RoomBuilder("11", seed=1, sign=False)
+    admin, moderator, guest = room.user(1, SERVER), room.user(2, "s2.test"), room.user(3, SERVER)
+    room.start(admin, users={moderator: 50})
+    room.join(moderator)
+    await take(store, *room.events)
+    left, right = room.fork(2)
+    topic, invite = left.topic(moderator, "gone"), left.invite(moderator, guest)
+    await take(store, topic, invite)
+    assert await fetch(store, SQL_MEMBERSHIPS) == [(admin, JOIN, room.events[1].event_id), (guest, MEMBERSHIPS["invite"], invite.event_id)]
+    ban = right.ban(admin, moderator)
+    await take(store, ban)
+    assert await store.current_state(room.room_id) == dict(ban.state_after)
+    assert (await fetch(store, SQL_MEMBERSHIPS))[1:] == [(guest, 0, None)]
+    deltas = {tuple(row) for row in await fetch(store, SQL_DELTAS)}
+    assert {(ban.event_id, None, topic.event_id), (ban.event_id, None, invite.event_id)} <= deltas
+
+
+async def test_an_extremity_beyond_the_limit_is_dropped_and_remembered(dsn: str) -> None:
+    room, admin, _ = begun()
+    before = list(room.events)
+    forks = [branch.message(admin, str(number)) for number, branch in enumerate(room.fork(3))]
+    async with storage.open(dsn, server_name=SERVER, config=storage.Config(forward_extremities_max=2)) as store:
+        await take(store, *before)
+        for event in forks:
+            await take(store, event)
+        assert {one for (one,) in await fetch(store, SQL_EXTREMITIES)} == {forks[1].event_id, forks[2].event_id}
+        assert await fetch(store, SQL_DROPPED) == [(forks[0].event_id,)]
+
+
+async def test_an_event_with_another_content_hash_is_stored_as_redacted(store: Store) -> None:
+    room, admin, _ = begun()
+    message = room.message(admin, damage="content_hash")
+    await take(store, *room.events)
+    assert [event_id for event_id, row in (await rows(store)).items() if row["redacted_form"]] == [message.event_id]
+
+
+async def test_a_gap_is_covered_once_an_event_that_came_live_stands_on_it(store: Store) -> None:
+    room, admin, _ = begun()
+    before, state = list(room.events), list(room.state.values())
+    lost = room.message(admin)
+    children = [branch.message(admin, str(number)) for number, branch in enumerate(room.fork(3))]
+    await take(store, *before)
+    for child, origin, covered in zip(children, ("backfill", "live", "backfill"), (False, True, True), strict=True):
+        [result] = await take(store, child, origin=origin, state_before={child.event_id: state})
+        assert result.outcome == "stored"
+        assert (await fetch(store, SQL_MISSING))[0][:2] == (lost.event_id, covered)
+    found = await rows(store)
+    assert [found[child.event_id]["after_gap"] for child in children] == [False, True, False]
+    assert {one for (one,) in await fetch(store, SQL_EXTREMITIES)} == {before[-1].event_id, children[1].event_id}
+
+
+async def test_a_gap_behind_history_is_covered_by_the_first_live_event_after_it(store: Store) -> None:
+    room, admin, _ = begun()
+    before, state = list(room.events), list(room.state.values())
+    lost, child = room.message(admin), room.message(admin)
+    await take(store, *before)
+    size = await fetch(store, "SELECT max_topological_ordering FROM rooms")
+    await take(store, child, origin="backfill", state_before={child.event_id: state})
+    assert await fetch(store, SQL_MISSING) == [(lost.event_id, False, 1)]
+    live = room.message(admin)
+    await take(store, live)
+    assert await fetch(store, SQL_MISSING) == [(lost.event_id, True, 1)]
+    late = room.at(before[1]).message(admin, "late")
+    place = (await take(store, late, origin="backfill"))[0].topological_ordering
+    assert place is not None
+    assert place < size[0][0]
+    assert (await fetch(store, "SELECT max_topological_ordering FROM rooms"))[0][0] >= size[0][0]
+
+
+async def test_what_moves_up_takes_the_last_joins_with_it(store: Store) -> None:
+    """A join that claims to be the first event stands there until its parent comes. Only accepted joins of local users count."""
+    room, admin, _ = begun()
+    guest, friend, banned = (room.user(number, SERVER) for number in (3, 4, 5))
+    room.ban(admin, banned)
+    before, state = list(room.events), list(room.state.values())
+    lost = room.message(admin)
+    joined = room.join(guest, depth=1)
+    moved = [joined, room.message(guest), room.invite(admin, friend), room.join(banned, expected="rejected")]
+    await take(store, *before)
+    results = await take(store, *moved, state_before={joined.event_id: state})
+    assert [(one.outcome, one.topological_ordering) for one in results] == [("stored", 1), ("stored", 2), ("stored", 3), ("rejected", 4)]
+    assert await fetch(store, SQL_LAST_JOINS) == [(admin, 2), (guest, 1)]
+    [result] = await take(store, lost, origin="backfill")
+    place = len(before) + 1
+    assert result.topological_ordering == place
+    assert await fetch(store, SQL_MOVED) == [(event.event_id, at, place + at) for at, event in enumerate(moved, 1)]
+    assert await fetch(store, SQL_LAST_JOINS) == [(admin, 2), (guest, place + 1)]
+    assert await fetch(store, "SELECT max_topological_ordering FROM rooms") == [(place + len(moved),)]
+    assert await fetch(store, SQL_EXTREMITIES) == [(moved[2].event_id,)]
+    assert await fetch(store, SQL_DROPPED) == []
+
+
+async def planned(store: Store, draft: Draft, incoming: Incoming) -> AppendResult:
+    """Plan an event that is not written."""
+    async with store.database.connection() as conn:
+        while True:
+            try:
+                return plan_event(draft, incoming)
+            except Needs as needs:
+                await load(conn, draft, needs)
+
+
+class Replayed(Draft):
+    is_live = False
+
+
+@pytest.mark.parametrize("kind,outcome", [(Draft, "invalid"), (Replayed, "stored")])
+async def test_what_came_out_of_band_once_is_not_checked_when_the_tables_are_read(store: Store, kind: type[Draft], outcome: str) -> None:
+    """This server is in the room by now, so the invite would be refused."""
+    room, admin, _ = begun()
+    await take(store, *room.events)
+    invite = Incoming(parse(room.invite(admin, room.user(3, SERVER)).pdu, "11"), "out_of_band")
+    assert (await planned(store, kind(store.writer.caches, Blocks(), SERVER), invite)).outcome == outcome

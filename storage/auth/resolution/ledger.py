@@ -86,9 +86,9 @@ class Ledger:
 
     def get(self, key: StateKey, before: Place) -> EventId | None:
         """What the events before a place set a key to."""
-        setting = self._setting.get(key)
-        index = bisect_left(setting, before) if setting else 0
-        return self._at[setting[index - 1]] if setting and index else None
+        setting = self._setting.get(key, ())
+        index = bisect_left(setting, before)
+        return self._at[setting[index - 1]] if index else None
 
     def insert(self, event: Event, phase: int, before: EventId | None) -> None:
         """Put an event before another one, or at the end of its phase."""
@@ -96,10 +96,10 @@ class Ledger:
         self.places[event.event_id] = place
         self._at[place] = event.event_id
         insort(self._order, place)
-        needed = frozenset() if event.state_key is None else frozenset(keys_needed(event))
-        keys = (event.key if event.state_key is not None else ("", "")), needed
+        # An event without a state key is never allowed: what it would set does not matter.
+        keys = (event.type, event.state_key or ""), frozenset(keys_needed(event))
         self._keys[event.event_id] = self._known_keys.setdefault(keys, keys)
-        for key in needed:
+        for key in keys[1]:
             insort(self._needing.setdefault(key, []), place)
         self._push(place)
 
