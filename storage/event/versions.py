@@ -94,6 +94,10 @@ class RoomVersion:
     def __reduce__(self) -> tuple[object, ...]:
         return version_of, (self.identifier,)
 
+    def may_have_room(self, room_id: str) -> bool:
+        """Return whether the id can be that of a room of this version: it names a server unless it is made of the create event."""
+        return (":" in room_id) != self.create_room_id
+
 
 def _table() -> Mapping[str, RoomVersion]:
     v1 = RoomVersion("1")

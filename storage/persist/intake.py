@@ -61,10 +61,10 @@ def _created(pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], said: Se
 def note_created(found: dict[str, str], room_id: str, version: str) -> None:
     """Note the version that a create event gives its room. Of several create events the first counts.
 
-    The room id of version 12 is made of the create event. It outranks a create event that merely names the room.
+    The room id of version 12 is made of the create event. A create event of another version that merely names the room says nothing.
     """
-    if room_id not in found or ROOM_VERSIONS[version].create_room_id:
-        found[room_id] = version
+    if ROOM_VERSIONS[version].may_have_room(room_id):
+        found.setdefault(room_id, version)
 
 
 def read(pdu: object, glanced: dict[str, Any], version: str | None) -> Event | AppendResult:

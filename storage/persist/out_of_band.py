@@ -37,8 +37,6 @@ def refusal(draft: Draft, room: RoomDraft, event: Event) -> str | None:
         return "out of band come memberships only"
     if server_name_of(event.state_key) != draft.server_name or not event.state_key.startswith("@"):
         return f"{event.state_key} is not a user of {draft.server_name}"
-    if (":" not in event.room_id) != event.room_version.create_room_id:
-        return f"{event.room_id} is not the id of a room of version {event.room_version.identifier}"
     if is_resident(draft, room):
         return f"{draft.server_name} is in the room: the event is checked by the room's state"
     return _refused_membership(draft, room, event)

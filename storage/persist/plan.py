@@ -102,9 +102,13 @@ def _plan_timeline(
 def _unfit(room: RoomDraft, event: Event, held: EventRow | None) -> AppendResult | None:
     """Return the answer to an event that its room, or the outlier that is stored under its id, does not fit; else None.
 
-    The room may have become known after the event was read. The room id of a create event of version 12 proves the version.
+    The room may have become known after the event was read. The room id of a create event of version 12 proves the version; such an id is
+    refused with any other version, or the room would have that one for ever.
     """
     version, of_room = event.room_version.identifier, room.row.room_version
+    if not event.room_version.may_have_room(event.room_id):
+        stored = ", which it is stored under: `room-storage verify --repair`" if room.row.write_version else ""
+        return AppendResult(None, "invalid", f"{event.room_id} is not the id of a room of version {version}{stored}")
     if version != of_room and not (event.type == "m.room.create" and event.room_version.create_room_id):
         return AppendResult(None, "invalid", f"read as an event of version {version}, while the room has version {of_room}")
     if held is not None and held.room_nid != room.row.room_nid:  # in versions 1 and 2 senders choose the ids

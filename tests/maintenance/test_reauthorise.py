@@ -126,6 +126,22 @@ async def test_a_room_under_the_version_that_a_caller_gave(dsn: str, fresh: Stor
     await assert_version_repaired(dsn, fresh, room, "10")
 
 
+async def test_a_room_of_version_12_that_an_earlier_release_knew_under_another_is_left_alone_until_it_is_repaired(
+    dsn: str, fresh: Store
+) -> None:
+    room = room_of("12", 1)
+    [join] = [event.pdu for event in room.events[:2] if event.type == "m.room.member"]
+    await append_before(dsn, [join], origin="outlier", room_version="11")
+    async with opened(dsn) as store:
+        create, *others = await store.append(room.pdus)
+        assert create.outcome == "stored"
+        assert {result.outcome for result in others} == {"invalid"}
+        assert "verify --repair" in (others[0].reason or "")
+    await fresh.append([join], origin="outlier", room_version="12")
+    await fresh.append(room.pdus)
+    await assert_version_repaired(dsn, fresh, room, "11")
+
+
 @pytest.mark.parametrize("versions", [("10", "11"), ("6", "9"), ("11", "10"), ("3", "6"), ("2", "1")])
 async def test_a_room_under_another_version(dsn: str, fresh: Store, versions: tuple[str, str]) -> None:
     wrong, right = versions

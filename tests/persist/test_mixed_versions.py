@@ -9,6 +9,7 @@ import pytest
 
 import storage
 from storage import Store
+from storage.persist.results import Origin
 from storage.testing import RoomBuilder
 
 pytestmark = pytest.mark.every_postgres
@@ -111,3 +112,35 @@ async def test_a_room_that_becomes_known_while_another_call_waits(store: Store) 
         assert {first[0].outcome, calls[0][0].outcome} <= {"invalid", "missing_parents", "stored", "duplicate"}, guess
         assert {result.outcome for result in await store.append(room.pdus)} == {"duplicate", "stored"}
         await assert_whole(store, room)
+
+
+@pytest.mark.parametrize("origin", ["live", "outlier", "backfill", "out_of_band"])
+@pytest.mark.parametrize("guess", ["3", "6", "11"])
+async def test_a_room_of_version_12_is_never_known_under_another(store: Store, guess: str, origin: Origin) -> None:
+    """The id proves that the caller guesses wrong: the room gets its version from the first event that is read by the right one."""
+    room = room_of("12")
+    joins = [event.pdu for event in room.events if event.type == "m.room.member"]
+    results = await store.append(joins, room_version=guess, origin=origin)
+    assert {result.outcome for result in results} == {"invalid"}
+    assert f"is not the id of a room of version {guess}" in (results[0].reason or "")
+    assert await version_of(store, room) is None
+    assert {result.outcome for result in await store.append(room.pdus)} == {"stored"}
+    assert await version_of(store, room) == "12"
+    await assert_whole(store, room)
+
+
+@pytest.mark.parametrize("version", ["6", "11"])
+async def test_a_room_of_an_older_version_is_never_known_under_12(store: Store, version: str) -> None:
+    room = room_of(version)
+    [join, *_] = [event.pdu for event in room.events if event.type == "m.room.member"]
+    [result] = await store.append([join], room_version="12", origin="outlier")
+    assert result.outcome == "invalid"
+    assert await version_of(store, room) is None
+    assert {result.outcome for result in await store.append(room.pdus)} == {"stored"}
+    await assert_whole(store, room)
+
+
+async def version_of(store: Store, room: RoomBuilder) -> str | None:
+    async with store.database.connection() as conn:
+        version: str | None = await conn.fetchval("SELECT room_version FROM rooms WHERE room_id = $1::text", room.room_id)
+        return version
