@@ -83,6 +83,9 @@ class Pair:
         program = client_programs() / "pg_basebackup"
         command = [program, "-D", target, "-h", socket, "-p", "5432", "-U", "postgres", "-X", "stream", "-c", "fast", "--no-sync", "-R"]
         subprocess.run(list(map(str, command)), check=True, capture_output=True, env={**os.environ, "LC_ALL": "C"})
+        self._own(target)
+
+    def _own(self, target: Path) -> None:
         if self._account.switch:
             for one in (target, *target.rglob("*")):
                 os.chown(one, self._account.uid, self._account.gid)
@@ -105,10 +108,20 @@ class Pair:
         await asyncio.to_thread(self.primary.stop)
 
     async def back_to_the_copy(self) -> None:
-        """The second server serves in the place of the first as a restored backup does: it was never a standby, and nothing was promoted."""
+        """The second server serves in the place of the first as a restored backup does: it was never a standby, and nothing was promoted.
+
+        Again: the same backup is restored once more.
+        """
         await self.stop_primary()
         await asyncio.to_thread(self.standby.stop)
-        (self.standby.directory / "postgresql" / "standby.signal").unlink()
+        data, kept = self.standby.directory / "postgresql", self.standby.directory / "kept"
+        if kept.exists():
+            shutil.rmtree(data)
+        else:
+            (data / "standby.signal").unlink()
+            data.rename(kept)
+        shutil.copytree(kept, data)
+        self._own(data)
         await asyncio.to_thread(self.standby.start)
         self.point_to_standby()
 

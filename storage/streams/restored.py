@@ -2,7 +2,7 @@
 
 Their positions would be given again, to other facts, which they would take for known. So a database remembers which incarnation it is (the
 cluster, the database, its tables, the timeline of the write-ahead log), and the first store that opens in another one leaves a gap in every
-stream: ids go on JUMP above the last, and the positions between are written down as lost. A token from within is `ResyncNeeded`, one from before
+stream: ids go on JUMP above the last or more, and the positions between are written down as lost. A token from within is `ResyncNeeded`, one from before
 goes on, and nothing is ever skipped. Where nothing was lost (a failover that was complete, an upgrade) the gap does no harm.
 
 Writers do not commit in the order of their ids. So the gap begins for each writer where its own facts end: at its row of `stream_positions`,
@@ -27,7 +27,10 @@ from storage.streams.positions import VectorPosition
 logger = logging.getLogger(__name__)
 
 JUMP: Final = 1 << 30
-"""More ids than are given between a backup and its loss; one in eight billion of all there are."""
+"""More ids than are given between a backup and its loss; one in eight billion of all there are. The least length of a gap."""
+
+PER_SECOND: Final = 1 << 20
+"""More ids than are given in a second. A gap ends at this times the time at least, so above what was given after an earlier restore of the same backup."""
 
 SQL_INCARNATION: Final[LiteralString] = """
 SELECT d.incarnation AS known, format('%s.%s.%s.%s', (SELECT system_identifier FROM pg_control_system()),
@@ -58,7 +61,10 @@ SET incarnation = $1::text
 
 SQL_LEAVE_GAP: Final[LiteralString] = """
 WITH jumped AS MATERIALIZED (
-    SELECT s.name, setval(s.name::regclass, COALESCE(pg_sequence_last_value(s.name::regclass), 1) + $3::bigint) AS upto
+    SELECT s.name, setval(s.name::regclass, GREATEST(
+            COALESCE(pg_sequence_last_value(s.name::regclass), 1) + $3::bigint,
+            (extract(epoch FROM clock_timestamp()) * $4::bigint)::bigint
+        )) AS upto
     FROM (SELECT DISTINCT name FROM unnest($2::text[]) AS i (name)) AS s
 )
 INSERT INTO lost_positions (stream_name, lost_after, lost_upto, instance_names, kept_upto)
@@ -190,11 +196,10 @@ async def notice(conn: Connection, streams: Iterable[tuple[str, str]], *, known:
         return
     if row.known is not None:
         names, sequences = (list(column) for column in zip(*streams, strict=True))
-        await conn.execute(SQL_LEAVE_GAP, names, sequences, JUMP)
+        await conn.execute(SQL_LEAVE_GAP, names, sequences, JUMP, PER_SECOND)
         logger.warning(
-            "the database was restored, copied, or taken over by a standby (%s, now %s): positions go on %d higher, tokens of what is lost are refused",
+            "the database was restored, copied, or taken over by a standby (%s, now %s): positions go on higher, tokens of what is lost are refused",
             *row,
-            JUMP,
         )
     await conn.execute(SQL_REMEMBER, row.current)
 
@@ -202,7 +207,7 @@ async def notice(conn: Connection, streams: Iterable[tuple[str, str]], *, known:
 async def _lacks_gap(conn: Connection, known: Known) -> bool:
     """Whether writes are gone, and nobody has left a gap since."""
     found = await look(conn, known.positions)
-    return found.is_behind and found.lost_upto == known.lost_upto
+    return found.is_behind and found.lost_upto <= known.lost_upto  # or the last gap is gone with them
 
 
 async def look(conn: Connection, known: Mapping[str, Mapping[str, int]]) -> LookRow:

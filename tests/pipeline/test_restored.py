@@ -1,4 +1,4 @@
-"""Tokens and streams across a restore: positions go on 2^30 higher, nothing between is looked through, and what is lost is not taken for known."""
+"""Tokens and streams across a restore: positions go on far higher, nothing between is looked through, and what is lost is not taken for known."""
 
 import os
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from tests.pipeline.stores import SERVER, fill
 from tests.postgres import with_database
 
 STATEMENTS_MAX = 12
-"""Of a part; in stretches of 20,000 numbers, 2^30 are 53,687."""
+"""Of a part; in stretches of 20,000 numbers, 2^30 are 53,687, and a gap is longer."""
 
 
 @pytest.fixture

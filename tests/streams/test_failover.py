@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,93 +9,25 @@ import asyncpg
 import pytest
 
 import storage
-from storage import DatabaseError, DatabaseReplaced, EventId, ResyncNeeded, Store, UserId
-from storage.config import Config
+from storage import DatabaseError, DatabaseReplaced, EventId, ResyncNeeded, Store
 from storage.database import Database
 from storage.persist.write import SQL_WRITE
 from storage.persist.write_plain import SQL_WRITE_PLAIN
 from storage.persist.writer import STRETCH
 from storage.replication import Client, Server
-from storage.streams.feed import Advance
-from storage.streams.following import follow_once
 from storage.streams.restored import JUMP
 from storage.streams.to_device import SQL_SEND
-from storage.testing import RoomBuilder
 from tests.failover import Pair, value
 from tests.maintenance.rooms import SERVER, findings
+from tests.streams.lossy import ALICE, LOST, SELDOM, Room, Told, opened, timeline
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.every_postgres]
-
-ALICE = UserId("@alice:s1.test")
-CONFIG = Config(follow_ms=50, pool_size_max=4, cache_reads=True)
-SELDOM = replace(CONFIG, follow_ms=3_600_000)
-LOST = 120
 
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
     async with Pair() as opened:
         yield opened
-
-
-class Room:
-    """A room, what is stored of it, and how to go on after its end was lost."""
-
-    def __init__(self, seed: int = 7) -> None:
-        self.seed = seed
-        self.builder = RoomBuilder("11", seed=seed)
-        self.builder.start(ALICE)
-        self.stored = 0
-        self.histories = 1
-
-    async def write(self, store: Store, count: int) -> list[EventId]:
-        """Append so many more; their ids."""
-        for number in range(count):
-            self.builder.message(ALICE, f"{self.histories} {self.stored} {number}")
-        results = await store.append(self.builder.pdus[self.stored :])
-        assert {result.outcome for result in results} == {"stored"}
-        new = [event.event_id for event in self.builder.events[self.stored :]]
-        self.stored = len(self.builder.events)
-        return new
-
-    def back_to(self, count: int) -> None:
-        """The room as it was then: what comes next is another history."""
-        kept, self.builder = self.builder.events[:count], RoomBuilder("11", seed=self.seed)
-        self.builder.start(ALICE)
-        for event in kept[len(self.builder.events) :]:
-            self.builder.message(ALICE, str(event.content["body"]))
-        assert [event.event_id for event in self.builder.events] == [event.event_id for event in kept]
-        self.stored = count
-        self.histories += 1
-
-
-class Told:
-    """The event ids that the feed of a store tells."""
-
-    def __init__(self, store: Store) -> None:
-        self.ids: list[EventId] = []
-        self._more = asyncio.Event()
-        store.streams.feed.subscribe(self._told)
-
-    def _told(self, advance: Advance) -> None:
-        if advance.stream_name == "events":
-            self.ids += [fact.row[0] for fact in advance.facts]
-            self._more.set()
-
-    async def reached(self, ids: list[EventId]) -> None:
-        """Wait for these."""
-        while not set(ids) <= set(self.ids):
-            self._more.clear()
-            await self._more.wait()
-
-
-def opened(pair: Pair, name: str, config: Config = CONFIG, dsn: str | None = None) -> "AbstractAsyncContextManager[Store]":
-    return storage.open(dsn or pair.dsn, server_name=SERVER, instance_name=name, config=config)
-
-
-async def timeline(store: Store, since: str | None, *, timeout_ms: int = 0) -> tuple[list[EventId], str]:
-    answer = await store.sync(ALICE, since=since, timeline_limit=1000, timeout_ms=timeout_ms)
-    return [event.event_id for joined in answer.join.values() for event in joined.timeline.events], answer.next_batch
 
 
 async def waiting(store: Store, since: str) -> "asyncio.Task[tuple[list[EventId], str]]":
@@ -409,92 +340,3 @@ async def test_a_failover_that_loses_nothing_is_a_pause(pair: Pair) -> None:
         assert seen + new == kept + ids
         for store in (a, b):
             assert await findings(store) == []
-
-
-async def test_a_backup_comes_back_under_open_stores(pair: Pair) -> None:
-    """A copy of the disks from earlier: neither the cluster nor its timeline differ, the writes since are gone."""
-    room = Room()
-    async with opened(pair, "a") as a, opened(pair, "b") as b:
-        kept = await room.write(a, 5)
-        told = Told(b)
-        _, early = await timeline(b, None)
-        await pair.caught_up()
-        await pair.detach()
-        before = room.stored
-        lost = await room.write(a, LOST)
-        await told.reached(lost)
-        _, late = await timeline(b, early)
-        await pair.back_to_the_copy()
-        room.back_to(before)
-        new = [event_id for _ in range(9) for event_id in await room.write(a, 1)]
-        async with asyncio.timeout(20):
-            await told.reached(new)
-        for store in (a, b):
-            with pytest.raises(ResyncNeeded):
-                await timeline(store, late)
-            assert (await timeline(store, early))[0] == new
-            assert (await timeline(store, None))[0] == kept + new
-            assert await findings(store) == []
-
-
-async def test_several_stores_leave_one_gap(pair: Pair) -> None:
-    """A restored backup is known by the writes that are gone: of several stores that find out at once the first leaves the gap."""
-    rooms = [Room(seed) for seed in range(3)]
-    patient = replace(CONFIG, lock_timeout_ms=60_000, statement_timeout_ms=60_000)
-    async with AsyncExitStack() as stack:
-        stores = [await stack.enter_async_context(opened(pair, name, patient)) for name in ("a", "b", "c")]
-        for room, store in zip(rooms, stores, strict=True):
-            await room.write(store, 2)
-        await pair.caught_up()
-        await pair.detach()
-        before = rooms[0].stored
-        for room, store in zip(rooms, stores, strict=True):
-            await room.write(store, 2)
-        late = (await timeline(stores[0], None))[1]
-        await pair.back_to_the_copy()
-        holds = await asyncpg.connect(pair.rooms(pair.standby))
-        async with holds.transaction():
-            await holds.execute("LOCK TABLE stream_positions IN SHARE MODE")
-            while await holds.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'stream_positions'::regclass") < len(
-                stores
-            ):
-                pass
-        await holds.close()
-        for room, store in zip(rooms, stores, strict=True):
-            room.back_to(before)
-            await room.write(store, 1)
-            with pytest.raises(ResyncNeeded):
-                await timeline(store, late)
-            assert await findings(store) == []
-        gaps = "SELECT count(*) FROM lost_positions WHERE stream_name = 'events'"
-        assert await value(pair.rooms(pair.standby), gaps) == 1
-
-
-async def test_a_store_that_wrote_nothing_knows_a_restored_backup_by_the_writes_of_others(pair: Pair) -> None:
-    """It has its connections before the other store comes back, which has more to go by."""
-    room = Room()
-    async with opened(pair, "a", SELDOM) as a, opened(pair, "b", SELDOM) as b:
-        await room.write(a, 5)
-        _, early = await timeline(b, None)
-        await pair.caught_up()
-        await pair.detach()
-        before = room.stored
-        lost = await room.write(a, LOST)
-        with ExitStack() as busy:  # so its own positions stay
-            for name in b.streams:
-                busy.enter_context(b.streams.writing(name))
-            await follow_once(b.database, b.streams)
-        _, late = await timeline(b, early)
-        await pair.back_to_the_copy()
-        for _ in range(3):
-            with suppress(DatabaseError):  # the connection is lost
-                await timeline(b, early)
-        with pytest.raises(ResyncNeeded):
-            await timeline(b, late)
-        assert await b.events(lost) == {}
-        room.back_to(before)
-        new = await room.write(a, 1)
-        for store in (a, b):
-            with pytest.raises(ResyncNeeded):
-                await timeline(store, late)
-            assert (await timeline(store, early))[0] == new
