@@ -32,7 +32,7 @@ import psutil
 
 import storage
 from benchmarks.attack import ATTACKS, TOGETHER
-from benchmarks.soak_client import Client, differences
+from benchmarks.soak_client import Client, differences, say
 from benchmarks.soak_rooms import SERVER, room_of
 from benchmarks.soak_writer import quiet
 from storage import RoomId, Store, UserId
@@ -303,6 +303,8 @@ class Soak:
 async def finished(soak: Soak, store: Store, clients: list[Client]) -> list[str]:
     """Let everything come to rest; then what is wrong."""
     told = list(soak.wrong)
+    for room_id, user_id in {room_id: client.user_id for client in clients for room_id in client.states}.items():
+        soak.counts["rooms with a last message"] += await say(store, room_id, user_id)
     for client in clients:
         quiet = 0
         while quiet < 3:

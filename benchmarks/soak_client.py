@@ -1,9 +1,14 @@
 """A client of the soak (benchmarks/soak.py): what it knows, and how that differs from what the server tells anew."""
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import storage
+from benchmarks.soak_rooms import SERVER
 from storage import EventId, RoomId, StateKey, Store, StoredEvent, UserId
+from storage.event import content_hash
 
 
 @dataclass(slots=True)
@@ -69,6 +74,34 @@ async def differences(store: Store, client: Client) -> list[str]:
     if client.messages != sorted(set(client.messages)):
         told.append(f"{client.user_id}: messages to the device out of order or twice")
     return told
+
+
+async def say(store: Store, room_id: RoomId, user_id: UserId) -> bool:
+    """Append a message to a room; whether it was stored. What backfilled history changed in the state comes to clients with the next event."""
+    state = await store.current_state(room_id)
+    tips = await store.events(await store.forward_extremities(room_id))
+    version = next(iter(tips.values())).room_version
+    keys = [("m.room.power_levels", ""), ("m.room.member", user_id)]
+    if version != "12":  # there the id of the room stands for its create event
+        keys.append(("m.room.create", ""))
+    pdu: dict[str, Any] = {
+        "type": "m.room.message",
+        "room_id": room_id,
+        "sender": user_id,
+        "content": {"body": "the end", "msgtype": "m.text"},
+        "origin_server_ts": time.time_ns() // 1_000_000,
+        "depth": max(tip.depth for tip in tips.values()) + 1,
+        "prev_events": _references(version, tips),
+        "auth_events": _references(version, [state[key] for key in keys if key in state]),
+        **({"event_id": f"$end-{time.time_ns()}:{SERVER}"} if version in {"1", "2"} else {}),
+    }
+    pdu["hashes"] = {"sha256": content_hash(pdu)}
+    [result] = await store.append([pdu | {"signatures": {}}])
+    return result.outcome == "stored"
+
+
+def _references(version: str, event_ids: Iterable[str]) -> list[Any]:
+    return [[event_id, {}] for event_id in event_ids] if version in {"1", "2"} else list(event_ids)
 
 
 async def _late_redactions(store: Store, event_ids: list[EventId]) -> set[EventId]:

@@ -3,7 +3,7 @@
 import pytest
 
 import storage
-from benchmarks.soak_client import Client, differences
+from benchmarks.soak_client import Client, differences, say
 from benchmarks.soak_rooms import SERVER, room_of
 from storage import EventId, UserId
 
@@ -31,3 +31,15 @@ async def test_a_client_that_knows_otherwise_is_found(dsn: str) -> None:
         state, order = await differences(store, client)
         assert state.startswith(f"{user}: state of {room_id}: ('m.room.create', '') $other told, {created} now")
         assert order == f"{user}: timeline of {room_id}: in another order"
+
+
+@pytest.mark.parametrize("number", range(12))
+async def test_a_last_message_is_stored(dsn: str, number: int) -> None:
+    """In rooms of every version."""
+    room = room_of(number)
+    async with storage.open(dsn, server_name=SERVER) as store:
+        for event in room.events[:60]:
+            await store.append([event.pdu], room_version=room.version)
+        state = await store.current_state(room.room_id)
+        member = next(key for (kind, key) in state if kind == "m.room.member" and key == room.events[0].sender)
+        assert await say(store, room.room_id, UserId(member))
