@@ -70,7 +70,7 @@ def change(name: str, made: dict[str, list[str]]) -> tuple[str, str]:
 
 
 def function(name: str) -> str:
-    """Return the name of the function: "storage.graph.order.x_above__mutmut_3" is of "storage.graph.order.above"."""
+    """Return the name of the function: "storage.graph.topological_ordering.x_above__mutmut_3" is of "storage.graph.topological_ordering.above"."""
     module, _, last = name.rpartition("__mutmut_")[0].rpartition(".")
     return f"{module}.{last.removeprefix('x_').removeprefix('xǁ').replace('ǁ', '.')}"
 

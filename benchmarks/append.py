@@ -25,7 +25,7 @@ RAW_INSERT: Final = "INSERT INTO raw SELECT * FROM unnest($1::text[], $2::bytea[
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class AppendScenario:
     """So many clients append batches, each its next when the last is answered; a batch takes rooms in turn."""
 
     name: str
@@ -37,20 +37,20 @@ class Scenario:
 
 
 SCENARIOS: Final = (
-    Scenario("one room, 1", 1, 1, 1, 500),
-    Scenario("one room, 10", 1, 10, 1, 2_000),
-    Scenario("one room, 100", 1, 100, 1, 5_000),
-    Scenario("50 rooms, 1", 50, 1, 1, 500),
-    Scenario("50 rooms, 10", 50, 10, 1, 2_000),
-    Scenario("50 rooms, 100", 50, 100, 1, 5_000),
-    Scenario("8 rooms at once, 1", 8, 1, 8, 2_400),
-    Scenario("50 rooms at once, 1", 50, 1, 50, 5_000),
+    AppendScenario("one room, 1", 1, 1, 1, 500),
+    AppendScenario("one room, 10", 1, 10, 1, 2_000),
+    AppendScenario("one room, 100", 1, 100, 1, 5_000),
+    AppendScenario("50 rooms, 1", 50, 1, 1, 500),
+    AppendScenario("50 rooms, 10", 50, 10, 1, 2_000),
+    AppendScenario("50 rooms, 100", 50, 100, 1, 5_000),
+    AppendScenario("8 rooms at once, 1", 8, 1, 8, 2_400),
+    AppendScenario("50 rooms at once, 1", 50, 1, 50, 5_000),
 )
 
 Batch = Sequence[GeneratedEvent]
 
 
-class Round(NamedTuple):
+class AppendRound(NamedTuple):
     """One round: what it took, and the latencies of its batches in seconds."""
 
     events: int
@@ -78,7 +78,7 @@ async def run(bench: Bench) -> None:
         _show(bench)
 
 
-def _input(scenario: Scenario, events: int) -> tuple[list[Batch], list[list[Batch]]]:
+def _input(scenario: AppendScenario, events: int) -> tuple[list[Batch], list[list[Batch]]]:
     """What is stored before, and for each client its batches."""
     each = -(-events // scenario.rooms)
     rooms = [list(generate_room(SHAPES["small_chat"], BASE_EVENTS + each, seed=SEED + number)) for number in range(scenario.rooms)]
@@ -91,7 +91,7 @@ def _input(scenario: Scenario, events: int) -> tuple[list[Batch], list[list[Batc
     return base, clients
 
 
-async def _measure(bench: Bench, base: list[Batch], clients: list[list[Batch]], rounds: int) -> list[Round]:
+async def _measure(bench: Bench, base: list[Batch], clients: list[list[Batch]], rounds: int) -> list[AppendRound]:
     """Rounds of ours and of the limit, in turn: what else the machine does falls on both."""
     trips = Trips()
     async with (
@@ -114,7 +114,7 @@ async def _measure(bench: Bench, base: list[Batch], clients: list[list[Batch]], 
         return measured
 
 
-async def _round(bench: Bench, store: storage.Store, trips: Trips, parts: list[list[Batch]], limit: float) -> Round:
+async def _round(bench: Bench, store: storage.Store, trips: Trips, parts: list[list[Batch]], limit: float) -> AppendRound:
     wal = await _wal(store)
     latencies: list[float] = []
     trips.count = 0
@@ -122,7 +122,7 @@ async def _round(bench: Bench, store: storage.Store, trips: Trips, parts: list[l
         await asyncio.gather(*(_append_all(store, batches, latencies) for batches in parts))
     count = trips.count
     events = sum(len(batch) for batches in parts for batch in batches)
-    return Round(events, len(latencies), took, latencies, count, await _wal(store) - wal, limit)
+    return AppendRound(events, len(latencies), took, latencies, count, await _wal(store) - wal, limit)
 
 
 def _share(batches: list[Batch], number: int, rounds: int) -> list[Batch]:
@@ -159,7 +159,7 @@ async def _insert_all(pool: Any, batches: Sequence[tuple[Sequence[str], Sequence
             await statement.fetch(*batch)
 
 
-async def _profile(bench: Bench, scenario: Scenario, base: list[Batch], clients: list[list[Batch]]) -> None:
+async def _profile(bench: Bench, scenario: AppendScenario, base: list[Batch], clients: list[list[Batch]]) -> None:
     async with bench.database() as dsn, storage.open(dsn, server_name="s1.test") as store:
         for batch in base:
             await store.append([event.pdu for event in batch])
@@ -168,7 +168,7 @@ async def _profile(bench: Bench, scenario: Scenario, base: list[Batch], clients:
             await asyncio.gather(*(_append_all(store, batches, []) for batches in clients))
 
 
-def _told(scenario: Scenario, rounds: list[Round]) -> dict[str, Any]:
+def _told(scenario: AppendScenario, rounds: list[AppendRound]) -> dict[str, Any]:
     rates = [one.events / one.spent.clock for one in rounds]
     events, batches = sum(one.events for one in rounds), sum(one.batches for one in rounds)
 

@@ -22,9 +22,9 @@ from benchmarks.crowd_build import build
 from benchmarks.harness import Bench, percentiles, show
 from storage import Store
 from storage.config import Config
-from storage.database.explained import ExplainingConnection, Plan
+from storage.database.explained import ExplainingConnection, QueryPlan
 from storage.ids import RoomId
-from storage.queries.hot import Given, ask
+from storage.queries.catalogue import QueryArguments, ask
 
 LARGE: Final = (Crowd(10_000, 5_000_000, 50_000), Crowd(1_000, 500_000, 5_000))
 SMALL: Final = (Crowd(80, 8_000, 200), Crowd(40, 4_000, 100))
@@ -37,7 +37,7 @@ Question = Callable[[], Awaitable[object]]
 
 
 @dataclass(slots=True)
-class Statements:
+class TaskStatements:
     """An observer that counts what one task sends, without BEGIN and COMMIT."""
 
     count: int = 0
@@ -53,13 +53,13 @@ class Statements:
 
 
 @dataclass(slots=True)
-class Side:
+class AskedEngine:
     """One of the two databases, opened."""
 
     name: str
     crowd: Crowd
     store: Store
-    statements: Statements
+    statements: TaskStatements
     backends: list[Path] = field(default_factory=list)
     pens: dict[int, Pen] = field(default_factory=dict)
 
@@ -99,9 +99,9 @@ class Side:
         self.pens[number] = Pen(number, room, tip, last.depth, {key: str(value) for key, value in state.items()})
         return self.pens[number]
 
-    async def plans(self, name: str, given: Given) -> list[Plan]:
-        """How a question is answered (storage.queries.hot), asked twice so that the second is warm."""
-        plans: list[Plan] = []
+    async def plans(self, name: str, given: QueryArguments) -> list[QueryPlan]:
+        """How a question is answered (storage.queries.catalogue), asked twice so that the second is warm."""
+        plans: list[QueryPlan] = []
         for _ in range(2):
             async with self.store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
                 explaining = ExplainingConnection.over(conn)
@@ -111,17 +111,17 @@ class Side:
 
 
 @asynccontextmanager
-async def sides(bench: Bench) -> AsyncIterator[tuple[Side, Side]]:
+async def sides(bench: Bench) -> AsyncIterator[tuple[AskedEngine, AskedEngine]]:
     """The large database and the small one; built if they are not there yet."""
     async with AsyncExitStack() as stack:
         opened = []
         for crowd in SMALL if bench.quick else LARGE:
             dsn = await bench.kept_database(crowd.name, _builder(crowd))
-            counted = Statements(task=asyncio.current_task())
+            counted = TaskStatements(task=asyncio.current_task())
             store = await stack.enter_async_context(
                 storage.open(dsn, server_name=SERVER, observer=counted, config=Config(statement_timeout_ms=600_000))
             )
-            opened.append(Side(f"{crowd.events:,} events", crowd, store, counted))
+            opened.append(AskedEngine(f"{crowd.events:,} events", crowd, store, counted))
         gc.collect()
         gc.freeze()
         yield opened[0], opened[1]
@@ -131,9 +131,9 @@ def _builder(crowd: Crowd) -> Callable[[str], Awaitable[None]]:
     return lambda dsn: build(dsn, crowd)
 
 
-async def in_turn(both: Sequence[Side], prepare: Callable[[Side, int], Awaitable[Question]], rounds: int) -> dict[str, Any]:
+async def in_turn(both: Sequence[AskedEngine], prepare: Callable[[AskedEngine, int], Awaitable[Question]], rounds: int) -> dict[str, Any]:
     """Milliseconds, Python's part of it, and statements, on each side. ``prepare`` makes the question of a round; it is not timed."""
-    taken: dict[str, list[Taken]] = {side.name: [] for side in both}
+    taken: dict[str, list[AnswerCost]] = {side.name: [] for side in both}
     for number in range(WARM + rounds):
         for side in both:
             one = await measured(side, await prepare(side, number))
@@ -144,7 +144,7 @@ async def in_turn(both: Sequence[Side], prepare: Callable[[Side, int], Awaitable
     return results | ({"ratio": round(works[0] / works[1], 2)} if len(both) == 2 else {})
 
 
-class Taken(NamedTuple):
+class AnswerCost(NamedTuple):
     """What one answer took: seconds on the clock, of this process, of Postgres; statements."""
 
     clock: float
@@ -153,17 +153,17 @@ class Taken(NamedTuple):
     statements: int
 
 
-async def measured(side: Side, question: Question) -> Taken:
+async def measured(side: AskedEngine, question: Question) -> AnswerCost:
     """Ask once."""
     await side.watch()
     side.statements.count = 0
     postgres, python, begun = side.postgres_seconds(), time.process_time(), time.perf_counter()
     await question()
     took, python = time.perf_counter() - begun, time.process_time() - python
-    return Taken(took, python, side.postgres_seconds() - postgres, side.statements.count)
+    return AnswerCost(took, python, side.postgres_seconds() - postgres, side.statements.count)
 
 
-def told(taken: Sequence[Taken]) -> dict[str, Any]:
+def told(taken: Sequence[AnswerCost]) -> dict[str, Any]:
     """Milliseconds of the rounds: on the clock, of both sides' processors, of each; the most statements."""
     clock = [one.clock for one in taken]
     return {
@@ -175,7 +175,7 @@ def told(taken: Sequence[Taken]) -> dict[str, Any]:
     }
 
 
-def touched(plans: Sequence[Plan]) -> dict[str, Any]:
+def touched(plans: Sequence[QueryPlan]) -> dict[str, Any]:
     """Rows and pages that a question looks at, and Postgres' own time, over its statements."""
     return {
         "statements": len(plans),
@@ -203,7 +203,7 @@ async def throughput(ask_once: Callable[[int], Awaitable[object]], each: int) ->
     return {"clients": CLIENTS, "per_second": round(CLIENTS * each / took), "ms": percentiles(times, factor=1_000)}
 
 
-def table(title: str, both: Sequence[Side], questions: Mapping[str, dict[str, Any]], targets: Mapping[str, float]) -> None:
+def table(title: str, both: Sequence[AskedEngine], questions: Mapping[str, dict[str, Any]], targets: Mapping[str, float]) -> None:
     """The questions: milliseconds on both sides, ratio, statements, what was looked at."""
     rows = []
     for name, told in questions.items():

@@ -3,7 +3,7 @@
 Their state groups and chain cover are made by the engine's own pure functions (storage.state.groups, storage.graph.chains) and brought
 in by COPY, with events that hold no content.
 
-`History` says what happens in a room, in terms of users; `Sheet` carries it out by numbers, `appended` by signed events through
+`BigRoomHistory` says what happens in a room, in terms of users; `BigRoomTables` carries it out by numbers, `appended` by signed events through
 ``store.append``. Both write the same rows of `state_groups`, which benchmarks/state.py checks.
 """
 
@@ -18,7 +18,7 @@ from immutables import Map
 
 from storage import Store
 from storage.database.connection import Connection
-from storage.graph.chains import Chain, Entry, Parent, Place, enter, extended
+from storage.graph.chains import Chain, ChainEntry, ChainParent, ChainPosition, enter, extended
 from storage.state.groups import REMOVED, Group, changed_keys, derive, root_group
 from storage.state.rows import GROUP_COLUMNS, GroupRow, row_of
 from storage.testing import RoomBuilder
@@ -38,7 +38,7 @@ EVENT_COLUMNS: Final = """
 """
 
 
-class Happening(NamedTuple):
+class BigRoomChange(NamedTuple):
     """What happens next: changes of users on the main line, and on a branch that forks before and is merged afterwards."""
 
     main: Sequence[int]
@@ -46,7 +46,7 @@ class Happening(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class BigRoomHistory:
     """Users join one after the other, then so many changes follow; a share of the happenings are forks."""
 
     members: int
@@ -58,31 +58,31 @@ class History:
     """Changes are joins and leaves of users who were never there before, as in a wave of spam."""
     seed: int = 1
 
-    def smaller(self) -> "History":
+    def smaller(self) -> "BigRoomHistory":
         """A tenth of it, for a quick look."""
         members = self.members // 10
         return replace(self, members=members, changes=self.changes // 10, longest=max(1, min(self.longest, members // 4)))
 
-    def __iter__(self) -> Iterator[Happening]:
+    def __iter__(self) -> Iterator[BigRoomChange]:
         rng = random.Random(self.seed)
         for user in range(1, self.members):
-            yield Happening([user])
+            yield BigRoomChange([user])
         left, new = self.changes, self.members
         while left > 0:
             if self.newcomers:
-                yield Happening([new, new])
+                yield BigRoomChange([new, new])
                 left, new = left - 2, new + 1
             elif rng.random() < self.forks:
                 sides = [rng.randint(1, self.longest) for _ in range(2)]
                 users = rng.sample(range(1, self.members), sum(sides))
-                yield Happening(users[: sides[0]], users[sides[0] :])
+                yield BigRoomChange(users[: sides[0]], users[sides[0] :])
                 left -= sum(sides)
             else:
-                yield Happening([rng.randrange(1, self.members)])
+                yield BigRoomChange([rng.randrange(1, self.members)])
                 left -= 1
 
 
-class Written(NamedTuple):
+class WrittenGroup(NamedTuple):
     """A written group: its row, how many entries it has itself, and how many reading it folds."""
 
     row: GroupRow
@@ -90,7 +90,7 @@ class Written(NamedTuple):
     folded: int
 
 
-class EventRow(NamedTuple):
+class StateEventNumbers(NamedTuple):
     """A state event by numbers."""
 
     nid: int
@@ -103,19 +103,19 @@ class EventRow(NamedTuple):
 
 
 @dataclass(slots=True)
-class Sheet:
+class BigRoomTables:
     """A room by numbers, as `storage.persist` would write it."""
 
-    groups: list[Written] = field(default_factory=list)
-    events: list[EventRow] = field(default_factory=list)
-    places: dict[int, Entry] = field(default_factory=dict)
+    groups: list[WrittenGroup] = field(default_factory=list)
+    events: list[StateEventNumbers] = field(default_factory=list)
+    places: dict[int, ChainEntry] = field(default_factory=dict)
     recent: deque[Group] = field(default_factory=lambda: deque(maxlen=64))
     _chains: dict[int, Chain] = field(default_factory=dict)
     _by_key: dict[int, int] = field(default_factory=dict)
     _rng: random.Random = field(default_factory=lambda: random.Random(1))
 
     @classmethod
-    def of(cls, history: History, *, chains: bool = False, keep_events: bool = True) -> "Sheet":
+    def of(cls, history: BigRoomHistory, *, chains: bool = False, keep_events: bool = True) -> "BigRoomTables":
         """The whole history carried out."""
         sheet = cls()
         main = sheet._write(root_group(1, ROOM_NID, Map(), 0))
@@ -139,13 +139,13 @@ class Sheet:
         wanted = {} if key == BASE_KEYS[0] else dict.fromkeys((1, 3, 4, FIRST_USER_KEY, key) if key < FIRST_USER_KEY else (1, 3, 4, key))
         auth = tuple(before.entries[one] for one in wanted if one in before.entries and one != 5)
         event_id = "$" + urlsafe_b64encode(self._rng.randbytes(32)).decode()[:43] if keep else ""
-        self.events.append(EventRow(nid, key, before.state_group, after.state_group, prev, auth, event_id))
+        self.events.append(StateEventNumbers(nid, key, before.state_group, after.state_group, prev, auth, event_id))
         if chains:
             self._cover(nid, key, auth)
         return after, (nid,)
 
     def _merged(self, one: Group, other: Group, current: Group) -> Group:
-        """The newer value of each key that differs, written as the smallest change (`storage.persist.merge`)."""
+        """The newer value of each key that differs, written as the smallest change (`storage.persist.plan.state_merge`)."""
         differ = changed_keys(one, other)
         newest = {key: max(one.entries.get(key, REMOVED), other.entries.get(key, REMOVED)) for key in differ}
         changes = []
@@ -161,14 +161,14 @@ class Sheet:
 
     def _write(self, group: Group) -> Group:
         row = row_of(group, lambda key: key >= FIRST_USER_KEY)
-        self.groups.append(Written(row, len(group.steps[-1].delta), sum(len(step.delta) for step in group.steps)))
+        self.groups.append(WrittenGroup(row, len(group.steps[-1].delta), sum(len(step.delta) for step in group.steps)))
         self.recent.append(group)
         return group
 
     def _cover(self, nid: int, key: int, auth: tuple[int, ...]) -> None:
-        parents = [Parent(one, self.places[one].place, self.events[one - FIRST_EVENT].auth) for one in auth]
+        parents = [ChainParent(one, self.places[one].place, self.events[one - FIRST_EVENT].auth) for one in auth]
         own = [parent.place for parent in parents if self.events[parent.event_nid - FIRST_EVENT].key == key]
-        predecessor: Place | None = max(own, default=None)
+        predecessor: ChainPosition | None = max(own, default=None)
         chain = None if predecessor is None else self._chains[predecessor.chain_nid]
         entry = self.places[nid] = enter(predecessor, chain, len(self._chains) + 1, parents)
         self._chains[entry.place.chain_nid] = extended(chain if entry.place.sequence_number > 1 else None, entry)
@@ -207,7 +207,7 @@ def user_name(number: int) -> str:
     return f"@user{number + 1}:s{number % 100 + 1}.test"
 
 
-def _event_record(row: EventRow) -> tuple[Any, ...]:
+def _event_record(row: StateEventNumbers) -> tuple[Any, ...]:
     number = row.nid - FIRST_EVENT + 1
     member = row.key >= FIRST_USER_KEY
     times = (number + 1, number, number, number, number)
@@ -216,7 +216,7 @@ def _event_record(row: EventRow) -> tuple[Any, ...]:
     return (row.nid, *times, row.before, row.after, 1, None, *names, *flags, row.event_id, None, list(row.prev), list(row.auth), FILLER)
 
 
-async def appended(store: Store, history: History) -> RoomBuilder:
+async def appended(store: Store, history: BigRoomHistory) -> RoomBuilder:
     """The same history as signed events, through the store."""
     room = RoomBuilder("11", servers=[f"s{number + 1}.test" for number in range(100)], sign=False, checked=False, exact=False)
     room.start(user_name(0))

@@ -67,7 +67,7 @@ SELECT setval('event_nids', $1::bigint), setval('events_stream', $2::bigint)
 SQL_POSITION: Final = "UPDATE stream_positions SET stream_id = $1::bigint WHERE stream_name = 'events'"
 
 
-class IndexRow(NamedTuple):
+class DroppedIndexRow(NamedTuple):
     """An index of events."""
 
     name: str
@@ -75,7 +75,7 @@ class IndexRow(NamedTuple):
     definition: str
 
 
-class RoomRow(NamedTuple):
+class CrowdRoomRow(NamedTuple):
     """What a message takes from its room."""
 
     room_id: str
@@ -85,7 +85,7 @@ class RoomRow(NamedTuple):
     tip: int
 
 
-class StateRow(NamedTuple):
+class CrowdStateRow(NamedTuple):
     """The numbers of a state event."""
 
     event_id: str
@@ -115,7 +115,7 @@ class Floor:
     """A room while messages are written to it."""
 
     pen: Pen
-    row: RoomRow
+    row: CrowdRoomRow
     tip: int
     stream: int
     speakers: list[Speaker]
@@ -164,7 +164,7 @@ async def _connected(dsn: str) -> AsyncIterator[Connection]:
 async def _without_indexes(dsn: str) -> AsyncIterator[Connection]:
     """A connection; the indexes of events are made anew at the end."""
     async with _connected(dsn) as conn:
-        indexes = await conn.fetch(SQL_INDEXES, row=IndexRow)
+        indexes = await conn.fetch(SQL_INDEXES, row=DroppedIndexRow)
         for one in indexes:
             drop = f"ALTER TABLE events DROP CONSTRAINT {one.name}" if one.constraint_definition else f"DROP INDEX {one.name}"
             await conn.execute(drop)
@@ -252,10 +252,10 @@ def _messages(chosen: Iterable[tuple[Floor, Speaker]], length: int, first: First
 
 async def _floors(conn: Connection, crowd: Crowd, pens: Sequence[Pen]) -> list[Floor]:
     """The rooms as they stand in the database."""
-    rows = {row.room_id: row for row in await conn.fetch(SQL_ROOMS, row=RoomRow)}
+    rows = {row.room_id: row for row in await conn.fetch(SQL_ROOMS, row=CrowdRoomRow)}
     speakers = {pen.number: [name for name in crowd.members(pen.number)[: SPEAKERS + 2] if name.endswith(SERVER)] for pen in pens}
     wanted = [pen.auth[key] for pen in pens for key in _cited(speakers[pen.number])]
-    state = {row.event_id: row for row in await conn.fetch(SQL_STATE, wanted, row=StateRow)}
+    state = {row.event_id: row for row in await conn.fetch(SQL_STATE, wanted, row=CrowdStateRow)}
     floors = []
     for pen in pens:
         row = rows[pen.room_id]

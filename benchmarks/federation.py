@@ -4,17 +4,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from benchmarks.asking import CLIENTS, Question, Side, in_turn, sides, table, throughput, touched
+from benchmarks.asking import CLIENTS, AskedEngine, Question, in_turn, sides, table, throughput, touched
 from benchmarks.harness import Bench, show
 from benchmarks.messages import Places
 from storage.ids import EventId
-from storage.queries.hot import Given
+from storage.queries.catalogue import QueryArguments
 
 BACKFILLED: Final = 100
 MISSED: Final = 20
 TARGETS: Final = {"backfill of 100": 4.0, "missing events, 20": 1.5, "state ids": 15.0, "auth chain of the state": 8.0}
 
-Prepare = Callable[[Side, int], Awaitable[Question]]
+Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
 
 async def run(bench: Bench) -> None:
@@ -37,28 +37,28 @@ async def run(bench: Bench) -> None:
 
 
 def _questions(places: dict[str, Places], states: dict[str, set[EventId]]) -> dict[str, Prepare]:
-    def event(side: Side, number: int) -> EventId:
+    def event(side: AskedEngine, number: int) -> EventId:
         found = places[side.name].events
         return found[(number * 37) % (len(found) - BACKFILLED)]
 
-    async def backfill(side: Side, number: int) -> Question:
+    async def backfill(side: AskedEngine, number: int) -> Question:
         at, start = places[side.name], event(side, number)
         return lambda: side.store.backfill(at.room, [start], BACKFILLED, server_name=at.server)
 
-    async def missing(side: Side, number: int) -> Question:
+    async def missing(side: AskedEngine, number: int) -> Question:
         at, latest = places[side.name], event(side, number)
         return lambda: side.store.missing_events(at.room, [], [latest], limit=MISSED, server_name=at.server)
 
-    async def state_ids(side: Side, number: int) -> Question:
+    async def state_ids(side: AskedEngine, number: int) -> Question:
         return lambda: side.store.state_ids(event(side, number))
 
-    async def event_auth(side: Side, number: int) -> Question:
+    async def event_auth(side: AskedEngine, number: int) -> Question:
         return lambda: side.store.event_auth(event(side, number))
 
-    async def chain(side: Side, _number: int) -> Question:  # the same every round
+    async def chain(side: AskedEngine, _number: int) -> Question:  # the same every round
         return lambda: side.store.auth_chain_ids(states[side.name])
 
-    async def whole(side: Side, number: int) -> Question:
+    async def whole(side: AskedEngine, number: int) -> Question:
         return lambda: side.store.state_before(event(side, number))
 
     return {
@@ -71,8 +71,8 @@ def _questions(places: dict[str, Places], states: dict[str, set[EventId]]) -> di
     }
 
 
-async def _look(bench: Bench, side: Side, places: Places) -> None:
-    mine = Given(room=places.room, event=places.events[0], server=places.server, deployment=side.store.deployment_id)
+async def _look(bench: Bench, side: AskedEngine, places: Places) -> None:
+    mine = QueryArguments(room=places.room, event=places.events[0], server=places.server, deployment=side.store.deployment_id)
     given = {
         "backfill of 100": ("backfill", replace(mine, limit=BACKFILLED)),
         "missing events, 20": ("missing-events", replace(mine, limit=MISSED)),
@@ -84,7 +84,7 @@ async def _look(bench: Bench, side: Side, places: Places) -> None:
         bench.results[name]["looked_at"] = touched(await side.plans(question, told))
 
 
-async def _throughput(bench: Bench, side: Side, places: Places) -> dict[str, Any]:
+async def _throughput(bench: Bench, side: AskedEngine, places: Places) -> dict[str, Any]:
     async def once(number: int) -> object:
         start = places.events[number % (len(places.events) - BACKFILLED)]
         return await side.store.backfill(places.room, [start], BACKFILLED, server_name=places.server)

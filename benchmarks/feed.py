@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from storage.database.connection import Connection
 from storage.errors import ResyncNeeded
 from storage.ids import UserId
-from storage.queries.sync.candidates import Memory, News
+from storage.queries.sync.changed_rooms import News, SyncMemory
 from storage.queries.sync.positions import STREAMS, vector
-from storage.store import Store
+from storage.store.facade import Store
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.caches import LastChange, RoomsOf
 
@@ -116,7 +116,7 @@ class FeedRow(NamedTuple):
     room_nids: list[int] | None
 
 
-class FeedMemory(Memory):
+class FeedMemory(SyncMemory):
     """In the place of what a process remembers: the user's list, read with the positions in one statement."""
 
     def __init__(self, store: Store, since: VectorPosition) -> None:

@@ -38,14 +38,14 @@ SQL_WAL: Final[LiteralString] = "SELECT (pg_current_wal_insert_lsn() - '0/0')::b
 Question = Callable[[], Awaitable[Any]]
 
 
-class CostRow(NamedTuple):
+class FlappingCostRow(NamedTuple):
     """Bytes of the tables that tell who sees what, with their indexes, and of the database."""
 
     visibility: int
     all: int
 
 
-class Room:
+class FlappingRoom:
     """A room with so many flaps. Its users are joined while pages are asked for, but for those "having left"."""
 
     def __init__(self, store: Store, size: int) -> None:
@@ -123,7 +123,7 @@ async def run(bench: Bench) -> None:
     """Fill the rooms, then measure writes and reads of all of them in turn."""
     sizes = QUICK_SIZES if bench.quick else SIZES
     async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
-        rooms = {size: Room(store, size) for size in sizes}
+        rooms = {size: FlappingRoom(store, size) for size in sizes}
         bench.results["bytes"] = {"visibility for a flap": {}, "all for a flap": {}}
         for size, room in rooms.items():
             before = await _cost(store)
@@ -140,10 +140,10 @@ async def run(bench: Bench) -> None:
     bench.write()
 
 
-async def _cost(store: Store) -> CostRow:
+async def _cost(store: Store) -> FlappingCostRow:
     async with store.database.connection() as conn:
         await conn.execute("VACUUM ANALYZE")
-        [row] = await conn.fetch(SQL_COST, row=CostRow)
+        [row] = await conn.fetch(SQL_COST, row=FlappingCostRow)
         return row
 
 
@@ -160,7 +160,7 @@ async def _without_full_pages(store: Store) -> AsyncIterator[None]:
             await conn.execute("SELECT pg_reload_conf()")
 
 
-async def _writes(bench: Bench, rooms: Mapping[int, Room], rounds: int) -> None:
+async def _writes(bench: Bench, rooms: Mapping[int, FlappingRoom], rounds: int) -> None:
     """Flaps, in turn. Both users of a room are joined before."""
     for room in rooms.values():
         room.go()
@@ -184,7 +184,7 @@ async def _wal(store: Store) -> int:
         return written
 
 
-async def _pages(room: Room, when: str = "") -> dict[str, Question]:
+async def _pages(room: FlappingRoom, when: str = "") -> dict[str, Question]:
     store, room_id, user = room.store, room.room_id, room.user
     middle = room.comings[len(room.comings) // 2 - 2]
     token = (await store.context(middle, user, limit=0)).start
@@ -196,7 +196,7 @@ async def _pages(room: Room, when: str = "") -> dict[str, Question]:
     }
 
 
-async def _questions(room: Room) -> dict[str, Question]:
+async def _questions(room: FlappingRoom) -> dict[str, Question]:
     """The same once the users are joined again, and what only one who is joined asks."""
     store = room.store
     before = (await store.sync(room.user)).next_batch

@@ -33,7 +33,7 @@ LATER: Final = 5_000
 Row = dict[str, Any]
 
 
-class Memory(threading.Thread):
+class ProcessMemory(threading.Thread):
     """Looks at the processes below this one. ``most``: megabytes of the largest of each name; ``together``: of all but Postgres."""
 
     def __init__(self) -> None:
@@ -67,9 +67,9 @@ def _held() -> Iterator[tuple[str, float]]:
 
 
 @contextmanager
-def watched() -> Iterator[Memory]:
+def watched() -> Iterator[ProcessMemory]:
     """While the block runs."""
-    memory = Memory()
+    memory = ProcessMemory()
     memory.start()
     try:
         yield memory

@@ -8,23 +8,23 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from benchmarks.asking import CLIENTS, Question, Side, in_turn, sides, table, throughput, touched
+from benchmarks.asking import CLIENTS, AskedEngine, Question, in_turn, sides, table, throughput, touched
 from benchmarks.crowd import DEPTH_MS, FIRST_MS, MANY, MEMBERS_MIN, STEP_MS, room_id
 from benchmarks.harness import Bench, show
 from storage.ids import EventId, RoomId, server_name_of
-from storage.queries.hot import Given
+from storage.queries.catalogue import QueryArguments
 
 PAGE: Final = 100
 PLACES: Final = 15  # pages of the hall that are walked through to find places to begin at
 TARGETS: Final = {"hall, backwards, 100": 2.0, "hall, forwards, 100": 2.0, "hall, the end, 100": 2.0, "quiet room, the end, 100": 2.0}
 
-Prepare = Callable[[Side, int], Awaitable[Question]]
+Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
 
 class Places:
     """Where pages of the hall can begin, and events of it, found by walking back through it."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: AskedEngine) -> None:
         self.side = side
         self.room = RoomId(room_id(side.crowd.hall))
         members = side.crowd.members(side.crowd.hall)
@@ -68,34 +68,34 @@ async def run(bench: Bench) -> None:
 
 
 def _questions(places: dict[str, Places]) -> dict[str, Prepare]:
-    async def page(side: Side, number: int, direction: Any) -> Question:
+    async def page(side: AskedEngine, number: int, direction: Any) -> Question:
         at = places[side.name]
         token = at.tokens[(number * 7) % len(at.tokens)]
         return lambda: side.store.messages(at.room, at.user, from_=token, direction=direction, limit=PAGE)
 
-    async def backwards(side: Side, number: int) -> Question:
+    async def backwards(side: AskedEngine, number: int) -> Question:
         return await page(side, number, "b")
 
-    async def forwards(side: Side, number: int) -> Question:
+    async def forwards(side: AskedEngine, number: int) -> Question:
         return await page(side, number, "f")
 
-    async def end(side: Side, _number: int) -> Question:  # the same every round
+    async def end(side: AskedEngine, _number: int) -> Question:  # the same every round
         return lambda: side.store.messages(places[side.name].room, places[side.name].user, limit=PAGE)
 
-    async def quiet(side: Side, number: int) -> Question:
+    async def quiet(side: AskedEngine, number: int) -> Question:
         room = RoomId(room_id(_quiet(side, number)))
         return lambda: side.store.messages(room, MANY, limit=PAGE)
 
-    async def around(side: Side, number: int) -> Question:
+    async def around(side: AskedEngine, number: int) -> Question:
         at = places[side.name]
         event = at.events[(number * 37) % len(at.events)]
         return lambda: side.store.context(event, at.user, limit=20)
 
-    async def around_quiet(side: Side, number: int) -> Question:
+    async def around_quiet(side: AskedEngine, number: int) -> Question:
         page = await side.store.messages(RoomId(room_id(_quiet(side, number))), MANY, limit=30)
         return lambda: side.store.context(page.chunk[-1].event_id, MANY, limit=20)
 
-    async def nearest(side: Side, number: int) -> Question:
+    async def nearest(side: AskedEngine, number: int) -> Question:
         time_ms = FIRST_MS + DEPTH_MS + random.Random(number).randrange(side.crowd.events * STEP_MS)
         return lambda: side.store.event_near(places[side.name].room, places[side.name].user, time_ms, "b")
 
@@ -110,14 +110,14 @@ def _questions(places: dict[str, Places]) -> dict[str, Prepare]:
     }
 
 
-def _quiet(side: Side, number: int) -> int:
+def _quiet(side: AskedEngine, number: int) -> int:
     """A room of ten members, another each round."""
     rooms = [room for room in side.crowd.rooms_of(MANY) if side.crowd.size(room) == MEMBERS_MIN]
     return random.Random(number).choice(rooms)
 
 
-async def _look(bench: Bench, side: Side, places: Places) -> None:
-    mine = Given(room=places.room, user=places.user, deployment=side.store.deployment_id, limit=PAGE)
+async def _look(bench: Bench, side: AskedEngine, places: Places) -> None:
+    mine = QueryArguments(room=places.room, user=places.user, deployment=side.store.deployment_id, limit=PAGE)
     given = {
         "hall, the end, 100": ("messages", mine),
         "hall, forwards, 100": ("messages-forwards", mine),
@@ -129,7 +129,7 @@ async def _look(bench: Bench, side: Side, places: Places) -> None:
         bench.results[name]["looked_at"] = touched(await side.plans(question, told))
 
 
-async def _throughput(bench: Bench, side: Side, places: Places) -> dict[str, Any]:
+async def _throughput(bench: Bench, side: AskedEngine, places: Places) -> dict[str, Any]:
     async def once(number: int) -> object:
         token = places.tokens[number % len(places.tokens)]
         return await side.store.messages(places.room, places.user, from_=token, limit=PAGE)

@@ -65,7 +65,7 @@ async def both(bench: Bench, *, alone: bool = False) -> AsyncIterator[writes.Sid
     """Both engines on databases of their own, and a third for bare statements."""
     async with AsyncExitStack() as stack:
         dsn, raw_dsn = [await stack.enter_async_context(bench.database()) for _ in range(2)]
-        counts = writes.Counts()
+        counts = writes.StatementCounts()
         store = await stack.enter_async_context(storage.open(dsn, server_name=SERVER, observer=counts))
         counts.opened()
         peer = None if alone else await stack.enter_async_context(synapse(bench.server.dsn, SERVER))

@@ -17,13 +17,15 @@ import storage
 from benchmarks.harness import Bench, show
 from storage.database import Connection
 from storage.event import Event
-from storage.persist import intake, write, write_plain
-from storage.persist.context import Needs
-from storage.persist.draft import Blocks, Draft
-from storage.persist.invalidations import invalidations
-from storage.persist.load import fill_blocks, load
-from storage.persist.plan import Incoming, plan_event
-from storage.persist.prefetch import prefetch
+from storage.persist import receive
+from storage.persist.load.by_kind import fill_blocks, load
+from storage.persist.load.prefetch import prefetch
+from storage.persist.model.change_set import ChangeSet, NidBlocks
+from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.missing_data import MissingData
+from storage.persist.plan.event import plan_event
+from storage.persist.write import all_tables, messages_only
+from storage.persist.write.invalidations import invalidations
 from storage.streams.in_flight import Author
 from storage.testing import SHAPES, generate_room
 
@@ -70,25 +72,25 @@ async def _stages(store: storage.Store, pdus: Sequence[bytes]) -> Stages:
     took: Stages = {}
     known = {room_id: row.room_version for room_id, row in store.writer.caches.rooms.items()}
     with _spent(took, "read at a glance, room version"):
-        glanced = intake.glances(pdus)
-        versions = intake.versions(pdus, glanced, intake.room_ids(glanced), known, None)
+        glanced = receive.glances(pdus)
+        versions = receive.versions(pdus, glanced, receive.room_ids(glanced), known, None)
     with _spent(took, "parse, check, hash"):
-        read = [intake.read(pdu, one, version) for pdu, one, version in zip(pdus, glanced, versions, strict=True)]
+        read = [receive.read(pdu, one, version) for pdu, one, version in zip(pdus, glanced, versions, strict=True)]
     events = [event for event in read if isinstance(event, Event)]
     with _spent(took, "order"):
-        incoming = [Incoming(events[at], "live") for at in intake.in_order(events)]
-    draft = Draft(store.writer.caches, Blocks(), SERVER)
+        incoming = [IncomingEvent(events[at], "live") for at in receive.in_order(events)]
+    change_set = ChangeSet(store.writer.caches, NidBlocks(), SERVER)
     async with store.database.connection() as conn:
-        await fill_blocks(conn, draft.blocks, {"event_nids": 2 * BATCH, "state_group_nids": 2 * BATCH, "room_nids": 1})
+        await fill_blocks(conn, change_set.blocks, {"event_nids": 2 * BATCH, "state_group_nids": 2 * BATCH, "room_nids": 1})
         with _spent(took, "prefetch"):
-            await (await prefetch(partial(load, conn), draft, incoming, assume_new=True)).landed()
-        took["plan"] = await _planned(conn, draft, incoming)
+            await (await prefetch(partial(load, conn), change_set, incoming, assume_new=True)).landed()
+        took["plan"] = await _planned(conn, change_set, incoming)
     with _spent(took, "parameters"):
-        _parameters(draft)
+        _parameters(change_set)
     return took
 
 
-async def _planned(conn: Connection, draft: Draft, incoming: Sequence[Incoming]) -> float:
+async def _planned(conn: Connection, change_set: ChangeSet, incoming: Sequence[IncomingEvent]) -> float:
     """Processor time of the plan, without that of loading what it lacks."""
     seconds = 0.0
     left = deque(incoming)
@@ -97,20 +99,20 @@ async def _planned(conn: Connection, draft: Draft, incoming: Sequence[Incoming])
         start = time.process_time()
         try:
             while left:
-                plan_event(draft, left[0])
+                plan_event(change_set, left[0])
                 left.popleft()
-        except Needs as lacking:
+        except MissingData as lacking:
             needs = lacking
         seconds += time.process_time() - start
         if needs is not None:
-            await load(conn, draft, needs)
+            await load(conn, change_set, needs)
     return seconds
 
 
-def _parameters(draft: Draft) -> list[object]:
-    if write_plain.is_plain(draft):
-        return write_plain.arguments(draft, AUTHOR, 0)
-    return write.arguments(draft, AUTHOR, 0, invalidations(draft))
+def _parameters(change_set: ChangeSet) -> list[object]:
+    if messages_only.has_messages_only(change_set):
+        return messages_only.arguments(change_set, AUTHOR, 0)
+    return all_tables.arguments(change_set, AUTHOR, 0, invalidations(change_set))
 
 
 @contextmanager

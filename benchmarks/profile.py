@@ -25,7 +25,7 @@ PAGE: Final = Path(__file__).parents[1] / "docs" / "append-profile.md"
 ELSEWHERE: Final = "event loop, benchmark"
 
 
-class Part(NamedTuple):
+class ProfilePart(NamedTuple):
     """Some files of the engine, by how their paths begin, and what their time buys."""
 
     name: str
@@ -34,22 +34,22 @@ class Part(NamedTuple):
 
 
 PARTS: Final = (
-    Part("read and hash", "limits, ids, numbers; content hash and event id: two encodings, two SHA-256", ("storage/event/",)),
-    Part("take in", "the room's version, parents before children, an answer per event", ("storage/persist/intake", "storage/persist/append", "storage/persist/results", "storage/store", "storage/calls")),
-    Part("load", "what the caches lack, in one statement", ("storage/persist/prefetch", "storage/persist/ahead", "storage/persist/load", "storage/persist/questions")),
-    Part("authorise", "the auth rules against the auth events, the state before it, the current state", ("storage/auth/", "storage/persist/receive")),
-    Part("state", "the state after it, forks merged, auth chains", ("storage/state/", "storage/graph/", *(f"storage/persist/{name}" for name in ("states", "merge", "chains", "cover", "pruning")))),
-    Part("sight", "who may see it, for every reader to come", ("storage/visibility/", "storage/persist/audience")),
-    Part("plan", "order, extremities, redactions, relations; a draft that can be dropped", ("storage/persist/plan", "storage/persist/place", "storage/persist/step", "storage/persist/draft", "storage/persist/context", "storage/persist/redactions")),
-    Part("rows", "one array a column, as text, for one statement", ("storage/persist/rows", "storage/persist/columns", "storage/persist/write_plain", "storage/persist/write.", "storage/persist/invalidations")),
-    Part("queue and commit", "many appends in one commit, tried again where a room moved; caches filled", ("storage/persist/",)),
-    Part("tell", "positions, notifier, caches of readers", ("storage/streams/", "storage/replication/")),
-    Part("driver", "sending and reading, a connection at hand", ("asyncpg/", "storage/database/")),
-    Part("names, measures", "numbers for ids, metrics", ("storage/",)),
+    ProfilePart("read and hash", "limits, ids, numbers; content hash and event id: two encodings, two SHA-256", ("storage/event/",)),
+    ProfilePart("take in", "the room's version, parents before children, an answer per event", ("storage/persist/receive", "storage/persist/append", "storage/persist/given_states", "storage/persist/model/results", "storage/store/", "storage/observability/instrument")),
+    ProfilePart("load", "what the caches lack, in one statement", ("storage/persist/load/",)),
+    ProfilePart("authorise", "the auth rules against the auth events, the state before it, the current state", ("storage/auth/", "storage/persist/plan/auth_checks")),
+    ProfilePart("state", "the state after it, forks merged, auth chains", ("storage/state/", "storage/graph/", *(f"storage/persist/plan/{name}" for name in ("state", "auth_difference", "auth_walk", "chain_cover", "extremity_limit", "resolution_events")))),
+    ProfilePart("sight", "who may see it, for every reader to come", ("storage/visibility/", "storage/persist/plan/audience")),
+    ProfilePart("plan", "order, extremities, redactions, relations; a draft that can be dropped", ("storage/persist/plan/", "storage/persist/model/event_changes", "storage/persist/model/change_set", "storage/persist/model/cache")),
+    ProfilePart("rows", "one array a column, as text, for one statement", ("storage/persist/model/rows", "storage/database/array_text", "storage/persist/write/")),
+    ProfilePart("queue and commit", "many appends in one commit, tried again where a room moved; caches filled", ("storage/persist/",)),
+    ProfilePart("tell", "positions, notifier, caches of readers", ("storage/streams/", "storage/replication/")),
+    ProfilePart("driver", "sending and reading, a connection at hand", ("asyncpg/", "storage/database/")),
+    ProfilePart("names, measures", "numbers for ids, metrics", ("storage/",)),
 )  # fmt: skip
 
 
-class Scenario(NamedTuple):
+class ProfileScenario(NamedTuple):
     """So many events of a small chat by one caller, in batches."""
 
     name: str
@@ -57,7 +57,7 @@ class Scenario(NamedTuple):
     events: int
 
 
-SCENARIOS: Final = (Scenario("one at a time", 1, 4_000), Scenario("batches of 100", 100, 24_000))
+SCENARIOS: Final = (ProfileScenario("one at a time", 1, 4_000), ProfileScenario("batches of 100", 100, 24_000))
 
 
 async def run(bench: Bench) -> None:
@@ -74,7 +74,7 @@ async def run(bench: Bench) -> None:
         note(f"{PAGE} written from {path}")
 
 
-async def _measure(bench: Bench, scenario: Scenario, count: int) -> dict[str, Any]:
+async def _measure(bench: Bench, scenario: ProfileScenario, count: int) -> dict[str, Any]:
     warm = 10 * scenario.batch + 200
     pdus = [event.pdu for event in stream_room(SHAPES["small_chat"], warm + count, seed=SEED, sign=False)]
     async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:

@@ -168,7 +168,7 @@ async def _vacuum(store: Store) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class PurgeScene:
     """A room that is stored, the event before which 90 % of it lie, and what is to come."""
 
     room: RoomStream
@@ -176,7 +176,7 @@ class Scene:
     live: Sequence[GeneratedEvent]
 
 
-async def _stored(store: Store, room: RoomStream, count: int) -> Scene:
+async def _stored(store: Store, room: RoomStream, count: int) -> PurgeScene:
     source, point = iter(room), ""
     start = time.perf_counter()
     for at in range(0, count, BATCH):
@@ -185,10 +185,10 @@ async def _stored(store: Store, room: RoomStream, count: int) -> Scene:
             point = events[0].event_id
         await _fill(store, events, room.room_version)
     note(f"{count} events stored in {time.perf_counter() - start:.0f} s")
-    return Scene(room, point, list(source))
+    return PurgeScene(room, point, list(source))
 
 
-async def _loaded(store: Store, scene: Scene) -> Load:
+async def _loaded(store: Store, scene: PurgeScene) -> Load:
     async with store.database.connection() as conn:
         users: list[str] = await conn.fetchvals(
             "SELECT p.name FROM memberships m JOIN principals p USING (principal_nid) WHERE m.membership = 5 ORDER BY 1 LIMIT 20"
@@ -205,7 +205,7 @@ def _settled() -> None:
     gc.freeze()
 
 
-async def _purged_beside(load: Load, dsn: str, scene: Scene) -> dict[str, Any]:
+async def _purged_beside(load: Load, dsn: str, scene: PurgeScene) -> dict[str, Any]:
     """What the other process tells of its purge."""
     ours, theirs = multiprocessing.Pipe()
     arguments = (dsn, scene.room.room_id, scene.point, theirs)

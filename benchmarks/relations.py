@@ -40,7 +40,7 @@ WHERE relates_to IS NOT NULL
 Question = Callable[[], Awaitable[Any]]
 
 
-class CostRow(NamedTuple):
+class RelationCostRow(NamedTuple):
     """Bytes for each relation."""
 
     index_bytes: float
@@ -72,7 +72,7 @@ async def _measure(bench: Bench, related: int, rounds: int) -> dict[str, Any]:
             name: await _timed(question, trips, rounds) for name, question in _questions(store, room, root, user).items()
         }
         async with store.database.connection() as conn:
-            [row] = await conn.fetch(SQL_COST, row=CostRow)
+            [row] = await conn.fetch(SQL_COST, row=RelationCostRow)
         return results | {"bytes": row}
 
 

@@ -31,7 +31,7 @@ async def run(bench: Bench) -> None:
         _show(bench)
 
 
-class Arrival:
+class FeedArrival:
     """Tells when a store's feed has passed a position."""
 
     def __init__(self, store: storage.Store) -> None:
@@ -86,7 +86,7 @@ async def _throughput(bench: Bench, size: int) -> None:
         Client(worker, "127.0.0.1", server.port) as client,
     ):
         await client.connected()
-        arrival = Arrival(worker)
+        arrival = FeedArrival(worker)
         await _say(main, arrival, 1, 1)
         rates, python = [], []
         for _ in range(rounds):
@@ -105,7 +105,7 @@ async def _throughput(bench: Bench, size: int) -> None:
         }
 
 
-async def _say(main: storage.Store, arrival: Arrival, facts: int, size: int) -> None:
+async def _say(main: storage.Store, arrival: FeedArrival, facts: int, size: int) -> None:
     """Advance the stream by so many facts, and wait until the reader has them."""
     start = main.streams["events"].positions()["main"]
     rows = [Fact(number, "main", _row(number)) for number in range(start + 1, start + facts + 1)]
@@ -133,7 +133,7 @@ async def _latency(bench: Bench) -> None:
     ):
         await client.connected()
         await main.append([event.pdu for event in room[:ROOM_EVENTS]])
-        here, there = Arrival(main), Arrival(worker)
+        here, there = FeedArrival(main), FeedArrival(worker)
         local, remote, whole = [], [], []
         for event in room[ROOM_EVENTS:]:
             position = main.streams["events"].positions()["main"] + 1

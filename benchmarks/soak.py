@@ -32,16 +32,16 @@ import psutil
 
 import storage
 from benchmarks.attack import ATTACKS, TOGETHER
-from benchmarks.soak_client import Client, differences, say
+from benchmarks.soak_client import SoakClient, differences, say
 from benchmarks.soak_rooms import SERVER, room_of
 from benchmarks.soak_writer import quiet
 from storage import RoomId, Store, UserId
 from storage.config import Config
 from storage.database import Database
 from storage.database.embedded import EmbeddedPostgres
-from storage.maintenance.garbage import collect
+from storage.maintenance.state_group_gc import collect
 from storage.maintenance.verify import verify
-from tests.failover import Pair, value
+from tests.failover import ReplicatedPair, value
 
 KILL_SECONDS: Final = 20.0
 RESTART_SECONDS: Final = 60.0
@@ -60,7 +60,7 @@ SQL_EVENTS: Final = "SELECT count(*) FROM events"
 class Soak:
     """The run: its Postgres, its processes, what has happened."""
 
-    pair: Pair
+    pair: ReplicatedPair
     writers: int
     chance: random.Random
     counts: Counter[str] = field(default_factory=Counter)
@@ -137,7 +137,7 @@ class Soak:
         self.counts["Postgres restarts"] += 1
         self.counts["of them as a crash"] += crash
 
-    async def fail_over(self, minutes: float, clients: list[Client]) -> None:
+    async def fail_over(self, minutes: float, clients: list[SoakClient]) -> None:
         """After so many minutes, let a standby take over that lacks the last seconds."""
         await self.rest(minutes * 60)
         async with self.switching:
@@ -224,7 +224,7 @@ class Soak:
 
     # ------------------------------------------------------------------------------------------------------- clients
 
-    async def sync(self, store: Store, client: Client) -> bool:
+    async def sync(self, store: Store, client: SoakClient) -> bool:
         """One sync; whether there was nothing new."""
         try:
             answer = await store.sync(client.user_id, since=client.since, timeline_limit=self.chance.choice((5, 20, 100)))
@@ -241,7 +241,7 @@ class Soak:
             await store.to_device.delete(client.user_id, "device", message.stream_id)
         return answer.is_empty
 
-    async def page(self, store: Store, client: Client) -> None:
+    async def page(self, store: Store, client: SoakClient) -> None:
         """A walk back from where a timeline begins. RuntimeError if it meets an event twice."""
         if not client.starts:
             return
@@ -257,7 +257,7 @@ class Soak:
             met.update(new)
             place = page.end
 
-    async def tell(self, store: Store, client: Client) -> None:
+    async def tell(self, store: Store, client: SoakClient) -> None:
         """A message to the client's device, and an account datum."""
         number = client.sent
         client.sent += 1
@@ -271,7 +271,7 @@ class Soak:
             raise
         await store.account_data.set(client.user_id, "m.soak", {"n": number})
 
-    async def live(self, store: Store, client: Client) -> None:
+    async def live(self, store: Store, client: SoakClient) -> None:
         """A client's life: syncs, pages, messages, until it is over."""
         while not self.over:
             try:
@@ -300,7 +300,7 @@ class Soak:
                 self.counts[f"upkeep errors: {type(error).__name__}"] += 1
 
 
-async def finished(soak: Soak, store: Store, clients: list[Client]) -> list[str]:
+async def finished(soak: Soak, store: Store, clients: list[SoakClient]) -> list[str]:
     """Let everything come to rest; then what is wrong."""
     told = list(soak.wrong)
     for room_id, user_id in {room_id: client.user_id for client in clients for room_id in client.states}.items():
@@ -341,8 +341,8 @@ async def tasks(*work: Any) -> AsyncIterator[list["asyncio.Task[None]"]]:
 async def run_soak(*, minutes: float, writers: int, seed: int) -> int:
     """Run the whole of it; return how many things were wrong."""
     users = sorted({event.sender for event in room_of(0).events if event.sender.endswith(f":{SERVER}")})
-    clients = [Client(UserId(user)) for user in users[:CLIENTS]]
-    async with Pair(SERVER_CONFIG) as pair:
+    clients = [SoakClient(UserId(user)) for user in users[:CLIENTS]]
+    async with ReplicatedPair(SERVER_CONFIG) as pair:
         soak = Soak(pair, writers, random.Random(seed), users=[client.user_id for client in clients])
         async with storage.open(pair.dsn, server_name=SERVER, instance_name="clients", config=CONFIG) as store:
             await run_for(soak, store, clients, minutes)
@@ -352,7 +352,7 @@ async def run_soak(*, minutes: float, writers: int, seed: int) -> int:
     return len(wrong) + soak.counts["findings meanwhile"]
 
 
-async def run_for(soak: Soak, store: Store, clients: list[Client], minutes: float) -> None:
+async def run_for(soak: Soak, store: Store, clients: list[SoakClient], minutes: float) -> None:
     """Let everything happen for so many minutes."""
     processes = range(soak.writers + 1)
     for index in processes:

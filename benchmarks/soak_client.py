@@ -12,7 +12,7 @@ from storage.event import content_hash
 
 
 @dataclass(slots=True)
-class Client:
+class SoakClient:
     """What a user's client knows: told by syncs, and by nothing else."""
 
     user_id: UserId
@@ -54,9 +54,9 @@ class Client:
         self.starts.clear()
 
 
-async def differences(store: Store, client: Client) -> list[str]:
+async def differences(store: Store, client: SoakClient) -> list[str]:
     """What the client has otherwise than the server tells anew."""
-    fresh = Client(client.user_id)
+    fresh = SoakClient(client.user_id)
     fresh.hear(await store.sync(client.user_id, timeline_limit=5_000))
     told = [
         f"{client.user_id}: state of {room_id}: {apart}"

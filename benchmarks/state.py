@@ -17,27 +17,27 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import storage
-from benchmarks.big_rooms import EventRow, History, Sheet, Written, appended, user_name
+from benchmarks.big_rooms import BigRoomHistory, BigRoomTables, StateEventNumbers, WrittenGroup, appended, user_name
 from benchmarks.harness import Bench, Trips, percentiles, show, spent
 from storage import Store
 from storage.state import levels
 
 SIZES: Final = {
-    "500 members": History(500, 5_500),
-    "5,000 members": History(5_000, 55_000),
-    "20,000 members": History(20_000, 20_000),
-    "50,000 members": History(50_000, 60_000),
-    "spam, 1,000 joins and leaves": History(100, 1_000, newcomers=True),
-    "spam, 10,000": History(100, 10_000, newcomers=True),
-    "spam, 100,000": History(100, 100_000, newcomers=True),
+    "500 members": BigRoomHistory(500, 5_500),
+    "5,000 members": BigRoomHistory(5_000, 55_000),
+    "20,000 members": BigRoomHistory(20_000, 20_000),
+    "50,000 members": BigRoomHistory(50_000, 60_000),
+    "spam, 1,000 joins and leaves": BigRoomHistory(100, 1_000, newcomers=True),
+    "spam, 10,000": BigRoomHistory(100, 10_000, newcomers=True),
+    "spam, 100,000": BigRoomHistory(100, 100_000, newcomers=True),
 }
-APPENDED: Final = History(300, 2_000, forks=0.05)
+APPENDED: Final = BigRoomHistory(300, 2_000, forks=0.05)
 RULES: Final = [(radix, factor) for radix in (4, 8, 16) for factor in (0.5, 1.0, 2.0)]
 PATTERNS: Final = {
-    "calm": History(1_000, 11_000),
-    "forks": History(1_000, 11_000, forks=0.2),
-    "long forks": History(1_000, 11_000, forks=0.02, longest=100),
-    "spam": History(100, 11_000, newcomers=True),
+    "calm": BigRoomHistory(1_000, 11_000),
+    "forks": BigRoomHistory(1_000, 11_000, forks=0.2),
+    "long forks": BigRoomHistory(1_000, 11_000, forks=0.02, longest=100),
+    "spam": BigRoomHistory(100, 11_000, newcomers=True),
 }
 ROW_BYTES: Final = 24 + 4 + 8 * 3 + 4 * 2 + 16 * 6 + 16  # header, line pointer, columns of fixed width, array headers, index entries
 READS: Final = 60
@@ -61,7 +61,7 @@ async def run(bench: Bench) -> None:
 async def _agree(bench: Bench) -> None:
     """The store must write what the numbers say."""
     history = APPENDED.smaller() if bench.quick else APPENDED
-    sheet = Sheet.of(history, keep_events=False)
+    sheet = BigRoomTables.of(history, keep_events=False)
     async with bench.database() as dsn, storage.open(dsn, server_name="s1.test") as store:
         await appended(store, history)
         async with store.database.connection() as conn:
@@ -72,8 +72,8 @@ async def _agree(bench: Bench) -> None:
     bench.results["appended"] = {"groups": len(written), "agrees": True}
 
 
-async def _measure(bench: Bench, history: History) -> dict[str, Any]:
-    sheet = Sheet.of(history, chains=True)
+async def _measure(bench: Bench, history: BigRoomHistory) -> dict[str, Any]:
+    sheet = BigRoomTables.of(history, chains=True)
     told = _written(sheet.groups, len(sheet.events))
     trips = Trips()
     async with bench.database() as dsn, storage.open(dsn, server_name="s1.test", observer=trips) as store:
@@ -88,7 +88,7 @@ async def _measure(bench: Bench, history: History) -> dict[str, Any]:
     return told
 
 
-def _written(groups: list[Written], changes: int) -> dict[str, Any]:
+def _written(groups: list[WrittenGroup], changes: int) -> dict[str, Any]:
     rows = [len(one.row.back) for one in groups]
     entries = sum(one.delta for one in groups)
     estimate = sum(ROW_BYTES + 4 * len(one.row.back) + 12 * one.delta for one in groups)
@@ -105,7 +105,7 @@ def _written(groups: list[Written], changes: int) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------------- reads
 
 
-async def _reads(bench: Bench, store: Store, trips: Trips, sheet: Sheet) -> dict[str, Any]:
+async def _reads(bench: Bench, store: Store, trips: Trips, sheet: BigRoomTables) -> dict[str, Any]:
     rng = random.Random(2)
     late = sheet.events[len(sheet.events) // 2 :]
     member = ("m.room.member", user_name(7))
@@ -123,7 +123,7 @@ async def _reads(bench: Bench, store: Store, trips: Trips, sheet: Sheet) -> dict
     return {name: await _timed(bench, trips, question) for name, question in questions.items()}
 
 
-def _check(state: dict[Any, Any], sheet: Sheet, event: EventRow) -> None:
+def _check(state: dict[Any, Any], sheet: BigRoomTables, event: StateEventNumbers) -> None:
     """Loading and reading did not lose anything."""
     size = next(one.row.entry_count for one in sheet.groups if one.row.state_group == event.before)
     if len(state) != size:
@@ -169,7 +169,7 @@ def _rules(bench: Bench) -> dict[str, Any]:
     for radix, factor in RULES:
         for name, history in PATTERNS.items():
             with _rule(radix, factor):
-                sheet = Sheet.of(history.smaller() if bench.quick else history, keep_events=False)
+                sheet = BigRoomTables.of(history.smaller() if bench.quick else history, keep_events=False)
             told.setdefault(f"radix {radix}, factor {factor}", {})[name] = _written(sheet.groups, len(sheet.events))
     return told
 

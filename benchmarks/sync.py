@@ -8,16 +8,16 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from benchmarks.asking import CLIENTS, Question, Side, in_turn, sides, table, throughput, touched
+from benchmarks.asking import CLIENTS, AskedEngine, Question, in_turn, sides, table, throughput, touched
 from benchmarks.crowd import EVERYWHERE, FEW, HUNDRED, MANY, MEMBERS_MIN
 from benchmarks.harness import Bench, show
-from storage.queries.hot import Given
+from storage.queries.catalogue import QueryArguments
 
 CHANGED: Final = 10
 OTHERS: Final = 90
 TARGETS: Final = {"1,000 rooms, 10 changed": 3.0, "nothing new": 0.3, "initial, 100 rooms, 20 events each": 40.0}
 
-Prepare = Callable[[Side, int], Awaitable[Question]]
+Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
 
 async def run(bench: Bench) -> None:
@@ -48,12 +48,12 @@ async def run(bench: Bench) -> None:
     )
 
 
-async def _token(side: Side, user: str) -> str:
+async def _token(side: AskedEngine, user: str) -> str:
     """Where a client is that has seen everything."""
     return (await side.store.sync(user, rooms_limit=1, timeline_limit=1)).next_batch
 
 
-def _rooms(side: Side, user: str, number: int, *, small: bool) -> Sequence[int]:
+def _rooms(side: AskedEngine, user: str, number: int, *, small: bool) -> Sequence[int]:
     """Ten of the user's rooms, others each round; the largest ones, or ones of ten members."""
     rooms = side.crowd.rooms_of(user)
     if small:
@@ -63,7 +63,7 @@ def _rooms(side: Side, user: str, number: int, *, small: bool) -> Sequence[int]:
 
 
 def _changed(user: str, *, small: bool) -> Prepare:
-    async def prepare(side: Side, number: int) -> Question:
+    async def prepare(side: AskedEngine, number: int) -> Question:
         since = await _token(side, user)
         mine = _rooms(side, user, number, small=small)
         others = [room for room in range(side.crowd.rooms) if not side.crowd.has(room, user)]
@@ -83,7 +83,7 @@ def _changed(user: str, *, small: bool) -> Prepare:
 def _nothing(tokens: dict[tuple[str, str], str]) -> Prepare:
     """``tokens`` of those who have asked before. So what comes before such a question is another one of its kind, as on a server."""
 
-    async def prepare(side: Side, number: int) -> Question:
+    async def prepare(side: AskedEngine, number: int) -> Question:
         user = (MANY, EVERYWHERE, FEW)[number % 3]
         since = tokens[side.name, user] = tokens.get((side.name, user)) or await _token(side, user)
         return lambda: side.store.sync(user, since=since)
@@ -91,7 +91,7 @@ def _nothing(tokens: dict[tuple[str, str], str]) -> Prepare:
     return prepare
 
 
-async def _nothing_of_theirs(side: Side, number: int) -> Question:
+async def _nothing_of_theirs(side: AskedEngine, number: int) -> Question:
     """The user is told that there is nothing, though the streams have moved."""
     since = await _token(side, FEW)
     others = [room for room in range(side.crowd.rooms) if not side.crowd.has(room, FEW)]
@@ -100,13 +100,13 @@ async def _nothing_of_theirs(side: Side, number: int) -> Question:
 
 
 def _initial(user: str, rooms_limit: int | None) -> Prepare:
-    async def prepare(side: Side, _number: int) -> Question:  # the same every round
+    async def prepare(side: AskedEngine, _number: int) -> Question:  # the same every round
         return lambda: side.store.sync(user, timeline_limit=20, rooms_limit=rooms_limit)
 
     return prepare
 
 
-async def _look(bench: Bench, side: Side) -> None:
+async def _look(bench: Bench, side: AskedEngine) -> None:
     """What Postgres does for these."""
     given: dict[str, Any] = {}
     for name, user, small in (
@@ -116,13 +116,16 @@ async def _look(bench: Bench, side: Side) -> None:
     ):
         since = await _token(side, user)
         await side.say(_rooms(side, user, 0, small=small))
-        given[name] = ("sync", Given(user=user, since=since, deployment=side.store.deployment_id))
-    given["initial, 100 rooms, 20 events each"] = ("initial-sync", Given(user=HUNDRED, limit=20, deployment=side.store.deployment_id))
+        given[name] = ("sync", QueryArguments(user=user, since=since, deployment=side.store.deployment_id))
+    given["initial, 100 rooms, 20 events each"] = (
+        "initial-sync",
+        QueryArguments(user=HUNDRED, limit=20, deployment=side.store.deployment_id),
+    )
     for name, (question, told) in given.items():
         bench.results[name]["looked_at"] = touched(await side.plans(question, told))
 
 
-async def _throughput(bench: Bench, side: Side) -> dict[str, Any]:
+async def _throughput(bench: Bench, side: AskedEngine) -> dict[str, Any]:
     """A hundred clients of one user in 1,000 rooms, of which ten have changed for each; and of one who is told nothing."""
     since = await _token(side, MANY)
     await side.say(_rooms(side, MANY, 1, small=True))

@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 
 import storage
 from benchmarks import feed
-from benchmarks.asking import Side, Statements, Taken, measured, told
+from benchmarks.asking import AnswerCost, AskedEngine, TaskStatements, measured, told
 from benchmarks.crowd import EVERYWHERE, FEW, MANY, SERVER, VERSION, Crowd, Pen
 from benchmarks.harness import Bench, show
 from storage import Store, Sync
 from storage.config import Config
 from storage.errors import ResyncNeeded
-from storage.queries.sync import Asked, Memory, is_quiet, quiet, sync
+from storage.queries.sync import SyncMemory, SyncRequest, is_quiet, quiet, sync
 from storage.queries.sync.positions import events_of
 from storage.streams.caches import Cache
 
@@ -33,7 +33,7 @@ SQL_WAL: Final = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 SQL_SIZE: Final = "SELECT count(*) AS rows, pg_total_relation_size('sync_feed') AS bytes FROM sync_feed"
 
 
-class SizeRow(NamedTuple):
+class FeedSizeRow(NamedTuple):
     """The lists of all users together."""
 
     rows: int
@@ -55,7 +55,7 @@ async def run(bench: Bench) -> None:
     """All of it."""
     rooms, sizes = bench.size(10_000, 200), (10, 100, 1_000, 10_000, 50_000)
     halls = Halls(Crowd(rooms, 0, 1), sizes[: bench.size(5, 3)])
-    counted = Statements(task=asyncio.current_task())
+    counted = TaskStatements(task=asyncio.current_task())
     async with bench.database() as dsn:
         config = Config(statement_timeout_ms=600_000)
         async with storage.open(dsn, server_name=SERVER, observer=counted, config=config) as store:
@@ -64,7 +64,7 @@ async def run(bench: Bench) -> None:
                 await conn.execute("VACUUM ANALYZE")
             gc.collect()
             gc.freeze()
-            side = Side("one", halls.crowd, store, counted)
+            side = AskedEngine("one", halls.crowd, store, counted)
             bench.results["writes"] = await _writes(bench, side, halls)
             bench.results["reads"] = await _reads(bench, side)
     bench.write()
@@ -96,7 +96,7 @@ async def _fill(store: Store, halls: Halls) -> None:
 # -------------------------------------------------------------------------------------------------------------- the writes
 
 
-async def _writes(bench: Bench, side: Side, halls: Halls) -> dict[str, Any]:
+async def _writes(bench: Bench, side: AskedEngine, halls: Halls) -> dict[str, Any]:
     """A message, without lists and with them, by the size of the room; then the lists are trimmed."""
     results: dict[str, Any] = {}
     for size in halls.sizes:
@@ -111,7 +111,7 @@ async def _writes(bench: Bench, side: Side, halls: Halls) -> dict[str, Any]:
     return results
 
 
-async def _say(side: Side, room: int, rounds: int) -> dict[str, Any]:
+async def _say(side: AskedEngine, room: int, rounds: int) -> dict[str, Any]:
     taken, wal = [], 0
     async with side.store.database.connection() as conn:
         for number in range(3 + rounds):
@@ -121,12 +121,12 @@ async def _say(side: Side, room: int, rounds: int) -> dict[str, Any]:
                 taken.append(one)
                 wal += int(await conn.fetchval(SQL_WAL) - before)
         listed = await conn.fetchval("SELECT to_regclass('sync_feed') IS NOT NULL")
-        size = await conn.fetchrow(SQL_SIZE, row=SizeRow) if listed else None
+        size = await conn.fetchrow(SQL_SIZE, row=FeedSizeRow) if listed else None
     table = {} if size is None else {"bytes_a_row": round(size.bytes / max(size.rows, 1))}
     return told(taken) | {"wal_bytes": wal // rounds} | table
 
 
-async def _trim(side: Side, room: int, rounds: int) -> dict[str, Any]:
+async def _trim(side: AskedEngine, room: int, rounds: int) -> dict[str, Any]:
     """What it takes to drop as many rows as were written; of one message's worth."""
     gone: list[int] = []
 
@@ -140,33 +140,33 @@ async def _trim(side: Side, room: int, rounds: int) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------------------------------------------- the reads
 
-Way = Callable[[Side, Asked], Awaitable[Sync]]
+Way = Callable[[AskedEngine, SyncRequest], Awaitable[Sync]]
 
 
-async def _look_at_all(side: Side, asked: Asked) -> Sync:
+async def _look_at_all(side: AskedEngine, asked: SyncRequest) -> Sync:
     async with side.store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
         return await sync(conn, asked)
 
 
-async def _remember(side: Side, asked: Asked) -> Sync:
+async def _remember(side: AskedEngine, asked: SyncRequest) -> Sync:
     return await _by(side, asked, side.store.memory)
 
 
-async def _cold(side: Side, asked: Asked) -> Sync:
+async def _cold(side: AskedEngine, asked: SyncRequest) -> Sync:
     """As the first sync of a user since the process began, the rooms' last changes being known."""
     streams, caches = side.store.streams, side.store.caches
-    empty = Memory(lambda name: streams[name].positions(), Cache("rooms_of", 1_000_000), caches.room_changes, caches.state_changes)
+    empty = SyncMemory(lambda name: streams[name].positions(), Cache("rooms_of", 1_000_000), caches.room_changes, caches.state_changes)
     return await _by(side, asked, empty)
 
 
-async def _listed(side: Side, asked: Asked) -> Sync:
+async def _listed(side: AskedEngine, asked: SyncRequest) -> Sync:
     assert asked.since is not None
     memory = feed.FeedMemory(side.store, events_of(asked.since))
     async with side.store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
         return await sync(conn, asked, memory=memory)
 
 
-async def _listed_quiet(side: Side, asked: Asked) -> Sync:
+async def _listed_quiet(side: AskedEngine, asked: SyncRequest) -> Sync:
     """Where it is known that nothing is new: at its best."""
     assert asked.since is not None
     async with side.store.database.connection() as conn:
@@ -175,7 +175,7 @@ async def _listed_quiet(side: Side, asked: Asked) -> Sync:
     return found[0]
 
 
-async def _by(side: Side, asked: Asked, memory: Memory) -> Sync:
+async def _by(side: AskedEngine, asked: SyncRequest, memory: SyncMemory) -> Sync:
     database = side.store.database
     if is_quiet(asked, memory):
         async with database.connection() as conn:
@@ -188,7 +188,7 @@ async def _by(side: Side, asked: Asked, memory: Memory) -> Sync:
 WAYS: Final[dict[str, Way]] = {"all rooms": _look_at_all, "remembered": _remember, "remembered, cold": _cold, "list": _listed}
 
 
-async def _reads(bench: Bench, side: Side) -> dict[str, Any]:
+async def _reads(bench: Bench, side: AskedEngine) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for user in (FEW, MANY, EVERYWHERE):
         rooms = side.crowd.rooms_of(user)
@@ -205,9 +205,11 @@ async def _reads(bench: Bench, side: Side) -> dict[str, Any]:
     return results
 
 
-async def _asked(bench: Bench, side: Side, user: str, changed: int, ways: Mapping[str, Way], *, others: bool = True) -> dict[str, Any]:
+async def _asked(
+    bench: Bench, side: AskedEngine, user: str, changed: int, ways: Mapping[str, Way], *, others: bool = True
+) -> dict[str, Any]:
     """Each round another ten of the user's rooms have changed, and ninety others; each way in turn answers the same."""
-    taken: dict[str, list[Taken]] = {name: [] for name in ways}
+    taken: dict[str, list[AnswerCost]] = {name: [] for name in ways}
     rooms = side.crowd.rooms_of(user)
     strangers = [number for number in range(side.crowd.rooms) if not side.crowd.has(number, user)]
     for number in range(WARM + bench.size(100, 5)):
@@ -232,13 +234,13 @@ async def _asked(bench: Bench, side: Side, user: str, changed: int, ways: Mappin
     return {name: told(rounds) for name, rounds in taken.items()}
 
 
-async def _analyse(side: Side) -> None:
+async def _analyse(side: AskedEngine) -> None:
     """So that the statement of the lists is planned for what is in them, and not for how they were when they began."""
     async with side.store.database.connection() as conn:
         await conn.execute("VACUUM ANALYZE sync_feed")
 
 
-async def _answered(side: Side, way: Way, asked: Asked) -> tuple[Taken, Sync]:
+async def _answered(side: AskedEngine, way: Way, asked: SyncRequest) -> tuple[AnswerCost, Sync]:
     answers: list[Sync] = []
 
     async def ask() -> None:
@@ -247,8 +249,8 @@ async def _answered(side: Side, way: Way, asked: Asked) -> tuple[Taken, Sync]:
     return await measured(side, ask), answers[0]
 
 
-def _question(side: Side, user: str, since: str) -> Asked:
-    return Asked.of(
+def _question(side: AskedEngine, user: str, since: str) -> SyncRequest:
+    return SyncRequest.of(
         user,
         since,
         timeline_limit=10,
@@ -260,7 +262,7 @@ def _question(side: Side, user: str, since: str) -> Asked:
     )
 
 
-async def _behind(side: Side) -> None:
+async def _behind(side: AskedEngine) -> None:
     """A client from below the floor of its list is told so."""
     since = (await side.store.sync(FEW, rooms_limit=1, timeline_limit=1)).next_batch
     room = side.crowd.rooms_of(FEW)[0]

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 import storage
 from benchmarks.harness import Bench, show, spent, spread
-from benchmarks.visible_room import ABSENT, ADMIN, ROOM_ID, SERVER, History, append_all, built, copy
+from benchmarks.visible_room import ABSENT, ADMIN, ROOM_ID, SERVER, VisibleRoomHistory, append_all, built, copy
 from storage.database.connection import Connection
-from storage.persist import audience
-from storage.persist.draft import Draft
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.plan import audience
 from storage.queries import messages
 from storage.queries.events import stored_of
 from storage.queries.filters import ANY_EVENT
@@ -24,14 +24,14 @@ from storage.streams.positions import LARGEST_POSITION
 from storage.testing import RoomBuilder
 
 PAGE: Final = 100
-FULL: Final = History(events=1_000_000, local=10_000, remote=50_000, servers=2_000)
-QUICK: Final = History(events=20_000, local=200, remote=1_000, servers=40)
-SMALL: Final = History(events=600, local=20, remote=40, servers=10)
+FULL: Final = VisibleRoomHistory(events=1_000_000, local=10_000, remote=50_000, servers=2_000)
+QUICK: Final = VisibleRoomHistory(events=20_000, local=200, remote=1_000, servers=40)
+SMALL: Final = VisibleRoomHistory(events=600, local=20, remote=40, servers=10)
 
 FILTER: Final = """AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
                 r.shared_before, r.reader_nid, r.unread)"""
-STRETCHES: Final = "stretches_of(r.room_nid, r.principal_nid, r.strays, $3::bigint, $9::bigint + 1, 0)"
-EVERYWHERE: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest, s.* FROM sight_of(r.room_nid, r.principal_nid) AS s)"
+STRETCHES: Final = "topological_ranges_of(r.room_nid, r.principal_nid, r.strays, $3::bigint, $9::bigint + 1, 0)"
+EVERYWHERE: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest, s.* FROM visibility_of(r.room_nid, r.principal_nid) AS s)"
 NOTHING: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest)"
 WITHHELD: Final = """NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
                 AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld"""
@@ -47,7 +47,7 @@ FROM visibility v JOIN principals p USING (principal_nid) WHERE v.audiences <> '
 SQL_NUMBERS: Final = "SELECT audience, branches, continued, opened_topological FROM audiences ORDER BY 1"
 
 
-class SizeRow(NamedTuple):
+class VisibilitySizeRow(NamedTuple):
     """A table's bytes and rows."""
 
     name: str
@@ -56,7 +56,7 @@ class SizeRow(NamedTuple):
     rows: int
 
 
-class VisibleRow(NamedTuple):
+class PrincipalRangesRow(NamedTuple):
     """What a principal sees."""
 
     name: str
@@ -65,7 +65,7 @@ class VisibleRow(NamedTuple):
     joined_count: int
 
 
-class NumberRow(NamedTuple):
+class AudienceRangeRow(NamedTuple):
     """An audience."""
 
     audience: int
@@ -116,13 +116,13 @@ async def _agree(bench: Bench) -> None:
                 await copy(conn, SMALL)
             else:
                 await append_all(store, built(SMALL))
-            found.append((await conn.fetch(SQL_TABLES, row=VisibleRow), await conn.fetch(SQL_NUMBERS, row=NumberRow)))
+            found.append((await conn.fetch(SQL_TABLES, row=PrincipalRangesRow), await conn.fetch(SQL_NUMBERS, row=AudienceRangeRow)))
     if found[0] != found[1]:
         raise AssertionError("the room by numbers differs from the one that was appended")
 
 
-async def _sizes(conn: Connection, history: History) -> dict[str, Any]:
-    rows = await conn.fetch(SQL_SIZES, row=SizeRow)
+async def _sizes(conn: Connection, history: VisibleRoomHistory) -> dict[str, Any]:
+    rows = await conn.fetch(SQL_SIZES, row=VisibilitySizeRow)
     total = sum(row.heap + row.indexes for row in rows)
     principals = history.local + history.servers
     return {
@@ -133,7 +133,7 @@ async def _sizes(conn: Connection, history: History) -> dict[str, Any]:
     }
 
 
-class Asked(NamedTuple):
+class VisibilityQuery(NamedTuple):
     """A statement and who asks, from where in the order."""
 
     sql: str
@@ -141,18 +141,18 @@ class Asked(NamedTuple):
     top: int
 
 
-def _questions(history: History) -> dict[str, Asked]:
+def _questions(history: VisibleRoomHistory) -> dict[str, VisibilityQuery]:
     """The pages to compare. The absent one came back at 1/400 before the end; 50 events after that a page goes back across the gap."""
     across = history.events - history.events // 400 + 50
     return {
-        "ordinary, unfiltered": Asked(UNFILTERED, ADMIN, across),
-        "ordinary, plain filter": Asked(PLAIN, ADMIN, across),
-        "ordinary": Asked(messages.SQL_BACKWARDS, ADMIN, across),
-        "across what is hidden": Asked(messages.SQL_BACKWARDS, ABSENT, across),
+        "ordinary, unfiltered": VisibilityQuery(UNFILTERED, ADMIN, across),
+        "ordinary, plain filter": VisibilityQuery(PLAIN, ADMIN, across),
+        "ordinary": VisibilityQuery(messages.SQL_BACKWARDS, ADMIN, across),
+        "across what is hidden": VisibilityQuery(messages.SQL_BACKWARDS, ABSENT, across),
     }
 
 
-def _arguments(asked: Asked) -> tuple[object, ...]:
+def _arguments(asked: VisibilityQuery) -> tuple[object, ...]:
     return (
         ROOM_ID,
         asked.user,
@@ -171,10 +171,10 @@ def _arguments(asked: Asked) -> tuple[object, ...]:
     )
 
 
-async def _pages(conn: Connection, history: History, rounds: int) -> dict[str, Any]:
+async def _pages(conn: Connection, history: VisibleRoomHistory, rounds: int) -> dict[str, Any]:
     """Milliseconds of each page, asked in turn."""
     questions = _questions(history)
-    plain = Asked(PLAIN, ABSENT, questions["ordinary"].top)
+    plain = VisibilityQuery(PLAIN, ABSENT, questions["ordinary"].top)
     times: dict[str, list[float]] = {name: [] for name in questions}
     answers: dict[str, list[int | None]] = {}
     for _ in range(rounds):
@@ -199,7 +199,7 @@ async def _pages(conn: Connection, history: History, rounds: int) -> dict[str, A
     }
 
 
-async def _pages_cpu(bench: Bench, conn: Connection, history: History) -> dict[str, float]:
+async def _pages_cpu(bench: Bench, conn: Connection, history: VisibleRoomHistory) -> dict[str, float]:
     """Milliseconds of processor that a page takes on both sides, and the ratio: what others do on the machine changes little."""
     totals = dict.fromkeys(questions := _questions(history), 0.0)
     together, blocks = bench.size(50, 5), bench.size(10, 2)
@@ -214,14 +214,16 @@ async def _pages_cpu(bench: Bench, conn: Connection, history: History) -> dict[s
     return found | {"ratio": round(totals["ordinary"] / (totals["ordinary, unfiltered"] or 1), 3)}
 
 
-def _growth(bench: Bench) -> list[History]:
+def _growth(bench: Bench) -> list[VisibleRoomHistory]:
     """More members, then more changes by as many."""
-    small = History(events=bench.size(20_000, 2_000), local=bench.size(500, 50), remote=bench.size(2_000, 200), servers=bench.size(100, 10))
+    small = VisibleRoomHistory(
+        events=bench.size(20_000, 2_000), local=bench.size(500, 50), remote=bench.size(2_000, 200), servers=bench.size(100, 10)
+    )
     large = replace(small, events=small.events * 4, local=small.local * 4, remote=small.remote * 4, servers=small.servers * 4)
     return [small, large, replace(large, churn=1.0), replace(large, churn=0.5, events=large.events * 4)]
 
 
-async def _grown(bench: Bench, history: History) -> dict[str, Any]:
+async def _grown(bench: Bench, history: VisibleRoomHistory) -> dict[str, Any]:
     """The size of the tables for a history."""
     async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
         sheet = await copy(conn, history)
@@ -241,7 +243,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return round(sorted(values)[int(len(values) * share)], 3)
 
 
-async def _plan(conn: Connection, history: History) -> list[str]:
+async def _plan(conn: Connection, history: VisibleRoomHistory) -> list[str]:
     asked = _questions(history)["across what is hidden"]
     return await conn.fetchvals("EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, BUFFERS OFF) " + asked.sql, *_arguments(asked))
 
@@ -273,27 +275,27 @@ async def _rows_written(bench: Bench) -> dict[str, int]:
 def _watched() -> Iterator[list[tuple[int, int]]]:
     """The keys of the rows of who may see what that writes hold."""
     keys: list[tuple[int, int]] = []
-    kept = {name: getattr(Draft, name) for name in ("set_visibility", "set_audience")}
+    kept = {name: getattr(ChangeSet, name) for name in ("set_visibility", "set_audience")}
 
-    def watched(name: str) -> Callable[[Draft, tuple[int, int], Any], None]:
-        def keep(draft: Draft, key: tuple[int, int], row: Any) -> None:
+    def watched(name: str) -> Callable[[ChangeSet, tuple[int, int], Any], None]:
+        def keep(change_set: ChangeSet, key: tuple[int, int], row: Any) -> None:
             keys.append(key)
-            kept[name](draft, key, row)
+            kept[name](change_set, key, row)
 
         return keep
 
     for name in kept:
-        setattr(Draft, name, watched(name))
+        setattr(ChangeSet, name, watched(name))
     try:
         yield keys
     finally:
         for name, function in kept.items():
-            setattr(Draft, name, function)
+            setattr(ChangeSet, name, function)
 
 
 async def _persist(bench: Bench) -> dict[str, Any]:
     """Microseconds an event with and without keeping who may see what, in turn."""
-    history = History(events=bench.size(4_000, 400), local=bench.size(300, 30), remote=bench.size(300, 30), servers=20)
+    history = VisibleRoomHistory(events=bench.size(4_000, 400), local=bench.size(300, 30), remote=bench.size(300, 30), servers=20)
     times: dict[str, list[float]] = {"with": [], "without": []}
     cpu: dict[str, list[float]] = {"with": [], "without": []}
     for _ in range(bench.size(5, 2)):

@@ -1,7 +1,7 @@
 """A room of a million events and many principals, with who may see what, by numbers.
 
-Too large to be appended for every run: its history is carried out with the engine's pure functions (`storage.visibility.ranges`,
-`storage.visibility.numbers`) and brought in by COPY. `built` gives the same history as events, for ``store.append``;
+Too large to be appended for every run: its history is carried out with the engine's pure functions (`storage.visibility.multirange`,
+`storage.visibility.audience_numbering`) and brought in by COPY. `built` gives the same history as events, for ``store.append``;
 benchmarks/visibility.py checks, for a small room, that both write the same rows of `visibility` and `audiences`.
 """
 
@@ -14,9 +14,9 @@ from typing import Final, Literal, NamedTuple
 from storage import Store
 from storage.database.connection import Connection
 from storage.ids import server_name_of
-from storage.persist.rows import UNSEEN, AudienceRow, Standing, VisibilityRow
+from storage.persist.model.rows import UNSEEN, AudienceRow, PrincipalStanding, VisibilityRow
 from storage.testing import RoomBuilder
-from storage.visibility import numbers, ranges
+from storage.visibility import audience_numbering, multirange
 
 SERVER: Final = "s1.test"
 ADMIN: Final = "@admin:s1.test"
@@ -29,7 +29,7 @@ TOGETHER: Final = 500
 Action = Literal["join", "leave", "message"]
 
 
-class Happening(NamedTuple):
+class VisibleRoomChange(NamedTuple):
     """An event: what, and by whom."""
 
     action: Action
@@ -37,7 +37,7 @@ class Happening(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class VisibleRoomHistory:
     """So many events; users join all along, and a share of them leave and come back. One is absent nearly all the time."""
 
     events: int
@@ -47,31 +47,31 @@ class History:
     churn: float = 0.1
     seed: int = 1
 
-    def __iter__(self) -> Iterator[Happening]:
+    def __iter__(self) -> Iterator[VisibleRoomChange]:
         """All events after those with which the room begins."""
         rng = random.Random(self.seed)
         users = [f"@u{number}:{SERVER}" for number in range(self.local - 2)]
         users += [f"@r{number}:h{number % self.servers}.test" for number in range(self.remote)]
         rng.shuffle(users)
-        changes = [Happening("join", user) for user in users]
+        changes = [VisibleRoomChange("join", user) for user in users]
         for user in rng.sample(users, int(len(users) * self.churn)):
-            changes += [Happening("leave", user), Happening("join", user)]
+            changes += [VisibleRoomChange("leave", user), VisibleRoomChange("join", user)]
         edge = self.events // 200  # the absent one is there for the first and last two hundredths
         total = self.events - START
         places = sorted(rng.sample(range(1, total), len(changes)))
         at = dict(zip(places, changes, strict=True))
         for place in range(total):
             if place in (edge // 2, total - edge // 2):
-                yield Happening("join", ABSENT)
+                yield VisibleRoomChange("join", ABSENT)
             elif place == edge:
-                yield Happening("leave", ABSENT)
+                yield VisibleRoomChange("leave", ABSENT)
             else:
-                yield at.get(place, Happening("message", ADMIN))
+                yield at.get(place, VisibleRoomChange("message", ADMIN))
 
 
 @dataclass(slots=True)
-class Sheet:
-    """The tables of who may see what, as `storage.persist.audience` keeps them for a room without forks, under "joined"."""
+class VisibilityTables:
+    """The tables of who may see what, as `storage.persist.plan.audience` keeps them for a room without forks, under "joined"."""
 
     visible: dict[str, VisibilityRow] = field(default_factory=dict)
     audiences: dict[int, AudienceRow] = field(default_factory=dict)
@@ -80,19 +80,19 @@ class Sheet:
     written: int = 0
 
     @classmethod
-    def begun(cls) -> "Sheet":
+    def begun(cls) -> "VisibilityTables":
         """After the events with which a room begins."""
         sheet = cls()
-        sheet.visible[SHARED] = VisibilityRow(ranges.add(ranges.EMPTY, sheet._open(), None), None, 0, 0)
+        sheet.visible[SHARED] = VisibilityRow(multirange.add(multirange.EMPTY, sheet._open(), None), None, 0, 0)
         sheet.order = 1
-        sheet.happen(Happening("join", ADMIN))
+        sheet.happen(VisibleRoomChange("join", ADMIN))
         sheet.order += 2
         row = sheet.visible[SHARED]
-        sheet.visible[SHARED] = row._replace(audiences=ranges.remove(row.audiences, sheet._open(), None))
+        sheet.visible[SHARED] = row._replace(audiences=multirange.remove(row.audiences, sheet._open(), None))
         sheet.order += 1
         return sheet
 
-    def happen(self, happening: Happening) -> int:
+    def happen(self, happening: VisibleRoomChange) -> int:
         """The next event: its audience."""
         before = self.current
         if happening.action != "message":
@@ -100,14 +100,14 @@ class Sheet:
         self.order += 1
         return self.current if happening.action == "join" else before
 
-    def _move(self, happening: Happening) -> None:
+    def _move(self, happening: VisibleRoomChange) -> None:
         joins = happening.action == "join"
         user, server = happening.user, server_name_of(happening.user)
         opened = None
         for name in (server, user) if server == SERVER else (server,):
             row = self.visible.get(name, UNSEEN)
             joined = row.joined_count + (1 if joins else -1)
-            standing = Standing.IN if joined > 0 else Standing.OUT
+            standing = PrincipalStanding.IN if joined > 0 else PrincipalStanding.OUT
             if row.current is not standing:
                 opened = opened or self._open()
                 row = row.placed(opened, None, standing)
@@ -116,7 +116,7 @@ class Sheet:
             self.written += 1
 
     def _open(self) -> int:
-        self.current += numbers.UNIT[0]
+        self.current += audience_numbering.UNIT[0]
         self.audiences[self.current] = AudienceRow(0, continued=False, opened_topological=self.order)
         self.written += 1
         return self.current
@@ -136,16 +136,16 @@ EVENT_COLUMNS: Final = (
 )
 
 
-def _record(place: int, happening: Happening, audience: int) -> tuple[object, ...]:
+def _record(place: int, happening: VisibleRoomChange, audience: int) -> tuple[object, ...]:
     member = {"join": 5, "leave": 2, "message": None}[happening.action]
     numbers_of = (place, place + 1, place, place, place, place, 1, audience, 1, 1000)
     kind = (8, None, 0, 1, None) if member is None else (2, 2000, 0, 1, member)
     return (*numbers_of, *kind, False, False, False, False, f"${place:043d}", [place - 1], [], _raw(happening.user, place))
 
 
-async def copy(conn: Connection, history: History) -> Sheet:
+async def copy(conn: Connection, history: VisibleRoomHistory) -> VisibilityTables:
     """The whole history into an empty database, analysed."""
-    sheet = Sheet.begun()
+    sheet = VisibilityTables.begun()
     records: list[tuple[object, ...]] = []
     for place, happening in enumerate(history, start=START + 1):
         audience = sheet.happen(happening)
@@ -154,7 +154,7 @@ async def copy(conn: Connection, history: History) -> Sheet:
             await conn.copy_in("events", EVENT_COLUMNS, records)
             records = []
     await conn.copy_in("events", EVENT_COLUMNS, records)
-    room = (1, 1, sheet.current + numbers.UNIT[0], 1, sheet.order + 1, sheet.order, sheet.current, ROOM_ID, "11", [sheet.order])
+    room = (1, 1, sheet.current + audience_numbering.UNIT[0], 1, sheet.order + 1, sheet.order, sheet.current, ROOM_ID, "11", [sheet.order])
     columns = "write_version room_nid next_audience current_state_group last_stream_ordering max_topological_ordering current_audience"
     await conn.copy_in("rooms", (*columns.split(), "room_id", "room_version", "forward_extremities"), [room])
     await _copy_sheet(conn, sheet)
@@ -163,12 +163,14 @@ async def copy(conn: Connection, history: History) -> Sheet:
     return sheet
 
 
-async def _copy_sheet(conn: Connection, sheet: Sheet) -> None:
+async def _copy_sheet(conn: Connection, sheet: VisibilityTables) -> None:
     nids = {name: 2 if name == SHARED else nid for nid, name in enumerate(sheet.visible, start=1000)}
     names = [(nid, name) for name, nid in nids.items() if name != SHARED]
     await conn.copy_in("principals", ("principal_nid", "name"), names)
     await conn.execute("CREATE TEMPORARY TABLE sheet (principal_nid int, last_join bigint, joined int, audiences text)")
-    rows = [(nids[name], row.last_join_topological, row.joined_count, ranges.to_text(row.audiences)) for name, row in sheet.visible.items()]
+    rows = [
+        (nids[name], row.last_join_topological, row.joined_count, multirange.to_text(row.audiences)) for name, row in sheet.visible.items()
+    ]
     await conn.copy_in("sheet", ("principal_nid", "last_join", "joined", "audiences"), rows)
     await conn.execute("INSERT INTO visibility SELECT last_join, 1, principal_nid, joined, 0, audiences::int8multirange FROM sheet")
     await conn.copy_in(
@@ -178,7 +180,7 @@ async def _copy_sheet(conn: Connection, sheet: Sheet) -> None:
     )
 
 
-def built(history: History) -> list[bytes]:
+def built(history: VisibleRoomHistory) -> list[bytes]:
     """The same as events."""
     room = RoomBuilder("11", sign=False)
     room.start(ADMIN, history_visibility="joined")

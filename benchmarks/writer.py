@@ -18,9 +18,9 @@ import asyncpg
 import storage
 from benchmarks.harness import Bench, percentiles, show, spread
 from storage.event import parse
-from storage.persist.intake import check_signatures
-from storage.persist.write import SQL_WRITE
-from storage.persist.write_plain import SQL_WRITE_PLAIN
+from storage.persist.receive import check_signatures
+from storage.persist.write.all_tables import SQL_WRITE
+from storage.persist.write.messages_only import SQL_WRITE_PLAIN
 from storage.testing import SHAPES, RoomBuilder, Shape, generate_room, verify_keys
 
 SEED: Final = 9_000
@@ -42,7 +42,7 @@ class Pdu(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class WriterScenario:
     """So many clients take the next batch in turn, each when its last is answered; ``kind``: of which events."""
 
     name: str
@@ -55,25 +55,25 @@ class Scenario:
 
 
 SCENARIOS: Final = (
-    Scenario("talk, one at a time", 1, 1, 1, 1_000, "talk"),
-    Scenario("talk, 64 at once, 50 rooms", 50, 1, 64, 6_000, "talk"),
-    Scenario("talk, batches of 100, one room", 1, 100, 1, 6_000, "talk"),
-    Scenario("talk, batches of 100, one room, from 4", 1, 100, 4, 8_000, "talk"),
-    Scenario("one at a time", 1, 1, 1, 1_000),
-    Scenario("64 at once, 50 rooms", 50, 1, 64, 4_000),
-    Scenario("batches of 100, one room", 1, 100, 1, 4_000),
-    Scenario("batches of 100, one room, from 4", 1, 100, 4, 8_000),
-    Scenario("joins and leaves, 64 at once", 1, 1, 64, 1_500, "storm"),
-    Scenario("64 at once, 1 room", 1, 1, 64, 2_000),
-    Scenario("64 at once, 8 rooms", 8, 1, 64, 2_000),
-    Scenario("64 at once, 200 rooms", 200, 1, 64, 2_000),
-    Scenario("batches of 10, one room", 1, 10, 1, 1_500),
-    Scenario("batches of 1,000, one room", 1, 1_000, 1, 3_000),
+    WriterScenario("talk, one at a time", 1, 1, 1, 1_000, "talk"),
+    WriterScenario("talk, 64 at once, 50 rooms", 50, 1, 64, 6_000, "talk"),
+    WriterScenario("talk, batches of 100, one room", 1, 100, 1, 6_000, "talk"),
+    WriterScenario("talk, batches of 100, one room, from 4", 1, 100, 4, 8_000, "talk"),
+    WriterScenario("one at a time", 1, 1, 1, 1_000),
+    WriterScenario("64 at once, 50 rooms", 50, 1, 64, 4_000),
+    WriterScenario("batches of 100, one room", 1, 100, 1, 4_000),
+    WriterScenario("batches of 100, one room, from 4", 1, 100, 4, 8_000),
+    WriterScenario("joins and leaves, 64 at once", 1, 1, 64, 1_500, "storm"),
+    WriterScenario("64 at once, 1 room", 1, 1, 64, 2_000),
+    WriterScenario("64 at once, 8 rooms", 8, 1, 64, 2_000),
+    WriterScenario("64 at once, 200 rooms", 200, 1, 64, 2_000),
+    WriterScenario("batches of 10, one room", 1, 10, 1, 1_500),
+    WriterScenario("batches of 1,000, one room", 1, 1_000, 1, 3_000),
 )
 
 
 @dataclass(slots=True)
-class Sent:
+class WriterStatements:
     """An observer that counts statements, BEGIN and COMMIT, and among them the writes."""
 
     statements: Counter[str] = field(default_factory=Counter)
@@ -90,7 +90,7 @@ class Sent:
         return self.statements[SQL_WRITE] + self.statements[SQL_WRITE_PLAIN]
 
 
-class Round(NamedTuple):
+class WriterRound(NamedTuple):
     """One round: rates in events per second, what was sent, and the latency of each batch in seconds."""
 
     events: int
@@ -121,7 +121,7 @@ async def run(bench: Bench) -> None:
 # ------------------------------------------------------------------------------------------------------------------- input
 
 
-def _input(scenario: Scenario, events: int) -> tuple[list[list[bytes]], list[list[Pdu]]]:
+def _input(scenario: WriterScenario, events: int) -> tuple[list[list[bytes]], list[list[Pdu]]]:
     """What is stored before, and the batches in the order in which they are taken."""
     each = -(-events // scenario.rooms)
     rooms = [KINDS[scenario.kind](each, SEED + number) for number in range(scenario.rooms)]
@@ -161,8 +161,10 @@ KINDS: Final = {"mix": _mix, "talk": _talk, "storm": _storm}
 # ----------------------------------------------------------------------------------------------------------------- measuring
 
 
-async def _measure(bench: Bench, scenario: Scenario, base: list[list[bytes]], batches: list[list[Pdu]], rounds: int) -> list[Round]:
-    sent = Sent()
+async def _measure(
+    bench: Bench, scenario: WriterScenario, base: list[list[bytes]], batches: list[list[Pdu]], rounds: int
+) -> list[WriterRound]:
+    sent = WriterStatements()
     async with (
         bench.database() as dsn,
         bench.database() as raw_dsn,
@@ -184,7 +186,7 @@ async def _measure(bench: Bench, scenario: Scenario, base: list[list[bytes]], ba
         return measured
 
 
-async def _round(store: storage.Store, sent: Sent, clients: int, batches: list[list[Pdu]], pool: Any) -> Round:
+async def _round(store: storage.Store, sent: WriterStatements, clients: int, batches: list[list[Pdu]], pool: Any) -> WriterRound:
     events = [event for batch in batches for event in batch]
     ones = min(BARE_ONES, len(events) // 4)
     bare_one = await _bare(pool, RAW_ONE, events[:ones])
@@ -196,7 +198,7 @@ async def _round(store: storage.Store, sent: Sent, clients: int, batches: list[l
     start = time.perf_counter()
     await _clients(store, clients, iter(batches), latencies)
     rate = len(events) / (time.perf_counter() - start)
-    return Round(len(events), rate, bare_one, bare_many, sent.statements.total(), sent.writes(), latencies)
+    return WriterRound(len(events), rate, bare_one, bare_many, sent.statements.total(), sent.writes(), latencies)
 
 
 async def _clients(store: storage.Store, clients: int, batches: Iterator[list[Pdu]], latencies: list[float]) -> None:
@@ -222,7 +224,7 @@ async def _bare(pool: Any, sql: str, rows: Sequence[Iterable[Any]], events: int 
         return (len(rows) if events is None else events) / (time.perf_counter() - start)
 
 
-async def _profile(bench: Bench, scenario: Scenario, base: list[list[bytes]], batches: list[list[Pdu]]) -> None:
+async def _profile(bench: Bench, scenario: WriterScenario, base: list[list[bytes]], batches: list[list[Pdu]]) -> None:
     async with bench.database() as dsn, storage.open(dsn, server_name="s1.test") as store:
         for pdus in base:
             await store.append(pdus)
@@ -248,7 +250,7 @@ async def _signatures(count: int) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------------------------- results
 
 
-def _told(scenario: Scenario, rounds: list[Round]) -> dict[str, Any]:
+def _told(scenario: WriterScenario, rounds: list[WriterRound]) -> dict[str, Any]:
     writes = sum(one.writes for one in rounds)
     return asdict(scenario) | {
         "rounds": len(rounds),

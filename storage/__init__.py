@@ -36,17 +36,17 @@ from storage.errors import (
     WrongServerName,
 )
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId
-from storage.opening import open_store as open  # noqa: A004  # storage.open is the public name
 from storage.persist import AppendResult
-from storage.queries.authorisation import StateIds
 from storage.queries.context import Context
+from storage.queries.event_auth import StateIds
 from storage.queries.events import Aggregations, StoredEvent, ThreadSummary
 from storage.queries.filters import EventFilter, SyncFilter
 from storage.queries.gaps import OpenGap
 from storage.queries.messages import Gap, Page
 from storage.queries.relations import RelationsPage
 from storage.queries.sync import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, RoomSummary, Sync, Timeline
-from storage.store import Store
+from storage.store.facade import Store
+from storage.store.open import open_store as open  # noqa: A004  # storage.open is the public name
 
 __all__ = [
     "Aggregations",

@@ -19,23 +19,23 @@ WAIT_MS_MAX: Final = 2_000_000_000  # 23 days; a timeout of Postgres is below 2^
 LONGEST_MS: Final = 10**15  # lifetimes of events: 31,000 years
 
 
-class Between(NamedTuple):
+class AllowedRange(NamedTuple):
     """The allowed range of a whole number, both ends included."""
 
     least: int
     most: int
 
 
-Most = Annotated[int, Between(1, COUNT_MAX)]
+Most = Annotated[int, AllowedRange(1, COUNT_MAX)]
 """A limit: with 0 nothing would ever be done."""
 
-Kept = Annotated[int, Between(0, COUNT_MAX)]
+Kept = Annotated[int, AllowedRange(0, COUNT_MAX)]
 """The size of something remembered; 0 remembers nothing."""
 
-Wait = Annotated[int, Between(1, WAIT_MS_MAX)]
+Wait = Annotated[int, AllowedRange(1, WAIT_MS_MAX)]
 """A timeout or an interval."""
 
-Pause = Annotated[int, Between(0, WAIT_MS_MAX)]
+Pause = Annotated[int, AllowedRange(0, WAIT_MS_MAX)]
 """A time that may be none."""
 
 
@@ -52,10 +52,10 @@ class Config:
 
     # ------------------------------------------------------------------------------------------------------ database
 
-    pool_size_min: Annotated[int, Between(0, 10_000)] = 1
+    pool_size_min: Annotated[int, AllowedRange(0, 10_000)] = 1
     """Connections opened at start and kept open; `pool_size_max` of them where that is smaller."""
 
-    pool_size_max: Annotated[int, Between(1, 10_000)] = 10
+    pool_size_max: Annotated[int, AllowedRange(1, 10_000)] = 10
     """Connections at most; a caller that finds none free waits for `pool_acquire_timeout_ms`."""
 
     pool_acquire_timeout_ms: Wait = 30_000
@@ -80,7 +80,7 @@ class Config:
     statement_cache_size: Kept = 500
     """Prepared statements kept per connection. The engine has fewer constants than this, so each is planned once."""
 
-    transaction_attempts: Annotated[int, Between(1, 1_000)] = 5
+    transaction_attempts: Annotated[int, AllowedRange(1, 1_000)] = 5
     """How often `Database.run` tries one piece of work before it gives up with `DatabaseConflict` or `DatabaseUnavailable`."""
 
     retry_delay_ms_first: Pause = 5
@@ -103,8 +103,8 @@ class Config:
     writer_queue_max: Most = 10_000
     """Appends that may wait for the writer; further ones wait before they are queued."""
 
-    forward_extremities_max: Annotated[int, Between(1, 1_000)] = 20
-    """Forward extremities of a room; beyond, those are dropped whose state the others cover (storage/persist/pruning.py). 20 is how many
+    forward_extremities_max: Annotated[int, AllowedRange(1, 1_000)] = 20
+    """Forward extremities of a room; beyond, those are dropped whose state the others cover (storage/persist/plan/extremity_limit.py). 20 is how many
     parents an event may have, so the next event that the homeserver sends can name them all."""
 
     # --------------------------------------------------------------------------------------------------------- caches
@@ -159,7 +159,7 @@ class Config:
 
     # ---------------------------------------------------------------------------------------------------- maintenance
 
-    censor_after_ms: Annotated[int, Between(-LONGEST_MS, LONGEST_MS)] = 604_800_000
+    censor_after_ms: Annotated[int, AllowedRange(-LONGEST_MS, LONGEST_MS)] = 604_800_000
     """How long after a redaction arrived the content that it took away may leave the disk (`room-storage censor`): seven days. Negative:
     it stays for ever, unless the command says how old a redaction must be."""
 
@@ -174,13 +174,13 @@ class Config:
     purge_pause_ms: Pause = 150
     """Pause between two such transactions, and between two in which state groups are collected."""
 
-    retention_lifetime_ms_default: Annotated[int, Between(0, LONGEST_MS)] = 0
+    retention_lifetime_ms_default: Annotated[int, AllowedRange(0, LONGEST_MS)] = 0
     """How long history of rooms is kept that have no m.room.retention of their own, for `room-storage purge --retention`. 0: for ever."""
 
-    retention_lifetime_ms_min: Annotated[int, Between(0, LONGEST_MS)] = 86_400_000
+    retention_lifetime_ms_min: Annotated[int, AllowedRange(0, LONGEST_MS)] = 86_400_000
     """Smallest lifetime that a room's m.room.retention can ask for (a day); a smaller one counts as this."""
 
-    retention_lifetime_ms_max: Annotated[int, Between(0, LONGEST_MS)] = 0
+    retention_lifetime_ms_max: Annotated[int, AllowedRange(0, LONGEST_MS)] = 0
     """Largest such lifetime; a larger one counts as this. 0: no limit."""
 
     # ---------------------------------------------------------------------------------------------------- replication
@@ -191,7 +191,7 @@ class Config:
     replication_timeout_ms: Wait = 15_000
     """A side that has sent a PING and then nothing for so long counts as gone."""
 
-    replication_buffer_max_bytes: Annotated[int, Between(65_536, 1 << 40)] = 16_777_216
+    replication_buffer_max_bytes: Annotated[int, AllowedRange(65_536, 1 << 40)] = 16_777_216
     """What may wait to be sent to one peer that reads too slowly; beyond it the peer is disconnected."""
 
     replication_close_ms: Pause = 5_000
@@ -226,10 +226,10 @@ class Config:
     embedded_start_timeout_ms: Wait = 60_000
     """Longest wait for the embedded Postgres to come up, crash recovery included."""
 
-    embedded_shared_buffers_mb: Annotated[int, Between(1, 1 << 20)] = 256
+    embedded_shared_buffers_mb: Annotated[int, AllowedRange(1, 1 << 20)] = 256
     """Page cache of the embedded Postgres."""
 
-    embedded_connections_max: Annotated[int, Between(5, 10_000)] = 100
+    embedded_connections_max: Annotated[int, AllowedRange(5, 10_000)] = 100
     """Connections the embedded Postgres accepts, from all processes that share it."""
 
     embedded_fsync: bool = True
@@ -262,7 +262,7 @@ class Config:
         return cls(**values)  # type: ignore[arg-type]  # _parse gives the type of the default
 
 
-ALLOWED: Final[Mapping[str, tuple[type, Between | None]]] = {
+ALLOWED: Final[Mapping[str, tuple[type, AllowedRange | None]]] = {
     name: (hint.__origin__, hint.__metadata__[0]) if hasattr(hint, "__metadata__") else (hint, None)
     for name, hint in get_type_hints(Config, include_extras=True).items()
 }
@@ -276,7 +276,7 @@ ASCENDING: Final = (
 """Fields of which the first must not be larger than the second."""
 
 
-def _check(name: str, value: object, kind: type, allowed: Between | None) -> None:
+def _check(name: str, value: object, kind: type, allowed: AllowedRange | None) -> None:
     """Raise `InputError` unless the value is of the kind, and within the range."""
     if allowed is not None:
         if type(value) is not int or not allowed.least <= value <= allowed.most:

@@ -29,7 +29,7 @@ import pytest
 from storage.config import Config
 from storage.database import Connection, Database
 from storage.database.embedded import EmbeddedPostgres
-from storage.database.migrate import How, migrate, migrate_before, scripts_directory
+from storage.database.migrate import MigrationOptions, migrate, migrate_before, scripts_directory
 from tests.postgres import chosen_binaries, with_database
 
 SERVER_CONFIG = Config(embedded_fsync=False, embedded_shared_buffers_mb=128, embedded_connections_max=200)
@@ -87,7 +87,7 @@ async def _make_template(server_dsn: str) -> str:
             await connection.execute(f"CREATE DATABASE {name}_new TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'")
             await migrate(with_database(server_dsn, f"{name}_new"))
             if newer:
-                await migrate_before(with_database(server_dsn, f"{name}_new"), how=How(scripts=folder))
+                await migrate_before(with_database(server_dsn, f"{name}_new"), how=MigrationOptions(scripts=folder))
             await connection.execute(f"ALTER DATABASE {name}_new RENAME TO {name}")
     finally:
         await connection.close()

@@ -28,7 +28,7 @@ from tests.replication.proxies import Proxy, through, unix_socket_of
 CONFIG = Config(embedded_fsync=False, embedded_shared_buffers_mb=16, embedded_connections_max=60)
 
 
-class Pair:
+class ReplicatedPair:
     """Two servers of Postgres; the second replicates the first asynchronously until it is detached or promoted."""
 
     def __init__(self, config: Config = CONFIG) -> None:

@@ -24,7 +24,7 @@ Batches = Sequence[Sequence[bytes]]
 
 
 @dataclass(slots=True)
-class Synapse:
+class SynapseProcess:
     """A running one."""
 
     process: asyncio.subprocess.Process
@@ -63,7 +63,7 @@ class Synapse:
 
 
 @asynccontextmanager
-async def synapse(dsn: str, server_name: str) -> AsyncIterator[Synapse]:
+async def synapse(dsn: str, server_name: str) -> AsyncIterator[SynapseProcess]:
     """A peer on a new database of the server of `dsn`; both are gone at the end."""
     python = interpreter()
     name = f"peer_{time.monotonic_ns()}"
@@ -82,7 +82,7 @@ async def synapse(dsn: str, server_name: str) -> AsyncIterator[Synapse]:
         await connection.close()
 
 
-async def _launch(python: Path, dsn: str, folder: Path, server_name: str) -> Synapse:
+async def _launch(python: Path, dsn: str, folder: Path, server_name: str) -> SynapseProcess:
     parts = urlsplit(dsn)
     host = parse_qs(parts.query).get("host", [parts.hostname or "localhost"])[0]
     key = signing_key(server_name)
@@ -106,10 +106,10 @@ async def _launch(python: Path, dsn: str, folder: Path, server_name: str) -> Syn
             cwd=folder,
             limit=LINE_MAX,
         )
-    return Synapse(process, dsn, folder)
+    return SynapseProcess(process, dsn, folder)
 
 
-async def _end(peer: Synapse) -> None:
+async def _end(peer: SynapseProcess) -> None:
     """No more lines: it ends by itself, or is ended."""
     assert peer.process.stdin is not None
     peer.process.stdin.close()

@@ -24,7 +24,7 @@ from benchmarks.peers import limits, whole
 from benchmarks.peers.writes import BATCH, Sides, stored
 from storage import StoredEvent
 from storage.ids import EventId, RoomId
-from storage.queries.authorisation import StateIds
+from storage.queries.event_auth import StateIds
 from storage.testing import RoomBuilder
 
 SERVER: Final = "s1.test"
@@ -38,7 +38,7 @@ SERVERS: Final = [f"s{number}.test" for number in range(1, 21)]
 
 
 @dataclass(slots=True)
-class World:
+class PeerRooms:
     """The rooms, where their builders are, and what was sent of them."""
 
     small: list[RoomBuilder]
@@ -55,7 +55,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ReadPair:
     """A question to both: what is asked here, and the peer's command with what it is given; `same` tells whether the answers agree.
 
     `bodies`: the answer is events, not ids alone.
@@ -68,7 +68,7 @@ class Pair:
     bodies: bool = False
 
 
-def build(bench: Bench) -> World:
+def build(bench: Bench) -> PeerRooms:
     """A hundred small rooms of one user, and a large one, to which most were invited."""
     small = []
     for number in range(ROOMS):
@@ -92,10 +92,10 @@ def build(bench: Bench) -> World:
             hall.join(speaker, displayname=f"name {at}")
         else:
             hall.message(speaker, f"message {at}")
-    return World(small, hall)
+    return PeerRooms(small, hall)
 
 
-async def store(sides: Sides, world: World) -> dict[str, Any]:
+async def store(sides: Sides, world: PeerRooms) -> dict[str, Any]:
     """All of it on both sides; what it took on disk, by kind of room."""
     assert sides.peer is not None
     told = {}
@@ -111,7 +111,7 @@ async def store(sides: Sides, world: World) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ the questions
 
 
-Prepare = Callable[[Sides, World, int], Awaitable[Pair]]
+Prepare = Callable[[Sides, PeerRooms, int], Awaitable[ReadPair]]
 
 
 def questions() -> dict[str, Prepare]:
@@ -138,7 +138,7 @@ def _parsed(events: Iterable[StoredEvent]) -> list[EventId]:
     return found
 
 
-async def _incremental(sides: Sides, world: World, number: int) -> Pair:
+async def _incremental(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     assert sides.peer is not None
     ours, theirs = await sides.store.sync(ME, rooms_limit=1), await sides.peer.ask("token")
     for room in [world.small[(number * CHANGED + at) % ROOMS] for at in range(CHANGED)]:
@@ -147,26 +147,26 @@ async def _incremental(sides: Sides, world: World, number: int) -> Pair:
     return _sync(sides, ours.next_batch, theirs["token"], 10)
 
 
-async def _initial(sides: Sides, _world: World, _number: int) -> Pair:  # the same every round
+async def _initial(sides: Sides, _world: PeerRooms, _number: int) -> ReadPair:  # the same every round
     return _sync(sides, None, None, TIMELINE)
 
 
-def _sync(sides: Sides, since: str | None, their_since: str | None, limit: int) -> Pair:
+def _sync(sides: Sides, since: str | None, their_since: str | None, limit: int) -> ReadPair:
     async def ours() -> dict[str, list[EventId]]:
         answer = await sides.store.sync(ME, since=since, timeline_limit=limit)
         return {room: _parsed(joined.timeline.events) for room, joined in answer.join.items()}
 
-    return Pair(ours, "sync", {"user_id": ME, "since": their_since, "limit": limit}, _equal, bodies=True)
+    return ReadPair(ours, "sync", {"user_id": ME, "since": their_since, "limit": limit}, _equal, bodies=True)
 
 
-def _old(world: World, number: int) -> EventId:
+def _old(world: PeerRooms, number: int) -> EventId:
     """Somewhere in the talk of the hall, elsewhere each round."""
     events = world.hall.events
     talk = len(events) // 4
     return EventId(events[-(150 + number * 37 % (talk - 150))].event_id)
 
 
-async def _page(sides: Sides, world: World, number: int) -> Pair:
+async def _page(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     """The first page is at the end, each round's is the one before that of the last round."""
     assert sides.peer is not None
     room, start, end = RoomId(world.hall.room_id), None, None
@@ -179,52 +179,52 @@ async def _page(sides: Sides, world: World, number: int) -> Pair:
         return _parsed((await sides.store.messages(room, ME, from_=start, limit=BATCH)).chunk)
 
     given = {"room_id": room, "user_id": ME, "start": end, "limit": BATCH}
-    return Pair(ours, "messages", given, lambda mine, told: bool(mine == told["ids"]), bodies=True)
+    return ReadPair(ours, "messages", given, lambda mine, told: bool(mine == told["ids"]), bodies=True)
 
 
-async def _backfill(sides: Sides, world: World, number: int) -> Pair:
+async def _backfill(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     room, event = RoomId(world.hall.room_id), _old(world, number)
 
     async def ours() -> list[EventId]:
         return _parsed(await sides.store.backfill(room, [event], BATCH, server_name=SERVERS[1]))
 
-    return Pair(ours, "backfill", {"room_id": room, "event_id": event, "limit": BATCH, "server": SERVERS[1]}, _same_set, bodies=True)
+    return ReadPair(ours, "backfill", {"room_id": room, "event_id": event, "limit": BATCH, "server": SERVERS[1]}, _same_set, bodies=True)
 
 
-async def _missing(sides: Sides, world: World, number: int) -> Pair:
+async def _missing(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     room, event = RoomId(world.hall.room_id), _old(world, number)
 
     async def ours() -> list[EventId]:
         return _parsed(await sides.store.missing_events(room, [], [event], limit=20, server_name=SERVERS[1]))
 
-    return Pair(ours, "missing", {"room_id": room, "event_id": event, "limit": 20, "server": SERVERS[1]}, _same_set, bodies=True)
+    return ReadPair(ours, "missing", {"room_id": room, "event_id": event, "limit": 20, "server": SERVERS[1]}, _same_set, bodies=True)
 
 
-async def _state_before(sides: Sides, world: World, number: int) -> Pair:
+async def _state_before(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     event = _old(world, number)
 
     async def ours() -> list[EventId]:
         return list((await sides.store.state_before(event)).values())
 
-    return Pair(ours, "state_before", {"room_id": world.hall.room_id, "event_id": event}, _same_set)
+    return ReadPair(ours, "state_before", {"room_id": world.hall.room_id, "event_id": event}, _same_set)
 
 
-async def _state_ids(sides: Sides, world: World, number: int) -> Pair:
+async def _state_ids(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     event = _old(world, number)
 
     def same(mine: StateIds, told: Any) -> bool:
         return mine.state_ids == set(told["state"]) and mine.auth_chain_ids == set(told["chain"])
 
-    return Pair(lambda: sides.store.state_ids(event), "state_ids", {"room_id": world.hall.room_id, "event_id": event}, same)
+    return ReadPair(lambda: sides.store.state_ids(event), "state_ids", {"room_id": world.hall.room_id, "event_id": event}, same)
 
 
-async def _auth_chain(sides: Sides, world: World, _number: int) -> Pair:  # the same every round
+async def _auth_chain(sides: Sides, world: PeerRooms, _number: int) -> ReadPair:  # the same every round
     room = RoomId(world.hall.room_id)
     ids = list((await sides.store.current_state(room)).values())
-    return Pair(lambda: sides.store.auth_chain_ids(ids), "auth_chain", {"room_id": room, "event_ids": ids}, _same_set)
+    return ReadPair(lambda: sides.store.auth_chain_ids(ids), "auth_chain", {"room_id": room, "event_ids": ids}, _same_set)
 
 
-async def _auth_difference(sides: Sides, world: World, number: int) -> Pair:
+async def _auth_difference(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     """Theirs counts an event to its own chain, ours does not, as the specification has it; with the differing events both are the same."""
     room = RoomId(world.hall.room_id)
     old, now = [list(one.values()) for one in (await sides.store.state_before(_old(world, number)), await sides.store.current_state(room))]
@@ -233,7 +233,7 @@ async def _auth_difference(sides: Sides, world: World, number: int) -> Pair:
     def same(mine: Any, told: Any) -> bool:
         return bool(set(mine) | differ == set(told) | differ)
 
-    return Pair(lambda: sides.store.auth_chain_difference([old, now]), "auth_difference", {"room_id": room, "sets": [old, now]}, same)
+    return ReadPair(lambda: sides.store.auth_chain_difference([old, now]), "auth_difference", {"room_id": room, "sets": [old, now]}, same)
 
 
 def _equal(mine: Any, told: Any) -> bool:
@@ -248,7 +248,7 @@ def _same_set(mine: Any, told: Any) -> bool:
 
 
 @dataclass(slots=True)
-class Asked:
+class ReadCost:
     """What the rounds of one side took: seconds on the clock, in Python and in Postgres, and statements."""
 
     clock: list[float] = field(default_factory=list)
@@ -270,13 +270,13 @@ class Asked:
         }
 
 
-async def measure(sides: Sides, world: World, prepare: Prepare, rounds: int) -> dict[str, Any]:
+async def measure(sides: Sides, world: PeerRooms, prepare: Prepare, rounds: int) -> dict[str, Any]:
     """Rounds of ours, theirs with empty caches, and both again."""
-    asked, bare, rows = {name: Asked() for name in ("ours", "ours_again", "synapse_cold", "synapse_warm")}, list[float](), 0
+    asked, bare, rows = {name: ReadCost() for name in ("ours", "ours_again", "synapse_cold", "synapse_warm")}, list[float](), 0
     for number in range(-2, rounds):  # two to warm up
         pair = await prepare(sides, world, number + 2)
         await _settled(sides)
-        into = asked if number >= 0 else {name: Asked() for name in asked}
+        into = asked if number >= 0 else {name: ReadCost() for name in asked}
         mine, again = await _ours(sides, pair, into)
         cold, warm = await _theirs(sides, pair, into)
         if not (pair.same(mine, cold) and pair.same(mine, warm) and pair.same(again, warm)):
@@ -287,14 +287,14 @@ async def measure(sides: Sides, world: World, prepare: Prepare, rounds: int) -> 
     return _told(asked) | {"rows": rows, "limit": {"ms": percentiles(bare, factor=1_000)}} | _share(bare, asked["ours"])
 
 
-async def _ours(sides: Sides, pair: Pair, into: dict[str, Asked]) -> tuple[Any, Any]:
+async def _ours(sides: Sides, pair: ReadPair, into: dict[str, ReadCost]) -> tuple[Any, Any]:
     """The first answer, and that to the same question again."""
     await pair.ours()
     sides.store.caches.states.forget(None)
     return await _ask_here(sides, pair.ours, into["ours"]), await _ask_here(sides, pair.ours, into["ours_again"])
 
 
-async def _theirs(sides: Sides, pair: Pair, into: dict[str, Asked]) -> tuple[Any, Any]:
+async def _theirs(sides: Sides, pair: ReadPair, into: dict[str, ReadCost]) -> tuple[Any, Any]:
     assert sides.peer is not None
     await sides.peer.ask("ask", what=pair.what, **pair.given)
     cold = await _ask_there(sides, pair, into["synapse_cold"], cold=True)
@@ -308,11 +308,11 @@ def _rows(answer: Any) -> int:
     return len(answer.state_ids) + len(answer.auth_chain_ids) if isinstance(answer, StateIds) else len(answer)
 
 
-def _share(bare: list[float], ours: Asked) -> dict[str, Any]:
+def _share(bare: list[float], ours: ReadCost) -> dict[str, Any]:
     return {"share_of_limit": spread([limit / own for limit, own in zip(bare, ours.clock, strict=True)], digits=3)}
 
 
-async def _ask_here(sides: Sides, ask: Callable[[], Awaitable[Any]], into: Asked) -> Any:
+async def _ask_here(sides: Sides, ask: Callable[[], Awaitable[Any]], into: ReadCost) -> Any:
     before = sides.counts.statements
     with spent(sides.bench.server) as used:
         start, cpu = time.perf_counter(), time.process_time()
@@ -324,7 +324,7 @@ async def _ask_here(sides: Sides, ask: Callable[[], Awaitable[Any]], into: Asked
     return answer
 
 
-async def _ask_there(sides: Sides, pair: Pair, into: Asked, *, cold: bool) -> Any:
+async def _ask_there(sides: Sides, pair: ReadPair, into: ReadCost, *, cold: bool) -> Any:
     assert sides.peer is not None
     if cold:
         await sides.peer.ask("forget")
@@ -334,14 +334,14 @@ async def _ask_there(sides: Sides, pair: Pair, into: Asked, *, cold: bool) -> An
     return told["answer"]
 
 
-def _note(into: Asked, told: dict[str, Any], postgres: float) -> None:
+def _note(into: ReadCost, told: dict[str, Any], postgres: float) -> None:
     into.clock.append(told["seconds"])
     into.python.append(told["python_seconds"])
     into.statements.append(told["statements"])
     into.postgres.append(postgres)
 
 
-def _told(asked: dict[str, Asked]) -> dict[str, Any]:
+def _told(asked: dict[str, ReadCost]) -> dict[str, Any]:
     told: dict[str, Any] = {name: side.told() for name, side in asked.items()} | {"rounds": len(asked["ours"].clock)}
     for name, mine in (("cold", asked["ours"]), ("warm", asked["ours_again"])):
         theirs = asked[f"synapse_{name}"]
@@ -353,18 +353,18 @@ def _told(asked: dict[str, Asked]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------------- a merge
 
 
-async def merges(sides: Sides, world: World, rounds: int) -> dict[str, Any]:
+async def merges(sides: Sides, world: PeerRooms, rounds: int) -> dict[str, Any]:
     """Storing the event that makes the current state the resolution of two branches of the hall, each with ten changes, half of them the same keys.
 
     The whole of storing it, on both sides; its limit is the durable insert of one bare row. The peer's caches are emptied before every other one, and the other rounds are its warm ones.
     """
     assert sides.peer is not None
-    asked = {name: Asked() for name in ("ours", "synapse_cold", "synapse_warm")}
+    asked = {name: ReadCost() for name in ("ours", "synapse_cold", "synapse_warm")}
     ours, bare = {"cold": list[float](), "warm": list[float]()}, list[float]()
     for number in range(2 * rounds + 2):
         last = await _fork(sides, world, number)
         name = "warm" if number % 2 else "cold"
-        into = asked if number >= 2 else {side: Asked() for side in asked}
+        into = asked if number >= 2 else {side: ReadCost() for side in asked}
         await _settled(sides)
         await _ask_here(sides, lambda last=last: stored(sides.store, [last]), into["ours"])  # type: ignore[misc]
         if number >= 2:
@@ -387,7 +387,7 @@ async def merges(sides: Sides, world: World, rounds: int) -> dict[str, Any]:
     return told
 
 
-async def _fork(sides: Sides, world: World, number: int) -> bytes:
+async def _fork(sides: Sides, world: PeerRooms, number: int) -> bytes:
     """Two branches; all but the last event is stored."""
     room = world.hall
     (other,) = room.fork(1)

@@ -54,7 +54,7 @@ CONFIG: Final = {
 LOGGING: Final = "version: 1\ndisable_existing_loggers: false\nroot: {level: WARNING}\n"
 
 
-class Counted:
+class CountedStatements:
     """Statements and transactions so far. One call that sends several pages of rows counts as one statement."""
 
     statements = 0
@@ -80,11 +80,11 @@ class Counted:
 @contextmanager
 def measured(answer: Answer) -> Iterator[None]:
     """Clock, CPU of this process, statements and transactions of the block."""
-    statements, transactions = Counted.statements, Counted.transactions
+    statements, transactions = CountedStatements.statements, CountedStatements.transactions
     cpu, clock = time.process_time(), time.perf_counter()
     yield
     answer["seconds"], answer["python_seconds"] = time.perf_counter() - clock, time.process_time() - cpu
-    answer["statements"], answer["transactions"] = Counted.statements - statements, Counted.transactions - transactions
+    answer["statements"], answer["transactions"] = CountedStatements.statements - statements, CountedStatements.transactions - transactions
 
 
 def own_homeserver(given: Answer) -> SynapseHomeServer:
@@ -229,10 +229,10 @@ class Peer:
         """Wait until its background work (user directory, room statistics) has sent nothing for so long, at most so long."""
         start = time.perf_counter()
         while True:
-            before = Counted.statements
+            before = CountedStatements.statements
             await self.hs.get_clock().sleep(Duration(seconds=quiet_seconds))
-            if Counted.statements == before or time.perf_counter() - start > timeout_seconds:
-                return {"seconds": time.perf_counter() - start, "quiet": Counted.statements == before}
+            if CountedStatements.statements == before or time.perf_counter() - start > timeout_seconds:
+                return {"seconds": time.perf_counter() - start, "quiet": CountedStatements.statements == before}
 
     async def token(self) -> Answer:
         """Where a client is that has seen everything."""
@@ -310,7 +310,7 @@ async def serve(peer: Peer) -> None:
 def main() -> None:
     """Start, serve, stop."""
     given = json.loads(sys.argv[1])
-    Counted.begin()
+    CountedStatements.begin()
     failed: list[BaseException] = []
 
     async def run() -> None:

@@ -21,7 +21,7 @@ import asyncpg
 
 from benchmarks.harness import Bench, percentiles, spent, spread
 from benchmarks.peers import limits
-from benchmarks.peers.process import Synapse
+from benchmarks.peers.process import SynapseProcess
 from storage import Store
 from storage.testing import SHAPES, GeneratedRoom, RoomBuilder, Shape, generate_room
 
@@ -41,7 +41,7 @@ STEADY: Final = SHAPES["small_chat"].replaced(fork_rate=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class PeerScenario:
     """So many clients store batches, each its next when its last is answered; each has rooms of its own and takes them in turn."""
 
     name: str
@@ -56,25 +56,25 @@ class Scenario:
     base: int = BASE_EVENTS
 
 
-def scenarios(bench: Bench) -> list[Scenario]:
+def scenarios(bench: Bench) -> list[PeerScenario]:
     """In the order in which they run."""
     members, rooms = bench.size(5_000, 200), bench.size(10, 4)
     crowd = SHAPES["big_room"].replaced(members=members, rush=1.0, fork_rate=0.0)
     return [
-        Scenario("one at a time, small rooms", 11_000, rooms, 1, 1, "single"),
-        Scenario("one at a time, received over federation", 12_000, rooms, 1, 1, "receive"),
-        Scenario("8 rooms at once", 13_000, 8, 1, 8, "single"),
-        Scenario("batches of 10, one room", 14_000, 1, 10, 1, "linear", STEADY),
-        Scenario("batches of 100, one room", 15_000, 1, 100, 1, "linear", STEADY),
-        Scenario("joins and leaves, one at a time", 16_000, 1, 1, 1, "single", storm=True),
-        Scenario(f"one at a time, room of {members:,} members", 17_000, 1, 1, 1, "single", crowd, base=members + BASE_EVENTS),
+        PeerScenario("one at a time, small rooms", 11_000, rooms, 1, 1, "single"),
+        PeerScenario("one at a time, received over federation", 12_000, rooms, 1, 1, "receive"),
+        PeerScenario("8 rooms at once", 13_000, 8, 1, 8, "single"),
+        PeerScenario("batches of 10, one room", 14_000, 1, 10, 1, "linear", STEADY),
+        PeerScenario("batches of 100, one room", 15_000, 1, 100, 1, "linear", STEADY),
+        PeerScenario("joins and leaves, one at a time", 16_000, 1, 1, 1, "single", storm=True),
+        PeerScenario(f"one at a time, room of {members:,} members", 17_000, 1, 1, 1, "single", crowd, base=members + BASE_EVENTS),
     ]
 
 
 # ------------------------------------------------------------------------------------------------------------------- input
 
 
-class Room(NamedTuple):
+class SentRoom(NamedTuple):
     """A room as it is sent."""
 
     room_id: str
@@ -82,7 +82,7 @@ class Room(NamedTuple):
     pdus: list[bytes]
 
 
-def rooms_of(scenario: Scenario, events: int) -> list[Room]:
+def rooms_of(scenario: PeerScenario, events: int) -> list[SentRoom]:
     """Its rooms, with `events` in all after their bases."""
     each = scenario.base + -(-events // scenario.rooms)
     return [
@@ -91,12 +91,12 @@ def rooms_of(scenario: Scenario, events: int) -> list[Room]:
     ]
 
 
-def _chat(shape: Shape, events: int, seed: int) -> Room:
+def _chat(shape: Shape, events: int, seed: int) -> SentRoom:
     room: GeneratedRoom = generate_room(shape, events, seed=seed)
-    return Room(room.room_id, room.room_version, [event.pdu for event in room])
+    return SentRoom(room.room_id, room.room_version, [event.pdu for event in room])
 
 
-def _storm(events: int, seed: int) -> Room:
+def _storm(events: int, seed: int) -> SentRoom:
     """A room of 300 who come and go, and one of this server who stays: a room without any would be given up there."""
     room = RoomBuilder("11", seed=seed)
     room.start("@stays:s1.test")
@@ -105,10 +105,10 @@ def _storm(events: int, seed: int) -> Room:
         user = room.user(1 + at % 300)
         (room.leave if room.membership(user) == "join" else room.join)(user)
         at += 1
-    return Room(room.room_id, "11", room.pdus[:events])
+    return SentRoom(room.room_id, "11", room.pdus[:events])
 
 
-def clients_of(scenario: Scenario, rooms: Sequence[Room], start: int, end: int) -> list[list[list[bytes]]]:
+def clients_of(scenario: PeerScenario, rooms: Sequence[SentRoom], start: int, end: int) -> list[list[list[bytes]]]:
     """For each client its batches: of each of its rooms the events from `start` to `end` after the base."""
     found = []
     for client in range(scenario.clients):
@@ -122,7 +122,7 @@ def clients_of(scenario: Scenario, rooms: Sequence[Room], start: int, end: int) 
 
 
 @dataclass(slots=True)
-class Counts:
+class StatementCounts:
     """An observer that counts statements without BEGIN and COMMIT, and transactions; without the store's upkeep, some looks a second."""
 
     statements: int = 0
@@ -153,7 +153,7 @@ class Counts:
         """See `storage.database.connection.Observer`."""
 
 
-class Part(NamedTuple):
+class PeerWriteRound(NamedTuple):
     """One round of one side; seconds, and counts of the whole round."""
 
     events: int
@@ -172,19 +172,19 @@ class Sides:
 
     bench: Bench
     store: Store
-    counts: Counts
-    peer: Synapse | None
+    counts: StatementCounts
+    peer: SynapseProcess | None
     """None where only this side is run."""
     raw: Any
     """A pool on a database for the bare inserts."""
     looks: dict[str, Any]
 
-    async def known(self, rooms: Sequence[Room]) -> None:
+    async def known(self, rooms: Sequence[SentRoom]) -> None:
         """The peer hears of rooms before their events come."""
         for room in rooms if self.peer else ():
             await self.peer.ask("room", room_id=room.room_id, room_version=room.version)  # type: ignore[union-attr]
 
-    async def begin(self, scenario: Scenario, rooms: Sequence[Room]) -> None:
+    async def begin(self, scenario: PeerScenario, rooms: Sequence[SentRoom]) -> None:
         """The bases, on both sides."""
         await self.known(rooms)
         how, size = ("linear", BATCH) if scenario.shape.fork_rate == 0 or scenario.storm else ("single", 1)
@@ -197,7 +197,7 @@ class Sides:
             await self.peer.ask("persist", how=how)
             await self.peer.ask("settle", quiet_seconds=0.5, timeout_seconds=20.0)
 
-    async def ours(self, clients: list[list[list[bytes]]]) -> Part:
+    async def ours(self, clients: list[list[list[bytes]]]) -> PeerWriteRound:
         """A round here."""
         events, latencies = _count(clients), list[float]()
         statements, transactions = self.counts.statements, self.counts.transactions
@@ -208,9 +208,9 @@ class Sides:
             await asyncio.gather(*(_append_all(self.store, batches, latencies) for batches in clients))
         wal = await self.looks["ours"].fetchval(SQL_WAL) - wal
         counted = (self.counts.statements - statements, self.counts.transactions - transactions)
-        return Part(events, used.clock, used.python, used.backends, *counted, int(wal), latencies)
+        return PeerWriteRound(events, used.clock, used.python, used.backends, *counted, int(wal), latencies)
 
-    async def theirs(self, clients: list[list[list[bytes]]], how: str) -> Part:
+    async def theirs(self, clients: list[list[list[bytes]]], how: str) -> PeerWriteRound:
         """A round there."""
         assert self.peer is not None
         await self.peer.load(clients)
@@ -219,7 +219,9 @@ class Sides:
             told = await self.peer.ask("persist", how=how)
         wal = await self.looks["synapse"].fetchval(SQL_WAL) - wal
         counted = (told["statements"], told["transactions"])
-        return Part(_count(clients), told["seconds"], told["python_seconds"], used.backends, *counted, int(wal), told["latencies"])
+        return PeerWriteRound(
+            _count(clients), told["seconds"], told["python_seconds"], used.backends, *counted, int(wal), told["latencies"]
+        )
 
     async def sizes(self) -> dict[str, int]:
         """Bytes of all tables and indexes of each side."""
@@ -252,7 +254,7 @@ async def connect(sides: dict[str, str]) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------------- measuring
 
 
-async def measure(sides: Sides, scenario: Scenario, events: int, rounds: int) -> dict[str, Any]:
+async def measure(sides: Sides, scenario: PeerScenario, events: int, rounds: int) -> dict[str, Any]:
     """Rounds of both, in turn; who begins changes from round to round."""
     warm = max(scenario.batch * scenario.clients, scenario.rooms, events // 5)
     each = -(-events // scenario.rooms)
@@ -260,7 +262,7 @@ async def measure(sides: Sides, scenario: Scenario, events: int, rounds: int) ->
     rooms = rooms_of(scenario, (first + each * rounds) * scenario.rooms)
     await sides.begin(scenario, rooms)
     await _round(sides, scenario, clients_of(scenario, rooms, 0, first), 0)
-    before, parts, bare = await sides.sizes(), list[dict[str, Part]](), list[float]()
+    before, parts, bare = await sides.sizes(), list[dict[str, PeerWriteRound]](), list[float]()
     for number in range(rounds):
         clients = clients_of(scenario, rooms, first + number * each, first + (number + 1) * each)
         bare.append(await limits.bare_inserts(sides.raw, clients))
@@ -270,8 +272,8 @@ async def measure(sides: Sides, scenario: Scenario, events: int, rounds: int) ->
     return _told(scenario, parts, bare, {name: after[name] - before[name] for name in after}, sum(raw) / len(raw))
 
 
-async def _round(sides: Sides, scenario: Scenario, clients: list[list[list[bytes]]], number: int) -> dict[str, Part]:
-    found: dict[str, Part] = {}
+async def _round(sides: Sides, scenario: PeerScenario, clients: list[list[list[bytes]]], number: int) -> dict[str, PeerWriteRound]:
+    found: dict[str, PeerWriteRound] = {}
     for name in ("ours", "synapse") if number % 2 else ("synapse", "ours"):
         if name == "ours":
             found[name] = await sides.ours(clients)
@@ -280,7 +282,9 @@ async def _round(sides: Sides, scenario: Scenario, clients: list[list[list[bytes
     return found
 
 
-def _told(scenario: Scenario, parts: list[dict[str, Part]], bare: list[float], grown: dict[str, int], raw: float) -> dict[str, Any]:
+def _told(
+    scenario: PeerScenario, parts: list[dict[str, PeerWriteRound]], bare: list[float], grown: dict[str, int], raw: float
+) -> dict[str, Any]:
     told: dict[str, Any] = {
         "rooms": scenario.rooms,
         "batch": scenario.batch,
@@ -304,18 +308,18 @@ def _told(scenario: Scenario, parts: list[dict[str, Part]], bare: list[float], g
     return told
 
 
-def _rate(part: Part) -> float:
+def _rate(part: PeerWriteRound) -> float:
     return part.events / part.seconds
 
 
-def _cpu(part: Part) -> float:
+def _cpu(part: PeerWriteRound) -> float:
     return (part.python + part.postgres) / part.events
 
 
-def _one_side(parts: list[Part]) -> dict[str, Any]:
+def _one_side(parts: list[PeerWriteRound]) -> dict[str, Any]:
     events = sum(part.events for part in parts)
 
-    def each(of: Callable[[Part], float]) -> dict[str, float]:
+    def each(of: Callable[[PeerWriteRound], float]) -> dict[str, float]:
         return spread([of(part) / part.events * 1e6 for part in parts])
 
     return {

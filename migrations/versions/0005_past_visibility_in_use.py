@@ -76,10 +76,10 @@ kept AS (  -- unless somebody has written the row meanwhile, and cut it
     RETURNING v.room_nid, v.principal_nid
 ),
 past AS (
-    INSERT INTO past_visibility (first_audience, opened_topological, room_nid, principal_nid, audiences, invited_audiences, stretches)
+    INSERT INTO past_visibility (first_audience, opened_topological, room_nid, principal_nid, audiences, invited_audiences, topological_ranges)
     SELECT CASE WHEN c.place > 0 THEN c.first ELSE 0 END, CASE WHEN c.place > 0 THEN COALESCE(opened.topological, 0) ELSE 0 END,
         c.room_nid, c.principal_nid, c.audiences * c.told, NULLIF(c.invited_audiences * c.told, '{}'),
-        stretches_apart(c.room_nid, c.audiences * c.told, NULL, NULL, '{}')
+        disjoint_topological_ranges(c.room_nid, c.audiences * c.told, NULL, NULL, '{}')
     FROM cut c
     JOIN kept USING (room_nid, principal_nid)
     LEFT JOIN LATERAL (

@@ -13,4 +13,6 @@ phase: Final[Phase] = "pre"
 
 def upgrade() -> None:
     index_concurrently("events_received_ts_idx", "ON events (received_ts)")
-    op.execute("COMMENT ON INDEX events_received_ts_idx IS 'Serves: the events received within a time (storage/pipeline/selecting.py).'")
+    op.execute(
+        "COMMENT ON INDEX events_received_ts_idx IS 'Serves: the events received within a time (storage/pipeline/source/filters.py).'"
+    )

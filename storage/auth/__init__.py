@@ -11,8 +11,8 @@ from storage.auth.auth_events import check_auth_events
 from storage.auth.redaction import redaction_allowed
 from storage.auth.resolution import (
     Change,
+    EventSource,
     Resolution,
-    Source,
     auth_chain,
     auth_difference,
     conflicted_subgraph,
@@ -29,8 +29,8 @@ __all__ = [
     "CONTENT_MATTERS",
     "AuthDenied",
     "Change",
+    "EventSource",
     "Resolution",
-    "Source",
     "auth_chain",
     "auth_difference",
     "auth_event_keys",

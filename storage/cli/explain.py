@@ -6,14 +6,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from storage import checks
+from storage import arguments as args
 from storage.cli.common import DsnOption, JsonOption, print_json, run
 from storage.cli.maintaining import maintained
 from storage.database.connection import BEGIN, Connection
-from storage.database.explained import ExplainingConnection, Plan
+from storage.database.explained import ExplainingConnection, QueryPlan
 from storage.errors import InputError
-from storage.maintenance.locality import local_server_name
-from storage.queries.hot import QUESTIONS, Given, ask, deployment_of, token_behind
+from storage.maintenance.local_server import local_server_name
+from storage.queries.catalogue import QUESTIONS, QueryArguments, ask, deployment_of, token_behind
 
 QUERIES: Final = "\n\n".join(f"{name} ({', '.join(one.needs)}): {one.about}." for name, one in QUESTIONS.items())
 BEHIND: Final = 100
@@ -42,7 +42,7 @@ def command(
 
     It is asked some times before, as a new session has much to read and to plan. EXPLAIN itself takes time, most of it for reading clocks.
     """
-    given = Given(room=room, user=user, event=event, server=server, since=since, timestamp=timestamp, limit=limit)
+    given = QueryArguments(room=room, user=user, event=event, server=server, since=since, timestamp=timestamp, limit=limit)
     plans = run(_explain(dsn, query, given, behind, generic=generic))
     if as_json:
         print_json([_document(plan) for plan in plans])
@@ -52,12 +52,12 @@ def command(
         typer.echo("\n".join(_told(plan)) + "\n")
 
 
-async def _explain(dsn: str | None, query: str, given: Given, behind: int, *, generic: bool) -> Sequence[Plan]:
+async def _explain(dsn: str | None, query: str, given: QueryArguments, behind: int, *, generic: bool) -> Sequence[QueryPlan]:
     if query not in QUESTIONS:
         raise InputError(f"no query is named {query!r}: {', '.join(QUESTIONS)}")
     async with maintained(dsn) as database:
         if given.user is not None:
-            checks.local_user(given.user, await local_server_name(database))
+            args.local_user(given.user, await local_server_name(database))
         async with database.connection() as conn:
             await conn.execute(BEGIN["repeatable_read", True])
             try:
@@ -66,7 +66,7 @@ async def _explain(dsn: str | None, query: str, given: Given, behind: int, *, ge
                 await conn.execute("ROLLBACK")
 
 
-async def _plans(conn: Connection, query: str, given: Given, behind: int, *, generic: bool) -> Sequence[Plan]:
+async def _plans(conn: Connection, query: str, given: QueryArguments, behind: int, *, generic: bool) -> Sequence[QueryPlan]:
     given = replace(given, deployment=await deployment_of(conn))
     takes_since = "since" in QUESTIONS[query].needs
     if takes_since and given.since is None:
@@ -80,7 +80,7 @@ async def _plans(conn: Connection, query: str, given: Given, behind: int, *, gen
     return explaining.plans
 
 
-def _document(plan: Plan) -> dict[str, Any]:
+def _document(plan: QueryPlan) -> dict[str, Any]:
     return {
         "sql": plan.sql.strip(),
         "planning_ms": plan.planning_ms,
@@ -92,7 +92,7 @@ def _document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _told(plan: Plan) -> Iterator[str]:
+def _told(plan: QueryPlan) -> Iterator[str]:
     """The plan for people: a line a node, indented."""
     looked = ", ".join(f"{count} of {table}" for table, count in sorted(plan.rows_of_tables().items())) or "none"
     yield f"{plan.planning_ms:.2f} ms planning, {plan.execution_ms:.2f} ms running, {plan.pages} pages; {plan.answer_rows} rows out"

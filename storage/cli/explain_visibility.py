@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from storage import checks
+from storage import arguments as args
 from storage.cli.common import DsnOption, JsonOption, print_json, run
 from storage.cli.maintaining import maintained
 from storage.ids import EventId
 from storage.maintenance.explain import Explanation, explain_visibility
-from storage.maintenance.locality import local_server_name
+from storage.maintenance.local_server import local_server_name
 
 
 def command(
@@ -29,11 +29,11 @@ def command(
 
 
 async def _explain(dsn: str | None, event_id: str, user_or_server: str) -> Explanation:
-    [wanted] = checks.events([event_id])
+    [wanted] = args.events([event_id])
     async with maintained(dsn) as database:
         if user_or_server.startswith("@"):
-            checks.local_user(user_or_server, await local_server_name(database))
+            args.local_user(user_or_server, await local_server_name(database))
         else:
-            checks.server(user_or_server)
+            args.server(user_or_server)
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
             return await explain_visibility(conn, EventId(wanted), user_or_server)

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import track
 
 from storage.cli.common import DsnOption, JsonOption, print_values, run
-from storage.cli.importing.reading import STANDARD_INPUT
 from storage.cli.maintaining import maintained
 from storage.errors import InputError
 from storage.ids import RoomId
+from storage.importing.reading import STANDARD_INPUT
 from storage.maintenance.archive import archive, rooms_to_archive
 
 STANDARD_OUTPUT: Final = STANDARD_INPUT

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from storage import checks
+from storage import arguments as args
 from storage.cli.common import DsnOption, JsonOption, print_json, run
 from storage.cli.maintaining import maintained
 from storage.persist.erasure import erase_user, restore_user
@@ -28,6 +28,6 @@ def command(
 
 
 async def _forget(dsn: str | None, user: str, *, undo: bool) -> bool:
-    user_id = checks.user(user)
+    user_id = args.user(user)
     async with maintained(dsn) as database, database.connection() as conn:
         return await (restore_user(conn, user_id) if undo else erase_user(conn, user_id, time.time_ns() // 1_000_000))

@@ -5,8 +5,8 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, run
 from storage.cli.maintaining import maintained
 from storage.cli.verify import RoomsOption
-from storage.maintenance.garbage import TABLES, WORK, Collected, collect, collect_all
 from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.state_group_gc import TABLES, WORK, Collected, collect, collect_all
 
 
 def command(dsn: DsnOption = None, *, room: RoomsOption = None, as_json: JsonOption = False) -> None:

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, print_values, run
-from storage.cli.importing import Import, Rejects, Summary
-from storage.cli.importing.reading import check_readable
 from storage.config import Config
 from storage.database.deployment import NO_SERVER
 from storage.errors import InputError
-from storage.opening import open_store
+from storage.importing import Import, Rejects, Summary
+from storage.importing.reading import check_readable
+from storage.store.open import open_store
 
 INSTANCE_NAME = "import"
 OUTCOMES = ("stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid", "bad_line")
@@ -112,12 +112,12 @@ class Bar:
         self._progress.stop()
 
     def lines_done(self, count: int, size: int) -> None:
-        """See `storage.cli.importing.run.Progress`."""
+        """See `storage.importing.run.Progress`."""
         self._lines += count
         self._progress.update(self._task, advance=count if self._again else size, lines=self._lines)
 
     def round_begins(self, lines: int) -> None:
-        """See `storage.cli.importing.run.Progress`."""
+        """See `storage.importing.run.Progress`."""
         self._again = True
         self._lines = 0
         self._task = self._progress.add_task("trying again", total=lines, lines=0)

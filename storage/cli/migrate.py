@@ -7,11 +7,11 @@ import typer
 
 from storage.cli.common import DsnOption, JsonOption, database_dsn, print_rows, print_values, run
 from storage.config import Config
-from storage.database.migrate import HEAD_REVISION, How, migrate, migrate_before, migration_sql, pending
+from storage.database.migrate import HEAD_REVISION, MigrationOptions, migrate, migrate_before, migration_sql, pending
 from storage.database.roles import grant, grants_sql
 
 if TYPE_CHECKING:
-    from storage.database.steps import Step
+    from storage.database.steps import MigrationStep
 
 
 def command(
@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Bring the schema of the database up to what this version needs."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    how = How(lock_timeout_ms=lock_timeout_ms, role_prefix=role_prefix)
+    how = MigrationOptions(lock_timeout_ms=lock_timeout_ms, role_prefix=role_prefix)
     if sql:
         typer.echo(grants_sql(role_prefix) if grants else migration_sql(how=how), nl=False)
     elif listed:
@@ -45,7 +45,7 @@ def command(
         print_values({"revision": run(_migrate(dsn, how, pre=pre)), "wanted": HEAD_REVISION}, as_json=as_json)
 
 
-def _list(dsn: str | None, how: How, *, as_json: bool) -> None:
+def _list(dsn: str | None, how: MigrationOptions, *, as_json: bool) -> None:
     steps = run(_pending(dsn, how))
     rows = [(step.revision, step.phase, step.title, step.job.name if step.job else None) for step in steps]
     print_rows("Steps", ["revision", "phase", "step", "background job"], rows, as_json=as_json)
@@ -53,12 +53,12 @@ def _list(dsn: str | None, how: How, *, as_json: bool) -> None:
         typer.echo(f"nothing to do: the schema is {HEAD_REVISION}")
 
 
-async def _migrate(dsn: str | None, how: How, *, pre: bool) -> str | None:
+async def _migrate(dsn: str | None, how: MigrationOptions, *, pre: bool) -> str | None:
     async with database_dsn(dsn, Config.from_env()) as target:
         return await (migrate_before if pre else migrate)(target, how=how)
 
 
-async def _pending(dsn: str | None, how: How) -> "list[Step]":
+async def _pending(dsn: str | None, how: MigrationOptions) -> "list[MigrationStep]":
     async with database_dsn(dsn, Config.from_env()) as target:
         return await pending(target, how=how)
 

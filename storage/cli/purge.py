@@ -8,8 +8,8 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, print_rows, run
 from storage.cli.maintaining import maintained
 from storage.errors import InputError
-from storage.maintenance.locality import local_server_name
-from storage.maintenance.purge import Job, Purged, jobs, purge_history, purge_retention, purge_room, resume
+from storage.maintenance.local_server import local_server_name
+from storage.maintenance.purge import Purged, PurgeJob, jobs, purge_history, purge_retention, purge_room, resume
 
 RoomArgument = Annotated[str | None, typer.Argument(metavar="ROOM_ID", help="The room.", show_default=False)]
 BeforeOption = Annotated[
@@ -75,7 +75,7 @@ def command(
     _print_purged(run(work()), dry_run=dry_run, as_json=as_json)
 
 
-async def _jobs(dsn: str | None) -> list[Job]:
+async def _jobs(dsn: str | None) -> list[PurgeJob]:
     async with maintained(dsn) as database:
         return await jobs(database)
 
@@ -106,7 +106,7 @@ def _document(purged: Purged) -> dict[str, Any]:
     return {"room_id": purged.room_id, "events": purged.events, "job": None if purged.job is None else purged.job._asdict()}
 
 
-def _print_jobs(found: list[Job], *, as_json: bool) -> None:
+def _print_jobs(found: list[PurgeJob], *, as_json: bool) -> None:
     if as_json:
         print_json([job._asdict() for job in found])
         return

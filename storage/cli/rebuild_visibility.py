@@ -6,7 +6,7 @@ import typer
 
 from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_values, run
 from storage.cli.maintaining import maintained
-from storage.maintenance.locality import local_server_name
+from storage.maintenance.local_server import local_server_name
 from storage.maintenance.repair import rebuild_visibility
 
 

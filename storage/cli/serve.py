@@ -16,11 +16,11 @@ from prometheus_client import REGISTRY, start_http_server
 from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_json, run
 from storage.config import Config
 from storage.errors import InputError
-from storage.metrics import expose
-from storage.opening import open_store
-from storage.replication import Exchange, Server
+from storage.observability.prometheus import expose
+from storage.replication import ReplicationPeer, Server
 from storage.replication.tls import server_context
-from storage.store import Store
+from storage.store.facade import Store
+from storage.store.open import open_store
 
 DEFAULT_PORT = 9092
 
@@ -110,12 +110,12 @@ def _scraped(store: Store, host: str, port: int) -> Iterator[str]:
         thread.join()
 
 
-def _over_redis(store: Store, url: str, config: Config) -> Exchange:
+def _over_redis(store: Store, url: str, config: Config) -> ReplicationPeer:
     try:
         from storage.replication.redis_transport import RedisTransport  # noqa: PLC0415  # redis-py is an extra
     except ImportError as error:
         raise InputError(f"--redis needs the extra: pip install 'room-event-storage[redis]' ({error})") from None
-    return Exchange(store, RedisTransport(url, store.server_name, config))
+    return ReplicationPeer(store, RedisTransport(url, store.server_name, config))
 
 
 def _stopped() -> asyncio.Event:

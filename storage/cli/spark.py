@@ -141,7 +141,7 @@ def export(
 ) -> None:
     """Write events, state deltas and visibility as Parquet, and read them back."""
     with _spark(dsn, master, conf) as (spark, target):
-        last = importlib.import_module("storage.pipeline.exporting").last_export(path) if since == "last" else None
+        last = importlib.import_module("storage.pipeline.export").last_export(path) if since == "last" else None
         token = (None if last is None else last.upto) if since == "last" else since
         made = _pipeline().export_parquet(spark, target, path, since=token, partitions=tasks or 8)
     print_values(asdict(made), as_json=as_json)
@@ -299,7 +299,7 @@ def _keys(given: list[str] | None) -> dict[tuple[str, str], Any]:
     found: dict[tuple[str, str], Any] = {}
     if not given:
         return found
-    examining = importlib.import_module("storage.pipeline.examining")
+    examining = importlib.import_module("storage.pipeline.imports.validate")
     for text in given:
         parts = text.split()
         try:

@@ -8,13 +8,13 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, print_values, run
 from storage.cli.maintaining import maintained
 from storage.database.connection import Connection
-from storage.maintenance.sizes import Counts, LargeState, TableSize, counts, largest_states, table_sizes
+from storage.maintenance.sizes import LargeState, StoreCounts, TableSize, counts, largest_states, table_sizes
 
 
 class Stats(NamedTuple):
     """All that is shown."""
 
-    counts: Counts
+    counts: StoreCounts
     tables: list[TableSize]
     states: list[LargeState]
 

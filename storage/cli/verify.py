@@ -8,7 +8,7 @@ from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption
 from storage.cli.maintaining import maintained
 from storage.database.connection import Database
 from storage.maintenance.indexes import prove_indexes
-from storage.maintenance.locality import local_server_name
+from storage.maintenance.local_server import local_server_name
 from storage.maintenance.repair import repair, repair_positions
 from storage.maintenance.verify import Finding, verify
 from storage.maintenance.verify.run import verify_database
@@ -18,7 +18,7 @@ RoomsOption = Annotated[
 ]
 
 
-class Told(NamedTuple):
+class ReportedFinding(NamedTuple):
     """A finding, and whether it is mended by now."""
 
     finding: Finding
@@ -50,7 +50,7 @@ def _columns(finding: Finding) -> tuple[str, str, str, str, str]:
     return finding.check, finding.room_id or "", "\n".join(finding.subject), finding.found, finding.expected
 
 
-def _document(told: Told) -> dict[str, Any]:
+def _document(told: ReportedFinding) -> dict[str, Any]:
     finding = told.finding
     return {
         "check": finding.check,
@@ -63,16 +63,16 @@ def _document(told: Told) -> dict[str, Any]:
     }
 
 
-async def _verify(dsn: str | None, server_name: str | None, rooms: list[str] | None, *, mend: bool) -> list[Told]:
+async def _verify(dsn: str | None, server_name: str | None, rooms: list[str] | None, *, mend: bool) -> list[ReportedFinding]:
     async with maintained(dsn) as database:
         name = await local_server_name(database, server_name)
         found = [finding async for finding in verify(database, server_name=name, room_ids=rooms)]
         if not mend:
-            return [Told(finding, repaired=False) for finding in found]
+            return [ReportedFinding(finding, repaired=False) for finding in found]
         return await _repaired(database, name, found)
 
 
-async def _repaired(database: Database, server_name: str, found: list[Finding]) -> list[Told]:
+async def _repaired(database: Database, server_name: str, found: list[Finding]) -> list[ReportedFinding]:
     """Repair the rooms where that helps, and what they share, and look at them again. `StorageCorrupt` where an index lies."""
     await prove_indexes(database, "a repair")
     rooms = list(dict.fromkeys(finding.room_id for finding in found if finding.repairable and finding.room_id is not None))
@@ -86,5 +86,5 @@ async def _repaired(database: Database, server_name: str, found: list[Finding]) 
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
             left |= {finding async for finding in verify_database(conn)}
     looked_at = {*rooms, *([None] if shared else [])}
-    old = [Told(finding, repaired=finding.room_id in looked_at and finding not in left) for finding in found]
-    return old + [Told(finding, repaired=False) for finding in left if finding not in found]
+    old = [ReportedFinding(finding, repaired=finding.room_id in looked_at and finding not in left) for finding in found]
+    return old + [ReportedFinding(finding, repaired=False) for finding in left if finding not in found]

@@ -30,7 +30,7 @@ COPIES: Final = (Path("/var/cache/room-event-storage"), Path(tempfile.gettempdir
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The user and group a server runs under; `switch` where that is not ourselves."""
+    """The user and group a server runs under; `swap` where that is not ourselves."""
 
     uid: int
     gid: int

@@ -37,7 +37,7 @@ from storage.errors import (
     StorageClosed,
     StorageError,
 )
-from storage.measures import Measures
+from storage.observability.counters import Measures
 
 T = TypeVar("T")
 
@@ -285,9 +285,9 @@ class Database:
         if self.era != era:
             raise self.guard.error()
 
-    def connection(self) -> "Use":
+    def connection(self) -> "ConnectionUse":
         """A connection in autocommit: each statement is a transaction of its own. To be entered with `async with`."""
-        return Use(self)
+        return ConnectionUse(self)
 
     @asynccontextmanager
     async def transaction(self, *, isolation: Isolation = "read_committed", readonly: bool = False) -> AsyncIterator[Connection]:
@@ -325,7 +325,7 @@ class Database:
         return random.uniform(0, ceiling_ms) / 1000  # noqa: S311  # no secret
 
     async def acquire(self) -> Connection:
-        """A connection for `Use`. `DatabaseUnavailable` if none is free within `Config.pool_acquire_timeout_ms`."""
+        """A connection for `ConnectionUse`. `DatabaseUnavailable` if none is free within `Config.pool_acquire_timeout_ms`."""
         if self._closed:
             raise StorageClosed("database")
         session = self._pool.at_hand() if self.guard.is_current else None
@@ -366,7 +366,7 @@ class Database:
             await self._pool.settle(session)
 
 
-class Use:
+class ConnectionUse:
     """A connection for the time of one block."""
 
     __slots__ = ("_conn", "_database")

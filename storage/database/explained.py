@@ -19,7 +19,7 @@ SCANS = ("Seq Scan", "Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Tid S
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class QueryPlan:
     """What EXPLAIN (ANALYZE, BUFFERS) told of one statement; ``tree`` is its outermost node, in Postgres' words."""
 
     sql: str
@@ -89,7 +89,7 @@ class ExplainingConnection(Connection):
     def __init__(self, driver: Any, *, generic: bool = False) -> None:
         super().__init__(driver)
         self.generic = generic
-        self.plans: list[Plan] = []
+        self.plans: list[QueryPlan] = []
 
     @classmethod
     def over(cls, conn: Connection, *, generic: bool = False) -> Self:
@@ -123,7 +123,7 @@ class ExplainingConnection(Connection):
 
     async def _explain(self, sql: str, args: tuple[object, ...]) -> None:
         told = await self._explain_generic(sql, args) if self.generic else await super().fetchval(f"{EXPLAIN} {sql}", *args)
-        self.plans.append(Plan.of(sql, told))
+        self.plans.append(QueryPlan.of(sql, told))
 
     async def _explain_generic(self, sql: str, args: tuple[object, ...]) -> str:
         types = [parameter.name for parameter in (await self._driver.prepare(sql)).get_parameters()]

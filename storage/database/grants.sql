@@ -53,14 +53,14 @@ BEGIN
             ('state_keys', 'SELECT, INSERT', 'SELECT, INSERT'),
             ('rooms',
                 'SELECT, INSERT, UPDATE (write_version, next_audience, current_state_group, last_stream_ordering, max_topological_ordering, '
-                'current_audience, moves, joined_count, invited_count, forward_extremities, strays)',
+                'current_audience, moves, joined_count, invited_count, forward_extremities, out_of_range)',
                 'SELECT, UPDATE, DELETE'),
             ('events',
                 'SELECT, INSERT, UPDATE (stream_ordering, topological_ordering, state_group_before, state_group_after, audience, redacted_by, '
                 'writer_nid, outlier, backfilled, soft_failed, ineffective, after_gap, rejected, prev_events, auth_events)',
                 'SELECT, UPDATE, DELETE'),
-            ('moved_events', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
-            ('missing_events', 'SELECT, INSERT, UPDATE (covered, child_nids), DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('reordered_events', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('missing_events', 'SELECT, INSERT, UPDATE (superseded, child_nids), DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('gap_failures', 'SELECT, INSERT, UPDATE, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
             ('dropped_extremities', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('waiting_redactions', 'SELECT, INSERT, DELETE', 'SELECT, INSERT, UPDATE, DELETE'),
@@ -76,7 +76,7 @@ BEGIN
                 'SELECT, INSERT, UPDATE (last_join_topological, joined_count, invited_count, audiences, invited_audiences, '
                 'first_audience)',
                 'SELECT, INSERT, UPDATE, DELETE'),
-            ('past_visibility', 'SELECT, INSERT, UPDATE (audiences, invited_audiences, stretches)', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('past_visibility', 'SELECT, INSERT, UPDATE (audiences, invited_audiences, topological_ranges)', 'SELECT, INSERT, UPDATE, DELETE'),
             ('audiences', 'SELECT, INSERT, UPDATE (branches, continued)', 'SELECT, INSERT, UPDATE, DELETE'),
             ('erased_users', 'SELECT, INSERT, DELETE', 'SELECT'),
             ('stream_positions', 'SELECT, INSERT, UPDATE', 'SELECT, INSERT, UPDATE'),
@@ -89,7 +89,7 @@ BEGIN
             ('cache_invalidations', 'SELECT, INSERT', 'SELECT, INSERT, DELETE'),
             ('import_events', 'SELECT, INSERT, DELETE, TRUNCATE', 'SELECT'),
             ('purge_jobs', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
-            ('purge_leavings', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
+            ('purge_retained_events', 'SELECT', 'SELECT, INSERT, UPDATE, DELETE'),
             ('stored_events', 'SELECT', 'SELECT'),
             ('whole_visibility', 'SELECT', 'SELECT')
         ) AS t (name, for_runtime, for_purger)

@@ -26,12 +26,12 @@ from storage.errors import DatabaseConflict, DatabaseError, MigrationBlocked, Sc
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
-    from storage.database.steps import Step
+    from storage.database.steps import MigrationStep
 
-HEAD_REVISION: Final = "0009"
+HEAD_REVISION: Final = "0010"
 """The latest that this package knows, at which `migrate` arrives."""
 
-OLDEST_REVISION: Final = "0009"
+OLDEST_REVISION: Final = "0010"
 """The oldest that it can serve: it needs nothing that came later."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
@@ -50,7 +50,7 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class MigrationOptions:
     """Of a migration. None: as the environment or the defaults have it."""
 
     lock_timeout_ms: int | None = None
@@ -91,7 +91,7 @@ async def current_revision(conn: Connection) -> str | None:
     return revision
 
 
-async def migrate(dsn: str, *, revision: str = "head", how: How | None = None) -> str | None:
+async def migrate(dsn: str, *, revision: str = "head", how: MigrationOptions | None = None) -> str | None:
     """`alembic upgrade` on the database; the revision it is at afterwards. Several processes may do so at once.
 
     Each step is a transaction of its own: where one fails, those before it stay done. `DatabaseConflict` where one has waited too long for a
@@ -99,7 +99,7 @@ async def migrate(dsn: str, *, revision: str = "head", how: How | None = None) -
     """
     async with await _opened(dsn, how) as database:
         try:
-            await asyncio.to_thread(_upgrade, dsn, revision, how or How())  # alembic runs an event loop of its own
+            await asyncio.to_thread(_upgrade, dsn, revision, how or MigrationOptions())  # alembic runs an event loop of its own
         except Exception as error:
             told = _translated(error)
             if told is None:
@@ -110,7 +110,7 @@ async def migrate(dsn: str, *, revision: str = "head", how: How | None = None) -
             return await current_revision(conn)
 
 
-async def migrate_before(dsn: str, *, how: How | None = None) -> str | None:
+async def migrate_before(dsn: str, *, how: MigrationOptions | None = None) -> str | None:
     """What can be done while processes of the release before are at work: the steps up to the first "post" one; the revision afterwards."""
     steps = await pending(dsn, how=how)
     first_post = next((at for at, step in enumerate(steps) if step.phase == "post"), len(steps))
@@ -120,18 +120,18 @@ async def migrate_before(dsn: str, *, how: How | None = None) -> str | None:
     return await migrate(dsn, revision=steps[first_post - 1].revision, how=how)
 
 
-async def pending(dsn: str, *, how: How | None = None) -> "list[Step]":
+async def pending(dsn: str, *, how: MigrationOptions | None = None) -> "list[MigrationStep]":
     """The steps that `migrate` would take, in order."""
     from storage.database.steps import steps_between  # noqa: PLC0415  # alembic is slow to import
 
     async with await _opened(dsn, how) as database, database.connection() as conn:
         current = await current_revision(conn)
-    return steps_between(script_directory((how or How()).scripts), current, "head")
+    return steps_between(script_directory((how or MigrationOptions()).scripts), current, "head")
 
 
-def migration_sql(revision: str = "head", *, how: How | None = None) -> str:
+def migration_sql(revision: str = "head", *, how: MigrationOptions | None = None) -> str:
     """The statements that `migrate` would run on an empty database, or between two revisions (`0001:0002`), as one script for psql."""
-    return _run_alembic(revision, sql=True, dsn=None, how=how or How())
+    return _run_alembic(revision, sql=True, dsn=None, how=how or MigrationOptions())
 
 
 def script_directory(scripts: Path | None = None) -> "ScriptDirectory":
@@ -148,17 +148,17 @@ def scripts_directory() -> Path:
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
-async def _opened(dsn: str, how: How | None) -> Database:
+async def _opened(dsn: str, how: MigrationOptions | None) -> Database:
     """One connection, as the steps have it."""
-    schema = (how or How()).database_schema or Config.from_env().database_schema
+    schema = (how or MigrationOptions()).database_schema or Config.from_env().database_schema
     return await Database.open(dsn, config=replace(ONE_CONNECTION, database_schema=schema))
 
 
-def _upgrade(dsn: str, revision: str, how: How) -> None:
+def _upgrade(dsn: str, revision: str, how: MigrationOptions) -> None:
     _run_alembic(revision, sql=False, dsn=dsn, how=how)
 
 
-def _run_alembic(revision: str, *, sql: bool, dsn: str | None, how: How) -> str:
+def _run_alembic(revision: str, *, sql: bool, dsn: str | None, how: MigrationOptions) -> str:
     """`alembic upgrade`, with the scripts where they are; what it printed."""
     from alembic import command  # noqa: PLC0415  # slow to import, and rarely needed
     from alembic.config import Config as AlembicConfig  # noqa: PLC0415

@@ -64,7 +64,7 @@ def membership_code(membership: object) -> int:
     return MEMBERSHIPS.get(membership, 0) if isinstance(membership, str) else 0
 
 
-class Names:
+class InternedNames:
     """What a process has learned of the interned names, in both directions; forgotten all at once when it grows too large."""
 
     def __init__(self, limit: int) -> None:

@@ -24,7 +24,7 @@ CREATE TABLE deployment (
 );
 COMMENT ON TABLE deployment IS 'One row. Tokens carry the deployment id, so that a token of another database is refused.';
 COMMENT ON COLUMN deployment.incarnation IS
-    'Which cluster, database and timeline this was when a store was opened last. In another one it was restored (storage/streams/restored.py).';
+    'Which cluster, database and timeline this was when a store was opened last. In another one it was restored (storage/streams/restore_detection.py).';
 COMMENT ON COLUMN deployment.server_name IS
     'The homeserver whose users are local: visibility and memberships are kept for them. Set by the first store that opens, and no '
     'other is let in. NULL: everything so far was imported without a name.';
@@ -38,7 +38,7 @@ CREATE TABLE schema_compatibility (
 COMMENT ON TABLE schema_compatibility IS
     'One row. Code that was made for an older schema than code_revision cannot serve this one any more. Set by each step of a migration that is '
     'for after the last old process ("post"); alembic_version says which schema this is.';
-INSERT INTO schema_compatibility (code_revision) VALUES ('0005');
+INSERT INTO schema_compatibility (code_revision) VALUES ('0010');
 
 CREATE TABLE background_jobs (
     name text COLLATE "C" NOT NULL,
@@ -145,7 +145,7 @@ CREATE TABLE rooms (
     room_id text COLLATE "C" NOT NULL,
     room_version text COLLATE "C" NOT NULL,
     forward_extremities bigint[] NOT NULL,
-    strays int8multirange NOT NULL DEFAULT '{}',
+    out_of_range int8multirange NOT NULL DEFAULT '{}',
     CONSTRAINT rooms_pkey PRIMARY KEY (room_nid),
     CONSTRAINT rooms_room_id_key UNIQUE (room_id),
     CONSTRAINT rooms_extremities_check CHECK (forward_extremities = '{}' OR current_state_group IS NOT NULL)
@@ -160,13 +160,13 @@ COMMENT ON COLUMN rooms.last_stream_ordering IS 'Position of the latest live eve
 COMMENT ON COLUMN rooms.max_topological_ordering IS 'Largest topological ordering ever given in the room; 0 for none.';
 COMMENT ON COLUMN rooms.current_audience IS 'The audience of the current state: the number of the main line opened last. 0 for none.';
 COMMENT ON COLUMN rooms.moves IS
-    'How many writes have moved events of the room in its topological order (moved_events). 0 nearly everywhere: where depths are honest none does.';
+    'How many writes have moved events of the room in its topological order (reordered_events). 0 nearly everywhere: where depths are honest none does.';
 COMMENT ON COLUMN rooms.removals IS
     'Grows by one with each transaction that throws away events or state groups of the room, or takes events out of its timeline. A writer that '
-    'planned on an older number is refused only if what it builds on has gone (has_lost_footing).';
+    'planned on an older number is refused only if what it builds on has gone (dependencies_purged).';
 COMMENT ON COLUMN rooms.joined_count IS 'Members of the current state that are joined. Serves: the summary of a room, without counting.';
 COMMENT ON COLUMN rooms.invited_count IS 'The same for invited.';
-COMMENT ON COLUMN rooms.strays IS
+COMMENT ON COLUMN rooms.out_of_range IS
     'Stretches of the topological order with events that stand where audiences.opened_topological does not let one look for them: '
     'of long forks, of history. They are looked through by every reader, so that pages miss nothing. What no local user may ever see, as '
     'history from before the first of them came that was not shared, is not among them.';
@@ -280,9 +280,9 @@ COMMENT ON INDEX events_room_stream_idx IS 'Serves: the timeline of a room for /
 CREATE INDEX events_gap_idx ON events (room_nid, stream_ordering) WHERE after_gap;
 COMMENT ON INDEX events_gap_idx IS 'Serves: the last gap that a timeline would cross.';
 CREATE INDEX events_room_time_idx ON events (room_nid, origin_server_ts) WHERE NOT outlier;
-COMMENT ON INDEX events_room_time_idx IS 'Serves: the event nearest to a time (storage/queries/near.py).';
+COMMENT ON INDEX events_room_time_idx IS 'Serves: the event nearest to a time (storage/queries/timestamp_to_event.py).';
 CREATE INDEX events_received_ts_idx ON events (received_ts);
-COMMENT ON INDEX events_received_ts_idx IS 'Serves: the events received within a time (storage/pipeline/selecting.py).';
+COMMENT ON INDEX events_received_ts_idx IS 'Serves: the events received within a time (storage/pipeline/source/filters.py).';
 CREATE INDEX events_uncensored_idx ON events (event_nid) WHERE encoding = 0 AND (redacted_by IS NOT NULL OR redacted_form);
 COMMENT ON INDEX events_uncensored_idx IS
     'Serves: what is to be censored (storage/maintenance/censor.py). Redacted events only, and each leaves it when that is done.';
@@ -292,25 +292,25 @@ COMMENT ON INDEX events_relation_idx IS
     'Serves: what relates to an event, in order (storage/queries/relations.py); what is aggregated of it (storage/queries/aggregations.py). '
     'Nothing for events without a relation.';
 
-CREATE TABLE moved_events (
+CREATE TABLE reordered_events (
     moves bigint NOT NULL,
     event_nid bigint NOT NULL,
     topological_before bigint NOT NULL,
     room_nid int NOT NULL,
-    CONSTRAINT moved_events_pkey PRIMARY KEY (room_nid, moves, event_nid),
-    CONSTRAINT moved_events_moves_check CHECK (moves > 0)
+    CONSTRAINT reordered_events_pkey PRIMARY KEY (room_nid, moves, event_nid),
+    CONSTRAINT reordered_events_moves_check CHECK (moves > 0)
 );
-COMMENT ON TABLE moved_events IS
-    'Where events stood before they moved up (storage/graph/order.py), so that a pagination token means what it meant when it was made. The place '
+COMMENT ON TABLE reordered_events IS
+    'Where events stood before they moved up (storage/graph/topological_ordering.py), so that a pagination token means what it meant when it was made. The place '
     'of an event as of a token is that of its first row with more moves than the token has, else the one where it stands.';
-COMMENT ON COLUMN moved_events.moves IS 'rooms.moves as this write made it.';
-COMMENT ON COLUMN moved_events.topological_before IS 'Less than in the next row of the event, or than events.topological_ordering. Its stream_ordering stays as it is.';
-COMMENT ON CONSTRAINT moved_events_pkey ON moved_events IS 'Serves: what has moved in a room since a pagination token was made.';
+COMMENT ON COLUMN reordered_events.moves IS 'rooms.moves as this write made it.';
+COMMENT ON COLUMN reordered_events.topological_before IS 'Less than in the next row of the event, or than events.topological_ordering. Its stream_ordering stays as it is.';
+COMMENT ON CONSTRAINT reordered_events_pkey ON reordered_events IS 'Serves: what has moved in a room since a pagination token was made.';
 
 CREATE TABLE missing_events (
     event_nid bigint NOT NULL,
     room_nid int NOT NULL,
-    covered boolean NOT NULL,
+    superseded boolean NOT NULL,
     event_id text COLLATE "C" NOT NULL,
     child_nids bigint[] NOT NULL,
     CONSTRAINT missing_events_pkey PRIMARY KEY (event_nid),
@@ -319,7 +319,7 @@ CREATE TABLE missing_events (
 COMMENT ON TABLE missing_events IS
     'Parents that are named by a held event and are not held themselves, or only as outliers: the backward extremities, or gaps. '
     'When the event arrives it takes over the nid and leaves this table, so that edges never need rewriting.';
-COMMENT ON COLUMN missing_events.covered IS
+COMMENT ON COLUMN missing_events.superseded IS
     'An accepted live event stands on it, directly or over events that were not accepted: it will be no forward extremity. Also where those were '
     'purged since, and where it was held and purged itself.';
 COMMENT ON COLUMN missing_events.child_nids IS 'The held events that name it.';
@@ -353,7 +353,7 @@ CREATE TABLE dropped_extremities (
     CONSTRAINT dropped_extremities_pkey PRIMARY KEY (room_nid, event_nid)
 );
 COMMENT ON TABLE dropped_extremities IS
-    'Events that would be forward extremities but for the limit of them, and whose state the others covered (storage/persist/pruning.py), or '
+    'Events that would be forward extremities but for the limit of them, and whose state the others covered (storage/persist/plan/extremity_limit.py), or '
     'because what named them was purged. An event that was dropped is never one again.';
 COMMENT ON CONSTRAINT dropped_extremities_pkey ON dropped_extremities IS 'Serves: the forward extremities of a room from its events, for verification.';
 
@@ -566,7 +566,7 @@ CREATE TABLE past_visibility (
     principal_nid int NOT NULL,
     audiences int8multirange NOT NULL,
     invited_audiences int8multirange,
-    stretches int8multirange NOT NULL,
+    topological_ranges int8multirange NOT NULL,
     CONSTRAINT past_visibility_pkey PRIMARY KEY (room_nid, principal_nid, first_audience)
 );
 COMMENT ON TABLE past_visibility IS
@@ -576,12 +576,12 @@ COMMENT ON COLUMN past_visibility.opened_topological IS
     'Where the topological order had come to when first_audience was opened. It grows with first_audience.';
 COMMENT ON COLUMN past_visibility.audiences IS 'As in visibility, of these audiences only.';
 COMMENT ON COLUMN past_visibility.invited_audiences IS 'Likewise.';
-COMMENT ON COLUMN past_visibility.stretches IS
-    'Where in the topological order the events of these audiences stand, as stretches_apart tells: what audiences.opened_topological says '
+COMMENT ON COLUMN past_visibility.topological_ranges IS
+    'Where in the topological order the events of these audiences stand, as disjoint_topological_ranges tells: what audiences.opened_topological says '
     'of old numbers does not change any more.';
 COMMENT ON CONSTRAINT past_visibility_pkey ON past_visibility IS 'Serves: whether a principal is in an old audience (saw_before).';
 CREATE INDEX past_visibility_order_idx ON past_visibility (room_nid, principal_nid, opened_topological, first_audience);
-COMMENT ON INDEX past_visibility_order_idx IS 'Serves: the rows near to a place in the order (sight_near).';
+COMMENT ON INDEX past_visibility_order_idx IS 'Serves: the rows near to a place in the order (visibility_near).';
 
 CREATE VIEW whole_visibility AS
 SELECT v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count,
@@ -610,15 +610,15 @@ CREATE TABLE audiences (
 );
 COMMENT ON TABLE audiences IS
     'The numbers in use. They lie on lines: the main line follows the current state in steps of 2^40, and the numbers between two '
-    'steps are for lines that branch off there (storage/visibility/numbers.py).';
+    'steps are for lines that branch off there (storage/visibility/audience_numbering.py).';
 COMMENT ON COLUMN audiences.branches IS 'How many lines branch off this number.';
 COMMENT ON COLUMN audiences.continued IS 'The line goes on after this number.';
 COMMENT ON COLUMN audiences.opened_topological IS
     'On the main line: where the topological order had come to when the number was opened. It grows with the numbers, so events of '
-    'this number, and of what branches off it, lie between this and the next number''s, give or take order_slack(), or in rooms.strays. '
+    'this number, and of what branches off it, lie between this and the next number''s, give or take order_slack(), or in rooms.out_of_range. '
     'NULL: a number that branches off, or stands for one state alone.';
 COMMENT ON CONSTRAINT audiences_pkey ON audiences IS
-    'Serves: give a number to a new audience; where in the order the audiences of a reader lie (stretches_of).';
+    'Serves: give a number to a new audience; where in the order the audiences of a reader lie (topological_ranges_of).';
 
 CREATE TABLE erased_users (
     erased_ts bigint NOT NULL,
@@ -670,7 +670,7 @@ CREATE TABLE lost_positions (
 );
 COMMENT ON TABLE lost_positions IS
     'Gaps that were left in the streams when the database had been restored: positions between were given, if at all, to facts that are gone, and '
-    'are never given again (storage/streams/restored.py).';
+    'are never given again (storage/streams/restore_detection.py).';
 COMMENT ON COLUMN lost_positions.instance_names IS 'The writers that the stream had. Empty: the gap is of code that did not note them.';
 COMMENT ON COLUMN lost_positions.kept_upto IS
     'For each of these writers: up to where its facts were kept. Its gap begins there, at or before lost_after, as writers do not commit in the order of their ids.';
@@ -790,22 +790,22 @@ COMMENT ON COLUMN purge_jobs.swept_count IS 'Those of the outliers that nothing 
 COMMENT ON COLUMN purge_jobs.state_group_count IS 'State groups that are gone.';
 COMMENT ON COLUMN purge_jobs.local IS 'Also what local users sent, which no other server may hold.';
 COMMENT ON COLUMN purge_jobs.room_id IS 'For people: of a whole room that was purged nothing else tells it.';
-COMMENT ON COLUMN purge_jobs.phase IS 'What it is at: history, deltas, groups, leavings, room; done.';
+COMMENT ON COLUMN purge_jobs.phase IS 'What it is at: history, deltas, groups, sweep, room; done.';
 COMMENT ON COLUMN purge_jobs.error IS 'Why it ended before it was done, the last time.';
 CREATE INDEX purge_jobs_room_idx ON purge_jobs (room_nid);
 COMMENT ON INDEX purge_jobs_room_idx IS 'Serves: the job to be resumed; whether a room was purged, for verification.';
 
-CREATE TABLE purge_leavings (
+CREATE TABLE purge_retained_events (
     event_nid bigint NOT NULL,
     room_nid int NOT NULL,
     local boolean NOT NULL,
-    CONSTRAINT purge_leavings_pkey PRIMARY KEY (room_nid, event_nid)
+    CONSTRAINT purge_retained_events_pkey PRIMARY KEY (room_nid, event_nid)
 );
-COMMENT ON TABLE purge_leavings IS
+COMMENT ON TABLE purge_retained_events IS
     'What a purge has left of the history it took: events that became outliers, or stay in the timeline, because something may need them. Those that '
     'nothing needs go at its end; the others leave this table when they come back in the timeline.';
-COMMENT ON COLUMN purge_leavings.local IS 'Sent by a local user: goes only if a purge is to take those, too.';
-COMMENT ON CONSTRAINT purge_leavings_pkey ON purge_leavings IS 'Serves: the end of a purge.';
+COMMENT ON COLUMN purge_retained_events.local IS 'Sent by a local user: goes only if a purge is to take those, too.';
+COMMENT ON CONSTRAINT purge_retained_events_pkey ON purge_retained_events IS 'Serves: the end of a purge.';
 
 -- ------------------------------------------------------------------------------------------------ imports
 
@@ -834,7 +834,7 @@ END
 $$;
 COMMENT ON FUNCTION refuse_stale_plan IS 'Ends a write whose plan no longer fits the tables; the writer plans again.';
 
-CREATE FUNCTION has_lost_footing(
+CREATE FUNCTION dependencies_purged(
     standing bigint[], held bigint[], state_groups bigint[], event_ids text[], event_nids bigint[], settled bigint[]
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
@@ -867,8 +867,8 @@ BEGIN
     );
 END
 $$;
-COMMENT ON FUNCTION has_lost_footing IS
-    'Whether something has gone that a write builds on (storage/persist/footing.py). VOLATILE, so it sees what was committed while the write waited for '
+COMMENT ON FUNCTION dependencies_purged IS
+    'Whether something has gone that a write builds on (storage/persist/write/dependencies.py). VOLATILE, so it sees what was committed while the write waited for '
     'its room, which the statement that calls it does not.';
 
 CREATE FUNCTION refuse_old_writer(instance_name text) RETURNS bigint
@@ -896,7 +896,7 @@ JOIN rooms r USING (room_nid)
 LEFT JOIN events b ON b.event_nid = e.redacted_by;
 COMMENT ON VIEW stored_events IS 'An event as every read answers with it (StoredRow in storage/queries/events.py): these columns, in this order.';
 
-CREATE FUNCTION sight_of(room_nid int, principal_nid int)
+CREATE FUNCTION visibility_of(room_nid int, principal_nid int)
 RETURNS TABLE (
     own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint,
     joined_audiences int8multirange, joined_since bigint, reader_nid int, unread int8multirange
@@ -918,7 +918,7 @@ LANGUAGE sql STABLE ROWS 1 AS $$
     LEFT JOIN visibility shared ON shared.room_nid = room.room_nid AND shared.principal_nid = 2
     LEFT JOIN visibility world ON world.room_nid = room.room_nid AND world.principal_nid = 1
 $$;
-COMMENT ON FUNCTION sight_of IS
+COMMENT ON FUNCTION visibility_of IS
     'What a principal may see in a room, always one row: the audiences of its own, those under "shared", those readable by the world, '
     'and below which topological ordering the shared ones are a user''s own. For user_sees and server_sees. Also those of its own in '
     'which it is joined, for was_there; and the first of them, if it is in all that follow, so that a comparison of two numbers does for '
@@ -980,7 +980,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 COMMENT ON FUNCTION user_sees IS
     'Whether a local user may see an event. The one place where this is decided: by the audience that was settled when it was persisted. '
-    'All but the event is as sight_of or stretches_of tell. '
+    'All but the event is as visibility_of or topological_ranges_of tell. '
     'CASE, as the planner takes half of the events for visible then; it would expect one in a hundred otherwise, and sort instead of '
     'following an index.';
 
@@ -1074,11 +1074,11 @@ COMMENT ON FUNCTION user_sees_relation IS
 CREATE FUNCTION order_slack() RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$ SELECT 100::bigint $$;
 COMMENT ON FUNCTION order_slack IS
-    'How far an event may stand outside of its audience''s place in the order before it counts as a stray (storage/visibility/places.py): '
+    'How far an event may stand outside of its audience''s place in the order before it counts as a stray (storage/visibility/audience_ranges.py): '
     'what servers send at the same time crosses by a little.';
 
-CREATE FUNCTION stretches_apart(
-    room_nid int, seen int8multirange, shared_audiences int8multirange, shared_before bigint, strays int8multirange
+CREATE FUNCTION disjoint_topological_ranges(
+    room_nid int, seen int8multirange, shared_audiences int8multirange, shared_before bigint, out_of_range int8multirange
 ) RETURNS int8multirange
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -1109,11 +1109,11 @@ BEGIN
     );
 END
 $$;
-COMMENT ON FUNCTION stretches_apart IS
-    'For stretches_of, of a reader who came and went, or where events stray: two probes of audiences for each range. plpgsql, so that what '
+COMMENT ON FUNCTION disjoint_topological_ranges IS
+    'For topological_ranges_of, of a reader who came and went, or where events stray: two probes of audiences for each range. plpgsql, so that what '
     'few readers need is planned and set up only when it is.';
 
-CREATE FUNCTION sight_near(room_nid int, principal_nid int, strays int8multirange, place bigint, below bigint, above bigint)
+CREATE FUNCTION visibility_near(room_nid int, principal_nid int, out_of_range int8multirange, place bigint, below bigint, above bigint)
 RETURNS int8multirange[]
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -1122,7 +1122,7 @@ DECLARE
     seen record;  -- the row of visibility: first of the reader, then of everybody and of what is shared
     past_audiences int8multirange;  -- what the rows of past_visibility near to the place tell
     past_invited int8multirange;
-    past_stretches int8multirange;
+    past_ranges int8multirange;
     lowest bigint;
     highest bigint;
     beginning bigint;
@@ -1137,7 +1137,7 @@ DECLARE
     shared_before bigint;
     sought_shared int8multirange;
     sought_others int8multirange := '{}';
-    stretches int8multirange := strays + int8multirange(int8range(at_place, at_place + 1));
+    topological_ranges int8multirange := out_of_range + int8multirange(int8range(at_place, at_place + 1));
 BEGIN
     FOR seen IN
         SELECT v.principal_nid, v.audiences, v.invited_audiences, v.first_audience, v.joined_count, v.last_join_topological
@@ -1149,7 +1149,7 @@ BEGIN
         sought := seen.audiences;
         past_audiences := '{}';
         past_invited := '{}';
-        past_stretches := '{}';
+        past_ranges := '{}';
         IF seen.first_audience IS NOT NULL THEN
             beginning := CASE WHEN above > 0 THEN (
                 SELECT max(p.first_audience)
@@ -1162,9 +1162,9 @@ BEGIN
                     LIMIT 1
                 ), 0)
             ) END;
-            SELECT COALESCE(range_agg(p.audiences), '{}'), COALESCE(range_agg(p.invited_audiences), '{}'), COALESCE(range_agg(p.stretches), '{}'),
+            SELECT COALESCE(range_agg(p.audiences), '{}'), COALESCE(range_agg(p.invited_audiences), '{}'), COALESCE(range_agg(p.topological_ranges), '{}'),
                 min(p.first_audience), max(p.first_audience)
-            INTO past_audiences, past_invited, past_stretches, lowest, highest
+            INTO past_audiences, past_invited, past_ranges, lowest, highest
             FROM (
                 (
                     SELECT p.*
@@ -1208,36 +1208,36 @@ BEGIN
                 shared := told;
                 IF shared_before = last THEN
                     sought_others := sought_others + sought;
-                    stretches := stretches + past_stretches;
+                    topological_ranges := topological_ranges + past_ranges;
                 ELSIF shared_before IS NOT NULL THEN
                     sought_shared := sought;
-                    stretches := stretches + past_stretches * int8multirange(int8range(NULL, shared_before));
+                    topological_ranges := topological_ranges + past_ranges * int8multirange(int8range(NULL, shared_before));
                 END IF;
             WHEN seen.principal_nid = 1 THEN
                 world := told;
                 sought_others := sought_others + sought;
-                stretches := stretches + past_stretches;
+                topological_ranges := topological_ranges + past_ranges;
             ELSE
                 own := told;
                 joined := told - COALESCE(seen.invited_audiences, '{}') - past_invited;
                 shared_before := CASE WHEN seen.joined_count > 0 THEN last ELSE seen.last_join_topological END;
                 sought_others := sought_others + sought;
-                stretches := stretches + past_stretches;
+                topological_ranges := topological_ranges + past_ranges;
         END CASE;
     END LOOP;
-    stretches := stretches + COALESCE(stretches_apart($1, sought_others, sought_shared, shared_before, '{}'), '{}');
-    RETURN ARRAY[stretches, own, shared, world, joined, unread];
+    topological_ranges := topological_ranges + COALESCE(disjoint_topological_ranges($1, sought_others, sought_shared, shared_before, '{}'), '{}');
+    RETURN ARRAY[topological_ranges, own, shared, world, joined, unread];
 END
 $$;
-COMMENT ON FUNCTION sight_near IS
-    'For stretches_of, of a reader with rows in past_visibility: the stretches; the audiences of its own, those under "shared" and those '
+COMMENT ON FUNCTION visibility_near IS
+    'For topological_ranges_of, of a reader with rows in past_visibility: the stretches; the audiences of its own, those under "shared" and those '
     'readable by the world; those that it is joined in; and those that were not read. Of past_visibility as many rows are read as hold what is '
     'wanted on each side of the place, if every range has two events: who joins sees that, and the leaving. Some more are read, as those '
     'nearest to the place may lie on its other side, within order_slack(). Where the audiences that were not '
     'read may lie is one stretch on each side, so nothing is missed where that is not so. The place itself is always looked at, so that '
     'there is a stretch to tell the rest with.';
 
-CREATE FUNCTION stretches_of(room_nid int, principal_nid int, strays int8multirange, place bigint, below bigint, above bigint)
+CREATE FUNCTION topological_ranges_of(room_nid int, principal_nid int, out_of_range int8multirange, place bigint, below bigint, above bigint)
 RETURNS TABLE (
     lowest bigint, highest bigint, own_audiences int8multirange, shared_audiences int8multirange, world_audiences int8multirange, shared_before bigint,
     joined_audiences int8multirange, joined_since bigint, reader_nid int, unread int8multirange
@@ -1259,7 +1259,7 @@ LANGUAGE sql STABLE ROWS 4 AS $$
                     ORDER BY a.audience DESC
                     LIMIT 1
                 ), NULL))
-            ELSE stretches_apart($1, s.seen, s.shared_audiences, s.shared_before, $3)
+            ELSE disjoint_topological_ranges($1, s.seen, s.shared_audiences, s.shared_before, $3)
         END) AS stretch
         FROM (
             SELECT sight.*, COALESCE(sight.own_audiences, '{}') + COALESCE(sight.world_audiences, '{}') + CASE
@@ -1267,26 +1267,26 @@ LANGUAGE sql STABLE ROWS 4 AS $$
             END AS seen,
             CASE WHEN sight.unread IS NOT NULL AND NOT COALESCE(  -- not where what is shared is all there is
                 sight.shared_before = 9223372036854775807 AND sight.shared_audiences @> int8range(1099511627776, NULL), false
-            ) THEN sight_near($1, $2, $3, $4, $5, $6) END AS near
-            FROM sight_of($1, $2) AS sight
+            ) THEN visibility_near($1, $2, $3, $4, $5, $6) END AS near
+            FROM visibility_of($1, $2) AS sight
             OFFSET 0
         ) AS s
     ) AS part
 $$;
-COMMENT ON FUNCTION stretches_of IS
+COMMENT ON FUNCTION topological_ranges_of IS
     'The stretches of a room''s topological order outside of which there is nothing that user_sees, apart from each other, with what '
-    'sight_of tells. The strays are those of the room. "below" and "above" are how many events are wanted before a place and after it: on a side '
+    'visibility_of tells. The strays are those of the room. "below" and "above" are how many events are wanted before a place and after it: on a side '
     'where none are, stretches may be missing. What is hidden within the stretches (little) is for user_sees to leave out. It is put '
     'into the queries, whose plans are kept: for who came once and is there it costs them one probe, and calls nothing.';
 
-CREATE FUNCTION moved_across(room_nid int, token bigint[], forwards boolean, rows_max bigint)
+CREATE FUNCTION reordered_across(room_nid int, token bigint[], forwards boolean, rows_max bigint)
 RETURNS TABLE (event_nid bigint, topological_ordering bigint, stream_ordering bigint, levels bigint)
 LANGUAGE plpgsql STABLE ROWS 10 AS $$
 DECLARE
     base CONSTANT int := CASE WHEN token[1] = 1 THEN 2 ELSE cardinality(token) - 2 END;
     readable CONSTANT bigint := rows_max / (cardinality(token) / 3);
 BEGIN
-    IF (SELECT count(*) FROM (SELECT FROM moved_events m WHERE m.room_nid = $1 AND m.moves > token[2] LIMIT readable + 1) AS m) > readable THEN
+    IF (SELECT count(*) FROM (SELECT FROM reordered_events m WHERE m.room_nid = $1 AND m.moves > token[2] LIMIT readable + 1) AS m) > readable THEN
         RAISE EXCEPTION 'more than % moves of events since the token was made', readable USING ERRCODE = 'RS004';
     END IF;
     RETURN QUERY
@@ -1296,7 +1296,7 @@ BEGIN
     ),
     moved AS MATERIALIZED (
         SELECT m.moves, m.event_nid, m.topological_before
-        FROM moved_events m
+        FROM reordered_events m
         WHERE m.room_nid = $1 AND m.moves > token[2]
     ),
     was AS (  -- where they stood as of each level
@@ -1334,7 +1334,7 @@ BEGIN
     GROUP BY f.event_nid, f.topological_ordering, f.stream_ordering;
 END
 $$;
-COMMENT ON FUNCTION moved_across IS
+COMMENT ON FUNCTION reordered_across IS
     'The events of a room that stand above the place of a pagination token, and belong below it, as they stood there when it was made. The token '
     'is 1 (below is what lies below all of its levels) or 0 (below any), then of each level: moves, topological, stream (storage/streams/tokens.py). '
     '"levels" has a bit for each level below which the event belongs. "forwards": with their parents that stand above it. Those have arrived since '

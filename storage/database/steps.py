@@ -168,7 +168,7 @@ def setting(name: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MigrationStep:
     """A revision: its number, phase, first line, and job."""
 
     revision: str
@@ -177,18 +177,18 @@ class Step:
     job: Job | None
 
 
-def steps_between(scripts: ScriptDirectory, current: str | None, target: str) -> list[Step]:
+def steps_between(scripts: ScriptDirectory, current: str | None, target: str) -> list[MigrationStep]:
     """The steps that lead from one revision to another, in order. None: from nothing. Empty if it is there or past it."""
     wanted = [step_of(script.module) for script in scripts.iterate_revisions(target, "base")]
     return [step for step in reversed(wanted) if current is None or step.revision > current]
 
 
-def step_of(module: ModuleType) -> Step:
+def step_of(module: ModuleType) -> MigrationStep:
     """What a revision says of itself; `CommandError` if it does not say its phase."""
     phase: Any = getattr(module, "phase", None)
     if phase not in get_args(Phase):
         raise CommandError(f'the revision {module.revision} does not say its phase: `phase: Final[Phase] = "pre"` or "post"')
-    return Step(module.revision, phase, (module.__doc__ or "").strip().split("\n")[0], getattr(module, "job", None))
+    return MigrationStep(module.revision, phase, (module.__doc__ or "").strip().split("\n")[0], getattr(module, "job", None))
 
 
 def applied(ctx: MigrationContext, step: MigrationInfo, heads: Collection[Any], run_args: Mapping[str, Any]) -> None:  # noqa: ARG001  # alembic's interface

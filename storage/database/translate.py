@@ -43,7 +43,7 @@ OLD_WRITER: Final = "RS002"
 """SQLSTATE of `refuse_old_writer` (schema.sql): another process has taken over the name of this one."""
 
 TOO_MANY_MOVES: Final = "RS004"
-"""SQLSTATE of `moved_across` (schema.sql): a pagination token is too old to be read. `storage.queries.messages` makes it `InvalidToken`."""
+"""SQLSTATE of `reordered_across` (schema.sql): a pagination token is too old to be read. `storage.queries.messages` makes it `InvalidToken`."""
 
 SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
     # The same work may succeed when it is done again.
@@ -96,7 +96,7 @@ CONFLICTS: Final[Mapping[str, str]] = {
 INVARIANTS: Final[Mapping[str, str]] = {
     # Numbers come from sequences, and no row is written under an old one.
     "purge_jobs_pkey": "purge_job_ids is a sequence",
-    "purge_leavings_pkey": "written by INSERT … ON CONFLICT",
+    "purge_retained_events_pkey": "written by INSERT … ON CONFLICT",
     "purge_jobs_cut_check": "both come from one cut",
     "purge_jobs_finished_check": "both are set by one statement",
     "principals_pkey": "principal_nids is a sequence",
@@ -114,7 +114,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     # One write at a time per room (rooms.write_version), which knows what is there.
     "dropped_extremities_pkey": "an extremity is dropped once, in a write that compares rooms.write_version",
     "waiting_redactions_pkey": "a redaction waits once, in the write that stores it",
-    "moved_events_pkey": "a write moves an event once, and rooms.moves grows with each under the room's write_version",
+    "reordered_events_pkey": "a write moves an event once, and rooms.moves grows with each under the room's write_version",
     "current_state_pkey": "written by INSERT … ON CONFLICT under the room's write_version",
     "state_deltas_pkey": "a position changes each key once",
     "memberships_pkey": "written by INSERT … ON CONFLICT",
@@ -144,7 +144,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "events_state_after_check": "persist/ gives a group only to accepted state events",
     "events_relation_check": "persist/ writes the three columns from one relation",
     "events_membership_check": "membership is computed from type and state key",
-    "moved_events_moves_check": "rooms.moves is counted up from 0 before it is written",
+    "reordered_events_moves_check": "rooms.moves is counted up from 0 before it is written",
     "state_groups_back_check": "a path ends with the group itself",
     "state_groups_keys_check": "both arrays come from one mapping",
     "state_groups_member_keys_check": "both arrays come from one mapping",

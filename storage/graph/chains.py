@@ -24,7 +24,7 @@ Closure = Map[int, int]
 """Chain -> the last number on it that an event reaches; the event itself is not among what it reaches."""
 
 
-class Place(NamedTuple):
+class ChainPosition(NamedTuple):
     """A chain, and the number on it from 1."""
 
     chain_nid: int
@@ -39,22 +39,22 @@ class Chain:
     links: Mapping[int, int]
 
 
-class Parent(NamedTuple):
+class ChainParent(NamedTuple):
     """An auth event: its place, and the auth events that it names itself."""
 
     event_nid: int
-    place: Place
+    place: ChainPosition
     auth_events: Sequence[int]
 
 
-class Entry(NamedTuple):
+class ChainEntry(NamedTuple):
     """A new event's place, and the links that begin there: target chain -> target number."""
 
-    place: Place
+    place: ChainPosition
     links: dict[int, int]
 
 
-def enter(predecessor: Place | None, chain: Chain | None, new_chain_nid: int, parents: Collection[Parent]) -> Entry:
+def enter(predecessor: ChainPosition | None, chain: Chain | None, new_chain_nid: int, parents: Collection[ChainParent]) -> ChainEntry:
     """The place of a new event.
 
     ``predecessor`` is the place of the auth event under its own state key, if it has one, and ``chain`` what is known of that
@@ -62,9 +62,9 @@ def enter(predecessor: Place | None, chain: Chain | None, new_chain_nid: int, pa
     """
     continues = predecessor is not None and chain is not None and chain.last == predecessor.sequence_number
     if continues and predecessor is not None and chain is not None:
-        place, known = Place(predecessor.chain_nid, chain.last + 1), chain.links
+        place, known = ChainPosition(predecessor.chain_nid, chain.last + 1), chain.links
     else:
-        place, known = Place(new_chain_nid, 1), {}
+        place, known = ChainPosition(new_chain_nid, 1), {}
     implied = {nid for parent in parents for nid in parent.auth_events}
     links: dict[int, int] = {}
     for parent in parents:
@@ -72,15 +72,15 @@ def enter(predecessor: Place | None, chain: Chain | None, new_chain_nid: int, pa
         said = max(known.get(target.chain_nid, 0), links.get(target.chain_nid, 0))
         if target.chain_nid != place.chain_nid and parent.event_nid not in implied and target.sequence_number > said:
             links[target.chain_nid] = target.sequence_number
-    return Entry(place, links)
+    return ChainEntry(place, links)
 
 
-def extended(chain: Chain | None, entry: Entry) -> Chain:
+def extended(chain: Chain | None, entry: ChainEntry) -> Chain:
     """What is known of a chain once an event has its place on it."""
     return Chain(entry.place.sequence_number, {**(chain.links if chain is not None else {}), **entry.links})
 
 
-def closure_of(parents: Sequence[tuple[Place, Closure]]) -> Closure:
+def closure_of(parents: Sequence[tuple[ChainPosition, Closure]]) -> Closure:
     """The closure of an event whose auth events have these places and closures."""
     outer = [(place, own) for place, own in parents if not any(reaches(other, place) for _, other in parents)]
     base = max((own for _, own in outer), key=len, default=Map())
@@ -92,6 +92,6 @@ def closure_of(parents: Sequence[tuple[Place, Closure]]) -> Closure:
     return base.update(more)
 
 
-def reaches(closure: Closure, place: Place) -> bool:
+def reaches(closure: Closure, place: ChainPosition) -> bool:
     """Whether an event with this closure reaches a place."""
     return closure.get(place.chain_nid, 0) >= place.sequence_number

@@ -55,7 +55,7 @@ ORDER BY wanted.place
 """
 
 
-class Room(NamedTuple):
+class ArchivedRoom(NamedTuple):
     """A room to be archived."""
 
     room_nid: int
@@ -71,15 +71,15 @@ class _Event(NamedTuple):
     stripped_state: str | None
 
 
-async def rooms_to_archive(conn: Connection, room_ids: Sequence[RoomId] | None = None) -> list[Room]:
+async def rooms_to_archive(conn: Connection, room_ids: Sequence[RoomId] | None = None) -> list[ArchivedRoom]:
     """These rooms, or all, in the order in which the store came to know them. `UnknownRoom`."""
-    found = await conn.fetch(SQL_ROOMS, None if room_ids is None else list(room_ids), row=Room)
+    found = await conn.fetch(SQL_ROOMS, None if room_ids is None else list(room_ids), row=ArchivedRoom)
     if unknown := set(room_ids or ()) - {room.room_id for room in found}:
         raise UnknownRoom(min(unknown))
     return found
 
 
-async def archive(conn: Connection, room: Room) -> AsyncIterator[list[bytes]]:
+async def archive(conn: Connection, room: ArchivedRoom) -> AsyncIterator[list[bytes]]:
     """A room's lines, without line breaks, some at a time; `storage.event.ndjson` says what is in them. Call it within a snapshot."""
     nids = await conn.fetchvals(SQL_EVENT_NIDS, room.room_nid)
     for start in range(0, len(nids), PAGE):

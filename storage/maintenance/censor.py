@@ -24,15 +24,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
+from storage.database.array_text import transposed
 from storage.database.connection import Database
 from storage.errors import InputError, InvalidEvent
 from storage.event import parse, redact
 from storage.event.hashes import canonical
 from storage.event.reading import read_trusted
 from storage.event.versions import RoomVersion, version_of
-from storage.maintenance.announce import announce, introduce
 from storage.maintenance.indexes import prove_indexes
-from storage.persist.columns import columns
+from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ RETURNING e.event_nid
 """
 
 
-class RedactedRow(NamedTuple):
+class CensoredEventRow(NamedTuple):
     """An event that may be shown redacted only, with its bytes if it is due."""
 
     event_nid: int
@@ -125,13 +125,13 @@ async def censor(
     if dry_run:
         return sum([part async for part in _batches(database, before_ms, batch, dry_run=True)], Censored())
     await prove_indexes(database, "censoring", TABLES)
-    await introduce(database)
+    await register_writer(database)
     done = Censored()
     async for part in _batches(database, before_ms, batch, dry_run=False):
         done += part
     if done.censored:
         async with database.transaction() as conn:
-            await announce(conn, "events")
+            await invalidate_caches(conn, "events")
     logger.info("censored %s events", done.censored, extra={"censored": done.censored, "left": done.left, "busy": done.busy})
     return done
 
@@ -139,22 +139,22 @@ async def censor(
 async def _batches(database: Database, before_ms: int, batch: int, *, dry_run: bool) -> AsyncIterator[Censored]:
     """What became of each batch, in ascending order of the events' numbers."""
     after = 0
-    rows: list[RedactedRow] = []
+    rows: list[CensoredEventRow] = []
     while not rows or len(rows) == batch:
         began = time.monotonic()
         async with database.connection() as conn:
-            rows = await conn.fetch(SQL_REDACTED, after, batch, before_ms, row=RedactedRow)
+            rows = await conn.fetch(SQL_REDACTED, after, batch, before_ms, row=CensoredEventRow)
             if not rows:
                 return
             wanted = [one for row in rows if row.json is not None and (one := _censored(row, row.json)) is not None]
-            changed = len(wanted) if dry_run or not wanted else len(await conn.fetchvals(SQL_CENSOR, *columns(wanted, 3)))
+            changed = len(wanted) if dry_run or not wanted else len(await conn.fetchvals(SQL_CENSOR, *transposed(wanted, 3)))
         due = sum(row.is_due for row in rows)
         yield Censored(changed, due - len(wanted), len(wanted) - changed, len(rows) - due)
         after = rows[-1].event_nid
         await asyncio.sleep(0 if dry_run else time.monotonic() - began)
 
 
-def _censored(row: RedactedRow, raw: bytes) -> tuple[int, bytes, bool | None] | None:
+def _censored(row: CensoredEventRow, raw: bytes) -> tuple[int, bytes, bool | None] | None:
     """(number, new bytes, has_url) of an event; None where it has to stay as it is. Bytes that would be another event are never written."""
     version = version_of(row.room_version)
     try:

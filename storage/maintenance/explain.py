@@ -12,7 +12,7 @@ from storage.database.names import MEMBERSHIP_NAMES
 from storage.errors import UnknownEvent
 from storage.event import load
 from storage.ids import EventId, ServerName, UserId
-from storage.queries.visible import visible_to_server, visible_to_user
+from storage.queries.visible_events import visible_to_server, visible_to_user
 from storage.visibility import server_may_see, user_may_see
 
 SQL_EXPLAINED: Final[LiteralString] = """
@@ -141,7 +141,7 @@ class JoinsRow(NamedTuple):
     join_id: str | None
 
 
-class Facts(NamedTuple):
+class RuleInputs(NamedTuple):
     """What the rule is applied to."""
 
     visibilities: tuple[str | None, str | None]
@@ -171,13 +171,13 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
     return Explanation(event_id, principal, visible, " ".join(parts), facts.visibilities, facts.memberships, joined_later)
 
 
-async def _facts(conn: Connection, row: ExplainedRow, principal: str, *, is_user: bool) -> Facts:
+async def _facts(conn: Connection, row: ExplainedRow, principal: str, *, is_user: bool) -> RuleInputs:
     groups = [row.state_group_before, row.state_group_after]
     before, after = [await _visibility(conn, group) for group in groups]
     was, becomes = [await _membership(conn, group, principal) for group in groups]
     joins = await conn.fetchrow(SQL_JOINS, row.room_nid, principal, row.topological_ordering, row=JoinsRow) if is_user else None
     ever = True if is_user else bool(await conn.fetchval(SQL_EVER_JOINED, row.room_nid, principal))
-    return Facts((before, after), (was, becomes), joins or JoinsRow(is_joined=False, join_id=None), ever)
+    return RuleInputs((before, after), (was, becomes), joins or JoinsRow(is_joined=False, join_id=None), ever)
 
 
 async def _visibility(conn: Connection, state_group: int | None) -> str | None:
@@ -207,7 +207,7 @@ def _flags(row: ExplainedRow, *, is_user: bool) -> str | None:
     return None
 
 
-def _rule(facts: Facts, *, is_user: bool) -> tuple[bool, str]:
+def _rule(facts: RuleInputs, *, is_user: bool) -> tuple[bool, str]:
     """The answer of the rule, with the reason."""
     joined_later = facts.joins.is_joined or facts.joins.join_id is not None
     visible = (

@@ -61,7 +61,7 @@ class DescendantRow(NamedTuple):
 async def make_roots(conn: Connection, state_groups: Collection[int]) -> None:
     """Make each of these groups a root. All states stay what they are; their former ancestors may be garbage now.
 
-    In a transaction in which their room is held (`storage.maintenance.hold`). `StorageCorrupt` for a group that is not there.
+    In a transaction in which their room is held (`storage.maintenance.room_lock`). `StorageCorrupt` for a group that is not there.
     """
     for state_group in state_groups:
         size: int | None = await conn.fetchval(SQL_SIZE, state_group)

@@ -51,7 +51,7 @@ LIMIT $1::bigint
 """
 
 
-class Counts(NamedTuple):
+class StoreCounts(NamedTuple):
     """What the store holds. ``json_bytes`` are the received bytes alone, ``database_bytes`` everything on disk."""
 
     rooms: int
@@ -88,9 +88,9 @@ class LargeState(NamedTuple):
     state_groups: int
 
 
-async def counts(conn: Connection) -> Counts:
+async def counts(conn: Connection) -> StoreCounts:
     """How much of everything."""
-    row = await conn.fetchrow(SQL_COUNTS, row=Counts)
+    row = await conn.fetchrow(SQL_COUNTS, row=StoreCounts)
     assert row is not None, "an aggregate has a row"  # noqa: S101  # for the types
     return row
 

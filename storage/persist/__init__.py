@@ -1,17 +1,17 @@
-"""The one way in: from PDUs to rows. Read in this order.
+"""Store PDUs: receive, plan, load, write, commit. Read in this order.
 
-intake.py      bytes to events: room version, parsing, signatures, order within a batch
-plan.py        one event's decision, from receipt checks to the rows it adds (place, receive, states, merge, audience, redactions)
-plain.py       the same for an ordinary message, in a sixth of the time
-context.py     what planning reads, and how it asks for more; load.py answers
-draft.py       the rows that one write changes; step.py the scratch space of one event
-prefetch.py    what a batch names and the caches lack; ahead.py loads it
-write.py       the one statement that applies a draft
-attempts.py    planning and writing, and what follows when that fails
-writer.py      group commit: many appends, one write at a time, the next one planned meanwhile
+append.py            the entry point: PDUs in, results out
+receive.py           bytes to events: room version, parsing, signatures, order within a batch
+model/               rows, caches, `CacheView` (what a batch reads), `ChangeSet` (what a write changes), `EventChanges` (what one event changes)
+plan/                decide what an event changes, without I/O: event.py for any event, fast_path.py for an ordinary message
+load/                load what planning lacks: prefetch.py before a batch is planned, by_kind.py when planning raises `MissingData`
+write/               write a `ChangeSet` in one statement: all_tables.py, or messages_only.py for ordinary messages
+commit/              group_commit.py batches appends and pipelines plan and write; retry.py handles a refused write; publish.py the committed facts
+
+plan, load and write never import each other (`[tool.importlinter]`). An append visits each stage once, except for a retry.
 """
 
-from storage.persist.results import AppendResult, Origin, Outcome
-from storage.persist.writer import Writer
+from storage.persist.commit.group_commit import Writer
+from storage.persist.model.results import AppendResult, Origin, Outcome
 
 __all__ = ["AppendResult", "Origin", "Outcome", "Writer"]

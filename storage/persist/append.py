@@ -4,18 +4,19 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
-from storage import checks
+from storage import arguments as args
 from storage.database.connection import Database
 from storage.errors import InputError
 from storage.event import Event
 from storage.ids import EventId
-from storage.persist import given_states, intake, stripped
-from storage.persist.intake import Pdu, VerifyKeys
-from storage.persist.plan import Incoming
-from storage.persist.results import ORIGINS, AppendResult, Origin
-from storage.persist.stripped import StrippedState
-from storage.persist.writer import Writer
-from storage.tracing import tracing
+from storage.observability.opentelemetry import tracing
+from storage.persist import given_states, receive
+from storage.persist import stripped_state as stripped
+from storage.persist.commit.group_commit import Writer
+from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.results import ORIGINS, AppendResult, Origin
+from storage.persist.receive import Pdu, VerifyKeys
+from storage.persist.stripped_state import StrippedState
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class RoomVersionRow(NamedTuple):
     room_version: str
 
 
-class Given(NamedTuple):
+class AppendOptions(NamedTuple):
     """What a caller says of a batch.
 
     ``origin`` "out_of_band": memberships of local users in rooms that this server is not in: invites and knocks over federation, and what ends
@@ -52,32 +53,32 @@ class Given(NamedTuple):
     verify_keys: VerifyKeys | None
 
 
-async def append(database: Database, writer: Writer, batch: Iterable[Pdu], said: Given) -> list[AppendResult]:
+async def append(database: Database, writer: Writer, batch: Iterable[Pdu], said: AppendOptions) -> list[AppendResult]:
     """Read, check and store a batch. `InputError` for what is no list, and for a state that is none, before anything is written."""
-    pdus = checks.pdus(batch)
+    pdus = args.pdus(batch)
     if said.room_version is not None:
-        checks.instance(said.room_version, str, "room_version")
+        args.instance(said.room_version, str, "room_version")
     if said.origin not in ORIGINS:
         raise InputError(f"origin is {said.origin!r}: it must be one of {', '.join(ORIGINS)}")
-    shown = stripped.read(said.stripped_state, said.origin)
+    shown = stripped.read_stripped_state(said.stripped_state, said.origin)
     states = given_states.read(said.state_before)
-    glanced = intake.glances(pdus)
-    rooms = intake.room_ids(glanced)
+    glanced = receive.glances(pdus)
+    rooms = receive.room_ids(glanced)
     known = await _known_versions(database, writer, {room for room in rooms if room is not None})
     results: dict[int, AppendResult] = {}
     events: dict[int, Event] = {}
-    for index, version in enumerate(intake.versions(pdus, glanced, rooms, known, said.room_version)):
-        read = intake.read(pdus[index], glanced[index], version)
+    for index, version in enumerate(receive.versions(pdus, glanced, rooms, known, said.room_version)):
+        read = receive.read(pdus[index], glanced[index], version)
         if said.verify_keys is not None and isinstance(read, Event):
-            read = await intake.check_signatures(read, said.verify_keys) or read
+            read = await receive.check_signatures(read, said.verify_keys) or read
         if isinstance(read, Event):
             events[index] = read
         else:
             results[index] = read
     await given_states.check(database, states, events.values())
     indexes = list(events)
-    ordered = [indexes[at] for at in intake.in_order(list(events.values()))]
-    incoming = [Incoming(events[index], said.origin) for index in ordered]
+    ordered = [indexes[at] for at in receive.in_order(list(events.values()))]
+    incoming = [IncomingEvent(events[index], said.origin) for index in ordered]
     if states or shown:
         incoming = [_with_given(one, states, shown) for one in incoming]
     if incoming:
@@ -87,7 +88,7 @@ async def append(database: Database, writer: Writer, batch: Iterable[Pdu], said:
     return answers
 
 
-def _with_given(one: Incoming, states: given_states.States, shown: Mapping[EventId, str]) -> Incoming:
+def _with_given(one: IncomingEvent, states: given_states.States, shown: Mapping[EventId, str]) -> IncomingEvent:
     return one._replace(state_before=states.get(one.event.event_id), stripped_state=shown.get(one.event.event_id))
 
 

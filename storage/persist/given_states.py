@@ -7,7 +7,7 @@ its key alone, as nobody has authorised it yet.
 from collections.abc import Iterable, Mapping
 from typing import Final, LiteralString, NamedTuple
 
-from storage import checks
+from storage import arguments as args
 from storage.database.connection import Database
 from storage.errors import InputError
 from storage.event import Event
@@ -37,7 +37,7 @@ def read(state_before: Mapping[EventId, Iterable[EventId]] | None) -> States:
     """Return the states as tuples of event ids, each id once. `InputError` for what is no mapping of lists, `InvalidIdentifier`."""
     if state_before is None:
         return {}
-    return {event_id: tuple(checks.events(ids)) for event_id, ids in checks.mapping(state_before, "state_before").items()}
+    return {event_id: tuple(args.events(ids)) for event_id, ids in args.mapping(state_before, "state_before").items()}
 
 
 async def check(database: Database, states: States, batch: Iterable[Event]) -> None:

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from storage.config import Config
 from storage.errors import InputError
-from storage.pipeline.source import RoomEvents
+from storage.pipeline.source.reader import RoomEvents
 
 JAVA_OLDEST: Final = 17
 

@@ -39,7 +39,7 @@ room AS MATERIALIZED (
     SELECT r.room_nid, reader.principal_nid, reader.ignored, sight.*
     FROM (SELECT DISTINCT room_nid FROM asked) AS r
     CROSS JOIN reader
-    CROSS JOIN LATERAL sight_of(r.room_nid, reader.principal_nid) AS sight
+    CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS sight
 ),
 parent AS MATERIALIZED (
     SELECT e.event_id, a.key, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AND form.whole AS whole,
@@ -135,7 +135,7 @@ LEFT JOIN stored_events s USING (event_nid)
 """
 
 
-class ToldRow(NamedTuple):
+class AggregationRow(NamedTuple):
     """One thing told of the event ``about``: its "replacement" or "thread" with an event (the columns of it), or its "references"."""
 
     about: str
@@ -159,7 +159,7 @@ class ToldRow(NamedTuple):
     json: bytes | None
 
 
-EVENT: Final = ToldRow._fields.index("event_nid")
+EVENT: Final = AggregationRow._fields.index("event_nid")
 """Where the columns of the event begin."""
 
 
@@ -167,7 +167,7 @@ async def aggregations(
     conn: Connection, user_id: UserId, event_ids: Collection[EventId], *, ignored: Collection[UserId] = ()
 ) -> dict[EventId, Aggregations]:
     """What is aggregated of these events, by id; without those of which nothing is, or which the user may not see."""
-    rows = await conn.fetch(SQL_AGGREGATIONS, user_id, list(event_ids), list(ignored), REFERENCES_MAX, row=ToldRow)
+    rows = await conn.fetch(SQL_AGGREGATIONS, user_id, list(event_ids), list(ignored), REFERENCES_MAX, row=AggregationRow)
     found: dict[EventId, Aggregations] = {}
     for row in sorted(rows, key=lambda row: row.kind == "thread"):  # threads last: their latest events have aggregations, too
         about = EventId(row.about)

@@ -18,11 +18,11 @@ from typing import Final, LiteralString, NamedTuple
 
 import orjson
 
+from storage.database.array_text import EMPTY_ARRAY, long_int_array, text_array
 from storage.database.connection import Connection
 from storage.errors import UnknownEvent
 from storage.ids import EventId
-from storage.queries.arrays import NOTHING, array, text_array
-from storage.queries.state_texts import texts_of_any
+from storage.queries.state_entries import texts_of_any
 
 LATER_MAX: Final = 256  # places looked at that may reach one, at first
 
@@ -231,7 +231,7 @@ WHERE event_id = ANY($1::text[])
 """
 
 
-class ChainRow(NamedTuple):
+class AuthChainIdsRow(NamedTuple):
     """How many of the events are held; the ids of those given by number, and of their auth chain.
 
     The chain in three lists that may overlap: on the events' own chains, on those that these lead to, and without a place in the cover.
@@ -250,7 +250,7 @@ class ChainRow(NamedTuple):
         return set(_ids(self.own_ids)).union(_ids(self.reached_ids), _ids(self.loose_ids))
 
 
-class StretchRow(NamedTuple):
+class ChainRangeRow(NamedTuple):
     """A place of a chain in question: up to ``high`` in the chain of some set and not of all, after it perhaps in a set itself.
 
     ``linked``: other chains reach it.
@@ -273,7 +273,7 @@ class ReachedRow(NamedTuple):
 async def auth_chain_ids(conn: Connection, event_ids: Iterable[EventId]) -> set[EventId]:
     """The auth chain of these events, in one statement; `UnknownEvent` if none of them is held."""
     wanted = list(dict.fromkeys(event_ids))
-    row = await conn.fetchrow(SQL_AUTH_CHAIN, text_array(wanted), NOTHING, row=ChainRow)
+    row = await conn.fetchrow(SQL_AUTH_CHAIN, text_array(wanted), EMPTY_ARRAY, row=AuthChainIdsRow)
     found = set() if row is None else row.chain
     if row is None or (not found and row.held < len(wanted)):
         held = set(await conn.fetchvals(SQL_HELD, wanted))
@@ -287,7 +287,7 @@ def _ids(text: str | None) -> list[EventId]:
 
 async def state_and_chain_ids(conn: Connection, event_nids: Sequence[int]) -> tuple[frozenset[EventId], frozenset[EventId]]:
     """The ids of these state events, and of their auth chain, in one statement."""
-    row = await conn.fetchrow(SQL_AUTH_CHAIN, NOTHING, array(event_nids), row=ChainRow)
+    row = await conn.fetchrow(SQL_AUTH_CHAIN, EMPTY_ARRAY, long_int_array(event_nids), row=AuthChainIdsRow)
     given, chain = ([], set()) if row is None else (_ids(row.given_ids), row.chain)
     if len(given) != len(event_nids):
         given = [EventId(row.event_id) for row in (await texts_of_any(conn, event_nids)).values()]
@@ -321,7 +321,7 @@ async def auth_chain_difference(conn: Connection, sets: Sequence[Collection[Even
 async def _placed_difference(conn: Connection, given: Sequence[tuple[EventId, int]], common: set[EventId], count: int) -> set[EventId]:
     """The difference by the cover alone: of ``count`` sets that have ``common``, and each what is given with its number."""
     ids, numbers = [event_id for event_id, _ in given], [number for _, number in given]
-    places = await conn.fetch(SQL_DIFFERENCE, ids, numbers, count, LATER_MAX, row=StretchRow)
+    places = await conn.fetch(SQL_DIFFERENCE, ids, numbers, count, LATER_MAX, row=ChainRangeRow)
     found: set[EventId] = set()
     unsure: set[EventId] = set()
     for _, rows in groupby(places, key=lambda row: row.chain_nid):
@@ -329,7 +329,7 @@ async def _placed_difference(conn: Connection, given: Sequence[tuple[EventId, in
     return found | unsure - await _reached_by(conn, unsure, common)
 
 
-def _divide(rows: Sequence[StretchRow], common: set[EventId], found: set[EventId], unsure: set[EventId]) -> None:
+def _divide(rows: Sequence[ChainRangeRow], common: set[EventId], found: set[EventId], unsure: set[EventId]) -> None:
     """The places of one chain: into ``found`` what nothing in common reaches, into ``unsure`` what has to be looked at upwards."""
     covered = max((row.sequence_number for row in rows if row.event_id in common), default=0)
     more = len(rows) - sum(row.sequence_number <= row.high for row in rows) == LATER_MAX

@@ -10,7 +10,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.errors import UnknownEvent
 from storage.ids import EventId, UserId
-from storage.queries.events import StoredEvent, StoredRow, stored, stored_of
+from storage.queries.events import StoredEvent, StoredEventRow, stored, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.messages import edge
 from storage.queries.state_at import lost
@@ -28,7 +28,7 @@ target AS MATERIALIZED (
     FROM reader
     CROSS JOIN filter_of($6::text[], $7::text[], $8::text[], $9::text[], $10::boolean) AS f
     CROSS JOIN events e
-    CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
+    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS sight
     WHERE e.event_id = $1::text
         AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
             sight.shared_before, sight.reader_nid, sight.unread)
@@ -37,8 +37,8 @@ stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: wha
     SELECT stretch.*
     FROM target t
     JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL stretches_of(
-        t.room_nid, t.principal_nid, r.strays, t.topological_ordering, $3::bigint, $4::bigint
+    CROSS JOIN LATERAL topological_ranges_of(
+        t.room_nid, t.principal_nid, r.out_of_range, t.topological_ordering, $3::bigint, $4::bigint
     ) AS stretch
 ),
 before AS (
@@ -122,7 +122,7 @@ WHERE e.event_id = $1::text
 """
 
 
-class StateRow(NamedTuple):
+class ContextStateRow(NamedTuple):
     """One event of the state (``event_nid`` None: the state is empty). ``is_lost``: a row of the group's path, or an event, is not there."""
 
     state_group: int
@@ -167,7 +167,7 @@ class ContextRow(NamedTuple):
 
 EVENT: Final = ContextRow._fields.index("event_nid")
 """Where the columns of the event begin."""
-STATE_EVENT: Final = StateRow._fields.index("event_nid")
+STATE_EVENT: Final = ContextStateRow._fields.index("event_nid")
 """The same of a row of the state."""
 
 
@@ -221,7 +221,7 @@ async def context(
 
 async def _state_at(conn: Connection, event_id: EventId) -> list[StoredEvent]:
     """Return the events of the state after an event. `StorageCorrupt` where it cannot be read."""
-    rows = await conn.fetch(SQL_STATE_AT, event_id, row=StateRow)
+    rows = await conn.fetch(SQL_STATE_AT, event_id, row=ContextStateRow)
     if any(row.is_lost for row in rows):
         raise lost(rows[0].state_group, event_id)
-    return [stored(StoredRow._make(row[STATE_EVENT:])) for row in rows if row.event_nid is not None]  # NamedTuple's public method
+    return [stored(StoredEventRow._make(row[STATE_EVENT:])) for row in rows if row.event_nid is not None]  # NamedTuple's public method

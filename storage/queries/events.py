@@ -23,7 +23,7 @@ WHERE event_id = ANY($1::text[])
 """
 
 
-class StoredRow(NamedTuple):
+class StoredEventRow(NamedTuple):
     """One event as every query selects it: the columns of the view `stored_events`."""
 
     event_nid: int
@@ -148,7 +148,7 @@ class Aggregations:
 _Draft: Final[Any] = make_dataclass("_Draft", [field.name for field in fields(StoredEvent)], slots=True, eq=False)
 
 
-def stored(row: StoredRow, *, redacted: bool = True, withheld: bool = False, sent: bool = False) -> StoredEvent:
+def stored(row: StoredEventRow, *, redacted: bool = True, withheld: bool = False, sent: bool = False) -> StoredEvent:
     """The event of a row. ``redacted`` False shows the content also where a redaction took effect; ``withheld`` shows it nowhere.
 
     ``sent``: the event goes to another server, so ``raw`` never holds more than ``json``.
@@ -157,7 +157,7 @@ def stored(row: StoredRow, *, redacted: bool = True, withheld: bool = False, sen
 
 
 def stored_of(columns: Sequence[Any], *, redacted: bool = True, withheld: bool = False, sent: bool = False) -> StoredEvent:
-    """The event of columns in the order of `StoredRow`, for queries that select others besides.
+    """The event of columns in the order of `StoredEventRow`, for queries that select others besides.
 
     Reads of thousands of events spend much of their time here: nothing is looked at that is not asked for.
     """
@@ -207,5 +207,5 @@ def _read(event_id: EventId, raw: bytes, room_version: str, *, redacted: bool) -
 
 async def events(conn: Connection, event_ids: Iterable[EventId], *, redacted: bool = True) -> dict[EventId, StoredEvent]:
     """The events that are held, by id."""
-    rows = await conn.fetch(SQL_EVENTS, list(event_ids), row=StoredRow)
+    rows = await conn.fetch(SQL_EVENTS, list(event_ids), row=StoredEventRow)
     return {EventId(row.event_id): stored(row, redacted=redacted) for row in rows}

@@ -12,7 +12,7 @@ from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, ServerName
-from storage.queries.events import StoredEvent, StoredRow, stored
+from storage.queries.events import StoredEvent, StoredEventRow, stored
 
 SQL_BACKFILL: Final[LiteralString] = """
 WITH
@@ -23,7 +23,7 @@ room AS MATERIALIZED (
     SELECT r.room_nid, r.room_id, r.room_version, sight.*
     FROM server
     CROSS JOIN rooms r
-    CROSS JOIN LATERAL sight_of(r.room_nid, server.principal_nid) AS sight
+    CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS sight
     WHERE r.room_id = $1::text
 ),
 found AS MATERIALIZED (
@@ -56,7 +56,7 @@ room AS MATERIALIZED (
     SELECT r.room_nid, r.room_id, r.room_version, sight.*
     FROM server
     CROSS JOIN rooms r
-    CROSS JOIN LATERAL sight_of(r.room_nid, server.principal_nid) AS sight
+    CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS sight
     WHERE r.room_id = $1::text
 ),
 found AS MATERIALIZED (
@@ -161,4 +161,4 @@ async def _answer(conn: Connection, room_id: RoomId, rows: Sequence[TraversalRow
     if not rows:
         await require_room(conn, room_id)
     sent = server_name is not None
-    return [stored(StoredRow._make(row[EVENT:]), withheld=row.withheld, sent=sent) for row in rows]
+    return [stored(StoredEventRow._make(row[EVENT:]), withheld=row.withheld, sent=sent) for row in rows]

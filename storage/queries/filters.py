@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from storage import checks
+from storage import arguments as args
 from storage.ids import RoomId
 
 
@@ -28,9 +28,9 @@ class EventFilter:
 
     def __post_init__(self) -> None:
         for name in ("types", "not_types", "senders", "not_senders"):
-            object.__setattr__(self, name, checks.filtered(getattr(self, name), name))
+            object.__setattr__(self, name, args.filtered(getattr(self, name), name))
         if self.contains_url is not None:
-            checks.flag(self.contains_url, "contains_url")
+            args.flag(self.contains_url, "contains_url")
 
     @property
     def arguments(self) -> tuple[list[str] | None, list[str] | None, list[str] | None, list[str] | None, bool | None]:
@@ -60,12 +60,12 @@ class SyncFilter:
     include_redundant_members: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rooms", checks.filtered(self.rooms, "rooms"))
-        object.__setattr__(self, "not_rooms", checks.filtered(checks.listed(self.not_rooms, "not_rooms"), "not_rooms"))
+        object.__setattr__(self, "rooms", args.filtered(self.rooms, "rooms"))
+        object.__setattr__(self, "not_rooms", args.filtered(args.listed(self.not_rooms, "not_rooms"), "not_rooms"))
         for name in ("timeline", "state"):
-            checks.instance(getattr(self, name), EventFilter, name)
+            args.instance(getattr(self, name), EventFilter, name)
         for name in ("lazy_load_members", "include_redundant_members"):
-            checks.flag(getattr(self, name), name)
+            args.flag(getattr(self, name), name)
 
 
 ANY_ROOM: Final = SyncFilter()

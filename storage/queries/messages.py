@@ -15,8 +15,8 @@ from storage.errors import DatabaseError, InputError, InvalidToken, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
-from storage.queries.moved import Moved, above, ahead, as_of, behind, lower_end, numbers, upper_end, walking
-from storage.queries.moved_pages import SQL_BACKWARDS_MOVED, SQL_FORWARDS_MOVED
+from storage.queries.pagination.messages_reordered import SQL_BACKWARDS_MOVED, SQL_FORWARDS_MOVED
+from storage.queries.pagination.reordering import Reorderings, above, ahead, as_of, behind, lower_end, numbers, upper_end, walking
 from storage.queries.sync.positions import events_of, reached
 from storage.streams import PaginationToken, SyncToken, VectorPosition
 from storage.streams.positions import LARGEST_POSITION
@@ -31,10 +31,10 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, r.room_id, r.room_version, r.strays, r.moves, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
+    SELECT r.room_nid, r.room_id, r.room_version, r.out_of_range, r.moves, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
-    WHERE r.room_id = $1::text AND r.moves <= $16::bigint  -- else the tokens are to be read with care (moved_pages.py)
+    WHERE r.room_id = $1::text AND r.moves <= $16::bigint  -- else the tokens are to be read with care (pagination/messages_reordered.py)
 ),
 newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds the stretch
     SELECT e.topological_ordering
@@ -46,7 +46,7 @@ stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: wha
     SELECT r.room_nid, r.ignored, f.*, stretch.*
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
-    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays, $3::bigint, $9::bigint + 1, 0) AS stretch
+    CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range, $3::bigint, $9::bigint + 1, 0) AS stretch
 ),
 lowest AS MATERIALIZED (  -- where to stop at the latest: what lies before `to`, beside a timeline, ends at the oldest event of that
     SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint WHEN $17::bigint > 0 THEN $17::bigint ELSE (
@@ -120,10 +120,10 @@ reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, r.room_id, r.room_version, r.strays, r.moves, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
+    SELECT r.room_nid, r.room_id, r.room_version, r.out_of_range, r.moves, reader.principal_nid, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($10::text[])) AS ignored
     FROM reader
     CROSS JOIN rooms r
-    WHERE r.room_id = $1::text AND r.moves <= $16::bigint  -- else the tokens are to be read with care (moved_pages.py)
+    WHERE r.room_id = $1::text AND r.moves <= $16::bigint  -- else the tokens are to be read with care (pagination/messages_reordered.py)
 ),
 newer AS MATERIALIZED (  -- what has arrived since a timeline, where one bounds the stretch
     SELECT e.topological_ordering
@@ -141,7 +141,7 @@ stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: wha
     FROM room r
     CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
     CROSS JOIN lowest
-    CROSS JOIN LATERAL stretches_of(r.room_nid, r.principal_nid, r.strays, lowest.topological_ordering, 0, $9::bigint + 1)
+    CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range, lowest.topological_ordering, 0, $9::bigint + 1)
         AS stretch
 ),
 page AS MATERIALIZED (  -- after `from`, before `to`; one more than asked for, to know whether there are more
@@ -232,7 +232,7 @@ CROSS JOIN LATERAL (  -- the last of what it covers, not of what it could: what 
 """
 
 
-class CoveredRow(NamedTuple):
+class TokenPositionsRow(NamedTuple):
     """Up to where in the room's stream a token reaches, by its number."""
 
     token: int
@@ -246,7 +246,7 @@ class PageRow(NamedTuple):
     gap_topological: list[int] | None
     gap_stream: list[int] | None
     moved: list[int] | None
-    """For `Moved.of`."""
+    """For `Reorderings.of`."""
     withheld: bool | None
     """Its sender was erased, and the reader not there: only the redacted form is shown."""
     event_nid: int | None
@@ -290,7 +290,7 @@ class Page:
     """A range of history in the direction of the request. ``end`` is where the next page begins; None: there is no more.
 
     What `gaps` name is missing: append it with origin "backfill" and ask for the page again, or go on: events that move up by that are met all
-    the same, each once (`storage.queries.moved`). A page backwards that reaches the oldest held event, and a gap below it, is short and has an
+    the same, each once (`storage.queries.pagination.reordering`). A page backwards that reaches the oldest held event, and a gap below it, is short and has an
     ``end``. Backfill first: until then the next pages are empty, one for each event at such a gap at most, and the last one has no ``end``.
     """
 
@@ -300,7 +300,7 @@ class Page:
     gaps: list[Gap]
 
 
-class Between(NamedTuple):
+class PageRange(NamedTuple):
     """A stretch of a room's order and the way through it."""
 
     start: PaginationToken
@@ -311,21 +311,21 @@ class Between(NamedTuple):
     """Of tokens of sync, where each writer was."""
 
 
-def between(from_: str | None, to: str | None, direction: Direction, limit: int, deployment: str) -> Between:
+def between(from_: str | None, to: str | None, direction: Direction, limit: int, deployment: str) -> PageRange:
     """The stretch that two tokens name, of pages or of sync. `InvalidToken`, `InputError`."""
     if direction not in ("b", "f"):
         raise InputError(f"direction {direction!r}: b or f")
     ends = (END, BEGINNING) if direction == "b" else (BEGINNING, END)
     start = ends[0] if from_ is None else place(from_, deployment)
     stop = ends[1] if to is None else place(to, deployment)
-    return Between(walking(start, direction), stop, direction, limit, (_synced(from_, deployment), _synced(to, deployment)))
+    return PageRange(walking(start, direction), stop, direction, limit, (_synced(from_, deployment), _synced(to, deployment)))
 
 
 def _synced(token: str | None, deployment: str) -> VectorPosition | None:
     return events_of(SyncToken.parse(token, deployment)) if token is not None and is_sync_token(token) else None
 
 
-async def exact(conn: Connection, asked: Between, *, room_id: RoomId | None = None, event_id: EventId | None = None) -> Between:
+async def exact(conn: Connection, asked: PageRange, *, room_id: RoomId | None = None, event_id: EventId | None = None) -> PageRange:
     """The stretch, with the places of tokens of sync as they are in this room, or in that of the event. One statement, or none.
 
     Where a writer was behind, the furthest position of a token covers too much. Within a room positions are in the order of commits, so the
@@ -337,7 +337,7 @@ async def exact(conn: Connection, asked: Between, *, room_id: RoomId | None = No
     ends = [(token, position.min, position.furthest()) for token, position in behind]
     writers = [(token, writer, at) for token, position in behind for writer, at in position.items]
     columns = *map(list, zip(*ends, strict=True)), *map(list, zip(*writers, strict=True))
-    live = {row.token: row.live for row in await conn.fetch(SQL_COVERED, room_id, event_id, *columns, row=CoveredRow)}
+    live = {row.token: row.live for row in await conn.fetch(SQL_COVERED, room_id, event_id, *columns, row=TokenPositionsRow)}
     start, stop = (replace(end, live=live.get(token, end.live)) for token, end in enumerate((asked.start, asked.stop)))
     return asked._replace(start=start, stop=stop)
 
@@ -353,7 +353,7 @@ async def messages(
     conn: Connection,
     room_id: RoomId,
     user_id: UserId,
-    asked: Between,
+    asked: PageRange,
     deployment: str,
     *,
     rows_max: int,
@@ -381,7 +381,7 @@ async def messages(
     if not rows:
         raise UnknownRoom(room_id)
     found = [stored_of(row[EVENT:], withheld=bool(row.withheld)) for row in rows if row.event_nid is not None]
-    moved_now = Moved.of(rows[0].moved)
+    moved_now = Reorderings.of(rows[0].moved)
     page = page_of(found, asked, deployment, moved_now)
     gaps = _gaps(rows[0], page.chunk, asked, more=page.end is not None)
     if page.end is None and any(gap.after is None for gap in gaps) and backwards:
@@ -390,7 +390,7 @@ async def messages(
 
 
 async def with_care(
-    asked: Between,
+    asked: PageRange,
     deployment: str,
     was_asked: bool,
     ordinary: Callable[[int], Awaitable[list[_Row]]],
@@ -413,7 +413,7 @@ async def with_care(
         raise InvalidToken(token.print(deployment), "too many events of the room have moved since: begin the walk anew") from error
 
 
-def page_of(found: Sequence[StoredEvent], asked: Between, deployment: str, moved: Moved) -> Page:
+def page_of(found: Sequence[StoredEvent], asked: PageRange, deployment: str, moved: Reorderings) -> Page:
     """The page of what was found for it: one event more than asked for if there are more. Without gaps."""
     chunk, more = list(found[: asked.limit]), len(found) > asked.limit
     begun = not chunk or asked.start not in (BEGINNING, END)
@@ -427,12 +427,12 @@ def edge(event: StoredEvent, direction: Direction, *, first: bool, moves: int = 
     return PaginationToken(topological, stream if (direction == "b") == first else stream - 1, moves=moves)
 
 
-def _end(chunk: Sequence[StoredEvent], asked: Between, moved: Moved) -> PaginationToken:
+def _end(chunk: Sequence[StoredEvent], asked: PageRange, moved: Reorderings) -> PaginationToken:
     """Where a full page ends; where it began if nothing was asked for. It stays beside the timeline that the walk started from."""
     return ahead(edge(chunk[-1], asked.direction, first=False), asked.start, asked.direction, moved) if chunk else asked.start
 
 
-def _end_at_gap(row: PageRow, chunk: Sequence[StoredEvent], asked: Between, moved: Moved) -> PaginationToken:
+def _end_at_gap(row: PageRow, chunk: Sequence[StoredEvent], asked: PageRange, moved: Reorderings) -> PaginationToken:
     """Where a page backwards ends at which history is missing: above all that can be filled in there.
 
     Without events that is below the highest child of a gap, so that a walk comes to its end though nothing is filled in.
@@ -443,7 +443,7 @@ def _end_at_gap(row: PageRow, chunk: Sequence[StoredEvent], asked: Between, move
     return ahead(PaginationToken(topological, stream - 1), asked.start, asked.direction, moved)
 
 
-def _gaps(row: PageRow, chunk: Sequence[StoredEvent], asked: Between, *, more: bool) -> list[Gap]:
+def _gaps(row: PageRow, chunk: Sequence[StoredEvent], asked: PageRange, *, more: bool) -> list[Gap]:
     """The gaps of the page in its order. A gap lies before its child, which need not be visible."""
     if not row.gap_ids:
         return []

@@ -13,9 +13,9 @@ from storage.database.connection import Connection
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, UserId
 from storage.queries.events import StoredEvent, stored_of
-from storage.queries.messages import Between, Direction, Page, exact, page_of, with_care
-from storage.queries.moved import Moved, above, behind, lower_end, numbers, upper_end
-from storage.queries.moved_relations import SQL_BACKWARDS_MOVED, SQL_FORWARDS_MOVED, SQL_RECURSIVE_MOVED
+from storage.queries.messages import Direction, Page, PageRange, exact, page_of, with_care
+from storage.queries.pagination.relations_reordered import SQL_BACKWARDS_MOVED, SQL_FORWARDS_MOVED, SQL_RECURSIVE_MOVED
+from storage.queries.pagination.reordering import Reorderings, above, behind, lower_end, numbers, upper_end
 
 LEVELS: Final = 3
 """How many steps from the event a recursive answer goes; the specification recommends at least three."""
@@ -31,8 +31,8 @@ target AS MATERIALIZED (
     FROM reader
     CROSS JOIN events e
     JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
-    WHERE e.event_id = $1::text AND r.moves <= $13::bigint  -- else the tokens are to be read with care (moved_relations.py)
+    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS sight
+    WHERE e.event_id = $1::text AND r.moves <= $13::bigint  -- else the tokens are to be read with care (pagination/relations_reordered.py)
         AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
             sight.shared_before, sight.reader_nid, sight.unread)
 ),
@@ -107,8 +107,8 @@ target AS MATERIALIZED (
     FROM reader
     CROSS JOIN events e
     JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
-    WHERE e.event_id = $1::text AND r.moves <= $13::bigint  -- else the tokens are to be read with care (moved_relations.py)
+    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS sight
+    WHERE e.event_id = $1::text AND r.moves <= $13::bigint  -- else the tokens are to be read with care (pagination/relations_reordered.py)
         AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
             sight.shared_before, sight.reader_nid, sight.unread)
 ),
@@ -185,8 +185,8 @@ target AS MATERIALIZED (
     FROM reader
     CROSS JOIN events e
     JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL sight_of(e.room_nid, reader.principal_nid) AS sight
-    WHERE e.event_id = $1::text AND r.moves <= $16::bigint  -- else the tokens are to be read with care (moved_relations.py)
+    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS sight
+    WHERE e.event_id = $1::text AND r.moves <= $16::bigint  -- else the tokens are to be read with care (pagination/relations_reordered.py)
         AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
             sight.shared_before, sight.reader_nid, sight.unread)
 ),
@@ -239,7 +239,7 @@ class RelatedRow(NamedTuple):
     """One event of the page, or all None if it has none; with what has moved."""
 
     moved: list[int] | None
-    """For `Moved.of`."""
+    """For `Reorderings.of`."""
     event_nid: int | None
     event_id: str | None
     room_id: str | None
@@ -261,7 +261,7 @@ EVENT: Final = RelatedRow._fields.index("event_nid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RelationFilter:
     """Which relations are asked for: of a type, by events of a type, by others than these senders, also indirect ones."""
 
     rel_type: str | None = None
@@ -278,7 +278,7 @@ class RelationsPage(Page):
 
 
 async def relations(
-    conn: Connection, event_id: EventId, user_id: UserId, wanted: Wanted, asked: Between, *, deployment: str, rows_max: int
+    conn: Connection, event_id: EventId, user_id: UserId, wanted: RelationFilter, asked: PageRange, *, deployment: str, rows_max: int
 ) -> RelationsPage:
     """Exactly ``limit`` events that relate to one, unless there are no more. `UnknownEvent` also where the user may not see the event.
 
@@ -305,7 +305,7 @@ async def relations(
     if not rows:
         raise UnknownEvent(event_id)
     found: list[StoredEvent] = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
-    page = page_of(found, asked, deployment, Moved.of(rows[0].moved))
+    page = page_of(found, asked, deployment, Reorderings.of(rows[0].moved))
     return RelationsPage(page.chunk, page.start, page.end, page.gaps, LEVELS if wanted.recurse else None)
 
 

@@ -6,7 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.ids import EventId, RoomId, UserId
-from storage.queries.state_texts import StateMap
+from storage.queries.state_entries import StateMap
 
 SQL_CURRENT_STATE: Final[LiteralString] = """
 SELECT t.type, k.state_key, e.event_id
@@ -42,7 +42,7 @@ ORDER BY r.room_id
 """
 
 
-class CurrentRow(NamedTuple):
+class CurrentStateRow(NamedTuple):
     """One entry of a current state."""
 
     type: str
@@ -52,7 +52,7 @@ class CurrentRow(NamedTuple):
 
 async def current_state(conn: Connection, room_id: RoomId, *, types: Iterable[str] | None = None) -> StateMap:
     """The resolved current state of a room. `UnknownRoom`; {} for a room that is only known by outliers."""
-    rows = await conn.fetch(SQL_CURRENT_STATE, room_id, None if types is None else list(types), row=CurrentRow)
+    rows = await conn.fetch(SQL_CURRENT_STATE, room_id, None if types is None else list(types), row=CurrentStateRow)
     if not rows:
         await require_room(conn, room_id)
     return {(row.type, row.state_key): EventId(row.event_id) for row in rows}

@@ -19,7 +19,7 @@ from typing import Final, LiteralString, NamedTuple, TypeVar
 from storage.database.connection import Connection
 from storage.errors import InputError, StateUnknown, StorageCorrupt, UnknownEvent
 from storage.ids import EventId, StateKey
-from storage.queries.state_texts import MEMBER, Folded, StateMap, in_words
+from storage.queries.state_entries import MEMBER, FoldedState, StateMap, state_entries
 from storage.state.groups import REMOVED
 from storage.streams.caches import Cache, Ticket
 
@@ -144,7 +144,7 @@ LEFT JOIN named n USING (state_group)
 """
 
 
-class PathRow(NamedTuple):
+class StatePathRow(NamedTuple):
     """A row to fold. ``at_event_ids``: the events whose state the group is, if any asks for it; ``state_group`` None: outliers.
 
     ``back`` is empty where there is nothing to fold: of outliers, of groups whose state is remembered, and of groups that are lost.
@@ -233,7 +233,7 @@ async def _whole(conn: Connection, wanted: Sequence[EventId], remembered: States
     states = {} if remembered is None else {int(group): state for (group,), state in remembered.held().items()}
     groups, folded = await _groups_at(conn, wanted, after=after, known=states)
     if folded:
-        states.update(zip(folded, await in_words(conn, list(folded.values())), strict=True))
+        states.update(zip(folded, await state_entries(conn, list(folded.values())), strict=True))
     if remembered is not None:
         _remember(remembered, {group: states[group] for group in groups.values()})
     return {event_id: dict(states[group]) for event_id, group in groups.items()}
@@ -249,12 +249,12 @@ def _remember(remembered: States, states: Mapping[int, StateMap]) -> None:
 
 async def _groups_at(
     conn: Connection, wanted: Sequence[EventId], *, after: bool, known: Collection[int] = ()
-) -> tuple[dict[EventId, int], dict[int, Folded]]:
+) -> tuple[dict[EventId, int], dict[int, FoldedState]]:
     """The groups at these events, and what each of them comes to that is not known. `UnknownEvent`, `StateUnknown`."""
-    rows = await conn.fetch(SQL_PATHS, wanted, after, list(known), row=PathRow)
+    rows = await conn.fetch(SQL_PATHS, wanted, after, list(known), row=StatePathRow)
     parts = {row.state_group: row for row in rows if row.back}
     groups: dict[EventId, int] = {}
-    folded: dict[int, Folded] = {}
+    folded: dict[int, FoldedState] = {}
     for row in rows:
         if not row.at_event_ids:
             continue
@@ -280,7 +280,7 @@ def lost(state_group: int, event_id: str) -> StorageCorrupt:
     return StorageCorrupt(reason, event_id=event_id, state_group=state_group)
 
 
-def _folded(row: PathRow, rows: Mapping[int | None, PathRow]) -> Folded:
+def _folded(row: StatePathRow, rows: Mapping[int | None, StatePathRow]) -> FoldedState:
     """The rows of a path, later ones winning; 0 removes a key."""
     members: dict[int, int] = {}
     others: dict[int, int] = {}
@@ -291,7 +291,7 @@ def _folded(row: PathRow, rows: Mapping[int | None, PathRow]) -> Folded:
             raise StorageCorrupt("a state group misses rows of its path", state_group=row.state_group, lost=[part])
         members.update(zip(step.member_key_nids or (), step.member_event_nids or (), strict=True))
         others.update(zip(step.key_nids or (), step.event_nids or (), strict=True))
-    return Folded(_events(members), _events(others))
+    return FoldedState(_events(members), _events(others))
 
 
 def _events(entries: dict[int, int]) -> list[int]:

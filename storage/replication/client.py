@@ -15,10 +15,10 @@ from typing import Self
 from storage.config import Config
 from storage.errors import ProtocolError, StorageClosed, StorageError
 from storage.replication.backoff import Backoff
-from storage.replication.commands import Command, Error, Name, Ping, Server
-from storage.replication.connection import CHUNK_BYTES, Connection
-from storage.replication.exchange import Exchange, ReplicatedStore
+from storage.replication.commands import Command, Error, Name, Ping, ServerCommand
+from storage.replication.connection import CHUNK_BYTES, LineConnection
 from storage.replication.handlers import Handlers
+from storage.replication.peer import ReplicatedStore, ReplicationPeer
 from storage.replication.transport import Link, Subscriber, Subscribers
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class ClientTransport:
         self._ssl = ssl
         self._subscribers = Subscribers()
         self._backoff = Backoff.of(config)
-        self._connection: Connection | None = None
+        self._connection: LineConnection | None = None
         self._greeted = False
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -104,7 +104,7 @@ class ClientTransport:
                 await asyncio.sleep(self._backoff.next())
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = self._connection = Connection(reader, writer, side="client", config=self._config)
+        connection = self._connection = LineConnection(reader, writer, side="client", config=self._config)
         self._greeted = False
         connection.send(Name(self._name))
         try:
@@ -116,14 +116,14 @@ class ClientTransport:
             self._greeted = False
             self._subscribers.disconnected(connection)
 
-    def _received(self, command: Command, connection: Connection) -> None:
-        if isinstance(command, Server):
+    def _received(self, command: Command, connection: LineConnection) -> None:
+        if isinstance(command, ServerCommand):
             self._greet(command, connection)
         elif not self._greeted and not isinstance(command, Ping | Error):
             raise ProtocolError(f"{command.NAME} before SERVER")
         self._subscribers.received(command, connection)
 
-    def _greet(self, command: Server, connection: Connection) -> None:
+    def _greet(self, command: ServerCommand, connection: LineConnection) -> None:
         if self._server_name not in {None, command.server_name}:
             error = ProtocolError(f"connected to {command.server_name}, wanted was {self._server_name}")
             self._tell_waiting(error)
@@ -161,7 +161,9 @@ class Client:
             server_name, instance_name, config = server_name or store.server_name, store.instance_name, config or store.database.config
         config = config or Config()
         self._transport = ClientTransport(host, port, name=instance_name, server_name=server_name, config=config, ssl=ssl)
-        self.exchange = Exchange(store, self._transport, handlers=handlers, announces="none", config=config, instance_name=instance_name)
+        self.exchange = ReplicationPeer(
+            store, self._transport, handlers=handlers, announces="none", config=config, instance_name=instance_name
+        )
 
     def start(self) -> None:
         """Connect, and follow from now on; needs a running event loop. Entering the client as a context manager does it."""

@@ -55,7 +55,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Server(Command):
+class ServerCommand(Command):
     """Sent at the start by the server: which homeserver the client is talking to."""
 
     NAME: ClassVar[str] = "SERVER"
@@ -406,7 +406,7 @@ Side = Literal["server", "client"]
 
 _EITHER: Final = (Error, Ping, RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
 SENT_BY: Final[Mapping[Side, frozenset[type[Command]]]] = {
-    "server": frozenset((Server, Rdata, Position, *_EITHER)),
+    "server": frozenset((ServerCommand, Rdata, Position, *_EITHER)),
     "client": frozenset((Name, Replicate, UserSync, ClearUserSync, FederationAck, UserIp, *_EITHER)),
 }
 """Which side of a TCP connection may send what."""

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 CHUNK_BYTES: Final = 65_536
 
 
-class Connection:
+class LineConnection:
     """A `Link` to the peer at the other end. ``side`` is ours."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, side: Side, config: Config) -> None:

@@ -23,7 +23,7 @@ from storage.config import Config
 from storage.errors import DatabaseError, ProtocolError
 from storage.replication.backoff import Backoff
 from storage.replication.commands import Position, Rdata
-from storage.replication.following import Target
+from storage.replication.targets import FollowTarget
 from storage.replication.transport import Link
 from storage.streams.feed import Fact, whole_ids
 
@@ -55,7 +55,7 @@ class _Track:
 class Follower:
     """Takes RDATA and POSITION from any number of links, and brings the target forward. Every fact once, in its writer's order."""
 
-    def __init__(self, target: Target, config: Config) -> None:
+    def __init__(self, target: FollowTarget, config: Config) -> None:
         self._target = target
         self._config = config
         self._tracks: dict[Link, dict[tuple[str, str], _Track]] = {}

@@ -15,7 +15,7 @@ from storage.replication.transport import Link
 logger = logging.getLogger(__name__)
 
 
-class Names:
+class WorkerNames:
     """The names of the workers that speak over each link. ``own``: the name of this process, which no link may use (None: any may)."""
 
     def __init__(self, own: str | None, names_max: int, silent_ms: int, forget: Callable[[str], None]) -> None:

@@ -26,10 +26,10 @@ from storage.replication.commands import (
     Replicate,
     encode,
 )
-from storage.replication.connection import CHUNK_BYTES, Connection
-from storage.replication.exchange import Exchange, ReplicatedStore
+from storage.replication.connection import CHUNK_BYTES, LineConnection
 from storage.replication.federation_ack import Acknowledgements
 from storage.replication.handlers import Handlers
+from storage.replication.peer import ReplicatedStore, ReplicationPeer
 from storage.replication.syncing import Syncing
 from storage.replication.transport import Link, Subscriber, Subscribers
 
@@ -48,7 +48,7 @@ class ServerTransport:
         self._server_name = server_name
         self._config = config
         self._subscribers = Subscribers()
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[LineConnection, None] = {}
         self._server: asyncio.Server | None = None
 
     @property
@@ -57,7 +57,7 @@ class ServerTransport:
         return list(self._connections)
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[LineConnection]:
         """The clients that are connected."""
         return list(self._connections)
 
@@ -95,7 +95,7 @@ class ServerTransport:
         await self._server.wait_closed()
         self._server = None
 
-    def _pass_on(self, some: tuple[Command, ...], *, besides: Connection | None) -> None:
+    def _pass_on(self, some: tuple[Command, ...], *, besides: LineConnection | None) -> None:
         """Each line is made once, however many read it."""
         replicating = [one for one in self._connections if one.replicates and one is not besides]
         for_all = [command for command in some if not isinstance(command, Rdata | Position)]
@@ -110,10 +110,10 @@ class ServerTransport:
                 connection.send_lines(lines)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer, side="server", config=self._config)
+        connection = LineConnection(reader, writer, side="server", config=self._config)
         self._connections[connection] = None
         logger.info("%s has connected", connection.name)
-        connection.send(commands.Server(self._server_name))
+        connection.send(commands.ServerCommand(self._server_name))
         self._subscribers.connected(connection)
         try:
             reason = await connection.run(lambda command: self._received(command, connection))
@@ -123,7 +123,7 @@ class ServerTransport:
             self._subscribers.disconnected(connection)
             connection.gone.set()
 
-    def _received(self, command: Command, connection: Connection) -> None:
+    def _received(self, command: Command, connection: LineConnection) -> None:
         if isinstance(command, Replicate):
             connection.replicates = True
         elif isinstance(command, Name):
@@ -138,7 +138,7 @@ class Server:
 
     def __init__(self, store: ReplicatedStore, *, handlers: Handlers | None = None) -> None:
         self._transport = ServerTransport(store.server_name, store.database.config)
-        self.exchange = Exchange(store, self._transport, handlers=handlers, announces="all", follows=False)
+        self.exchange = ReplicationPeer(store, self._transport, handlers=handlers, announces="all", follows=False)
 
     async def serve(self, host: str = "127.0.0.1", port: int = 0, ssl: tls.SSLContext | None = None) -> Self:
         """Listen, and return: `address` says where. Port 0 is a free one. `storage.replication.tls` makes the context."""
@@ -169,7 +169,7 @@ class Server:
         return self.address[1]
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[LineConnection]:
         """The clients that are connected."""
         return self._transport.connections
 

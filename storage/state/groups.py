@@ -23,7 +23,7 @@ State = Map[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DeltaRow:
     """One row of a path: the group that wrote it, and its entries (the whole state for a root).
 
     A root that this process wrote remembers in ``origin`` the path that it took the place of, and its own change as the last row, so
@@ -32,7 +32,7 @@ class Step:
 
     state_group: int
     delta: Mapping[int, int]
-    origin: "tuple[Step, ...]" = field(default=(), compare=False, repr=False)
+    origin: "tuple[DeltaRow, ...]" = field(default=(), compare=False, repr=False)
 
 
 class Group(NamedTuple):
@@ -41,7 +41,7 @@ class Group(NamedTuple):
     state_group: int
     room_nid: int
     entries: State
-    steps: tuple[Step, ...]
+    steps: tuple[DeltaRow, ...]
     runs: tuple[int, ...]
     digest: int
     audience: int
@@ -69,7 +69,7 @@ def digest_of(entries: Mapping[int, int]) -> int:
     return signed(sum(entry_digest(key, event) for key, event in entries.items()))
 
 
-def fold(steps: Iterable[Step]) -> dict[int, int]:
+def fold(steps: Iterable[DeltaRow]) -> dict[int, int]:
     """The entries of several rows of a path, later ones winning, removals kept as `REMOVED`."""
     folded: dict[int, int] = {}
     for step in steps:
@@ -79,7 +79,7 @@ def fold(steps: Iterable[Step]) -> dict[int, int]:
 
 def root_group(state_group: int, room_nid: int, entries: State, audience: int) -> Group:
     """A group that holds its whole state."""
-    step = Step(state_group, entries)
+    step = DeltaRow(state_group, entries)
     return Group(state_group, room_nid, entries, (step,), levels.root(len(entries)).runs, digest_of(entries), audience)
 
 
@@ -96,9 +96,9 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
         if any(abs(state_group - step.state_group) > FARTHEST for step in kept):
             break
         if levels.affordable(sum(len(step.delta) for step in kept[1:]), len(delta), len(entries)):
-            return Group(state_group, parent.room_nid, entries, (*kept, Step(state_group, delta)), place.runs, digest, audience)
+            return Group(state_group, parent.room_nid, entries, (*kept, DeltaRow(state_group, delta)), place.runs, digest, audience)
     first, *rest = parent.steps
-    step = Step(state_group, entries, (Step(first.state_group, first.delta), *rest, Step(state_group, dict(change))))
+    step = DeltaRow(state_group, entries, (DeltaRow(first.state_group, first.delta), *rest, DeltaRow(state_group, dict(change))))
     return Group(state_group, parent.room_nid, entries, (step,), levels.root(len(entries)).runs, digest, audience)
 
 
@@ -144,7 +144,7 @@ def changed_keys(one: Group, other: Group) -> set[int]:
     return {key for key in keys if one.entries.get(key) != other.entries.get(key)}
 
 
-def _behind(group: Group) -> tuple[Step, ...]:
+def _behind(group: Group) -> tuple[DeltaRow, ...]:
     """A group's path with the rows before its root in the place of the root; empty if they are not known."""
     return (*group.steps[0].origin, *group.steps[1:]) if group.steps[0].origin else ()
 

@@ -24,7 +24,7 @@ LEVELS_MAX: Final = 10  # more than any room needs: 8 ** 10 entries
 FACTOR: Final = 1.0  # how much a reader may fold besides the root, as a share of the state
 
 
-class Place(NamedTuple):
+class DeltaPlacement(NamedTuple):
     """Where a new group goes: it keeps ``keep`` rows of the parent's path (0: it is a root) and has these ``runs``."""
 
     keep: int
@@ -39,12 +39,12 @@ def level_count(size: int) -> int:
     return levels
 
 
-def root(size: int) -> Place:
+def root(size: int) -> DeltaPlacement:
     """The place of a group that holds its whole state."""
-    return Place(0, (0,) * level_count(size))
+    return DeltaPlacement(0, (0,) * level_count(size))
 
 
-def candidates(runs: tuple[int, ...], size: int) -> list[Place]:
+def candidates(runs: tuple[int, ...], size: int) -> list[DeltaPlacement]:
     """The places a child of a group with these runs may take, best first; the last is always a root.
 
     ``size`` is the entry count of the child's state. The first place that is affordable is to be taken: see `affordable`.
@@ -54,7 +54,7 @@ def candidates(runs: tuple[int, ...], size: int) -> list[Place]:
         if runs[level] < RADIX - 1:
             kept = runs[: level + 1]
             after = (*kept[:-1], kept[-1] + 1, *(0,) * (len(runs) - level - 1))
-            return [Place(1 + sum(kept), after), root(size)]
+            return [DeltaPlacement(1 + sum(kept), after), root(size)]
     return [root(size)]
 
 

@@ -8,7 +8,7 @@ from immutables import Map
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 from storage.state import levels
-from storage.state.groups import Group, State, Step, applied
+from storage.state.groups import DeltaRow, Group, State, applied
 from storage.state.rows import GroupRow, entries_of
 
 SQL_GROUPS: Final[LiteralString] = """
@@ -17,7 +17,7 @@ FROM state_groups
 WHERE state_group IN (SELECT state_group - unnest(back) FROM state_groups WHERE state_group = ANY($1::bigint[]))
 """
 
-Prefixes: TypeAlias = dict[tuple[int, ...], tuple[tuple[Step, ...], State]]
+Prefixes: TypeAlias = dict[tuple[int, ...], tuple[tuple[DeltaRow, ...], State]]
 """Beginnings of paths: their rows, and the state that they make."""
 
 
@@ -48,11 +48,11 @@ def group_of(state_group: int, rows: Mapping[int, GroupRow], known: Prefixes | N
         raise StorageCorrupt("a state group misses rows of its path", state_group=row.state_group, lost=lost)
     known = {} if known is None else known
     entries: Map[int, int] = Map()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[DeltaRow, ...] = ()
     for end in range(1, len(path) + 1):
         prefix = tuple(path[:end])
         if prefix not in known:
-            step = Step(path[end - 1], entries_of(rows[path[end - 1]]))
+            step = DeltaRow(path[end - 1], entries_of(rows[path[end - 1]]))
             known[prefix] = (*steps, step), applied(entries, step.delta) if steps else Map(step.delta)
         steps, entries = known[prefix]
     return Group(row.state_group, row.room_nid, entries, steps, levels.unpack(row.runs), row.digest, row.audience)

@@ -8,13 +8,13 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
-from storage import checks
+from storage import arguments as args
 from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.errors import UnknownRoom
 from storage.ids import RoomId, UserId
 from storage.streams.feed import Fact
-from storage.streams.writing import Facts, StreamWriter, WrittenRow
+from storage.streams.stream_writer import StreamWriter, WrittenFactRow, WrittenFacts
 
 SQL_SET: Final[LiteralString] = """
 WITH
@@ -94,21 +94,21 @@ class AccountData:
 
     async def set(self, user_id: UserId, type_: str, content: Mapping[str, Any], *, room_id: RoomId | None = None) -> int:
         """Replace the content of a local user's type; the position of the fact. `UnknownRoom`, `InvalidIdentifier`, `InputError`."""
-        user, kind = checks.local_user(user_id, self._server_name), checks.text(type_)
-        room, packed = None if room_id is None else checks.room(room_id), checks.content(content, "content")
+        user, kind = args.local_user(user_id, self._server_name), args.text(type_)
+        room, packed = None if room_id is None else args.room(room_id), args.content(content, "content")
 
-        async def write(conn: Connection) -> Facts:
+        async def write(conn: Connection) -> WrittenFacts:
             writer = self._writer
-            row = await conn.fetchrow(SQL_SET, user, room, kind, packed, *writer.author, row=WrittenRow)
+            row = await conn.fetchrow(SQL_SET, user, room, kind, packed, *writer.author, row=WrittenFactRow)
             if row is None:
                 raise UnknownRoom(str(room))
-            return Facts([Fact(row.stream_id, writer.instance_name, [user, room, kind])], row.writers)
+            return WrittenFacts([Fact(row.stream_id, writer.instance_name, [user, room, kind])], row.writers)
 
         return await self._writer.write(write)
 
     async def get(self, user_id: UserId, *, room_id: RoomId | None = None) -> dict[str, dict[str, Any]]:
         """The contents by type: the global ones, or those of a room. `UnknownRoom`, `InvalidIdentifier`."""
-        room = None if room_id is None else checks.room(room_id)
+        room = None if room_id is None else args.room(room_id)
         rows = [row for row in await self.changes(user_id) if row.room_id == room]
         if room is not None and not rows:
             async with self._writer.database.connection() as conn:
@@ -117,7 +117,7 @@ class AccountData:
 
     async def changes(self, user_id: UserId, *, after: int = 0, upto: int = EVERYTHING) -> list[AccountDataRow]:
         """What a user's account data became with ``after < position <= upto``, in stream order; each type as it is now. `InputError`."""
-        user = checks.local_user(user_id, self._server_name)
-        between = checks.position(after, "after"), checks.position(upto, "upto")
+        user = args.local_user(user_id, self._server_name)
+        between = args.position(after, "after"), args.position(upto, "upto")
         async with self._writer.database.connection() as conn:
             return await conn.fetch(SQL_GET, user, *between, row=AccountDataRow)

@@ -206,7 +206,7 @@ class RoomsOf(NamedTuple):
     moved: int
 
 
-class Caches(Generic[E, S]):
+class ReadCaches(Generic[E, S]):
     """The caches of one process, kept by the feed of its streams. ``memberships``: of all users whose rooms are remembered, together.
 
     ``state_entries``: of all whole states by their groups, together; one counts as a hundredth of that at least. These never become stale.

@@ -32,8 +32,8 @@ from types import TracebackType
 from typing import Final
 
 from storage.errors import StorageCorrupt
+from storage.streams.interval_set import IntervalSet
 from storage.streams.positions import VectorPosition
-from storage.streams.runs import Runs
 
 Allocate = Callable[[int], Awaitable[Sequence[int]]]
 
@@ -51,7 +51,7 @@ class IdGenerator:
         self._currents: dict[str, int] = {writer: 0, **(positions or {})}
         self._open: set[Reservation] = set()
         self._own_completed: list[int] = []  # heap: completed by this writer, above its current
-        self._completed = Runs()  # known to have completed, of any writer; runs below the linear position are dropped
+        self._completed = IntervalSet()  # known to have completed, of any writer; runs below the linear position are dropped
         self._largest_known = max(self._currents.values())
         self._linear = 0
         for position in self._currents.values():

@@ -16,8 +16,8 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection, Database
 from storage.errors import CommitUnknown, DatabaseConflict, DatabaseUnavailable, InstanceNameTaken, StorageError
 from storage.streams.feed import Fact
-from storage.streams.following import missed_facts
 from storage.streams.id_generator import IdGenerator, Reservation
+from storage.streams.position_poller import missed_facts
 from storage.streams.registry import Restart, Streams
 from storage.streams.startup import new_epoch
 

@@ -5,13 +5,13 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
-from storage import checks
+from storage import arguments as args
 from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.streams.feed import Fact
-from storage.streams.writing import Facts, StreamWriter, WrittenRow
+from storage.streams.stream_writer import StreamWriter, WrittenFactRow, WrittenFacts
 
 SQL_SET: Final[LiteralString] = """
 WITH
@@ -91,11 +91,11 @@ class Receipts:
 
         `UnknownRoom`, `InvalidIdentifier`, `InputError`.
         """
-        room, user, event = checks.room(room_id), checks.user(user_id), checks.event(event_id)
-        kind, thread = checks.text(receipt_type), None if thread_id is None else checks.text(thread_id)
-        packed = checks.content(data, "data")
+        room, user, event = args.room(room_id), args.user(user_id), args.event(event_id)
+        kind, thread = args.text(receipt_type), None if thread_id is None else args.text(thread_id)
+        packed = args.content(data, "data")
 
-        async def write(conn: Connection) -> Facts:
+        async def write(conn: Connection) -> WrittenFacts:
             writer = self._writer
             row = await conn.fetchrow(
                 SQL_SET,
@@ -106,17 +106,19 @@ class Receipts:
                 event,
                 packed,
                 *writer.author,
-                row=WrittenRow,
+                row=WrittenFactRow,
             )
             if row is None:
                 raise UnknownRoom(room)
-            return Facts([Fact(row.stream_id, writer.instance_name, [room, kind, user, event, thread, orjson.loads(packed)])], row.writers)
+            return WrittenFacts(
+                [Fact(row.stream_id, writer.instance_name, [room, kind, user, event, thread, orjson.loads(packed)])], row.writers
+            )
 
         return await self._writer.write(write)
 
     async def of_room(self, room_id: RoomId, *, after: int = 0, upto: int = EVERYTHING) -> list[ReceiptRow]:
         """The receipts of a room with ``after < position <= upto``, in stream order. `UnknownRoom`, `InvalidIdentifier`, `InputError`."""
-        room, between = checks.room(room_id), (checks.position(after, "after"), checks.position(upto, "upto"))
+        room, between = args.room(room_id), (args.position(after, "after"), args.position(upto, "upto"))
         async with self._writer.database.connection() as conn:
             found = await conn.fetch(SQL_OF_ROOM, room, *between, row=ReceiptRow)
             if not found:

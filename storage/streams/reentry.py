@@ -1,7 +1,7 @@
 """Entering a database again that took the place of the one that a store has entered: a standby that was promoted, or a restored backup.
 
 Each new session is compared with what the store entered (`is_same`). Where it differs nobody gets a session, and the store enters anew as if it
-had just been opened: the gap in every stream (`storage.streams.restored`), a new epoch, positions from the tables, nothing remembered. What an
+had just been opened: the gap in every stream (`storage.streams.restore_detection`), a new epoch, positions from the tables, nothing remembered. What an
 unanswered write has done is read in the same transaction: nothing more comes of it, as its epoch is over. Then the others are told.
 
 Where nothing was lost, this is a pause of some milliseconds: tokens go on, and what was under way is done once.
@@ -18,9 +18,9 @@ from storage.database.deployment import deployment
 from storage.database.migrate import check_schema
 from storage.errors import StorageError, WrongServerName
 from storage.streams.feed import Fact
-from storage.streams.following import EVERYTHING, follow_once
+from storage.streams.position_poller import EVERYTHING, follow_once
 from storage.streams.registry import STREAMS, Restart, Streams
-from storage.streams.restored import Known, Mark, look
+from storage.streams.restore_detection import Known, Mark, look
 from storage.streams.startup import Entered, be_alone, entered
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ RETRY_SECONDS: Final = 0.25
 
 
 @dataclass(slots=True)
-class Entry:
+class DatabaseEntry:
     """What a store has entered, and enters again."""
 
     database: Database
@@ -48,7 +48,7 @@ class Entry:
         return {name: stream.positions() for name, stream in self.streams.items()}
 
 
-async def stay_entered(entry: Entry, *, told_of: Collection[str]) -> None:
+async def stay_entered(entry: DatabaseEntry, *, told_of: Collection[str]) -> None:
     """Enter again whenever the database is replaced, until cancelled."""
     guard = entry.database.guard
     while True:
@@ -68,7 +68,7 @@ async def stay_entered(entry: Entry, *, told_of: Collection[str]) -> None:
             logger.warning("what others wrote is read later: %s", error)
 
 
-async def enter_again(entry: Entry) -> None:
+async def enter_again(entry: DatabaseEntry) -> None:
     """Enter the database that is there now, and let everything begin anew."""
     name, known = entry.streams.instance_name, Known(entry.positions(), entry.mark.lost_upto)
     async with entry.database.apart() as conn:
@@ -86,7 +86,7 @@ async def enter_again(entry: Entry) -> None:
     )
 
 
-async def _entered(conn: Connection, entry: Entry, known: Known) -> tuple[Entered, dict[str, list[Fact]]]:
+async def _entered(conn: Connection, entry: DatabaseEntry, known: Known) -> tuple[Entered, dict[str, list[Fact]]]:
     """Enter, and read the own facts of which this process knows nothing: whoever enters waits for the writes that are under way."""
     own_name = entry.streams.instance_name
     own = await entered(conn, own_name, known=known)
@@ -97,7 +97,7 @@ async def _entered(conn: Connection, entry: Entry, known: Known) -> tuple[Entere
     return own, missed
 
 
-async def _check_deployment(conn: Connection, entry: Entry) -> None:
+async def _check_deployment(conn: Connection, entry: DatabaseEntry) -> None:
     """`WrongServerName` or StorageError if this is no copy of the database that was entered."""
     found = await deployment(conn)
     if found is not None and found.server_name is not None and found.server_name != entry.server_name:

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
-from storage import checks
+from storage import arguments as args
 from storage.database.connection import Connection, Database
 from storage.streams.caches import CURRENT_STATE
 from storage.streams.feed import Advance, Fact, Feed
 from storage.streams.id_generator import IdGenerator
 from storage.streams.positions import VectorPosition
-from storage.streams.restored import JUMP, Lost
+from storage.streams.restore_detection import JUMP, LostPositions
 from storage.streams.tokens import SyncToken
 
 SQL_EVENTS_ROWS: Final[LiteralString] = """
@@ -261,7 +261,7 @@ STREAMS: Final[Mapping[str, Declaration]] = {
 }
 
 
-NOTHING_LOST: Final = Lost()
+NOTHING_LOST: Final = LostPositions()
 
 
 class Stream:
@@ -294,9 +294,9 @@ class Stream:
 
     async def rows(self, after: int, upto: int, limit: int, *, instance_name: str | None = None) -> list[Fact]:
         """The facts with ``after < stream_id <= upto``, at most ``limit``, in stream order; of one writer, or of all. `InputError`."""
-        after, upto, limit = checks.position(after, "after"), checks.position(upto, "upto"), checks.position(limit, "limit")
+        after, upto, limit = args.position(after, "after"), args.position(upto, "upto"), args.position(limit, "limit")
         if instance_name is not None:
-            checks.text(instance_name)
+            args.text(instance_name)
         async with self._database.connection() as conn:
             return await self.declaration.read(conn, after, upto, instance_name, limit)
 
@@ -318,13 +318,13 @@ class Streams(Mapping[str, Stream]):
         positions: Mapping[str, Mapping[str, int]],
         epochs: Mapping[str, int] | None = None,
         *,
-        lost: Mapping[str, Lost] | None = None,
+        lost: Mapping[str, LostPositions] | None = None,
     ) -> None:
         self.instance_name = instance_name
         self.epochs = dict(epochs or {})  # of this writer, by stream (`storage.streams.in_flight`)
         self.feed = Feed()
         self.unsettled: dict[Callable[[], Awaitable[object]], None] = {}  # finds out about a lost write (`storage.streams.in_flight`)
-        self.lost: Mapping[str, Lost] = lost or {}
+        self.lost: Mapping[str, LostPositions] = lost or {}
         self._database = database
         self._restarts: list[Callable[[Restart], None]] = []
         self._streams = {name: Stream(one, database, self._generator(one, positions.get(name, {}))) for name, one in STREAMS.items()}
@@ -335,7 +335,7 @@ class Streams(Mapping[str, Stream]):
             generator.advance(writer, position, completed=False)
         return generator
 
-    def lost_in(self, stream_name: str) -> Lost:
+    def lost_in(self, stream_name: str) -> LostPositions:
         """What restores took back of a stream."""
         return self.lost.get(stream_name, NOTHING_LOST)
 
@@ -349,7 +349,7 @@ class Streams(Mapping[str, Stream]):
         self._restarts.append(told)
 
     def restart(
-        self, positions: Mapping[str, Mapping[str, int]], epochs: Mapping[str, int], lost: Mapping[str, Lost], restart: Restart
+        self, positions: Mapping[str, Mapping[str, int]], epochs: Mapping[str, int], lost: Mapping[str, LostPositions], restart: Restart
     ) -> None:
         """Begin again in a database that took the place of the one that was known; ``positions`` are those that the tables have there.
 

@@ -17,7 +17,7 @@ from storage.database.connection import Connection
 from storage.database.migrate import HEAD_REVISION
 from storage.errors import InstanceNameTaken, InvalidIdentifier
 from storage.streams.registry import STREAMS
-from storage.streams.restored import Known, Lost, Mark, lost, mark, notice
+from storage.streams.restore_detection import Known, LostPositions, Mark, lost, mark, notice
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class EpochRow(NamedTuple):
     epoch: int
 
 
-class BehindRow(NamedTuple):
+class LaggingSequenceRow(NamedTuple):
     """A sequence that is behind what its table uses."""
 
     name: str
@@ -142,7 +142,7 @@ class BehindRow(NamedTuple):
     used: int
 
 
-class PositionRow(NamedTuple):
+class StartPositionRow(NamedTuple):
     """How far a writer is in a stream."""
 
     stream_name: str
@@ -175,7 +175,7 @@ class Entered(NamedTuple):
     writer_nid: int
     epochs: Mapping[str, int]
     positions: Mapping[str, Mapping[str, int]]
-    lost: Mapping[str, Lost]
+    lost: Mapping[str, LostPositions]
     mark: Mark
 
 
@@ -188,7 +188,7 @@ async def entered(conn: Connection, instance_name: str, *, known: Known | None =
 async def enter(conn: Connection, instance_name: str, *, known: Known | None = None) -> int:
     """Make this process known as a writer of every stream, at the sequences' positions; its number. In a transaction.
 
-    ``known``: of a process that enters again (`storage.streams.restored.notice`).
+    ``known``: of a process that enters again (`storage.streams.restore_detection.notice`).
 
     The lock waits for the writes that are under way, and lets none begin: so each write sees every writer that may have taken a
     smaller id than its own.
@@ -208,7 +208,7 @@ async def enter(conn: Connection, instance_name: str, *, known: Known | None = N
 
 async def set_sequences_forward(conn: Connection) -> None:
     """Set the sequences that are behind what their tables use, or their streams' positions, past that. Under the lock of `enter`."""
-    for behind in await conn.fetch(SQL_BEHIND, list(STREAMS), [one.sequence for one in STREAMS.values()], row=BehindRow):
+    for behind in await conn.fetch(SQL_BEHIND, list(STREAMS), [one.sequence for one in STREAMS.values()], row=LaggingSequenceRow):
         logger.warning("the sequence %s was at %d, its table uses %d: set forward", *behind)
         await conn.fetchval(SQL_SET_FORWARD, behind.name, behind.used)
 
@@ -226,6 +226,6 @@ async def epochs(conn: Connection, instance_name: str) -> Mapping[str, int]:
 async def positions(conn: Connection) -> Mapping[str, Mapping[str, int]]:
     """How far each writer is in each stream."""
     found: dict[str, dict[str, int]] = {name: {} for name in STREAMS}
-    for row in await conn.fetch(SQL_POSITIONS, row=PositionRow):
+    for row in await conn.fetch(SQL_POSITIONS, row=StartPositionRow):
         found.setdefault(row.stream_name, {})[row.instance_name] = row.stream_id
     return found

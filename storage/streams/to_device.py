@@ -6,12 +6,12 @@ Source: client-server API, send-to-device messaging.
 from collections.abc import Mapping
 from typing import Any, Final, LiteralString, NamedTuple
 
-from storage import checks
+from storage import arguments as args
 from storage.database.connection import Connection
 from storage.ids import UserId
 from storage.streams.feed import Fact
 from storage.streams.positions import LARGEST_POSITION, VectorPosition
-from storage.streams.writing import Facts, StreamWriter
+from storage.streams.stream_writer import StreamWriter, WrittenFacts
 
 SQL_SEND: Final[LiteralString] = """
 WITH
@@ -126,17 +126,17 @@ class ToDevice:
     async def send(self, messages: Mapping[UserId, Mapping[str, Mapping[str, Any]]]) -> int:
         """Put messages (local user -> device -> message) into their inboxes, all or none; the position of the last. `InputError`."""
         flat = [
-            (checks.local_user(user, self._server_name), checks.text(device), checks.content(one, "a message"))
-            for user, devices in checks.mapping(messages, "messages").items()
-            for device, one in checks.mapping(devices, "the messages of a user").items()
+            (args.local_user(user, self._server_name), args.text(device), args.content(one, "a message"))
+            for user, devices in args.mapping(messages, "messages").items()
+            for device, one in args.mapping(devices, "the messages of a user").items()
         ]
 
-        async def write(conn: Connection) -> Facts:
+        async def write(conn: Connection) -> WrittenFacts:
             users, devices, contents = ([one[place] for one in flat] for place in range(3))
             writer = self._writer
             rows = await conn.fetch(SQL_SEND, users, devices, contents, *writer.author, row=SentRow)
             facts = [Fact(row.stream_id, writer.instance_name, [row.user_id, row.device_id]) for row in rows]
-            return Facts(facts, rows[0].writers)
+            return WrittenFacts(facts, rows[0].writers)
 
         return await self._writer.write(write) if flat else 0
 
@@ -164,7 +164,7 @@ class ToDevice:
         returned: then delete by the ``stream_id`` of the last message that the client was given,
         never by the token. `InvalidIdentifier`, `InputError`.
         """
-        inbox, most = self._inbox(user_id, device_id), None if limit is None else checks.position(limit, "limit")
+        inbox, most = self._inbox(user_id, device_id), None if limit is None else args.position(limit, "limit")
         low, high = _vector(after, "after"), _vector(upto, "upto")
         async with self._writer.database.connection() as conn:
             arguments = *_parts(low), *_parts(high), high.furthest(), most
@@ -180,11 +180,11 @@ class ToDevice:
             return int(await conn.fetchval(SQL_DELETE, *inbox, *_parts(high), high.furthest()))
 
     def _inbox(self, user_id: UserId, device_id: str) -> tuple[UserId, str]:
-        return checks.local_user(user_id, self._server_name), checks.text(device_id)
+        return args.local_user(user_id, self._server_name), args.text(device_id)
 
 
 def _vector(position: int | VectorPosition, name: str) -> VectorPosition:
-    return position if isinstance(position, VectorPosition) else VectorPosition(checks.position(position, name))
+    return position if isinstance(position, VectorPosition) else VectorPosition(args.position(position, name))
 
 
 def _parts(position: VectorPosition) -> tuple[int, list[str], list[int]]:

@@ -28,7 +28,7 @@ from storage.errors import InvalidToken
 from storage.streams.positions import LARGEST_POSITION, VectorPosition
 
 VERSION: Final = 1
-LEVELS_MAX: Final = 60  # of a pagination token: each has a bit of an int8 (moved_across), and its text fits
+LEVELS_MAX: Final = 60  # of a pagination token: each has a bit of an int8 (reordered_across), and its text fits
 LARGEST_TOKEN: Final = 8192  # characters; anything longer is refused unread
 TOKENS_KEPT: Final = 1024  # sync tokens that were read or printed lately: clients who have seen everything are at the same place
 SYNC, PAGINATION, ROOMS = "s", "p", "r"
@@ -146,7 +146,7 @@ class PaginationToken:
     A place beside a timeline also has `live`: of the live events only those up to this stream ordering lie behind it, so that
     paging back from a timeline (which is in stream order) meets each event that is not in it, and none that is.
 
-    Events may move up in the order (`storage.graph.order`). `moves` tells as of when the place is meant; a token of the time before moves
+    Events may move up in the order (`storage.graph.topological_ordering`). `moves` tells as of when the place is meant; a token of the time before moves
     were counted has 0, which is when counting began. A walk that ends a page amid events that have moved past its place has been
     through two stretches that do not meet: `earlier` holds the places that it had before, lowest first, `direction` its way (b or f). What lies
     ahead of a walk backwards is what stood at or below each of these places and the last one, each as of its moves; ahead of a walk

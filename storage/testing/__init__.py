@@ -5,7 +5,7 @@ direct chat to a million events; `deliver_*` bring a built room to a store late,
 All servers lie under ``.test`` and all users are numbers.
 """
 
-from storage.testing.assembly import How, Reference
+from storage.testing.assembly import EventOptions, Reference
 from storage.testing.builder import RoomBuilder
 from storage.testing.delivery import deliver_late, deliver_shuffled, deliver_with_gap, respell
 from storage.testing.generate import RoomStream, build_room, generate_room, stream_room
@@ -18,10 +18,10 @@ __all__ = [
     "ODD_SOME",
     "SHAPES",
     "BuiltEvent",
+    "EventOptions",
     "Expected",
     "GeneratedEvent",
     "GeneratedRoom",
-    "How",
     "Odd",
     "Origin",
     "Reference",

@@ -6,9 +6,9 @@ from typing import Final
 from storage.testing import contents, population
 from storage.testing.drafting import number_of, server_of
 from storage.testing.model import BuiltEvent
-from storage.testing.world import MODERATORS_MAX, Said, Side, World
+from storage.testing.world import MODERATORS_MAX, GeneratedWorld, PartitionSide, Said
 
-Action = Callable[[World], BuiltEvent | None]
+Action = Callable[[GeneratedWorld], BuiltEvent | None]
 
 REACTIONS: Final = ("👍", "❤️", "🎉", "😄", "+1")
 VISIBILITIES: Final = ("world_readable", "shared", "shared", "invited", "joined")
@@ -17,26 +17,26 @@ VISIBILITIES: Final = ("world_readable", "shared", "shared", "invited", "joined"
 # Talk
 
 
-def message(world: World) -> BuiltEvent | None:
+def message(world: GeneratedWorld) -> BuiltEvent | None:
     """A message of some kind."""
     sender = world.speaker()
     return None if sender is None else world.say(sender, "m.room.message", population.message(world.rng))
 
 
-def encrypted(world: World) -> BuiltEvent | None:
+def encrypted(world: GeneratedWorld) -> BuiltEvent | None:
     """An encrypted message."""
     sender = world.speaker()
     return None if sender is None else world.say(sender, "m.room.encrypted", population.encrypted(world.rng))
 
 
-def _speaker_and_said(world: World) -> tuple[str, Said] | None:
+def _speaker_and_said(world: GeneratedWorld) -> tuple[str, Said] | None:
     sender = world.speaker()
     if sender is None or not world.side(sender).recent:
         return None
     return sender, world.rng.choice(world.side(sender).recent)
 
 
-def reply(world: World) -> BuiltEvent | None:
+def reply(world: GeneratedWorld) -> BuiltEvent | None:
     """An answer to a recent message."""
     pair = _speaker_and_said(world)
     if pair is None:
@@ -45,7 +45,7 @@ def reply(world: World) -> BuiltEvent | None:
     return world.say(sender, "m.room.message", contents.reply(said.event_id, population.text(world.rng)))
 
 
-def thread(world: World) -> BuiltEvent | None:
+def thread(world: GeneratedWorld) -> BuiltEvent | None:
     """A message in a recent thread, or a new one."""
     pair = _speaker_and_said(world)
     if pair is None:
@@ -55,7 +55,7 @@ def thread(world: World) -> BuiltEvent | None:
     return world.say(sender, "m.room.message", contents.threaded(root, said.event_id, population.text(world.rng)), thread=root)
 
 
-def reaction(world: World) -> BuiltEvent | None:
+def reaction(world: GeneratedWorld) -> BuiltEvent | None:
     """A reaction to a recent message."""
     pair = _speaker_and_said(world)
     if pair is None:
@@ -64,7 +64,7 @@ def reaction(world: World) -> BuiltEvent | None:
     return world.send(sender, "m.reaction", contents.reaction(said.event_id, world.rng.choice(REACTIONS)))
 
 
-def edit(world: World) -> BuiltEvent | None:
+def edit(world: GeneratedWorld) -> BuiltEvent | None:
     """A recent message said again by the one who said it."""
     pair = _speaker_and_said(world)
     if pair is None or not _says_on(world, pair[1].sender, world.side(pair[0])):
@@ -73,7 +73,7 @@ def edit(world: World) -> BuiltEvent | None:
     return world.send(said.sender, "m.room.message", contents.edit(said.event_id, population.text(world.rng)))
 
 
-def redaction(world: World) -> BuiltEvent | None:
+def redaction(world: GeneratedWorld) -> BuiltEvent | None:
     """A recent message taken back by its sender, or by a moderator."""
     pair = _speaker_and_said(world)
     if pair is None:
@@ -88,14 +88,14 @@ def redaction(world: World) -> BuiltEvent | None:
     return world.send(sender, "m.room.redaction", content, redacts=said.event_id)
 
 
-def _says_on(world: World, user: str, side: Side) -> bool:
+def _says_on(world: GeneratedWorld, user: str, side: PartitionSide) -> bool:
     return world.side(user) is side and world.is_joined(user)
 
 
 # Coming and going
 
 
-def join(world: World) -> BuiltEvent | None:
+def join(world: GeneratedWorld) -> BuiltEvent | None:
     """An invited user, one who left, or a new one joins; where the join rule is against it, somebody invites them."""
     rng = world.rng
     known = (world.invited.draw(rng) if rng.random() < 0.3 else None) or world.gone.draw(rng)
@@ -115,25 +115,25 @@ def join(world: World) -> BuiltEvent | None:
     return world.member(host, user, "invite")
 
 
-def leave(world: World) -> BuiltEvent | None:
+def leave(world: GeneratedWorld) -> BuiltEvent | None:
     """A joined user leaves; moderators stay."""
     user = world.speaker(skew=1.0)
     return None if user is None or user in world.moderators else world.member(user, user, "leave")
 
 
-def profile(world: World) -> BuiltEvent | None:
+def profile(world: GeneratedWorld) -> BuiltEvent | None:
     """A joined user takes another name or avatar."""
     user = world.speaker()
     return None if user is None else world.member(user, user, "join")
 
 
-def invite(world: World) -> BuiltEvent | None:
+def invite(world: GeneratedWorld) -> BuiltEvent | None:
     """A new user is invited."""
     host = world.speaker()
     return None if host is None else world.member(host, world.newcomer(), "invite")
 
 
-def reject(world: World) -> BuiltEvent | None:
+def reject(world: GeneratedWorld) -> BuiltEvent | None:
     """An invited user says no."""
     user = world.invited.draw(world.rng)
     if user is None or world.side(user).room.membership(user) != "invite":
@@ -141,7 +141,7 @@ def reject(world: World) -> BuiltEvent | None:
     return world.member(user, user, "leave")
 
 
-def knock(world: World) -> BuiltEvent | None:
+def knock(world: GeneratedWorld) -> BuiltEvent | None:
     """A user knocks, or a knock is answered by an invite."""
     waiting = world.knocking.draw(world.rng)
     if waiting is not None and world.rng.random() < 0.7:
@@ -152,7 +152,7 @@ def knock(world: World) -> BuiltEvent | None:
     return world.member(user, user, "knock") if rule in ("knock", "knock_restricted") else None
 
 
-def _against_somebody(world: World, membership: str) -> BuiltEvent | None:
+def _against_somebody(world: GeneratedWorld, membership: str) -> BuiltEvent | None:
     host, target = world.moderator(), world.speaker(skew=1.0)
     if host is None or target is None or target in world.moderators:
         return None
@@ -162,17 +162,17 @@ def _against_somebody(world: World, membership: str) -> BuiltEvent | None:
     return world.member(host, target, membership)
 
 
-def kick(world: World) -> BuiltEvent | None:
+def kick(world: GeneratedWorld) -> BuiltEvent | None:
     """A moderator puts somebody out."""
     return _against_somebody(world, "leave")
 
 
-def ban(world: World) -> BuiltEvent | None:
+def ban(world: GeneratedWorld) -> BuiltEvent | None:
     """A moderator bans somebody."""
     return _against_somebody(world, "ban")
 
 
-def unban(world: World) -> BuiltEvent | None:
+def unban(world: GeneratedWorld) -> BuiltEvent | None:
     """A ban is lifted."""
     host, target = world.moderator(), world.banned.draw(world.rng)
     if host is None or target is None or world.side(host).room.membership(target) != "ban":
@@ -183,7 +183,7 @@ def unban(world: World) -> BuiltEvent | None:
 # Housekeeping
 
 
-def power(world: World) -> BuiltEvent | None:
+def power(world: GeneratedWorld) -> BuiltEvent | None:
     """The creator makes somebody a moderator, or no longer one."""
     host, target = world.creator, world.speaker()
     if target is None or target == host or not world.is_joined(host):
@@ -201,27 +201,27 @@ def power(world: World) -> BuiltEvent | None:
     return world.send(host, "m.room.power_levels", {**present, "users": users}, state_key="")
 
 
-def _setting(world: World, level: int, type_: str, content: Mapping[str, object]) -> BuiltEvent | None:
+def _setting(world: GeneratedWorld, level: int, type_: str, content: Mapping[str, object]) -> BuiltEvent | None:
     host = world.moderator(level)
     return None if host is None else world.send(host, type_, content, state_key="")
 
 
-def topic(world: World) -> BuiltEvent | None:
+def topic(world: GeneratedWorld) -> BuiltEvent | None:
     """Another topic."""
     return _setting(world, 50, "m.room.topic", {"topic": population.text(world.rng)})
 
 
-def name(world: World) -> BuiltEvent | None:
+def name(world: GeneratedWorld) -> BuiltEvent | None:
     """Another name."""
     return _setting(world, 50, "m.room.name", {"name": population.text(world.rng)[:60]})
 
 
-def visibility(world: World) -> BuiltEvent | None:
+def visibility(world: GeneratedWorld) -> BuiltEvent | None:
     """Another history visibility."""
     return _setting(world, 100, "m.room.history_visibility", {"history_visibility": world.rng.choice(VISIBILITIES)})
 
 
-def join_rule(world: World) -> BuiltEvent | None:
+def join_rule(world: GeneratedWorld) -> BuiltEvent | None:
     """Another join rule of those that the room version knows; mostly back to that of the shape."""
     version = number_of(world.room.version)
     rules = ["public", "invite"] + ["knock"] * (version >= 7) + ["restricted"] * (version >= 8) + ["knock_restricted"] * (version >= 10)

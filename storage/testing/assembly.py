@@ -11,7 +11,7 @@ from storage.ids import EventId, RoomId, StateKey
 from storage.testing.drafting import (
     CREATE,
     Damage,
-    Draft,
+    EventDraft,
     auth_keys,
     depth_max,
     finish,
@@ -39,7 +39,7 @@ def first_ms(seed: int) -> int:
     return FIRST_TIMESTAMP_MS + seed % SEEDS
 
 
-class How(TypedDict, total=False):
+class EventOptions(TypedDict, total=False):
     """What every verb of the builder takes besides its own arguments."""
 
     prev: Iterable[Reference]
@@ -82,7 +82,7 @@ class Request:
     state_key: str | None
     redacts: str | None
     parents: tuple[EventId, ...]
-    how: How
+    how: EventOptions
 
 
 def id_of(reference: Reference) -> EventId:
@@ -108,10 +108,10 @@ def build(graph: RoomGraph, settings: Settings, request: Request) -> BuiltEvent:
     return node
 
 
-def _draft(graph: RoomGraph, settings: Settings, request: Request, state: State) -> Draft:
+def _draft(graph: RoomGraph, settings: Settings, request: Request, state: State) -> EventDraft:
     how = request.how
     cited = how.get("auth")
-    return Draft(
+    return EventDraft(
         room_version=settings.version,
         room_id=graph.room_id,
         type=request.type,
@@ -137,14 +137,14 @@ def _honest_depth(graph: RoomGraph, settings: Settings, parents: Sequence[EventI
     return min(1 + max((graph.nodes[parent].depth for parent in parents), default=0), depth_max(settings.version))
 
 
-def _encoded(graph: RoomGraph, settings: Settings, draft: Draft, how: How) -> tuple[bytes, EventId]:
+def _encoded(graph: RoomGraph, settings: Settings, draft: EventDraft, how: EventOptions) -> tuple[bytes, EventId]:
     chosen = old_event_id(settings.seed, graph.count, server_of(draft.sender)) if number_of(settings.version) <= 2 else None
     pdu = unsigned_pdu(draft, graph.reference_hashes, chosen)
     names = how["signers"] if "signers" in how else _required_signers(draft)
     return finish(pdu, settings.version, names if settings.sign else (), how.get("damage"))
 
 
-def _required_signers(draft: Draft) -> list[str]:
+def _required_signers(draft: EventDraft) -> list[str]:
     names = [server_of(draft.sender)]
     authoriser = draft.content.get("join_authorised_via_users_server")
     if isinstance(authoriser, str) and number_of(draft.room_version) >= 8 and draft.type == "m.room.member":
@@ -152,7 +152,7 @@ def _required_signers(draft: Draft) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _node(graph: RoomGraph, draft: Draft, request: Request, merged: Merged, encoded: tuple[bytes, EventId]) -> BuiltEvent:
+def _node(graph: RoomGraph, draft: EventDraft, request: Request, merged: Merged, encoded: tuple[bytes, EventId]) -> BuiltEvent:
     pdu, event_id = encoded
     expected = request.how.get("expected") or _expected_of(request.how.get("damage"))
     state, key = merged.state, draft.state_key
@@ -182,7 +182,7 @@ def _expected_of(damage: Damage | None) -> Expected | None:
     return "redacted" if damage == "content_hash" else "invalid"
 
 
-def _room_id(draft: Draft, event_id: EventId) -> RoomId:
+def _room_id(draft: EventDraft, event_id: EventId) -> RoomId:
     if draft.room_id is None:
         return RoomId("!" + event_id[1:])
     return RoomId(draft.room_id)

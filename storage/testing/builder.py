@@ -27,7 +27,7 @@ from signedjson.types import VerifyKey
 
 from storage.ids import EventId, RoomId
 from storage.testing import contents
-from storage.testing.assembly import How, Reference, Request, Settings, build, id_of
+from storage.testing.assembly import EventOptions, Reference, Request, Settings, build, id_of
 from storage.testing.drafting import number_of, server_of
 from storage.testing.graph import RoomGraph
 from storage.testing.keys import verify_keys
@@ -144,9 +144,9 @@ class RoomBuilder:
         *,
         state_key: str | None = None,
         redacts: Reference | None = None,
-        **how: Unpack[How],
+        **how: Unpack[EventOptions],
     ) -> BuiltEvent:
-        """Any event at all. What all verbs end in; they all take the keyword arguments of `How` as well.
+        """Any event at all. What all verbs end in; they all take the keyword arguments of `EventOptions` as well.
 
         ValueError if the builder is `checked` and the event's own state does not allow it.
         """
@@ -157,7 +157,9 @@ class RoomBuilder:
         self._move_heads(node)
         return node
 
-    def state_event(self, sender: str, type_: str, content: Mapping[str, Any], state_key: str = "", **how: Unpack[How]) -> BuiltEvent:
+    def state_event(
+        self, sender: str, type_: str, content: Mapping[str, Any], state_key: str = "", **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """Any state event."""
         return self.send(sender, type_, content, state_key=state_key, **how)
 
@@ -175,7 +177,7 @@ class RoomBuilder:
 
     # Beginnings
 
-    def create(self, creator: str, content: Mapping[str, Any] | None = None, **how: Unpack[How]) -> BuiltEvent:
+    def create(self, creator: str, content: Mapping[str, Any] | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
         """m.room.create alone; `content` is added to what the version wants."""
         if number_of(self.version) < 12:
             self.graph.room_id = RoomId(f"!room{self.settings.seed}:{server_of(creator)}")
@@ -208,50 +210,52 @@ class RoomBuilder:
 
     # Members
 
-    def member(self, sender: str, target: str, membership: str, more: Mapping[str, Any] | None = None, **how: Unpack[How]) -> BuiltEvent:
+    def member(
+        self, sender: str, target: str, membership: str, more: Mapping[str, Any] | None = None, **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """Any membership of `target`, said by `sender`."""
         return self.send(sender, "m.room.member", contents.member(membership, more or {}), state_key=target, **how)
 
-    def join(self, user_id: str, *, via: str | None = None, displayname: str | None = None, **how: Unpack[How]) -> BuiltEvent:
+    def join(self, user_id: str, *, via: str | None = None, displayname: str | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
         """A join, or of a joined user a new profile; `via` is the user whose server authorises a restricted join."""
         return self.member(user_id, user_id, "join", {"displayname": displayname, "join_authorised_via_users_server": via}, **how)
 
-    def leave(self, user_id: str, **how: Unpack[How]) -> BuiltEvent:
+    def leave(self, user_id: str, **how: Unpack[EventOptions]) -> BuiltEvent:
         """A leave of one's own: of the room, or rejecting an invite, or retracting a knock."""
         return self.member(user_id, user_id, "leave", **how)
 
-    def invite(self, sender: str, target: str, **how: Unpack[How]) -> BuiltEvent:
+    def invite(self, sender: str, target: str, **how: Unpack[EventOptions]) -> BuiltEvent:
         """An invite."""
         return self.member(sender, target, "invite", **how)
 
-    def third_party_invite(self, sender: str, token: str, *, name: str = "u…@h…", **how: Unpack[How]) -> BuiltEvent:
+    def third_party_invite(self, sender: str, token: str, *, name: str = "u…@h…", **how: Unpack[EventOptions]) -> BuiltEvent:
         """An invite of somebody of whom only an address is known."""
         return self.state_event(sender, "m.room.third_party_invite", contents.third_party_invite(name), token, **how)
 
-    def third_party_member(self, sender: str, target: str, token: str, *, name: str = "u…@h…", **how: Unpack[How]) -> BuiltEvent:
+    def third_party_member(self, sender: str, target: str, token: str, *, name: str = "u…@h…", **how: Unpack[EventOptions]) -> BuiltEvent:
         """The invite that follows when the address turns out to be the user `target`."""
         return self.member(sender, target, "invite", contents.third_party_member(token, target, name), **how)
 
-    def knock(self, user_id: str, *, reason: str | None = None, **how: Unpack[How]) -> BuiltEvent:
+    def knock(self, user_id: str, *, reason: str | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
         """A knock (version 7 and later, join rule ``knock``)."""
         return self.member(user_id, user_id, "knock", {"reason": reason}, **how)
 
-    def kick(self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[How]) -> BuiltEvent:
+    def kick(self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
         """A leave that somebody else says: a kick, or a withdrawn invite."""
         return self.member(sender, target, "leave", {"reason": reason}, **how)
 
-    def ban(self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[How]) -> BuiltEvent:
+    def ban(self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
         """A ban."""
         return self.member(sender, target, "ban", {"reason": reason}, **how)
 
-    def unban(self, sender: str, target: str, **how: Unpack[How]) -> BuiltEvent:
+    def unban(self, sender: str, target: str, **how: Unpack[EventOptions]) -> BuiltEvent:
         """A ban lifted: the target has left."""
         return self.member(sender, target, "leave", **how)
 
     # Other state
 
     def power_levels(
-        self, sender: str, changes: Mapping[str, Any] | None = None, *, users: Mapping[str, int] | None = None, **how: Unpack[How]
+        self, sender: str, changes: Mapping[str, Any] | None = None, *, users: Mapping[str, int] | None = None, **how: Unpack[EventOptions]
     ) -> BuiltEvent:
         """The power levels at the heads, with `changes` to top-level keys and `users` set besides those that are."""
         present = self.content("m.room.power_levels") or contents.power_levels(self.version, [], None)
@@ -259,47 +263,49 @@ class RoomBuilder:
         content["users"] = {**content.get("users", {}), **(users or {})}
         return self.state_event(sender, "m.room.power_levels", content, **how)
 
-    def join_rules(self, sender: str, rule: str, *, allow: Iterable[str] = (), **how: Unpack[How]) -> BuiltEvent:
+    def join_rules(self, sender: str, rule: str, *, allow: Iterable[str] = (), **how: Unpack[EventOptions]) -> BuiltEvent:
         """The join rule; `allow` names the rooms of a restricted one."""
         return self.state_event(sender, "m.room.join_rules", contents.join_rules(rule, allow), **how)
 
-    def history_visibility(self, sender: str, value: str, **how: Unpack[How]) -> BuiltEvent:
+    def history_visibility(self, sender: str, value: str, **how: Unpack[EventOptions]) -> BuiltEvent:
         """``world_readable``, ``shared``, ``invited`` or ``joined``."""
         return self.state_event(sender, "m.room.history_visibility", {"history_visibility": value}, **how)
 
-    def name(self, sender: str, name: str, **how: Unpack[How]) -> BuiltEvent:
+    def name(self, sender: str, name: str, **how: Unpack[EventOptions]) -> BuiltEvent:
         """The room's name."""
         return self.state_event(sender, "m.room.name", {"name": name}, **how)
 
-    def topic(self, sender: str, topic: str, **how: Unpack[How]) -> BuiltEvent:
+    def topic(self, sender: str, topic: str, **how: Unpack[EventOptions]) -> BuiltEvent:
         """The room's topic."""
         return self.state_event(sender, "m.room.topic", {"topic": topic}, **how)
 
     # Messages and what relates to them
 
-    def message(self, sender: str, body: str = "hello", **how: Unpack[How]) -> BuiltEvent:
+    def message(self, sender: str, body: str = "hello", **how: Unpack[EventOptions]) -> BuiltEvent:
         """A text message."""
         return self.send(sender, "m.room.message", contents.text(body), **how)
 
-    def redact(self, sender: str, target: Reference, *, reason: str | None = None, **how: Unpack[How]) -> BuiltEvent:
+    def redact(self, sender: str, target: Reference, *, reason: str | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
         """A redaction: ``redacts`` stands at the top level up to version 10, in the content from 11."""
         content = {} if reason is None else {"reason": reason}
         if number_of(self.version) >= 11:
             content["redacts"] = id_of(target)
         return self.send(sender, "m.room.redaction", content, redacts=target, **how)
 
-    def react(self, sender: str, target: Reference, key: str = "👍", **how: Unpack[How]) -> BuiltEvent:
+    def react(self, sender: str, target: Reference, key: str = "👍", **how: Unpack[EventOptions]) -> BuiltEvent:
         """An annotation."""
         return self.send(sender, "m.reaction", contents.reaction(id_of(target), key), **how)
 
-    def edit(self, sender: str, target: Reference, body: str, **how: Unpack[How]) -> BuiltEvent:
+    def edit(self, sender: str, target: Reference, body: str, **how: Unpack[EventOptions]) -> BuiltEvent:
         """A replacement of a message."""
         return self.send(sender, "m.room.message", contents.edit(id_of(target), body), **how)
 
-    def reply(self, sender: str, target: Reference, body: str, **how: Unpack[How]) -> BuiltEvent:
+    def reply(self, sender: str, target: Reference, body: str, **how: Unpack[EventOptions]) -> BuiltEvent:
         """A rich reply."""
         return self.send(sender, "m.room.message", contents.reply(id_of(target), body), **how)
 
-    def threaded(self, sender: str, root: Reference, body: str, *, latest: Reference | None = None, **how: Unpack[How]) -> BuiltEvent:
+    def threaded(
+        self, sender: str, root: Reference, body: str, *, latest: Reference | None = None, **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """A message in the thread of `root`, after `latest`."""
         return self.send(sender, "m.room.message", contents.threaded(id_of(root), id_of(latest or root), body), **how)

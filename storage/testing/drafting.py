@@ -41,7 +41,7 @@ def server_of(user_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class EventDraft:
     """An event before it is hashed and signed; `extra` adds or replaces top-level keys."""
 
     room_version: str
@@ -92,7 +92,7 @@ def old_event_id(seed: int, count: int, server_name: str) -> EventId:
     return EventId(f"${opaque}:{server_name}")
 
 
-def unsigned_pdu(draft: Draft, reference_hashes: Mapping[EventId, str], chosen_id: EventId | None) -> dict[str, Any]:
+def unsigned_pdu(draft: EventDraft, reference_hashes: Mapping[EventId, str], chosen_id: EventId | None) -> dict[str, Any]:
     """The PDU as a dict without hash and signature.
 
     `reference_hashes` (base64) and `chosen_id` are looked at for versions 1 and 2 only.

@@ -20,7 +20,7 @@ from storage.testing.keys import verify_keys
 from storage.testing.model import BuiltEvent, GeneratedEvent, GeneratedRoom
 from storage.testing.oddities import ODDITIES
 from storage.testing.shapes import Shape
-from storage.testing.world import World
+from storage.testing.world import GeneratedWorld
 
 LATE_MOST: Final = 50
 """A late event is overtaken by at most so many others."""
@@ -43,7 +43,7 @@ class RoomStream:
         return self.count
 
     def __iter__(self) -> Iterator[GeneratedEvent]:
-        world = World(self.shape, self.seed, sign=self.sign, version=self.room_version)
+        world = GeneratedWorld(self.shape, self.seed, sign=self.sign, version=self.room_version)
         made = itertools.islice(_endless(world, trim=True), self.count)
         late, respelled = self.shape.odd.late, self.shape.odd.respelled
         rng = random.Random(self.seed)  # noqa: S311  (the same delivery every time)
@@ -58,7 +58,7 @@ def stream_room(shape: Shape, count: int, *, seed: int = 0, version: str | None 
 
     `version` instead of the shape's. The order of delivery is that of creation but for what `shape.odd` makes late.
     """
-    world = World(shape, seed, sign=sign, version=version)
+    world = GeneratedWorld(shape, seed, sign=sign, version=version)
     next(_beginning(world))
     room = world.room
     return RoomStream(shape, count, seed, sign, room.room_id, room.version, verify_keys(room.settings.servers))
@@ -77,14 +77,14 @@ def build_room(
 
     With `exact` the states at merges are those of `storage.auth.resolve`; else see `storage.testing.merging`.
     """
-    world = World(shape, seed, sign=sign, version=version, exact=exact)
+    world = GeneratedWorld(shape, seed, sign=sign, version=version, exact=exact)
     for _ in itertools.islice(_endless(world, trim=False), count):
         pass
     world.room.merge(*(side.room for side in world.sides))
     return world.room
 
 
-def _endless(world: World, *, trim: bool) -> Iterator[BuiltEvent]:
+def _endless(world: GeneratedWorld, *, trim: bool) -> Iterator[BuiltEvent]:
     yield from _beginning(world)
     names, weights = list(world.shape.mix), list(itertools.accumulate(world.shape.mix.values()))
     odd = [(name, getattr(world.shape.odd, name)) for name in ODDITIES if getattr(world.shape.odd, name) > 0]
@@ -95,7 +95,7 @@ def _endless(world: World, *, trim: bool) -> Iterator[BuiltEvent]:
             world.trim()
 
 
-def _beginning(world: World) -> Iterator[BuiltEvent]:
+def _beginning(world: GeneratedWorld) -> Iterator[BuiltEvent]:
     """As clients create rooms: create, join, power levels, join rules, history visibility, guest access, name."""
     creator, shape, room = world.creator, world.shape, world.room
     yield room.create(creator, ts=world.now_ms)
@@ -108,14 +108,14 @@ def _beginning(world: World) -> Iterator[BuiltEvent]:
     yield world.send(creator, "m.room.name", {"name": population.text(world.rng)[:60]}, state_key="")
 
 
-def _oddity(world: World, odd: Iterable[tuple[str, float]]) -> list[BuiltEvent]:
+def _oddity(world: GeneratedWorld, odd: Iterable[tuple[str, float]]) -> list[BuiltEvent]:
     for name, rate in odd:
         if world.rng.random() < rate:
             return ODDITIES[name](world)
     return []
 
 
-def _ordinary(world: World, names: list[str], weights: list[float]) -> list[BuiltEvent]:
+def _ordinary(world: GeneratedWorld, names: list[str], weights: list[float]) -> list[BuiltEvent]:
     """One event by the mix; if the action drawn is not possible now, a message instead; nothing if nobody can speak."""
     waiting = len(world.joined) < world.shape.members
     name = "join" if waiting and world.rng.random() < world.shape.rush else world.rng.choices(names, cum_weights=weights)[0]

@@ -6,30 +6,30 @@ from typing import Final
 from storage.testing import contents, population
 from storage.testing.drafting import DEPTH_MAX, depth_max, number_of
 from storage.testing.model import BuiltEvent
-from storage.testing.world import World
+from storage.testing.world import GeneratedWorld
 
-Oddity = Callable[[World], list[BuiltEvent]]
+Oddity = Callable[[GeneratedWorld], list[BuiltEvent]]
 
 
-def content_hash(world: World) -> list[BuiltEvent]:
+def content_hash(world: GeneratedWorld) -> list[BuiltEvent]:
     """A message whose content is not that which was hashed."""
     sender = world.speaker()
     return [] if sender is None else [world.send(sender, "m.room.message", population.message(world.rng), damage="content_hash")]
 
 
-def bad_signature(world: World) -> list[BuiltEvent]:
+def bad_signature(world: GeneratedWorld) -> list[BuiltEvent]:
     """A message signed with another key."""
     sender = world.speaker()
     return [] if sender is None else [world.send(sender, "m.room.message", population.message(world.rng), damage="signature")]
 
 
-def oversized(world: World) -> list[BuiltEvent]:
+def oversized(world: GeneratedWorld) -> list[BuiltEvent]:
     """A message of more than 65,536 bytes."""
     sender = world.speaker()
     return [] if sender is None else [world.send(sender, "m.room.message", population.message(world.rng), damage="oversized")]
 
 
-def depth_lie(world: World) -> list[BuiltEvent]:
+def depth_lie(world: GeneratedWorld) -> list[BuiltEvent]:
     """A message that claims the largest depth, none, a small or a random one; from version 6 also a negative one."""
     sender = world.speaker()
     if sender is None:
@@ -41,7 +41,7 @@ def depth_lie(world: World) -> list[BuiltEvent]:
     return [world.send(sender, "m.room.message", population.message(world.rng), depth=world.rng.choice(claims))]
 
 
-def rejected(world: World) -> list[BuiltEvent]:
+def rejected(world: GeneratedWorld) -> list[BuiltEvent]:
     """A message by somebody banned, gone or never there, or a topic without the power for it."""
     banned = world.banned.draw(world.rng)
     if banned is not None and world.rng.random() < 0.5 and not world.is_joined(banned):
@@ -54,7 +54,7 @@ def rejected(world: World) -> list[BuiltEvent]:
     return [world.send(stranger, "m.room.message", population.message(world.rng), expected="rejected")]
 
 
-def soft_failed(world: World) -> list[BuiltEvent]:
+def soft_failed(world: GeneratedWorld) -> list[BuiltEvent]:
     """A ban, then a message of the banned user that claims to come from before it."""
     host, target = world.moderator(), world.speaker(skew=1.0)
     if not world.is_whole or host is None or target is None or target in world.moderators:
@@ -66,7 +66,7 @@ def soft_failed(world: World) -> list[BuiltEvent]:
     return [ban, late]
 
 
-def early_redaction(world: World) -> list[BuiltEvent]:
+def early_redaction(world: GeneratedWorld) -> list[BuiltEvent]:
     """A redaction on another branch than its target, which comes later."""
     sender, host = world.speaker(), world.moderator()
     if not world.is_whole or sender is None or host is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Unpack
 
 from storage.ids import EventId
-from storage.testing.assembly import How, first_ms
+from storage.testing.assembly import EventOptions, first_ms
 from storage.testing.builder import RoomBuilder
 from storage.testing.drafting import number_of, server_of
 from storage.testing.model import BuiltEvent
@@ -36,14 +36,14 @@ class Said(NamedTuple):
 
 
 @dataclass(slots=True)
-class Side:
+class PartitionSide:
     """One side of a partition, or the whole."""
 
     room: RoomBuilder
     recent: deque[Said] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
 
 
-class World:
+class GeneratedWorld:
     """Everything that changes while a room is generated. Determined by shape and seed."""
 
     def __init__(self, shape: Shape, seed: int, *, sign: bool = True, version: str | None = None, exact: bool = False) -> None:
@@ -51,7 +51,7 @@ class World:
         self.rng = random.Random(f"{shape.name}/{seed}")  # noqa: S311  (the same room every time is the point)
         names = server_names(shape.servers)
         self.room = RoomBuilder(version or shape.version, servers=names, seed=seed, sign=sign, checked=False, exact=exact)
-        self.whole = Side(self.room)
+        self.whole = PartitionSide(self.room)
         self.sides = [self.whole]
         self.side_of = dict.fromkeys(names, self.whole)
         self.partition_left = 0
@@ -76,7 +76,7 @@ class World:
 
     def _part(self) -> None:
         width = self.rng.randint(2, max(2, min(self.shape.fork_width, len(self.side_of))))
-        self.sides = [Side(branch, self.whole.recent.copy()) for branch in self.room.fork(width)]
+        self.sides = [PartitionSide(branch, self.whole.recent.copy()) for branch in self.room.fork(width)]
         names = self.rng.sample(list(self.side_of), len(self.side_of))
         busy = {server_of(self.creator), *(server_of(user) for user in self.joined)} if len(self.joined) <= len(names) else set(names)
         names.sort(key=lambda name: name not in busy)
@@ -109,7 +109,7 @@ class World:
 
     # Who
 
-    def side(self, user: str) -> Side:
+    def side(self, user: str) -> PartitionSide:
         """The side of a user's server."""
         return self.side_of[server_of(user)]
 
@@ -134,7 +134,7 @@ class World:
         names = self.room.settings.servers
         return self.room.user(self.users, names[int(len(names) * self.rng.random() ** 2)])
 
-    def level(self, side: Side, user: str) -> float:
+    def level(self, side: PartitionSide, user: str) -> float:
         """A user's power level on a side."""
         if user == self.creator and number_of(self.room.version) >= 12:
             return math.inf
@@ -159,14 +159,14 @@ class World:
         *,
         state_key: str | None = None,
         redacts: str | None = None,
-        **how: Unpack[How],
+        **how: Unpack[EventOptions],
     ) -> BuiltEvent:
         """An event of the side of `sender`, dated and dressed like a real one."""
         self.now_ms += 1 + int(-math.log(1 - self.rng.random()) * GAP_MS_MEAN)
         extra: dict[str, Any] = {"unsigned": {"age_ts": self.now_ms}}
         if number_of(self.room.version) <= 10:
             extra["origin"] = server_of(sender)
-        dressed: How = {"ts": self.now_ms, "extra": extra, **how}
+        dressed: EventOptions = {"ts": self.now_ms, "extra": extra, **how}
         node = self.side(sender).room.send(sender, type_, content, state_key=state_key, redacts=redacts, **dressed)
         if node.expected is None and node.type == "m.room.member":
             self._note_membership(str(state_key), str(content["membership"]))

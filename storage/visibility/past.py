@@ -22,7 +22,7 @@ change is one of three:
 * A whole block, for a state that has a number of the main line for itself: likewise.
 * ``[number, end)``: a new number and the rest of its line. A number in use between them would be on
   the same line after the new one, or on a line that leaves from there. There is none yet
-  (`storage.visibility.numbers`). So the change is in one row.
+  (`storage.visibility.audience_numbering`). So the change is in one row.
 
 Why reads are exact. `user_sees` decides by the ranges at hand first. They are those of
 `visibility`, and for a page also those of the rows near to where it begins. For an audience of
@@ -41,10 +41,10 @@ exports read the view `whole_visibility`, which puts the rows together.
 
 from typing import Final
 
-from storage.visibility.ranges import Ranges, remove
+from storage.visibility.multirange import Ranges, remove
 
 RANGES_MAX: Final = 8
-"""Ranges in a past row; the row in use has up to twice as many. `sight_near` in the schema relies on
+"""Ranges in a past row; the row in use has up to twice as many. `visibility_near` in the schema relies on
 it for its cost only."""
 
 

@@ -49,7 +49,7 @@ CORRECT = Variant()
 
 
 @dataclass(frozen=True)
-class Room:
+class LiteralRoom:
     version: str
     events: Mapping[EventId, Event]
     rejected: frozenset[EventId]
@@ -60,7 +60,7 @@ class Room:
         return int(self.version)
 
 
-def resolve_literally(room: Room, states: Sequence[Mapping[StateKey, EventId]]) -> State:
+def resolve_literally(room: LiteralRoom, states: Sequence[Mapping[StateKey, EventId]]) -> State:
     if room.number == 1:
         return resolve_version_1(room, states)
     return resolve_version_2(room, states)
@@ -86,7 +86,7 @@ def needed_keys(event: Event) -> set[StateKey]:
     return keys
 
 
-def allowed(room: Room, event: Event, state: Mapping[StateKey, Event]) -> bool:
+def allowed(room: LiteralRoom, event: Event, state: Mapping[StateKey, Event]) -> bool:
     try:
         check(event, state, room.version)
     except AuthDenied:
@@ -94,14 +94,14 @@ def allowed(room: Room, event: Event, state: Mapping[StateKey, Event]) -> bool:
     return True
 
 
-def create_by_room_id(room: Room, event: Event) -> EventId | None:
+def create_by_room_id(room: LiteralRoom, event: Event) -> EventId | None:
     return EventId("$" + event.room_id[1:]) if room.number >= 12 else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- version 1
 
 
-def resolve_version_1(room: Room, states: Sequence[Mapping[StateKey, EventId]]) -> State:
+def resolve_version_1(room: LiteralRoom, states: Sequence[Mapping[StateKey, EventId]]) -> State:
     values: dict[StateKey, set[EventId]] = {}
     for state in states:
         for key, value in state.items():
@@ -119,7 +119,7 @@ def resolve_version_1(room: Room, states: Sequence[Mapping[StateKey, EventId]]) 
     return result
 
 
-def version_1_order(room: Room, ids: set[EventId]) -> list[Event]:
+def version_1_order(room: LiteralRoom, ids: set[EventId]) -> list[Event]:
     """Ascending depth, then descending sha1 of the event id."""
     held = [room.events[i] for i in ids if i in room.events]
     if room.variant.v1_lowest_depth:
@@ -127,7 +127,7 @@ def version_1_order(room: Room, ids: set[EventId]) -> list[Event]:
     return sorted(held, key=lambda e: (e.depth, -int(sha1(e.event_id.encode()).hexdigest(), 16)))
 
 
-def allowed_in(room: Room, event: Event, state: State) -> bool:
+def allowed_in(room: LiteralRoom, event: Event, state: State) -> bool:
     auth_state = {}
     for key in needed_keys(event):
         if key in state:
@@ -137,7 +137,7 @@ def allowed_in(room: Room, event: Event, state: State) -> bool:
     return allowed(room, event, auth_state)
 
 
-def pick_auth(room: Room, key: StateKey, ids: set[EventId], result: State) -> EventId | None:
+def pick_auth(room: LiteralRoom, key: StateKey, ids: set[EventId], result: State) -> EventId | None:
     ordered = version_1_order(room, ids)
     if not ordered:
         return None
@@ -149,7 +149,7 @@ def pick_auth(room: Room, key: StateKey, ids: set[EventId], result: State) -> Ev
     return current[key]
 
 
-def pick_normal(room: Room, ids: set[EventId], result: State) -> EventId | None:
+def pick_normal(room: LiteralRoom, ids: set[EventId], result: State) -> EventId | None:
     ordered = version_1_order(room, ids)
     passing = [event.event_id for event in ordered if allowed_in(room, event, result)]
     if passing:
@@ -160,7 +160,7 @@ def pick_normal(room: Room, ids: set[EventId], result: State) -> EventId | None:
 # --------------------------------------------------------------------------------------------------------- version 2 and 2.1
 
 
-def resolve_version_2(room: Room, states: Sequence[Mapping[StateKey, EventId]]) -> State:
+def resolve_version_2(room: LiteralRoom, states: Sequence[Mapping[StateKey, EventId]]) -> State:
     version_2_1 = room.number >= 12
     unconflicted, conflicted = split(room, states)
     full = set(conflicted)
@@ -181,7 +181,7 @@ def resolve_version_2(room: Room, states: Sequence[Mapping[StateKey, EventId]]) 
     return unconflicted | state if room.variant.conflict_wins else state | unconflicted
 
 
-def split(room: Room, states: Sequence[Mapping[StateKey, EventId]]) -> tuple[State, set[EventId]]:
+def split(room: LiteralRoom, states: Sequence[Mapping[StateKey, EventId]]) -> tuple[State, set[EventId]]:
     unconflicted: State = {}
     conflicted: set[EventId] = set()
     for key in {key for state in states for key in state}:
@@ -197,7 +197,7 @@ def split(room: Room, states: Sequence[Mapping[StateKey, EventId]]) -> tuple[Sta
     return unconflicted, conflicted
 
 
-def chain(room: Room, event_id: EventId) -> set[EventId]:
+def chain(room: LiteralRoom, event_id: EventId) -> set[EventId]:
     """All auth events, all of theirs, and so on: added until nothing new comes."""
     found: set[EventId] = set()
     new = {event_id}
@@ -208,12 +208,12 @@ def chain(room: Room, event_id: EventId) -> set[EventId]:
     return found
 
 
-def auth_difference(room: Room, states: Sequence[Mapping[StateKey, EventId]]) -> set[EventId]:
+def auth_difference(room: LiteralRoom, states: Sequence[Mapping[StateKey, EventId]]) -> set[EventId]:
     chains = [set().union(*(chain(room, value) for value in state.values())) for state in states]
     return set().union(*chains) - chains[0].intersection(*chains)
 
 
-def subgraph(room: Room, conflicted: set[EventId]) -> set[EventId]:
+def subgraph(room: LiteralRoom, conflicted: set[EventId]) -> set[EventId]:
     """On a path from conflicted A to conflicted B: an ancestor of A (or A) of which B is an ancestor (or which is B)."""
     found: set[EventId] = set()
     for a in conflicted:
@@ -232,13 +232,13 @@ def is_power_event(event: Event) -> bool:
     return event.type == "m.room.member" and membership in {"leave", "ban"} and event.sender != event.state_key
 
 
-def auth_event_under(room: Room, event: Event, key: StateKey) -> Event | None:
+def auth_event_under(room: LiteralRoom, event: Event, key: StateKey) -> Event | None:
     held = [room.events[a] for a in event.auth_event_ids if a in room.events]
     matching = [a for a in held if (a.type, a.state_key) == key]
     return matching[0] if matching else None
 
 
-def sender_power(room: Room, event: Event) -> float:
+def sender_power(room: LiteralRoom, event: Event) -> float:
     by_id = create_by_room_id(room, event)
     create = room.events.get(by_id) if by_id is not None else auth_event_under(room, event, CREATE)
     if room.number >= 12 and create is not None and event.sender in {create.sender, *create.content.get("additional_creators", [])}:
@@ -253,7 +253,7 @@ def sender_power(room: Room, event: Event) -> float:
     return int(users.get(event.sender, power.content.get("users_default", 0)))
 
 
-def power_ordering(room: Room, ids: set[EventId]) -> list[EventId]:
+def power_ordering(room: LiteralRoom, ids: set[EventId]) -> list[EventId]:
     """Kahn: of those whose cited events (among these) are all placed, the smallest by power, time and id."""
 
     def order(event_id: EventId) -> tuple[float, int, str]:
@@ -270,7 +270,7 @@ def power_ordering(room: Room, ids: set[EventId]) -> list[EventId]:
     return placed
 
 
-def power_line(room: Room, event: Event) -> list[EventId]:
+def power_line(room: LiteralRoom, event: Event) -> list[EventId]:
     """The power levels event in the auth events, the one in its auth events, and so on; without the event itself."""
     line: list[EventId] = []
     found = auth_event_under(room, event, POWER)
@@ -280,7 +280,7 @@ def power_line(room: Room, event: Event) -> list[EventId]:
     return line
 
 
-def mainline_ordering(room: Room, ids: set[EventId], newest: EventId | None) -> list[EventId]:
+def mainline_ordering(room: LiteralRoom, ids: set[EventId], newest: EventId | None) -> list[EventId]:
     mainline: list[EventId] = []
     if newest is not None:
         mainline = [newest, *(power_line(room, room.events[newest]) if newest in room.events else [])]
@@ -297,7 +297,7 @@ def mainline_ordering(room: Room, ids: set[EventId], newest: EventId | None) -> 
     return sorted(ids, key=lambda e: (sign * position(e), room.events[e].origin_server_ts, e))
 
 
-def iterative_auth_checks(room: Room, ordered: list[EventId], start: State) -> State:
+def iterative_auth_checks(room: LiteralRoom, ordered: list[EventId], start: State) -> State:
     state = dict(start)
     for event_id in ordered:
         event = room.events[event_id]
@@ -309,7 +309,7 @@ def iterative_auth_checks(room: Room, ordered: list[EventId], start: State) -> S
     return state
 
 
-def auth_state_of(room: Room, event: Event, state: State) -> dict[StateKey, Event] | None:
+def auth_state_of(room: LiteralRoom, event: Event, state: State) -> dict[StateKey, Event] | None:
     by_id = create_by_room_id(room, event)
     cited = [*([by_id] if by_id is not None else []), *event.auth_event_ids]
     auth_state: dict[StateKey, Event] = {}

@@ -12,7 +12,7 @@ from unpaddedbase64 import encode_base64
 from storage.event import Event
 from storage.ids import StateKey
 from tests.auth.events import CREATOR, ROOM, make_event
-from tests.auth.rule_table import Case
+from tests.auth.rule_table import RuleCase
 
 USERS = (CREATOR, "@mod:a", "@guest:b")
 KEYS = [generate_signing_key(str(n)) for n in range(2)]
@@ -155,13 +155,13 @@ class Chooser:
         )
 
 
-def build_case(number: int) -> Case:
+def build_case(number: int) -> RuleCase:
     """The case of a number, always the same."""
     chooser = Chooser(number)
     state = chooser.state()
     power = state.get(("m.room.power_levels", ""))
     room_id = "!create:a" if chooser.version == "12" else ROOM
-    return Case(chooser.event(room_id, {} if power is None else power.content), state, int(chooser.version))
+    return RuleCase(chooser.event(room_id, {} if power is None else power.content), state, int(chooser.version))
 
 
 cases = st.builds(build_case, st.integers(0, 2**40))

@@ -25,7 +25,7 @@ State = dict[StateKey, EventId]
 
 
 @dataclass(frozen=True)
-class Step:
+class ForkStep:
     kind: int
     who: int
     whom: int
@@ -37,7 +37,7 @@ class Step:
 
 
 @dataclass
-class Conflict:
+class RandomConflict:
     """What is to be resolved: events held, states, and the ids that count as rejected."""
 
     version: str
@@ -113,7 +113,7 @@ class RandomRoom:
             after = state if key is None else state | {(kind, key): event.event_id}
             self.points.append(after)
 
-    def place(self, step: Step) -> State:
+    def place(self, step: ForkStep) -> State:
         """An earlier point, near the end more often; sometimes two of them mixed key by key."""
         state = self.points[-1 - min(step.place, len(self.points) - 1)]
         if step.quirk == 7:
@@ -126,7 +126,7 @@ class RandomRoom:
             return mixed
         return state
 
-    def take(self, step: Step) -> None:
+    def take(self, step: ForkStep) -> None:
         state = self.place(step)
         kind, key, content = what(step, self.version)
         sender = self.sender(step, state)
@@ -136,7 +136,7 @@ class RandomRoom:
             content = self.changed_power(state, step)
         self.add(kind, sender, key, content, state, ts=len(self.events) // 3 + step.time, quirk=step.quirk)
 
-    def sender(self, step: Step, state: State) -> str:
+    def sender(self, step: ForkStep, state: State) -> str:
         """Mostly somebody who is joined."""
         if step.quirk != 8:
             for user in USERS[step.who :] + USERS:
@@ -145,7 +145,7 @@ class RandomRoom:
                     return user
         return USERS[step.who]
 
-    def changed_power(self, state: State, step: Step) -> dict[str, Any]:
+    def changed_power(self, state: State, step: ForkStep) -> dict[str, Any]:
         current = state.get(("m.room.power_levels", ""))
         content = dict(self.events[current].content) if current is not None else {}
         content["users"] = dict(content.get("users", {})) | {USERS[step.whom]: written(LEVELS[step.value % 5], step, self.version)}
@@ -154,12 +154,12 @@ class RandomRoom:
         return content
 
 
-def written(level: int, step: Step, version: str) -> Any:
+def written(level: int, step: ForkStep, version: str) -> Any:
     """The level in a form that the version reads."""
     return f" +0{level}" if step.time == 2 and int(version) < 10 else level
 
 
-def what(step: Step, version: str) -> tuple[str, str | None, dict[str, Any]]:
+def what(step: ForkStep, version: str) -> tuple[str, str | None, dict[str, Any]]:
     """Type, state key and content of the event of a step."""
     whom, kind = USERS[step.whom], step.kind
     if kind <= 2:
@@ -176,7 +176,7 @@ def what(step: Step, version: str) -> tuple[str, str | None, dict[str, Any]]:
     return ("m.room.topic", "m.room.name")[step.value % 2], "", {"n": step.time}
 
 
-def new_power(step: Step, version: str) -> dict[str, Any]:
+def new_power(step: ForkStep, version: str) -> dict[str, Any]:
     """Power levels that are made up, not changed from those in force."""
     level = LEVELS[step.value % 5]
     users = {USERS[step.whom]: level, USERS[step.other_place % 5]: LEVELS[step.time]}
@@ -185,8 +185,8 @@ def new_power(step: Step, version: str) -> dict[str, Any]:
     return {"users": users, "ban": level, "users_default": 25 if step.time == 1 else 0}
 
 
-def random_step(random: Random) -> Step:
-    return Step(
+def random_step(random: Random) -> ForkStep:
+    return ForkStep(
         kind=random.randrange(14),
         who=random.choice((0, 0, 0, 1, 1, 2, 3, 4)),
         whom=random.choice((0, 1, 1, 2, 2, 3, 4)),
@@ -198,7 +198,7 @@ def random_step(random: Random) -> Step:
     )
 
 
-def build_conflict(versions: tuple[str, ...], number: int, length: int) -> Conflict:
+def build_conflict(versions: tuple[str, ...], number: int, length: int) -> RandomConflict:
     """States of one random room that are to be resolved; in some, events are not held, or count as rejected."""
     random = Random(number)
     room = RandomRoom(random.choice(versions), random.randrange(64))
@@ -214,9 +214,9 @@ def build_conflict(versions: tuple[str, ...], number: int, length: int) -> Confl
     if random.randrange(4) == 0:
         rejected |= room.refused
     events = {event_id: event for event_id, event in room.events.items() if event_id not in missing}
-    return Conflict(room.version, events, states, frozenset(rejected))
+    return RandomConflict(room.version, events, states, frozenset(rejected))
 
 
-def conflicts(versions: tuple[str, ...] = VERSIONS) -> st.SearchStrategy[Conflict]:
+def conflicts(versions: tuple[str, ...] = VERSIONS) -> st.SearchStrategy[RandomConflict]:
     """Random rooms by number: shrinking finds a shorter room."""
     return st.builds(build_conflict, st.just(versions), st.integers(0, 2**40), st.integers(5, 50))

@@ -1,7 +1,7 @@
 """The authorisation rules a second time, as tables: rows of (versions, verdict, condition); the first row that holds decides.
 
 Written from the rules of the room versions, read from top to bottom; shares nothing with storage.auth. A verdict is a rule's slug,
-or ALLOW. What the conditions take (levels, memberships) is computed from the raw contents by `Case`.
+or ALLOW. What the conditions take (levels, memberships) is computed from the raw contents by `RuleCase`.
 """
 
 import re
@@ -22,7 +22,7 @@ SINGLE = {"users_default": 0, "events_default": 0, "state_default": 50, "ban": 5
 
 
 @dataclass(frozen=True)
-class Case:
+class RuleCase:
     """One event and the state it is judged by, with the words that the rules use."""
 
     event: Event
@@ -138,11 +138,11 @@ def user_id(value: Any) -> bool:
     return isinstance(value, str) and bool(re.fullmatch(r"@[^:]*:.+", value, re.DOTALL)) and len(value.encode()) <= 255
 
 
-Condition = Callable[[Case], Any]
+Condition = Callable[[RuleCase], Any]
 Row = tuple[int, int, str, Condition]
 
 
-def always(_: Case) -> bool:
+def always(_: RuleCase) -> bool:
     return True
 
 
@@ -269,7 +269,7 @@ REDACTION: list[Row] = [
 ]
 
 
-def malformed(c: Case) -> bool:
+def malformed(c: RuleCase) -> bool:
     """Single levels and objects of levels; `notifications` counts where the version speaks of it."""
     if any(name in c.content and c.number(c.content[name]) is None for name in SINGLE):
         return True
@@ -281,7 +281,7 @@ def malformed(c: Case) -> bool:
     return False
 
 
-def alterations(c: Case, group: str | None) -> list[tuple[str, int | None, int | None]]:
+def alterations(c: RuleCase, group: str | None) -> list[tuple[str, int | None, int | None]]:
     """(name, old, new) of what was added, changed or removed; unreadable old values do not exist."""
     old = c.found("m.room.power_levels") or {}
     new = c.content
@@ -318,7 +318,7 @@ POWER: list[Row] = [
 ]
 
 
-def tables(c: Case) -> list[list[Row]]:
+def tables(c: RuleCase) -> list[list[Row]]:
     """The tables that an event runs through."""
     kind = c.event.type
     if kind == "m.room.create":
@@ -337,7 +337,7 @@ def tables(c: Case) -> list[list[Row]]:
     return [ROOM, ORDINARY, *own, [row(ALLOW)]]
 
 
-def verdict(c: Case) -> str:
+def verdict(c: RuleCase) -> str:
     """ALLOW, or the slug (or the beginning of the slug) of the rule that refuses."""
     for table in tables(c):
         for since, until, decision, condition in table:

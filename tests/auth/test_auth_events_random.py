@@ -17,7 +17,7 @@ from storage.event import Event
 from storage.ids import EventId
 from tests.auth.events import make_event
 from tests.auth.random_cases import build_case
-from tests.auth.rule_table import ALLOW, Case
+from tests.auth.rule_table import ALLOW, RuleCase
 from tests.auth.rule_table import verdict as rule
 from tests.auth.settings import thorough
 
@@ -73,7 +73,7 @@ class Cited:
     def verdict(self) -> str:
         ids = self.event.auth_event_ids
         if self.event.type == "m.room.create":
-            return rule(Case(self.event, {}, self.v))
+            return rule(RuleCase(self.event, {}, self.v))
         for at in range(len(ids)):
             if slug := self.fault(at):
                 return f"auth_events.{slug}"
@@ -87,7 +87,7 @@ class Cited:
             cited.append(create)
         elif all(one.type != "m.room.create" for one in cited):
             return "auth_events.no_create"
-        return rule(Case(self.event, {(one.type, one.state_key or ""): one for one in cited}, self.v))
+        return rule(RuleCase(self.event, {(one.type, one.state_key or ""): one for one in cited}, self.v))
 
 
 def build(number: int) -> Cited:

@@ -4,7 +4,7 @@ import pytest
 
 from storage.auth import resolve, resolve_conflicts
 from storage.auth.resolution.iterate import iterate
-from storage.auth.resolution.v2 import Conflict, conflict_of, is_power_event
+from storage.auth.resolution.v2 import ConflictedEvents, conflict_of, is_power_event
 from storage.event import ROOM_VERSIONS, Event
 from storage.ids import EventId, StateKey
 from tests.auth.events import CREATOR, make_create, make_event, member
@@ -73,10 +73,12 @@ def test_the_full_conflicted_set_of_each_version() -> None:
     base = {CREATE: EventId("$create:a")}
     conflicted, full = {TOPIC: {one, two}}, {one, two, cited}
     for version in ("2", "11"):
-        assert conflict_of(ROOM_VERSIONS[version], base, conflicted, {cited}, None) == Conflict(full, None, base)
-        assert conflict_of(ROOM_VERSIONS[version], base, conflicted, {cited}, {between}) == Conflict(full, full | {between}, base)
-    assert conflict_of(ROOM_VERSIONS["12"], base, conflicted, {cited}, None) == Conflict(full, None, {})
-    assert conflict_of(ROOM_VERSIONS["12"], base, conflicted, {cited}, {between}) == Conflict(full | {between}, full | {between}, {})
+        assert conflict_of(ROOM_VERSIONS[version], base, conflicted, {cited}, None) == ConflictedEvents(full, None, base)
+        assert conflict_of(ROOM_VERSIONS[version], base, conflicted, {cited}, {between}) == ConflictedEvents(full, full | {between}, base)
+    assert conflict_of(ROOM_VERSIONS["12"], base, conflicted, {cited}, None) == ConflictedEvents(full, None, {})
+    assert conflict_of(ROOM_VERSIONS["12"], base, conflicted, {cited}, {between}) == ConflictedEvents(
+        full | {between}, full | {between}, {}
+    )
 
 
 def test_an_event_that_is_not_held_or_not_allowed_is_passed_over() -> None:

@@ -73,7 +73,7 @@ def test_the_mainline_is_walked_no_further_than_the_fork() -> None:
     assert len(asked) < 200
 
 
-class Counted(dict[EventId, Event]):
+class CountedEvents(dict[EventId, Event]):
     """Events that count how often they are asked for, and may not be walked."""
 
     count = 0
@@ -114,7 +114,7 @@ def test_work_does_not_grow_with_the_room(version: str) -> None:
         events, first, second = fork(version, members)
         unconflicted, conflicted = split_conflicts([first, second])
         difference = auth_difference([first.values(), second.values()], events)
-        loaded, rounds = Counted(), 0
+        loaded, rounds = CountedEvents(), 0
         while wanted := needed_events(version, unconflicted, conflicted, difference, loaded, conflicted_subgraph=frozenset()):
             loaded.update({event_id: events[event_id] for event_id in wanted})
             rounds += 1

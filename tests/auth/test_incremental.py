@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from storage.auth import Change, Resolution, auth_difference, conflicted_subgraph, resolve, split_conflicts
 from storage.auth.resolution.incremental import MAINLINE, POWER
 from storage.auth.resolution.power_order import reverse_topological_power_order
-from storage.auth.resolution.v2 import Conflict, power_phase, remaining_order
+from storage.auth.resolution.v2 import ConflictedEvents, power_phase, remaining_order
 from storage.event import Event
 from storage.event.versions import version_of
 from storage.ids import EventId, StateKey
@@ -67,7 +67,7 @@ class Lazy:
         self.rounds += 1
 
 
-class Follower:
+class IncrementalResolution:
     """A resolution that follows the states as they change."""
 
     def __init__(self, version: str, events: Mapping[EventId, Event], rejected: AbstractSet[EventId] = frozenset()) -> None:
@@ -75,7 +75,7 @@ class Follower:
         self.source = Lazy(events, {}, rejected)
         self.resolution = Resolution()
         self.passed: set[EventId] = set()
-        self.conflict = Conflict(frozenset(), None, {})
+        self.conflict = ConflictedEvents(frozenset(), None, {})
         self.steps = 0
 
     def resolved(self, states: list[State]) -> dict[StateKey, EventId]:
@@ -92,7 +92,7 @@ class Follower:
         self.passed -= removed
         self.run(Change(full - self.resolution.full, removed, passed - self.passed, changed))
         self.passed |= passed | full
-        self.conflict = Conflict(full, full | passed, base)
+        self.conflict = ConflictedEvents(full, full | passed, base)
         return self.resolution.decided() | unconflicted
 
     def run(self, change: Change) -> None:
@@ -146,7 +146,7 @@ def test_comes_to_what_the_whole_comes_to(algorithm: str, number: int, length: i
     rejected = frozenset(room.refused) if random.randrange(2) else frozenset()
     missing = set(random.sample(sorted(room.events), 2)) if random.randrange(4) == 0 else set()
     events = {event_id: event for event_id, event in room.events.items() if event_id not in missing}
-    follower = Follower(room.version, events, rejected)
+    follower = IncrementalResolution(room.version, events, rejected)
     for states in questions(room, random):
         assert follower.resolved(states) == resolve(room.version, states, events, rejected=rejected)
         assert follower.orders() == follower.orders_of_the_whole()
@@ -164,7 +164,7 @@ def with_circles(events: Mapping[EventId, Event], random: Random) -> dict[EventI
 def test_comes_to_the_same_where_events_cite_each_other_in_a_circle(number: int, length: int) -> None:
     room, random = histories(("2",), number, length)
     events = with_circles(room.events, random)
-    follower = Follower("2", events)
+    follower = IncrementalResolution("2", events)
     for states in questions(room, random):
         assert follower.resolved(states) == resolve("2", states, events)
         assert follower.orders() == follower.orders_of_the_whole()
@@ -205,7 +205,7 @@ def test_the_work_for_an_event_does_not_grow_with_the_chain(version: str, later:
     work = {}
     for length in (20, 200):
         events, states = chains(version, length, later=later)
-        follower = Follower(version, events)
+        follower = IncrementalResolution(version, events)
         counts = []
         for question in states[at_once - 1 :: at_once]:
             assert follower.resolved(question)["m.room.power_levels", ""] in {*question[0].values(), *question[1].values()}
@@ -244,7 +244,7 @@ def small(version: str) -> tuple[dict[EventId, Event], State, Callable[..., Even
 def test_what_stays_in_its_order_is_not_checked_again() -> None:
     events, state, add = small("11")
     topics = [add(f"{number}", "m.topic", str(number), {}, ts=number) for number in range(20)]
-    follower = Follower("11", events)
+    follower = IncrementalResolution("11", events)
     follower.source.start_from(state)
     follower.run(Change(topics[::2]))
     ledger = follower.resolution.ledger
@@ -263,7 +263,7 @@ def test_the_mainline_is_loaded_as_far_back_as_the_events_cite_it() -> None:
     for number in range(6):
         topics.append(add(f"{number}", "m.topic", str(number), {}, ts=100 - number))
         state["m.room.power_levels", ""] = add(f"p{number}", "m.room.power_levels", "", {"users": {"@0:a": 100, "@1:a": number}}, ts=number)
-    follower = Follower("11", events)
+    follower = IncrementalResolution("11", events)
     follower.source.start_from(state)
     follower.run(Change(topics[::2]))
     assert follower.orders() == ([], topics[::2])

@@ -21,7 +21,7 @@ def event(name: str, key: StateKey | None, needed: tuple[StateKey, ...] = ()) ->
     return cast("Event", SimpleNamespace(event_id=EventId(name), type=kind, key=key, state_key=state_key, needed=needed))
 
 
-class Held:
+class LazySource:
     """A source whose events and keys have to be loaded first if it is `lazy`."""
 
     def __init__(self, events: Mapping[EventId, Event], *, lazy: bool = False) -> None:
@@ -80,7 +80,7 @@ def naive(order: list[Event], base: dict[StateKey, EventId]) -> dict[StateKey, E
     return values
 
 
-def checked(ledger: Ledger, source: Held, *phases: int) -> list[bool]:
+def checked(ledger: Ledger, source: LazySource, *phases: int) -> list[bool]:
     seen = []
     for phase in phases or (FIRST, SECOND):
         for lacking in ledger.check(phase, source):
@@ -104,7 +104,7 @@ def test_comes_to_what_checks_of_everything_come_to(monkeypatch: pytest.MonkeyPa
     random, names, ledger = Random(seed), iter(range(1000)), Ledger()
     order: dict[int, list[Event]] = {FIRST: [], SECOND: []}
     events: dict[EventId, Event] = {}
-    source = Held(events, lazy=True)
+    source = LazySource(events, lazy=True)
     for turn in range(150):
         kind, new = changes(random, names)
         phase = random.choice((FIRST, SECOND))
@@ -137,8 +137,8 @@ def test_comes_to_what_checks_of_everything_come_to(monkeypatch: pytest.MonkeyPa
         assert checked(ledger, source) == []
 
 
-def filled(*events: Event) -> tuple[Ledger, Held]:
-    ledger, source = Ledger(), Held({one.event_id: one for one in events})
+def filled(*events: Event) -> tuple[Ledger, LazySource]:
+    ledger, source = Ledger(), LazySource({one.event_id: one for one in events})
     for one in events:
         ledger.insert(one, FIRST, None)
     checked(ledger, source)
@@ -168,7 +168,7 @@ def test_a_phase_is_checked_alone() -> None:
     one, two = event("$a", KEYS[0]), event("$b", KEYS[1])
     assert is_allowed(one, ())
     assert is_allowed(two, ())
-    ledger, source = Ledger(), Held({one.event_id: one, two.event_id: two})
+    ledger, source = Ledger(), LazySource({one.event_id: one, two.event_id: two})
     ledger.insert(two, SECOND, None)
     ledger.insert(one, FIRST, None)
     assert checked(ledger, source, FIRST) == [False]
@@ -179,7 +179,7 @@ def test_a_phase_is_checked_alone() -> None:
 
 def test_what_is_lacking_is_asked_for_before_the_check_counts() -> None:
     one = event("$a", KEYS[0])
-    ledger, source = Ledger(), Held({one.event_id: one}, lazy=True)
+    ledger, source = Ledger(), LazySource({one.event_id: one}, lazy=True)
     ledger.insert(one, FIRST, None)
     assert checked(ledger, source) == [True, False]
     assert ledger.checks == 1
@@ -187,7 +187,7 @@ def test_what_is_lacking_is_asked_for_before_the_check_counts() -> None:
 
 def test_an_event_that_is_not_held_or_no_state_event_is_not_allowed() -> None:
     lost, message = event("$a", KEYS[0]), event("$b", None)
-    ledger, source = Ledger(), Held({message.event_id: message})
+    ledger, source = Ledger(), LazySource({message.event_id: message})
     for one in (lost, message):
         ledger.insert(one, FIRST, None)
     assert checked(ledger, source) == [False, False]
@@ -196,7 +196,7 @@ def test_an_event_that_is_not_held_or_no_state_event_is_not_allowed() -> None:
 
 def test_an_event_that_left_is_not_checked() -> None:
     one = event("$a", KEYS[0], (KEYS[1],))
-    ledger, source = Ledger(), Held({one.event_id: one})
+    ledger, source = Ledger(), LazySource({one.event_id: one})
     ledger.insert(one, FIRST, None)
     ledger.remove(one.event_id)
     ledger.base_changed([KEYS[1]])

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from storage.auth import auth_difference, conflicted_subgraph, needed_events, resolve, resolve_conflicts, split_conflicts
 from storage.event import Event
 from storage.ids import EventId, StateKey
-from tests.auth.literal_resolution import CORRECT, Room, Variant, resolve_literally, split
+from tests.auth.literal_resolution import CORRECT, LiteralRoom, Variant, resolve_literally, split
 from tests.auth.literal_resolution import auth_difference as literal_difference
-from tests.auth.random_rooms import Conflict, build_conflict, conflicts
+from tests.auth.random_rooms import RandomConflict, build_conflict, conflicts
 from tests.auth.settings import thorough
 
 
-def literal(conflict: Conflict, variant: Variant = CORRECT) -> dict[StateKey, EventId]:
-    return resolve_literally(Room(conflict.version, conflict.events, conflict.rejected, variant), conflict.states)
+def literal(conflict: RandomConflict, variant: Variant = CORRECT) -> dict[StateKey, EventId]:
+    return resolve_literally(LiteralRoom(conflict.version, conflict.events, conflict.rejected, variant), conflict.states)
 
 
-def fast(conflict: Conflict) -> dict[StateKey, EventId]:
+def fast(conflict: RandomConflict) -> dict[StateKey, EventId]:
     return resolve(conflict.version, conflict.states, conflict.events, rejected=conflict.rejected)
 
 
@@ -55,7 +55,7 @@ def test_the_order_of_the_states_and_of_the_events_does_not_matter(algorithm: st
     assert all(result == fast(conflict) for result in results)
 
 
-class LookedUp(dict[StateKey, EventId]):
+class SingleKeyState(dict[StateKey, EventId]):
     """A state that may be asked for single keys only."""
 
     def __iter__(self) -> NoReturn:
@@ -66,12 +66,12 @@ class LookedUp(dict[StateKey, EventId]):
 
 @thorough
 @given(conflicts())
-def test_the_live_path_comes_to_the_same(conflict: Conflict) -> None:
+def test_the_live_path_comes_to_the_same(conflict: RandomConflict) -> None:
     """From an auth difference and a subgraph of an index, loading events in rounds, never walking the unconflicted state."""
     unconflicted, conflicted = split_conflicts(conflict.states)
     difference = auth_difference([state.values() for state in conflict.states], conflict.events)
     subgraph = conflicted_subgraph(set().union(*conflicted.values()), conflict.events)
-    asked_only = LookedUp(unconflicted)
+    asked_only = SingleKeyState(unconflicted)
     for known_subgraph in (subgraph, None):
         loaded: dict[EventId, Event] = {}
         absent: set[EventId] = set()
@@ -108,9 +108,9 @@ def test_the_random_rooms_show_mistakes(mistake: str) -> None:
     assert any(literal(room) != literal(room, wrong) for room in rooms)
 
 
-def hard_parts(conflict: Conflict) -> Iterator[str]:
+def hard_parts(conflict: RandomConflict) -> Iterator[str]:
     """What makes a room hard to resolve."""
-    room = Room(conflict.version, conflict.events, conflict.rejected)
+    room = LiteralRoom(conflict.version, conflict.events, conflict.rejected)
     _, conflicted = split(room, conflict.states)
     difference = literal_difference(room, conflict.states)
     full = [conflict.events[one] for one in conflicted | difference if one in conflict.events]

@@ -9,7 +9,7 @@ from storage.errors import AuthDenied
 from storage.event import Event
 from storage.ids import StateKey
 from tests.auth.random_cases import build_case, cases
-from tests.auth.rule_table import ALLOW, Case, verdict
+from tests.auth.rule_table import ALLOW, RuleCase, verdict
 from tests.auth.settings import thorough
 
 RULES = {
@@ -72,7 +72,7 @@ RULES = {
 """Every slug of `check`. They are stable: a program may act on them."""
 
 
-def decision(case: Case) -> str:
+def decision(case: RuleCase) -> str:
     try:
         check(case.event, case.state, str(case.v))
     except AuthDenied as denial:
@@ -82,12 +82,12 @@ def decision(case: Case) -> str:
 
 @thorough
 @given(cases)
-def test_check_agrees_with_the_table(case: Case) -> None:
+def test_check_agrees_with_the_table(case: RuleCase) -> None:
     expected, found = verdict(case), decision(case)
     assert found == expected or (expected != ALLOW and found.startswith(expected))
 
 
-class Watched(dict[StateKey, Event]):
+class KeyWatchingState(dict[StateKey, Event]):
     """A state that notes under which keys it was asked."""
 
     def __init__(self, state: dict[StateKey, Event]) -> None:
@@ -105,9 +105,9 @@ class Watched(dict[StateKey, Event]):
 
 @thorough
 @given(cases)
-def test_check_asks_for_no_other_keys_than_those_needed(case: Case) -> None:
-    state = Watched(dict(case.state))
-    decision(Case(case.event, state, case.v))
+def test_check_asks_for_no_other_keys_than_those_needed(case: RuleCase) -> None:
+    state = KeyWatchingState(dict(case.state))
+    decision(RuleCase(case.event, state, case.v))
     assert state.asked <= keys_needed(case.event)
 
 

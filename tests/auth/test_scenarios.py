@@ -9,7 +9,7 @@ from storage.auth import auth_event_keys, resolve
 from storage.event import Event
 from storage.ids import EventId, StateKey
 from tests.auth.events import ROOM, make_event
-from tests.auth.literal_resolution import Room, resolve_literally
+from tests.auth.literal_resolution import LiteralRoom, resolve_literally
 
 ALICE, BOB, CHARLIE, EVELYN = "@alice:a", "@bob:a", "@charlie:b", "@evelyn:c"
 State = dict[StateKey, EventId]
@@ -22,7 +22,7 @@ def of(user: str) -> StateKey:
     return "m.room.member", user
 
 
-class Story:
+class RoomScenario:
     """A room in which Alice has 100, Bob and Charlie are joined, and everybody may join."""
 
     def __init__(self, version: str) -> None:
@@ -68,7 +68,7 @@ class Story:
             event = self.events[EventId(self._id(name))]
             expected[event.key] = event.event_id
         assert resolve(self.version, states, self.events) == expected
-        assert resolve_literally(Room(self.version, self.events, frozenset()), states) == expected
+        assert resolve_literally(LiteralRoom(self.version, self.events, frozenset()), states) == expected
 
 
 versions_2 = pytest.mark.parametrize("version", ["2", "6", "11", "12"])
@@ -76,7 +76,7 @@ versions_2 = pytest.mark.parametrize("version", ["2", "6", "11", "12"])
 
 @versions_2
 def test_a_ban_wins_over_what_the_banned_user_did_meanwhile(version: str) -> None:
-    story = Story(version)
+    story = RoomScenario(version)
     promoted = story.after(story.start, "promote", ALICE, POWER, story.power({BOB: 50}))
     banned = story.after(promoted, "ban", ALICE, of(BOB), {"membership": "ban"})
     changed = story.after(promoted, "bobs", BOB, POWER, story.power({BOB: 50, CHARLIE: 25}))
@@ -85,7 +85,7 @@ def test_a_ban_wins_over_what_the_banned_user_did_meanwhile(version: str) -> Non
 
 @versions_2
 def test_a_private_room_is_not_entered_through_an_older_fork(version: str) -> None:
-    story = Story(version)
+    story = RoomScenario(version)
     private = story.after(story.start, "private", ALICE, RULES, {"join_rule": "invite"})
     evelyn = story.after(story.start, "evelyn", EVELYN, of(EVELYN), {"membership": "join"})
     story.resolved(private, evelyn, changes=["private"])
@@ -93,7 +93,7 @@ def test_a_private_room_is_not_entered_through_an_older_fork(version: str) -> No
 
 @versions_2
 def test_power_levels_are_not_reset_by_an_old_state(version: str) -> None:
-    story = Story(version)
+    story = RoomScenario(version)
     first = story.after(story.start, "a", ALICE, POWER, story.power({BOB: 50}))
     second = story.after(first, "b", BOB, POWER, story.power({BOB: 50, CHARLIE: 50}))
     third = story.after(second, "c", CHARLIE, POWER, story.power({BOB: 50, CHARLIE: 0}))
@@ -102,7 +102,7 @@ def test_power_levels_are_not_reset_by_an_old_state(version: str) -> None:
 
 @versions_2
 def test_a_topic_of_a_banned_user_falls_back(version: str) -> None:
-    story = Story(version)
+    story = RoomScenario(version)
     topic = story.after(story.start, "topic1", ALICE, TOPIC, {"topic": "1"})
     promoted = story.after(topic, "promote", ALICE, POWER, story.power({BOB: 50}))
     second = story.after(promoted, "topic2", BOB, TOPIC, {"topic": "2"})
@@ -112,7 +112,7 @@ def test_a_topic_of_a_banned_user_falls_back(version: str) -> None:
 
 @versions_2
 def test_the_topic_based_on_later_power_levels_wins(version: str) -> None:
-    story = Story(version)
+    story = RoomScenario(version)
     topic = story.after(story.start, "topic1", ALICE, TOPIC, {"topic": "1"})
     promoted = story.after(topic, "promote", ALICE, POWER, story.power({BOB: 50}))
     second = story.after(promoted, "topic2", BOB, TOPIC, {"topic": "2"})
@@ -123,19 +123,19 @@ def test_an_unconflicted_membership_does_not_judge_the_past() -> None:
     """MSC4297: with version 2 a membership that all states share judges older events of the conflict; 2.1 starts from nothing."""
     outcomes = {}
     for version in ("11", "12"):
-        story = Story(version)
+        story = RoomScenario(version)
         promoted = story.after(story.start, "promote", ALICE, POWER, story.power({BOB: 50}))
         renamed = story.after(promoted, "rules", BOB, RULES, {"join_rule": "invite"})
         gone = {of(BOB): story.after(renamed, "gone", BOB, of(BOB), {"membership": "leave"})[of(BOB)]}
         older, newer = promoted | gone, renamed | gone
         result = resolve(version, [older, newer], story.events)
-        assert result == resolve_literally(Room(version, story.events, frozenset()), [older, newer])
+        assert result == resolve_literally(LiteralRoom(version, story.events, frozenset()), [older, newer])
         outcomes[version] = result[RULES]
     assert outcomes == {"11": "$public", "12": "$rules"}
 
 
 def test_version_1_takes_the_deepest_that_is_allowed() -> None:
-    story = Story("1")
+    story = RoomScenario("1")
     topic = story.after(story.start, "topic1", ALICE, TOPIC, {"topic": "1"})
     refused = story.after(topic, "topic2", BOB, TOPIC, {"topic": "2"})
     latest = story.after(topic, "topic3", ALICE, TOPIC, {"topic": "3"})
@@ -144,13 +144,13 @@ def test_version_1_takes_the_deepest_that_is_allowed() -> None:
 
 
 def test_version_1_a_key_that_one_state_lacks_is_no_conflict() -> None:
-    story = Story("1")
+    story = RoomScenario("1")
     topic = story.after(story.start, "topic1", BOB, TOPIC, {"topic": "1"})  # not allowed, yet nothing judges it
     story.resolved(topic, story.start, changes=["topic1"])
 
 
 def test_version_1_power_levels_before_memberships() -> None:
-    story = Story("1")
+    story = RoomScenario("1")
     promoted = story.after(story.start, "promote", ALICE, POWER, story.power({BOB: 50}))
     banned = story.after(promoted, "ban", BOB, of(CHARLIE), {"membership": "ban"})
     renamed = story.after(story.start, "rename", CHARLIE, of(CHARLIE), {"membership": "join", "displayname": "c"})
@@ -159,7 +159,7 @@ def test_version_1_power_levels_before_memberships() -> None:
 
 @pytest.mark.parametrize("version", ["1", "2", "12"])
 def test_nothing_to_resolve(version: str) -> None:
-    story = Story(version)
+    story = RoomScenario(version)
     assert resolve(version, [], story.events) == {}
     assert resolve(version, [story.start], story.events) == story.start
     assert resolve(version, [story.start, dict(story.start)], {}) == story.start

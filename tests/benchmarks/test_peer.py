@@ -46,8 +46,8 @@ def test_what_is_asked_of_the_peer_is_what_its_driver_has() -> None:
 
 
 def test_each_client_gets_its_rooms_in_turn() -> None:
-    scenario = writes.Scenario("", 0, rooms=4, batch=2, clients=2, how="single", base=1)
-    rooms = [writes.Room(str(number), "11", [b"%d %d" % (number, at) for at in range(4)]) for number in range(4)]
+    scenario = writes.PeerScenario("", 0, rooms=4, batch=2, clients=2, how="single", base=1)
+    rooms = [writes.SentRoom(str(number), "11", [b"%d %d" % (number, at) for at in range(4)]) for number in range(4)]
     assert writes.clients_of(scenario, rooms, 1, 3) == [
         [[b"0 2", b"2 2"], [b"0 3", b"2 3"]],
         [[b"1 2", b"3 2"], [b"1 3", b"3 3"]],

@@ -16,8 +16,12 @@ def test_each_file_of_the_engine_belongs_to_a_part_and_each_part_has_files() -> 
             assert begin.startswith("asyncpg/") or any(f"/{begin}" in file for file in files), begin
     assert profile.ELSEWHERE not in set(map(profile.part_of, files))
     assert profile.part_of(f"{ROOT}/storage/event/hashes.py") == "read and hash"
-    assert profile.part_of(f"{ROOT}/storage/persist/write.py") == profile.part_of(f"{ROOT}/storage/persist/write_plain.py") == "rows"
-    assert profile.part_of(f"{ROOT}/storage/persist/writer.py") == "queue and commit"
+    assert (
+        profile.part_of(f"{ROOT}/storage/persist/write/all_tables.py")
+        == profile.part_of(f"{ROOT}/storage/persist/write/messages_only.py")
+        == "rows"
+    )
+    assert profile.part_of(f"{ROOT}/storage/persist/commit/group_commit.py") == "queue and commit"
     assert profile.part_of("/usr/lib/python3/site-packages/asyncpg/connection.py") == "driver"
     assert profile.part_of("") == profile.ELSEWHERE
 

@@ -3,7 +3,7 @@
 import pytest
 
 import storage
-from benchmarks.soak_client import Client, differences, say
+from benchmarks.soak_client import SoakClient, differences, say
 from benchmarks.soak_rooms import SERVER, room_of
 from storage import EventId, UserId
 
@@ -14,7 +14,7 @@ async def test_a_client_that_knows_otherwise_is_found(dsn: str) -> None:
     assert [event.event_id for event in room_of(0).events[:60]] == [event.event_id for event in events], "every writer makes the same room"
     user = next(event.sender for event in events if event.sender.endswith(f":{SERVER}"))
     async with storage.open(dsn, server_name=SERVER) as store:
-        client = Client(UserId(user))
+        client = SoakClient(UserId(user))
         await store.append([event.pdu for event in events[:40]], room_version=room.version)
         first = await store.sync(client.user_id, timeline_limit=100)
         client.hear(first)

@@ -7,7 +7,7 @@ import pytest
 
 import storage
 from storage.cli.app import main
-from storage.queries.hot import QUESTIONS
+from storage.queries.catalogue import QUESTIONS
 from storage.testing import RoomBuilder
 from tests.cli.running import room_storage
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, deliver, new_room

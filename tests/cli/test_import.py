@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import storage
-from storage.cli.importing import Import, Rejects
 from storage.errors import DatabaseUnavailable, InputError
+from storage.importing import Import, Rejects
 from storage.testing import (
     ODD_SOME,
     SHAPES,
@@ -158,7 +158,7 @@ async def test_bad_lines_are_told_and_do_not_stop_it(store: storage.Store, tmp_p
 
 
 async def test_an_endless_line_is_one_bad_line(store: storage.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.cli.importing.reading.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("storage.importing.reading.CHUNK_BYTES", 1000)
     events = list(generate_room(SHAPES["small_chat"], 8, seed=9))
     path = tmp_path / "long.ndjson"
     write_ndjson(events, path)

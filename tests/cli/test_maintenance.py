@@ -6,8 +6,8 @@ import storage
 from storage.database import Database
 from storage.testing import RoomBuilder, build_room
 from tests.cli.running import room_storage
+from tests.maintenance.older_release import append_before
 from tests.maintenance.rooms import LIVELY, SERVER
-from tests.maintenance.wronged import append_before
 from tests.postgres import others_ended
 
 

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from storage.database.migrate import HEAD_REVISION, How, scripts_directory
+from storage.database.migrate import HEAD_REVISION, MigrationOptions, scripts_directory
 
 COLUMN = f'''"""A column that old code does not look at."""
 from alembic import op
@@ -40,9 +40,9 @@ def upgrade():
 JOB, LAST_PRE, HEAD = "fill json_bytes", "9003", "9004"
 
 
-def newer_release(folder: Path, **steps: str) -> How:
+def newer_release(folder: Path, **steps: str) -> MigrationOptions:
     """The folder with the steps of the release, or with others: name of the file to source."""
     shutil.copytree(scripts_directory(), folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name, source in (steps or {"9001_column": COLUMN, "9002_index": INDEX, "9003_data": DATA, "9004_demand": DEMAND}).items():
         (folder / "versions" / f"{name}.py").write_text(source)
-    return How(scripts=folder)
+    return MigrationOptions(scripts=folder)

@@ -29,7 +29,7 @@ class TypeRow(NamedTuple):
     type: str
 
 
-class Recorder:
+class RecordingObserver:
     """Keeps what it is told, and raises `error` before the statement that starts with `at`."""
 
     def __init__(self, at: str = "", error: BaseException | None = None) -> None:
@@ -147,13 +147,13 @@ async def test_isolation_and_readonly_are_what_was_asked_for(database: Database)
 
 
 async def test_the_observer_sees_begin_and_commit_and_may_take_the_place_of_any_statement(dsn: str) -> None:
-    recorder = Recorder()
+    recorder = RecordingObserver()
     async with await Database.open(dsn, observer=recorder) as database:
         async with database.transaction() as conn:
             await conn.execute(INSERT, 5000, "a")
         assert recorder.statements == recorder.done == ["BEGIN", INSERT, "COMMIT"]
     for at in ("BEGIN", "INSERT", "COMMIT"):
-        async with await Database.open(dsn, observer=Recorder(at, ZeroDivisionError())) as database:
+        async with await Database.open(dsn, observer=RecordingObserver(at, ZeroDivisionError())) as database:
             with pytest.raises(ZeroDivisionError):
                 async with database.transaction() as conn:
                     await conn.execute(INSERT, 6000, "b")
@@ -162,7 +162,7 @@ async def test_the_observer_sees_begin_and_commit_and_may_take_the_place_of_any_
 
 
 async def test_a_commit_whose_answer_is_lost_is_of_unknown_outcome(dsn: str) -> None:
-    lost = Recorder("COMMIT", ConnectionResetError("gone"))
+    lost = RecordingObserver("COMMIT", ConnectionResetError("gone"))
     async with await Database.open(dsn, observer=lost) as database:
         with pytest.raises(CommitUnknown):
             async with database.transaction() as conn:
@@ -364,7 +364,7 @@ async def test_nobody_answers(bad: str) -> None:
 
 async def test_a_connection_that_the_driver_is_at_odds_with_is_not_used_again(dsn: str) -> None:
     """So it is between the last words of a session that Postgres ended while it was idle and its end: nothing was sent."""
-    confused = Recorder("SELECT 1", asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"))
+    confused = RecordingObserver("SELECT 1", asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"))
     async with await Database.open(dsn, config=Config(pool_size_max=1), observer=confused) as database:
         async with database.connection() as conn:
             pid = conn.backend_pid

@@ -14,12 +14,12 @@ import pytest
 import storage
 from storage import InputError, PermissionRefused, Store, UserId
 from storage.database import Database
-from storage.database.migrate import How, current_revision, migrate
+from storage.database.migrate import MigrationOptions, current_revision, migrate
 from storage.database.roles import checked_prefix, grant, grants_sql
 from storage.maintenance.censor import Censored, censor
-from storage.maintenance.garbage import collect
 from storage.maintenance.purge import purge_history, purge_room
 from storage.maintenance.repair import rebuild_visibility, repair, repair_positions
+from storage.maintenance.state_group_gc import collect
 from storage.replication import Client, Server
 from storage.testing import RoomBuilder, build_room, deliver_with_gap
 from tests.cli.running import room_storage
@@ -304,7 +304,7 @@ async def test_who_may_not_make_roles_is_told_how(empty_dsn: str, caplog: pytest
     try:
         await admin.execute(f"CREATE ROLE {owner} LOGIN PASSWORD 'x'; GRANT ALL ON SCHEMA public TO {owner}")
         with caplog.at_level(logging.WARNING):
-            await migrate(as_user(empty_dsn, owner), how=How(role_prefix=prefix))
+            await migrate(as_user(empty_dsn, owner), how=MigrationOptions(role_prefix=prefix))
         assert f"the roles {prefix}_runtime, {prefix}_reader, {prefix}_purger do not exist and {owner} may not make them" in caplog.text
         assert f"CREATE ROLE {prefix}_runtime NOLOGIN; CREATE ROLE {prefix}_reader NOLOGIN;" in caplog.text
         async with storage.open(as_user(empty_dsn, owner), server_name=SERVER) as store:
@@ -337,7 +337,7 @@ async def test_grants_are_exactly_these_whatever_was_before(dsn: str) -> None:
 
 
 async def test_a_database_without_roles(empty_dsn: str) -> None:
-    await migrate(empty_dsn, how=How(role_prefix="none"))
+    await migrate(empty_dsn, how=MigrationOptions(role_prefix="none"))
     async with await Database.open(empty_dsn) as database, database.connection() as conn:
         assert await current_revision(conn) is not None
         assert await conn.fetchval("SELECT count(*) FROM pg_class WHERE relname = 'events' AND relacl IS NOT NULL") == 0

@@ -139,7 +139,7 @@ MARK: Final = "vacuum_cost_page_miss"
 """A harmless setting that tells whether a change of the others has arrived."""
 
 
-class Server:
+class SpoiltServer:
     """A Postgres whose settings may be spoilt."""
 
     def __init__(self, dsn: str) -> None:
@@ -184,7 +184,7 @@ class Server:
 class Spoilt:
     """A database of such a server, and a role that uses it."""
 
-    def __init__(self, server: Server, name: str, role: str) -> None:
+    def __init__(self, server: SpoiltServer, name: str, role: str) -> None:
         self.server = server
         self.name = name
         self.role = role
@@ -200,12 +200,12 @@ class Spoilt:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[SpoiltServer]:
     folder = Path(tempfile.mkdtemp(prefix="settings-"))
     folder.chmod(0o755)
     config = Config(embedded_connections_max=40, embedded_shared_buffers_mb=32, embedded_fsync=False)
     postgres = EmbeddedPostgres(folder / "data", config=config, binaries=chosen_binaries())
-    yield Server(postgres.start())
+    yield SpoiltServer(postgres.start())
     postgres.stop()
     shutil.rmtree(folder)
 
@@ -246,7 +246,7 @@ async def story(dsn: str, config: Config = OFTEN) -> list[bytes]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("superuser", [False, True], ids=["ordinary", "superuser"])
-async def test_a_wrong_setting_changes_nothing(server: Server, level: Level, superuser: bool, tmp_path: Path) -> None:
+async def test_a_wrong_setting_changes_nothing(server: SpoiltServer, level: Level, superuser: bool, tmp_path: Path) -> None:
     async with server.database(superuser=superuser) as right, server.database(superuser=superuser) as spoilt:
         expected = await story(right.dsn)
         async with server.admin() as driver:
@@ -264,7 +264,7 @@ async def test_a_wrong_setting_changes_nothing(server: Server, level: Level, sup
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("level", LEVELS)
-async def test_the_session_of_a_migration_is_pinned(server: Server, level: Level, tmp_path: Path) -> None:
+async def test_the_session_of_a_migration_is_pinned(server: SpoiltServer, level: Level, tmp_path: Path) -> None:
     how = newer_release(tmp_path / "migrations", **{"9001_seen": SEEN})
     seen = []
     async with server.database(superuser=False) as right, server.database(superuser=False) as spoilt:
@@ -282,7 +282,7 @@ async def test_the_session_of_a_migration_is_pinned(server: Server, level: Level
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("level", LEVELS)
-async def test_the_session_of_spark_is_pinned(server: Server, level: Level) -> None:
+async def test_the_session_of_spark_is_pinned(server: SpoiltServer, level: Level) -> None:
     arrow = pytest.importorskip("storage.database.arrow", exc_type=ImportError)
 
     def seen(dsn: str) -> list[list[dict[str, Any]]]:
@@ -306,7 +306,7 @@ async def test_the_session_of_spark_is_pinned(server: Server, level: Level) -> N
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("level", LEVELS)
-async def test_the_settings_are_wrong_where_nobody_pins_them(server: Server, level: Level) -> None:
+async def test_the_settings_are_wrong_where_nobody_pins_them(server: SpoiltServer, level: Level) -> None:
     """What the tests above would not see, if it were not so."""
     async with server.database(superuser=True) as spoilt, server.admin() as driver:
         wrong = {**await wrong_for(driver), **FOR_SUPERUSERS}
@@ -324,7 +324,7 @@ async def test_the_settings_are_wrong_where_nobody_pins_them(server: Server, lev
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", FOR_SUPERUSERS)
-async def test_what_an_ordinary_role_cannot_set_right_is_refused(server: Server, level: Level, name: str) -> None:
+async def test_what_an_ordinary_role_cannot_set_right_is_refused(server: SpoiltServer, level: Level, name: str) -> None:
     async with server.database(superuser=False) as spoilt:
         await spoilt.spoil(level, {name: FOR_SUPERUSERS[name]})
         with pytest.raises(DatabaseError, match=f"{name} = .*reset it as a superuser"):
@@ -333,7 +333,7 @@ async def test_what_an_ordinary_role_cannot_set_right_is_refused(server: Server,
             await migrate(spoilt.dsn)
 
 
-async def test_config_says_what_a_commit_waits_for_and_where_the_tables_are(server: Server) -> None:
+async def test_config_says_what_a_commit_waits_for_and_where_the_tables_are(server: SpoiltServer) -> None:
     async with server.database(superuser=False) as spoilt:
         async with server.admin(spoilt.name) as driver:
             await driver.execute(f'CREATE SCHEMA "Rooms of S1" AUTHORIZATION {spoilt.role}')
@@ -378,7 +378,7 @@ def test_what_is_pinned_is_spoilt_by_these_tests() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "EUC_JP"])
-async def test_a_database_of_another_encoding_is_refused(server: Server, encoding: str) -> None:
+async def test_a_database_of_another_encoding_is_refused(server: SpoiltServer, encoding: str) -> None:
     sentence = f"has the encoding {encoding}, and events need UTF8: create one with CREATE DATABASE"
     async with server.database(superuser=False, encoding=encoding) as other:
         with pytest.raises(InputError, match=sentence):

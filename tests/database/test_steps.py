@@ -19,7 +19,7 @@ from storage.database import migrate as migrating
 from storage.database.background import BATCH_ROWS_MAX, fitting, jobs, run_jobs
 from storage.database.migrate import (
     HEAD_REVISION,
-    How,
+    MigrationOptions,
     check_schema,
     current_revision,
     migrate,
@@ -46,7 +46,7 @@ SELECT a.pid FROM pg_stat_activity a JOIN pg_stat_progress_create_index p USING 
 
 
 @pytest.fixture
-def newer(tmp_path: Path) -> How:
+def newer(tmp_path: Path) -> MigrationOptions:
     return newer_release(tmp_path / "newer")
 
 
@@ -57,7 +57,7 @@ async def conn(dsn: str) -> AsyncIterator["asyncpg.Connection"]:
     await connection.close()
 
 
-def known_jobs(how: How) -> dict[str, Job]:
+def known_jobs(how: MigrationOptions) -> dict[str, Job]:
     return {job.name: job for job in jobs_of(script_directory(how.scripts))}
 
 
@@ -77,7 +77,7 @@ def chat(messages: int, seed: int = 1) -> RoomBuilder:
 # ------------------------------------------------------------------------------------------------------------ a release
 
 
-async def test_a_release_from_pre_to_post_beside_running_servers(dsn: str, newer: How, conn: "asyncpg.Connection") -> None:
+async def test_a_release_from_pre_to_post_beside_running_servers(dsn: str, newer: MigrationOptions, conn: "asyncpg.Connection") -> None:
     room = chat(60)
     async with storage.open(dsn, server_name="s1.test") as store:
         await store.append(room.pdus[:40])
@@ -108,7 +108,7 @@ async def test_a_release_from_pre_to_post_beside_running_servers(dsn: str, newer
         await storage.open(dsn, server_name="s1.test").__aenter__()
 
 
-async def test_code_that_needs_a_later_schema_says_so(dsn: str, newer: How, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_code_that_needs_a_later_schema_says_so(dsn: str, newer: MigrationOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrating, "OLDEST_REVISION", "9001")
     monkeypatch.setattr(migrating, "HEAD_REVISION", HEAD)
     async with await Database.open(dsn) as database, database.connection() as conn:
@@ -123,7 +123,7 @@ async def test_code_that_needs_a_later_schema_says_so(dsn: str, newer: How, monk
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_tests_of_this_release_pass_on_the_schema_of_the_next(newer: How) -> None:
+def test_the_tests_of_this_release_pass_on_the_schema_of_the_next(newer: MigrationOptions) -> None:
     """Those of what a homeserver does; all others can be run so as well (tests/conftest.py)."""
     chosen = ["tests/persist/test_append.py", "tests/queries/test_messages.py", "tests/streams/test_store_streams.py"]
     environ = {**os.environ, "STORAGE_TEST_MIGRATIONS": str(newer.scripts)}
@@ -140,7 +140,7 @@ async def test_a_lock_that_is_not_given_ends_the_step_with_advice(dsn: str, tmp_
     how = newer_release(tmp_path / "newer", **{"9001_column": COLUMN})
     async with conn.transaction():
         await conn.execute("LOCK TABLE events IN ACCESS SHARE MODE")  # as a long read
-        quick = How(scripts=how.scripts, lock_timeout_ms=100)
+        quick = MigrationOptions(scripts=how.scripts, lock_timeout_ms=100)
         with pytest.raises(
             DatabaseConflict, match=rf"lock timeout; the schema is {HEAD_REVISION} now, run the migration again .*--lock-timeout-ms"
         ):
@@ -179,7 +179,7 @@ async def test_an_index_build_that_was_killed_is_found_and_built_again(
     assert await conn.fetchval(IS_VALID) is True
 
 
-async def test_two_that_migrate_at_once_do_not_wait_for_each_other_in_a_circle(dsn: str, newer: How) -> None:
+async def test_two_that_migrate_at_once_do_not_wait_for_each_other_in_a_circle(dsn: str, newer: MigrationOptions) -> None:
     async with asyncio.timeout(60):
         processes = [
             await asyncio.create_subprocess_exec(
@@ -191,7 +191,7 @@ async def test_two_that_migrate_at_once_do_not_wait_for_each_other_in_a_circle(d
     assert await revision_of(dsn) == LAST_PRE
 
 
-def alembic_environ(how: How) -> dict[str, str]:
+def alembic_environ(how: MigrationOptions) -> dict[str, str]:
     assert how.scripts is not None
     settings = f'[tool.alembic]\nscript_location = "{how.scripts}"\n'
     (how.scripts / "pyproject.toml").write_text(settings)
@@ -214,7 +214,7 @@ async def test_a_revision_says_its_phase_and_builds_an_index_alone(dsn: str, tmp
     assert await revision_of(dsn) == migrating.HEAD_REVISION
 
 
-async def test_the_printed_script_does_the_same(dsn: str, another_dsn: str, newer: How) -> None:
+async def test_the_printed_script_does_the_same(dsn: str, another_dsn: str, newer: MigrationOptions) -> None:
     script = migration_sql(f"{migrating.HEAD_REVISION}:{HEAD}", how=newer)
     psql = [str(client_programs() / "psql"), "--no-psqlrc", "-q", "-v", "ON_ERROR_STOP=1", dsn]
     done = subprocess.run(psql, input=script, check=False, capture_output=True, text=True)
@@ -237,7 +237,7 @@ async def test_the_printed_script_does_the_same(dsn: str, another_dsn: str, newe
 # ------------------------------------------------------------------------------------------------------- background jobs
 
 
-async def test_a_job_goes_on_where_it_was_interrupted(dsn: str, newer: How, conn: "asyncpg.Connection") -> None:
+async def test_a_job_goes_on_where_it_was_interrupted(dsn: str, newer: MigrationOptions, conn: "asyncpg.Connection") -> None:
     room = chat(300)
     async with storage.open(dsn, server_name="s1.test") as store:
         await store.append(room.pdus)
@@ -272,7 +272,7 @@ async def test_a_job_goes_on_where_it_was_interrupted(dsn: str, newer: How, conn
     assert await conn.fetchval("SELECT count(*) FROM events WHERE json_bytes IS DISTINCT FROM octet_length(json)") == 0
 
 
-async def test_a_job_that_nobody_knows_is_told(dsn: str, newer: How) -> None:
+async def test_a_job_that_nobody_knows_is_told(dsn: str, newer: MigrationOptions) -> None:
     await migrate_before(dsn, how=newer)
     async with await Database.open(dsn) as database:
         with pytest.raises(storage.StorageCorrupt, match=JOB):

@@ -10,7 +10,7 @@ import pytest
 
 from storage import Store
 from storage.maintenance.purge import purge_history
-from storage.streams.following import follow_once
+from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER
 from tests.postgres import others_ended

@@ -18,7 +18,7 @@ from storage.config import Config
 from storage.database.binaries import Account
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import migrate
-from storage.streams.restored import JUMP
+from storage.streams.restore_detection import JUMP
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER, findings
 from tests.postgres import chosen_binaries, client_programs, with_database

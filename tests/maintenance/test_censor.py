@@ -17,7 +17,7 @@ from storage.event.hashes import canonical
 from storage.event.ndjson import read_line
 from storage.ids import EventId
 from storage.maintenance.archive import archive, rooms_to_archive
-from storage.maintenance.censor import SQL_REDACTED, Censored, RedactedRow, censor
+from storage.maintenance.censor import SQL_REDACTED, Censored, CensoredEventRow, censor
 from storage.maintenance.repair import repair
 from storage.testing import Odd, RoomBuilder, build_room
 from storage.testing.contents import text
@@ -252,7 +252,7 @@ async def test_what_is_to_be_done_is_found_by_its_index(store: Store) -> None:
     async with store.database.transaction() as conn:
         await conn.execute("ANALYZE events")
         explaining = ExplainingConnection.over(conn, generic=True)
-        await explaining.fetch(SQL_REDACTED, 0, 100, 1 << 60, row=RedactedRow)
+        await explaining.fetch(SQL_REDACTED, 0, 100, 1 << 60, row=CensoredEventRow)
     [plan] = explaining.plans
     assert "events_uncensored_idx" in plan.indexes
     assert plan.rows_of_tables()["events"] <= 2 * len(gone)

@@ -48,20 +48,20 @@ DAMAGES = {
     ),
     "latest position": Damage("UPDATE rooms SET last_stream_ordering = 1", {"rooms"}, mended=True),
     "move of nothing": Damage(
-        "INSERT INTO moved_events (room_nid, moves, event_nid, topological_before) SELECT room_nid, 1, 999999, 1 FROM rooms",
-        {"moved_events", "rooms"},
+        "INSERT INTO reordered_events (room_nid, moves, event_nid, topological_before) SELECT room_nid, 1, 999999, 1 FROM rooms",
+        {"reordered_events", "rooms"},
         mended=True,
     ),
     "move down": Damage(
-        f"INSERT INTO moved_events (room_nid, moves, event_nid, topological_before) "
+        f"INSERT INTO reordered_events (room_nid, moves, event_nid, topological_before) "
         f"SELECT room_nid, 1, event_nid, topological_ordering FROM events WHERE event_nid = {ONE_TOPIC}",
-        {"moved_events", "rooms"},
+        {"reordered_events", "rooms"},
         mended=True,
     ),
     "latest order": Damage("UPDATE rooms SET max_topological_ordering = 1", {"rooms"}, mended=True),
     "gap lost": Damage("DELETE FROM missing_events", {"missing_events", "columns"}, mended=True),
     "gap without a child": Damage("UPDATE missing_events SET child_nids = '{}'", {"missing_events"}, mended=True),
-    "gap not covered": Damage("UPDATE missing_events SET covered = NOT covered", {"missing_events"}, mended=True),
+    "gap not covered": Damage("UPDATE missing_events SET superseded = NOT superseded", {"missing_events"}, mended=True),
     "gap invented": Damage(
         "INSERT INTO missing_events SELECT 999999, room_nid, false, '$y', '{1}' FROM rooms", {"missing_events", "sequences"}, mended=True
     ),

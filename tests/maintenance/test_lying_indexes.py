@@ -9,9 +9,9 @@ from storage import Store
 from storage.database.connection import Database
 from storage.errors import StorageCorrupt
 from storage.maintenance.censor import censor
-from storage.maintenance.garbage import collect, collect_all
 from storage.maintenance.purge import purge_history, purge_retention, purge_room, resume
 from storage.maintenance.repair import rebuild_visibility, repair, repair_positions
+from storage.maintenance.state_group_gc import collect, collect_all
 from storage.testing import RoomBuilder, build_room
 from tests.cli.running import room_storage
 from tests.maintenance.damaging import not_ready, rows_of_all_tables

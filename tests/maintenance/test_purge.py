@@ -12,10 +12,10 @@ from storage import Config, DatabaseFull, PurgeRefused, PurgeRunning, ResyncNeed
 from storage.database import Database
 from storage.errors import InputError
 from storage.ids import UserId
-from storage.maintenance.hold import hold
-from storage.maintenance.purge import Job, jobs, purge_history, purge_retention, purge_room, resume, run
+from storage.maintenance.purge import PurgeJob, jobs, purge_history, purge_retention, purge_room, resume, run
 from storage.maintenance.purge.retention import lifetime_ms
-from storage.streams.following import follow_once
+from storage.maintenance.room_lock import lock_room
+from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder, build_room
 from tests.maintenance.purging import ALICE, BOB, chat, purge, value
 from tests.maintenance.rooms import LIVELY, SERVER, findings
@@ -23,7 +23,7 @@ from tests.maintenance.rooms import LIVELY, SERVER, findings
 CONFIG = Config(purge_batch_max=5, purge_pause_ms=0)
 
 
-class Killed(Exception):  # noqa: N818  # what a test throws into a purge
+class PurgeKilled(Exception):  # noqa: N818  # what a test throws into a purge
     """The purge is cut short."""
 
 
@@ -82,7 +82,7 @@ async def test_what_local_users_sent_goes_when_it_is_asked_for(store: Store) -> 
     room = chat(20)
     await store.append(room.pdus)
     await purge(store, room, 15)
-    assert await value(store, "SELECT count(*) FROM purge_leavings WHERE local") > 0
+    assert await value(store, "SELECT count(*) FROM purge_retained_events WHERE local") > 0
     room.message(ALICE, "later")
     room.message(ALICE, "later still")
     await store.append(room.pdus[-2:])
@@ -136,7 +136,7 @@ async def test_two_at_once(store: Store) -> None:
     room = chat(30)
     await store.append(room.pdus)
 
-    async def second(_: Job) -> None:
+    async def second(_: PurgeJob) -> None:
         with pytest.raises(PurgeRunning):
             await purge(store, room, 20)
         assert [one async for one in resume(store.database, server_name=SERVER)] == []
@@ -154,15 +154,15 @@ async def test_killed_between_any_two_batches(store: Store, *, local: bool) -> N
     while True:
         left = kills + 1  # each time one transaction more, so it comes to an end
 
-        async def kill(_: Job) -> None:
+        async def kill(_: PurgeJob) -> None:
             nonlocal left
             left -= 1
             if not left:
-                raise Killed
+                raise PurgeKilled
 
         try:
             done = await purge(store, room, 90, local=local, watcher=kill)
-        except Killed:
+        except PurgeKilled:
             kills += 1
             [job] = await jobs(store.database)
             assert job.finished_ts is None
@@ -176,7 +176,7 @@ async def test_killed_between_any_two_batches(store: Store, *, local: bool) -> N
     assert [job.phase for job in await jobs(store.database)] == ["done"]
 
 
-class Full:
+class FullDiskObserver:
     """An observer that lets so many statements pass, and then says that the disk is full."""
 
     def __init__(self, passing: int) -> None:
@@ -197,7 +197,7 @@ async def test_a_full_disk_at_any_statement(dsn: str, store: Store) -> None:
     await store.append(room.pdus, room_version=room.version)
     failures, reasons = 0, set[str | None]()
     while True:
-        async with await Database.open(dsn, config=CONFIG, observer=Full(2 + 3 * failures)) as database:
+        async with await Database.open(dsn, config=CONFIG, observer=FullDiskObserver(2 + 3 * failures)) as database:
             try:
                 await purge_history(database, room.room_id, server_name=SERVER, before_event_id=room.events[40].event_id)
             except DatabaseFull:
@@ -250,12 +250,12 @@ FOLLOWED = {
     "gap_failures",
     "memberships",
     "missing_events",
-    "moved_events",
+    "reordered_events",
     "out_of_band_memberships",
     "outlier_memberships",
     "past_visibility",
     "purge_jobs",
-    "purge_leavings",
+    "purge_retained_events",
     "receipts",
     "rooms",
     "state_deltas",
@@ -298,16 +298,16 @@ async def test_a_whole_room_leaves_nothing(store: Store) -> None:
         await purge_room(store.database, room.room_id, server_name=SERVER)
     killed = 0
 
-    async def kill(job: Job) -> None:
+    async def kill(job: PurgeJob) -> None:
         nonlocal killed
         killed += 1
         if killed < 4:
-            raise Killed
+            raise PurgeKilled
 
     while True:
         try:
             purged = await purge_room(store.database, room.room_id, server_name=SERVER, force=True, watcher=kill)
-        except Killed:
+        except PurgeKilled:
             assert room.room_id not in await store.rooms_of(user)
             assert room.room_id not in (await store.sync(user)).join
             continue
@@ -371,7 +371,7 @@ async def test_calls_keep_their_order_while_a_room_is_taken_again_and_again(stor
         nonlocal held
         while True:
             async with store.database.transaction() as conn:
-                await hold(conn, room.room_id)
+                await lock_room(conn, room.room_id)
                 held += 1
 
     task = asyncio.create_task(taking())

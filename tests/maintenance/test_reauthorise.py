@@ -11,16 +11,16 @@ import storage
 from storage import Store
 from storage.database import Database
 from storage.event import Event, content_hash, event_id
-from storage.maintenance.announce import introduce
+from storage.maintenance.invalidate_caches import register_writer
 from storage.maintenance.repair import repair
 from storage.maintenance.verify import Finding
-from storage.persist import plan
-from storage.persist.draft import Draft, RoomDraft
-from storage.persist.receive import Verdict, verdict
+from storage.persist.model.change_set import ChangeSet, RoomChanges
+from storage.persist.plan import event as plan_event
+from storage.persist.plan.auth_checks import AuthResult, auth_result
 from storage.testing import RoomBuilder
 from tests.maintenance.damaging import rows_of_all_tables
+from tests.maintenance.older_release import append_before, earlier_release, opened
 from tests.maintenance.rooms import SERVER, everything_seen, findings
-from tests.maintenance.wronged import append_before, earlier_release, opened
 from tests.persist.tables import logical_tables
 
 TABLES = ("events", "states", "rooms", "current_state", "memberships", "seen", "seen_since", "missing_events", "waiting_redactions")
@@ -194,7 +194,7 @@ async def test_a_rejected_event_in_the_middle(dsn: str, fresh: Store) -> None:
     await fresh.append(room.pdus)
     async with opened(dsn) as store:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(plan, "verdict", _refusing(topic.event_id))
+            patch.setattr(plan_event, "auth_result", _refusing(topic.event_id))
             await store.append(room.pdus[:-1])
             before = (await store.sync(admin)).next_batch
             await store.append(room.pdus[-1:])
@@ -209,11 +209,11 @@ async def test_a_rejected_event_in_the_middle(dsn: str, fresh: Store) -> None:
         ]
 
 
-def _refusing(refused: str) -> Callable[..., Verdict]:
+def _refusing(refused: str) -> Callable[..., AuthResult]:
     """The auth result as it is, but for one event."""
 
-    def refusing(draft: Draft, room: RoomDraft, event: Event, *args: Any, **given: Any) -> Verdict:
-        return Verdict(rejected="event.level: x") if event.event_id == refused else verdict(draft, room, event, *args, **given)
+    def refusing(change_set: ChangeSet, room: RoomChanges, event: Event, *args: Any, **given: Any) -> AuthResult:
+        return AuthResult(rejected="event.level: x") if event.event_id == refused else auth_result(change_set, room, event, *args, **given)
 
     return refusing
 
@@ -228,7 +228,7 @@ async def test_clients_learn_of_it_by_their_next_sync(dsn: str) -> None:
         token = (await store.sync(admin)).next_batch
         received = await _received(store, message.event_id)
         await repair(store.database, room.room_id, server_name=SERVER)
-        await storage.streams.following.follow_once(store.database, store.streams)
+        await storage.streams.position_poller.follow_once(store.database, store.streams)
         told = (await store.sync(admin, since=token)).join[room.room_id]
         assert [event.event_id for event in told.timeline.events][-1] == message.event_id
         assert await _received(store, message.event_id) == received
@@ -263,11 +263,11 @@ async def test_outliers_and_history(dsn: str, fresh: Store) -> None:
         await assert_as_fresh(store, fresh, [room])
 
 
-class Killed(Exception):  # noqa: N818
+class RepairKilled(Exception):  # noqa: N818
     """The end of the process."""
 
 
-class FailAt:
+class FailAfter:
     """An observer that lets so many statements pass."""
 
     def __init__(self, left: int) -> None:
@@ -276,7 +276,7 @@ class FailAt:
     def before(self, statement: str) -> None:
         self.left -= 1
         if self.left < 0:
-            raise Killed(statement)
+            raise RepairKilled(statement)
 
     def after(self, statement: str, seconds: float) -> None:
         """The interface of an observer."""
@@ -288,14 +288,14 @@ async def test_a_repair_that_ends_early_changes_nothing(dsn: str, fresh: Store) 
     pdus = [*first.pdus[:1], *room.pdus]
     await append_before(dsn, pdus)
     async with await Database.open(dsn) as database:
-        await introduce(database)
+        await register_writer(database)
         async with database.connection() as conn:
             rows = await rows_of_all_tables(conn)
             for number in itertools.count():
-                async with await Database.open(dsn, observer=FailAt(number)) as doomed:
+                async with await Database.open(dsn, observer=FailAfter(number)) as doomed:
                     try:
                         await repair(doomed, room.room_id, server_name=SERVER, indexes_proven=True)
-                    except Killed:
+                    except RepairKilled:
                         assert await rows_of_all_tables(conn) == rows
                     else:
                         break

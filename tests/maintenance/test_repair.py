@@ -98,7 +98,7 @@ async def test_caches_hear_of_a_repair(dsn: str) -> None:
         store.caches.current_state.forget(None)
         assert ("m.room.power_levels", "") not in await store.current_state(room.room_id)
         await repair(store.database, room.room_id, server_name=SERVER)
-        await storage.streams.following.follow_once(store.database, store.streams)
+        await storage.streams.position_poller.follow_once(store.database, store.streams)
         assert await store.current_state(room.room_id) == dict(room.state)
 
 

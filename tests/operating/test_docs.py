@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 import storage
 from storage import Config, Store, UnknownRoom
-from storage.metrics import StoreCollector, expose
+from storage.observability.prometheus import StoreCollector, expose
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER
 

@@ -15,7 +15,7 @@ import storage
 from storage import Config, Store
 from storage.database import Database
 from storage.maintenance.censor import censor
-from storage.persist.attempts import SQL_LOCK_ROOMS
+from storage.persist.commit.retry import SQL_LOCK_ROOMS
 from storage.replication import Client, Server
 from storage.testing import Odd, RoomBuilder, build_room
 from tests.maintenance.rooms import LIVELY, SERVER, findings
@@ -31,7 +31,7 @@ WHERE application_name LIKE 'room-storage main%' AND datname = current_database(
 ODD = Odd(content_hash=0.05, rejected=0.08, soft_failed=0.05, bad_signature=0.05, oversized=0.03, early_redaction=0.05)
 
 
-class Records(logging.Handler):
+class LogRecords(logging.Handler):
     """Everything that anybody logs, however unimportant."""
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class Records(logging.Handler):
 
 
 @pytest.fixture
-def records() -> Iterator[Records]:
-    handler, root = Records(), logging.getLogger()
+def records() -> Iterator[LogRecords]:
+    handler, root = LogRecords(), logging.getLogger()
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
@@ -71,7 +71,7 @@ async def store(dsn: str) -> AsyncIterator[Store]:
         yield opened
 
 
-async def test_what_was_not_simply_stored_is_told_with_its_ids(store: Store, records: Records) -> None:
+async def test_what_was_not_simply_stored_is_told_with_its_ids(store: Store, records: LogRecords) -> None:
     room = RoomBuilder("11", sign=False)
     room.start(ALICE)
     damaged = room.message(ALICE, damage="content_hash")
@@ -103,7 +103,7 @@ def words_of(value: object) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_nothing_that_was_said_is_logged(dsn: str, store: Store, records: Records, seed: int) -> None:
+async def test_nothing_that_was_said_is_logged(dsn: str, store: Store, records: LogRecords, seed: int) -> None:
     """A random room with much that is refused, lost, out of order and cut off; writers that meet, replication, a database that goes away."""
     rng = random.Random(seed)
     room = build_room(LIVELY.replaced(odd=ODD), 150, seed=seed, sign=False)

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 import storage
 from storage import Config, DatabaseError, InputError, Store, UnknownRoom
 from storage.database import Database
-from storage.measures import Distribution
-from storage.metrics import expose
-from storage.persist.attempts import SQL_LOCK_ROOMS
+from storage.observability.counters import Distribution
+from storage.observability.prometheus import expose
+from storage.persist.commit.retry import SQL_LOCK_ROOMS
 from storage.testing import RoomBuilder, build_room
 from tests.cli.running import started
 from tests.maintenance.rooms import LIVELY, SERVER

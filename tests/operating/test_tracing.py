@@ -11,9 +11,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import storage
-from storage import InputError, Store, UnknownRoom, tracing
+from storage import InputError, Store, UnknownRoom
+from storage.observability import opentelemetry
+from storage.observability.opentelemetry import IDS_MAX
 from storage.testing import RoomBuilder, build_room
-from storage.tracing import IDS_MAX
 from tests.maintenance.rooms import LIVELY, SERVER
 
 ALICE, BOB = "@alice:s1.test", "@bob:s1.test"
@@ -29,9 +30,9 @@ def provider() -> TracerProvider:
 def spans(provider: TracerProvider) -> Iterator[InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing.enable(provider)
+    opentelemetry.enable(provider)
     yield exporter
-    tracing.disable()
+    opentelemetry.disable()
 
 
 @pytest.fixture
@@ -125,8 +126,8 @@ async def test_there_are_none_before_somebody_wants_them(store: Store, provider:
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     await store.append(small_room().pdus)
-    tracing.enable(provider)
-    tracing.disable()
+    opentelemetry.enable(provider)
+    opentelemetry.disable()
     await store.sync(ALICE)
     assert exporter.get_finished_spans() == ()
 
@@ -135,8 +136,8 @@ def test_without_the_package_everything_else_works() -> None:
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "import storage\n"
-        "from storage import InputError, tracing\n"
-        "try:\n    tracing.enable()\nexcept InputError as error:\n    print(error)\n"
+        "from storage import InputError\nfrom storage.observability import opentelemetry\n"
+        "try:\n    opentelemetry.enable()\nexcept InputError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert "pip install 'room-event-storage[tracing]'" in done.stdout

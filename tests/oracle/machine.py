@@ -23,7 +23,7 @@ from storage.testing import BuiltEvent, RoomBuilder
 from tests.oracle.facts import Audience, Facts, Subject, differences, oracle_facts, order_violations
 from tests.oracle.oracle import Oracle
 from tests.oracle.receiver import Origin
-from tests.oracle.syncing import ANY_ROOM, Answer, Client, sync
+from tests.oracle.syncing import ANY_ROOM, Answer, OracleClient, sync
 
 T = TypeVar("T")
 
@@ -138,8 +138,8 @@ class RoomMachine(RuleBasedStateMachine):
         self.delivered: list[BuiltEvent] = []
         self.had_gaps: set[RoomId] = set()
         self.compared: dict[RoomId, set[EventId]] = {}
-        self.clients = {user: Client(user) for user in self.syncing}
-        self.replays = {user: Client(user) for user in self.syncing}
+        self.clients = {user: OracleClient(user) for user in self.syncing}
+        self.replays = {user: OracleClient(user) for user in self.syncing}
         self.received: dict[tuple[str, str], tuple[int, Any]] = {}
         for number, version in enumerate(versions):
             room = RoomBuilder(version, seed=self.seed + number, sign=False)

@@ -18,10 +18,10 @@ from typing import Any
 from storage import EventFilter
 from storage.errors import StateUnknown
 from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
+from tests.oracle.filtering import passes
 from tests.oracle.inboxes import Inboxes
-from tests.oracle.picking import passes
-from tests.oracle.receiver import Held, Receiver, State
-from tests.oracle.sight import Sight, server_sees, user_sees
+from tests.oracle.receiver import OracleEvent, Receiver, State
+from tests.oracle.visibility_rule import Sight, server_sees, user_sees
 
 Position = tuple[int, int]
 VISIBILITY = ("m.room.history_visibility", "")
@@ -310,6 +310,6 @@ class Oracle(Receiver):
         return state, self.auth_chain(state)
 
 
-def _is_member_of(held: Held, server_name: ServerName) -> bool:
+def _is_member_of(held: OracleEvent, server_name: ServerName) -> bool:
     key = held.event.state_key
     return held.event.type == "m.room.member" and key is not None and server_name_of(key) == server_name

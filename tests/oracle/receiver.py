@@ -16,7 +16,7 @@ Where the rules leave a choice, the oracle takes the first of these:
 * A redaction waits for its target to arrive in the timeline: what is held as an outlier is not redacted yet.
 * What was rejected or soft-failed is not redacted at all.
 * What backfill brings never becomes an extremity, so a room of backfill alone has none, and its current state is empty.
-* With a limit of extremities, what is beyond it is dropped as storage/persist/pruning.py says.
+* With a limit of extremities, what is beyond it is dropped as storage/persist/plan/extremity_limit.py says.
 """
 
 import json
@@ -28,7 +28,7 @@ from storage.auth import check, check_auth_events, keys_needed, redaction_allowe
 from storage.errors import AuthDenied, InvalidEvent, StateUnknown, UnknownEvent, UnknownRoom, UnknownRoomVersion
 from storage.event import Event, parse
 from storage.ids import EventId, RoomId, StateKey
-from tests.auth.literal_resolution import Room, resolve_literally
+from tests.auth.literal_resolution import LiteralRoom, resolve_literally
 
 Outcome = Literal["stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid"]
 Origin = Literal["live", "backfill", "outlier"]
@@ -40,7 +40,7 @@ UNREADABLE = (UnknownRoomVersion, ValueError, KeyError, TypeError, AttributeErro
 
 
 @dataclass
-class Held:
+class OracleEvent:
     """An event that is held, and what was decided when it came."""
 
     event: Event
@@ -68,7 +68,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.dropped: dict[EventId, Literal["double", "covered", "newest"]] = {}
-        self.held: dict[EventId, Held] = {}  # in order of arrival
+        self.held: dict[EventId, OracleEvent] = {}  # in order of arrival
         self.versions: dict[RoomId, str] = {}
         self.missing: dict[EventId, set[EventId]] = {}  # of the events that the last append called "missing_parents"
         self.current_states: list[tuple[int, RoomId, State]] = []  # every change: (arrival, room, state from then on)
@@ -161,7 +161,7 @@ class Receiver:
         soft_failed = not rejected and is_live and bool(current) and not self._allowed_by_state(event, current)
         self.held.pop(event.event_id, None)
         self._arrivals += 1
-        self.held[event.event_id] = Held(event, origin, self._arrivals, rejected, soft_failed, state)
+        self.held[event.event_id] = OracleEvent(event, origin, self._arrivals, rejected, soft_failed, state)
         self.versions.setdefault(event.room_id, event.room_version.identifier)
         self._drop_extremities(event.room_id, event.event_id)
         if self._current(event.room_id) != current:
@@ -199,7 +199,7 @@ class Receiver:
         if all(state == states[0] for state in states):
             return states[0]
         everything = {event_id: held.event for event_id, held in self.held.items()}
-        return resolve_literally(Room(version, everything, self._rejected()), states)
+        return resolve_literally(LiteralRoom(version, everything, self._rejected()), states)
 
     def _after(self, event_id: EventId) -> State:
         """A soft-failed event changes the state after it, a rejected one does not."""
@@ -238,7 +238,7 @@ class Receiver:
 
     # ----------------------------------------------------------------------------------------------- edges and order
 
-    def get(self, event_id: EventId) -> Held:
+    def get(self, event_id: EventId) -> OracleEvent:
         if event_id not in self.held:
             raise UnknownEvent(event_id)
         return self.held[event_id]
@@ -250,7 +250,7 @@ class Receiver:
     def in_timeline(self, event_id: EventId) -> bool:
         return event_id in self.held and not self.held[event_id].outlier
 
-    def timeline(self, room_id: RoomId) -> dict[EventId, Held]:
+    def timeline(self, room_id: RoomId) -> dict[EventId, OracleEvent]:
         """The events of a room that are no outliers, rejected and soft-failed ones among them, in order of arrival."""
         return {event_id: held for event_id, held in self.held.items() if held.event.room_id == room_id and not held.outlier}
 
@@ -352,7 +352,7 @@ class Receiver:
             return True
         return not self._may_redact(redaction, target.event)
 
-    def _may_redact(self, redaction: Held, target: Event) -> bool:
+    def _may_redact(self, redaction: OracleEvent, target: Event) -> bool:
         state = {key: self.held[event_id].event for key, event_id in (redaction.state_before or {}).items()}
         return redaction_allowed(redaction.event, target.sender, state, redaction.event.room_version)
 

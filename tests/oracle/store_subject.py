@@ -16,8 +16,8 @@ from storage.maintenance.verify import Finding, verify
 from storage.persist import Origin, Outcome
 from storage.queries.messages import Direction
 from tests.oracle.facts import Audience, Facts, Stretch
+from tests.oracle.filtering import passes
 from tests.oracle.oracle import Position
-from tests.oracle.picking import passes
 from tests.oracle.syncing import Answer, RoomAnswer
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ WHERE r.room_id = $1::text
 """
 
 
-class HeldRow(NamedTuple):
+class SubjectEventRow(NamedTuple):
     event_id: str
     outlier: bool
     rejected: bool
@@ -95,9 +95,9 @@ class StoreSubject:
     def facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
         return self.run(self._facts(room_id, audience, known))
 
-    async def _held(self, room_id: RoomId) -> list[HeldRow]:
+    async def _held(self, room_id: RoomId) -> list[SubjectEventRow]:
         async with self.store.database.connection() as conn:
-            return await conn.fetch(SQL_HELD, room_id, row=HeldRow)
+            return await conn.fetch(SQL_HELD, room_id, row=SubjectEventRow)
 
     def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter, ignored: Collection[str] = ()) -> Answer:
         silent = [UserId(user) for user in ignored]

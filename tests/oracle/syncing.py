@@ -16,7 +16,7 @@ from typing import Any
 from storage import SyncFilter
 from storage.ids import EventId, RoomId, server_name_of
 from tests.oracle.oracle import Oracle
-from tests.oracle.receiver import Held, State
+from tests.oracle.receiver import OracleEvent, State
 
 Summary = tuple[int, int, tuple[str, ...] | None]  # joined, invited, heroes; None: the room has a name
 NAMES = {("m.room.name", ""): "name", ("m.room.canonical_alias", ""): "alias"}
@@ -46,7 +46,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Asked:
+class OracleSyncRequest:
     user_id: str
     since: int | None
     limit: int
@@ -62,7 +62,7 @@ def sync(
     News of the own membership is that another event (or none) says it than at `since`: an old one may, by resolution. Of an `ignored`
     user neither invites nor events of timelines are returned, but for state.
     """
-    asked = Asked(user_id, since, limit, wanted, ignored)
+    asked = OracleSyncRequest(user_id, since, limit, wanted, ignored)
     answer = Answer(max((held.arrival for held in oracle.held.values()), default=0))
     for room_id in oracle.versions:
         if room_id in wanted.not_rooms or (wanted.rooms is not None and room_id not in wanted.rooms):
@@ -85,7 +85,7 @@ def sync(
     return answer
 
 
-def _left(oracle: Oracle, room_id: RoomId, asked: Asked, since: int, upto: int) -> RoomAnswer:
+def _left(oracle: Oracle, room_id: RoomId, asked: OracleSyncRequest, since: int, upto: int) -> RoomAnswer:
     """A room that was joined since then is returned from its beginning; limited, as the client may hold the timeline of an earlier stay."""
     if oracle.membership_in(oracle.current_state_at(room_id, since), asked.user_id) == "join":
         return _room(oracle, room_id, asked, since, upto, is_new=False)
@@ -101,7 +101,7 @@ def _only(told: RoomAnswer, key: tuple[str, str]) -> RoomAnswer:
     return RoomAnswer(told.timeline, told.limited, state, state_after, told.removed & {key})
 
 
-def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str, at: int) -> Held | None:
+def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str, at: int) -> OracleEvent | None:
     """In the current state then; or what came later as an outlier while the server was not in the room: an invite or knock, or its end."""
     key = ("m.room.member", user_id)
     own = [
@@ -126,7 +126,7 @@ def _server_is_in(oracle: Oracle, room_id: RoomId, server_name: str, at: int) ->
     return any(oracle.membership_in(state, user) == "join" for user in members)
 
 
-def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, asked: Asked) -> None:
+def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, asked: OracleSyncRequest) -> None:
     """A room that was not joined at `since` is told from its beginning, and in any case."""
     then = {} if asked.since is None else oracle.current_state_at(room_id, asked.since)
     is_new = asked.since is None or oracle.membership_in(then, asked.user_id) != "join"
@@ -145,7 +145,7 @@ def _happened(oracle: Oracle, room_id: RoomId, since: int) -> bool:
     return any(held.origin == "live" and held.arrival > since for held in oracle.timeline(room_id).values())
 
 
-def _room(oracle: Oracle, room_id: RoomId, asked: Asked, since: int, upto: int, *, is_new: bool) -> RoomAnswer:
+def _room(oracle: Oracle, room_id: RoomId, asked: OracleSyncRequest, since: int, upto: int, *, is_new: bool) -> RoomAnswer:
     live = [event_id for event_id, held in oracle.timeline(room_id).items() if held.origin == "live" and since < held.arrival <= upto]
     visible = oracle.visible_to_user(asked.user_id, live)
     gaps = [place for place, event_id in enumerate(live) if _after_gap(oracle, event_id)]
@@ -252,7 +252,7 @@ def _after_gap(oracle: Oracle, event_id: EventId) -> bool:
     return any(parent is None or parent.arrival > own.arrival for parent in held)
 
 
-class Client:
+class OracleClient:
     """Keeps the state and the timeline of the joined rooms by what sync says, and nothing else."""
 
     def __init__(self, user_id: str) -> None:

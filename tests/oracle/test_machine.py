@@ -21,7 +21,7 @@ from tests.oracle.facts import Audience, Facts, Stretch, oracle_facts
 from tests.oracle.inboxes import Inboxes
 from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.oracle import Oracle, Position
-from tests.oracle.receiver import UNREADABLE, Held, Origin, Outcome, State, in_causal_order, version_of
+from tests.oracle.receiver import UNREADABLE, OracleEvent, Origin, Outcome, State, in_causal_order, version_of
 from tests.oracle.syncing import Answer, sync
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "10"))
@@ -127,7 +127,7 @@ class TrustsTheDepth(Oracle):
 
 
 class LetsAnybodyRedact(Oracle):
-    def _may_redact(self, redaction: Held, target: Event) -> bool:
+    def _may_redact(self, redaction: OracleEvent, target: Event) -> bool:
         del redaction, target
         return True
 

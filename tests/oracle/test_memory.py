@@ -17,8 +17,8 @@ import storage
 from storage import Store, Sync, SyncFilter
 from storage.ids import EventId, UserId
 from storage.persist import Origin, Outcome
-from storage.queries.sync import Asked, brief, is_quiet, quiet, sync
-from storage.streams.following import follow_once
+from storage.queries.sync import SyncRequest, brief, is_quiet, quiet, sync
+from storage.streams.position_poller import follow_once
 from storage.streams.registry import STREAMS
 from tests.conftest import _fresh_database
 from tests.oracle.facts import Audience
@@ -83,7 +83,7 @@ class TwoStores(StoreSubject):
 
     async def _compare(self, store: Store, user_id: str, since: str | None, limit: int) -> None:
         """In one snapshot the same, token and all."""
-        asked = Asked.of(
+        asked = SyncRequest.of(
             user_id,
             since,
             timeline_limit=limit,

@@ -15,7 +15,7 @@ from storage.testing import RoomBuilder
 from storage.visibility import server_may_see, user_may_see
 from tests.oracle.handmade import filled, ids, new_room, outcomes
 from tests.oracle.oracle import Oracle
-from tests.oracle.sight import Sight, server_sees, user_sees
+from tests.oracle.visibility_rule import Sight, server_sees, user_sees
 
 VISIBILITIES = ["world_readable", "shared", "invited", "joined", None, "friends"]
 MEMBERSHIPS = ["join", "invite", "knock", "leave", "ban", None]

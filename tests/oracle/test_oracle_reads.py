@@ -4,7 +4,7 @@ from storage.ids import EventId
 from storage.testing import BuiltEvent
 from tests.oracle.handmade import filled, ids, new_room, outcomes
 from tests.oracle.oracle import Oracle
-from tests.oracle.syncing import Client, sync
+from tests.oracle.syncing import OracleClient, sync
 
 # ------------------------------------------------------------------------------------------------------ federation reads
 
@@ -61,7 +61,7 @@ def test_auth_chains_and_state_ids() -> None:
 def test_a_client_that_only_syncs_knows_the_state_and_every_event() -> None:
     room, admin, other = new_room()
     oracle = Oracle()
-    client = Client(admin)
+    client = OracleClient(admin)
     ours, theirs = room.fork(2)
     ours.topic(admin, "ours")
     ours.ban(admin, other)
@@ -82,7 +82,7 @@ def test_the_membership_of_each_room_decides_where_it_is_told() -> None:
     guest = room.user(3)
     oracle = filled(room)
     seen = {"since": sync(oracle, guest, None)}
-    client = Client(guest)
+    client = OracleClient(guest)
     assert (seen["since"].join, seen["since"].invite) == ({}, set())
 
     def step(event: BuiltEvent) -> None:
@@ -128,7 +128,7 @@ def test_a_limited_timeline_starts_where_its_state_ends() -> None:
 def test_a_key_that_resolution_took_away_is_told() -> None:
     room, admin, _ = new_room()
     oracle = filled(room)
-    client = Client(admin)
+    client = OracleClient(admin)
     client.hear(sync(oracle, admin, None))
     smaller = oracle.current_state(room.room_id)
     del smaller["m.room.join_rules", ""]

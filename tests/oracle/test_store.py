@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from storage.visibility import past, places
+from storage.visibility import audience_ranges, past
 from tests.conftest import _fresh_database
 from tests.oracle.facts import Audience
 from tests.oracle.machine import SERVERS, USERS, AbsenceMachine, run_machine
@@ -35,8 +35,8 @@ def test_the_store_agrees_with_the_oracle(
 ) -> None:
     """Without slack every event that crosses its audience's bounds is a stray of its own, in small rooms too. Ranges are cut into rows early then."""
     if not slack:
-        monkeypatch.setattr(places, "SLACK", 0)
-        monkeypatch.setattr(places, "AROUND", 1)
+        monkeypatch.setattr(audience_ranges, "SLACK", 0)
+        monkeypatch.setattr(audience_ranges, "AROUND", 1)
         monkeypatch.setattr(past, "RANGES_MAX", 1)
 
     class Machine(AbsenceMachine):

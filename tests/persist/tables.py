@@ -55,7 +55,7 @@ SQL_LOGICAL = {
         SELECT r.room_id, p.name, v.last_join_topological, v.joined_count, v.invited_count
         FROM visibility v JOIN rooms r USING (room_nid) JOIN principals p USING (principal_nid)
         WHERE v.last_join_topological IS NOT NULL OR v.joined_count > 0 OR v.invited_count > 0 ORDER BY 1, 2""",
-    "missing_events": "SELECT m.event_id, m.covered, cardinality(m.child_nids) FROM missing_events m ORDER BY 1",
+    "missing_events": "SELECT m.event_id, m.superseded, cardinality(m.child_nids) FROM missing_events m ORDER BY 1",
     "waiting_redactions": """
         SELECT w.target_event_id, e.event_id FROM waiting_redactions w JOIN events e ON e.event_nid = w.redaction_nid ORDER BY 1, 2""",
 }

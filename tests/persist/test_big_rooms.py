@@ -8,7 +8,7 @@ from typing import Any
 
 import storage
 from storage import Config, Store
-from storage.persist.elders import ELDERS_MAX
+from storage.persist.load.chain_ancestors import ELDERS_MAX
 from storage.testing import BuiltEvent, RoomBuilder
 
 SERVER = "s1.test"

@@ -16,7 +16,7 @@ from storage.event import content_hash
 from storage.persist import Origin
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.maintenance.rooms import findings
-from tests.persist.mutants import mutant
+from tests.persist.mutated_pdus import mutant
 
 MUTANTS = int(os.environ.get("STORAGE_FUZZ", "1500"))
 MUTANTS_EACH = 30  # of a batch
@@ -31,7 +31,7 @@ async def store(dsn: str) -> AsyncIterator[Store]:
         yield opened
 
 
-class World:
+class FuzzedRooms:
     """Rooms of which all events are good, and rooms whose admin sends mutants too. In the first only a user without power does."""
 
     def __init__(self, rng: random.Random, number: int) -> None:
@@ -77,7 +77,7 @@ class World:
 async def test_each_good_event_is_stored_whatever_else_is_in_its_batch(store: Store) -> None:
     rng = random.Random(MUTANTS)
     for number in range(max(1, MUTANTS // (MUTANTS_EACH * BATCHES_EACH))):
-        world = World(rng, number)
+        world = FuzzedRooms(rng, number)
         for room in (*world.sound, *world.wild):
             await assert_stored(store, [], room.events, room.version)
         for batch in range(BATCHES_EACH):

@@ -9,7 +9,7 @@ import pytest
 
 import storage
 from storage import Store
-from storage.persist.results import Origin
+from storage.persist.model.results import Origin
 from storage.testing import RoomBuilder
 
 pytestmark = pytest.mark.every_postgres

@@ -101,7 +101,7 @@ async def test_a_plan_that_goes_wrong_on_what_is_remembered_is_not_believed(
         results = await one.append([old.lost.pdu, strange])
         assert [result.outcome for result in results] == ["stored", "missing_parents"]
         assert await one.forward_extremities(old.room.room_id) == {old.end.event_id}
-    [record] = [record for record in caplog.records if record.name == "storage.persist.attempts"]
+    [record] = [record for record in caplog.records if record.name == "storage.persist.commit.retry"]
     assert record.exc_info is not None
     assert record.exc_info[0] is IndexError
 

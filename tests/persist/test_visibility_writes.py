@@ -8,7 +8,7 @@ import pytest
 import storage
 from storage import Store
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, append, deliver, new_room
 
 LOCALS = [f"@local{number}:s1.test" for number in range(60)]
@@ -21,7 +21,7 @@ SELECT 'audience ' || audience, xmin::text FROM audiences
 """
 
 
-class WrittenRow(NamedTuple):
+class RowVersion(NamedTuple):
     """A row, and by which transaction it was written last."""
 
     key: str
@@ -29,19 +29,19 @@ class WrittenRow(NamedTuple):
 
 
 @pytest.fixture
-async def store(dsn: str, statements: Statements) -> AsyncIterator[Store]:
+async def store(dsn: str, statements: StatementLog) -> AsyncIterator[Store]:
     async with storage.open(dsn, server_name="s1.test", observer=statements) as opened:
         yield opened
 
 
 @pytest.fixture
-def statements() -> Statements:
-    return Statements()
+def statements() -> StatementLog:
+    return StatementLog()
 
 
-async def rows(store: Store) -> set[WrittenRow]:
+async def rows(store: Store) -> set[RowVersion]:
     async with store.database.connection() as conn:
-        return set(await conn.fetch(SQL_ROWS, row=WrittenRow))
+        return set(await conn.fetch(SQL_ROWS, row=RowVersion))
 
 
 async def written(store: Store, *events: BuiltEvent) -> int:
@@ -79,7 +79,7 @@ async def test_rows_do_not_grow_with_the_members(store: Store, size: int) -> Non
     assert [await written(store, *events) for events, _ in steps] == [count for _, count in steps]
 
 
-async def test_a_change_for_everybody_is_one_statement(store: Store, statements: Statements) -> None:
+async def test_a_change_for_everybody_is_one_statement(store: Store, statements: StatementLog) -> None:
     room = await filled(store, 60)
     for event, count in ((room.history_visibility(ADMIN, "world_readable"), 1), (room.message(ADMIN), 0)):
         statements.sent.clear()

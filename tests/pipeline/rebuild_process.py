@@ -8,7 +8,7 @@ import sys
 from storage.config import Config
 from storage.database import Database
 from storage.pipeline.rebuilding import Rebuilder
-from storage.pipeline.rebuilding.aside import Aside
+from storage.pipeline.rebuilding.shadow_tables import ShadowTables
 
 
 class Deadly:
@@ -31,7 +31,7 @@ async def main(dsn: str, room_id: str, last: str) -> None:
     deadly = Deadly(int(last))
     config = Config(pool_size_max=2)
     async with await Database.open(dsn, config=config, observer=deadly) as database, database.connection() as conn:
-        await Rebuilder(database, await Aside.of(conn), "s1.test").rebuild(room_id)
+        await Rebuilder(database, await ShadowTables.of(conn), "s1.test").rebuild(room_id)
     sys.stdout.write(f"{deadly.count}\n")
 
 

@@ -8,9 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from storage.errors import InputError
-from storage.pipeline import import_archive, reading
-from storage.pipeline.archives import found, together
-from storage.pipeline.reading import Given, answered, placed, read
+from storage.pipeline import import_archive
+from storage.pipeline.imports import lines as archive_lines
+from storage.pipeline.imports.archive_files import found, together
+from storage.pipeline.imports.lines import LineContent, answered, placed, read
 from storage.testing import SHAPES, GeneratedEvent, GeneratedRoom, generate_room
 from tests.pipeline.stores import SERVER, fill, tables
 from tests.pipeline.test_import import append_patiently
@@ -90,8 +91,8 @@ def test_a_file_has_one_answer_or_one_on_each_line(
     [stretch] = found([str(tmp_path / name)]).stretches(2)
     assert stretch.kind == "answer"
     rows = list(read(stretch))
-    assert [(*answered(placed(row.place)[1]), row.given.pdu if isinstance(row.given, Given) else None) for row in rows] == told
-    assert {row.given.origin for row in rows if isinstance(row.given, Given)} <= {"backfill"}
+    assert [(*answered(placed(row.place)[1]), row.given.pdu if isinstance(row.given, LineContent) else None) for row in rows] == told
+    assert {row.given.origin for row in rows if isinstance(row.given, LineContent)} <= {"backfill"}
 
 
 def test_lines_of_pdus_are_not_taken_for_answers(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_lines_of_pdus_are_not_taken_for_answers(tmp_path: Path) -> None:
 
 def test_more_answers_than_can_be_numbered_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "many.json").write_bytes(b"\n".join([answer([b"{}"])] * 4))
-    monkeypatch.setattr(reading, "FILE_SHIFT", reading.ANSWER_SHIFT + 2)
+    monkeypatch.setattr(archive_lines, "FILE_SHIFT", archive_lines.ANSWER_SHIFT + 2)
     [stretch] = found([str(tmp_path / "many.json")]).stretches(1)
     with pytest.raises(InputError, match="split it"):
         list(read(stretch))

@@ -12,9 +12,9 @@ import storage
 from storage.config import Config
 from storage.database.migrate import migrate
 from storage.errors import InstanceNameTaken
-from storage.persist.plan import Incoming
+from storage.persist.model.incoming import IncomingEvent
 from storage.pipeline import RoomEvents, export_parquet, import_archive, rebuild, verify
-from storage.pipeline.appending import NAMES_TRIED, Arrival, Attempt, Loader, Target
+from storage.pipeline.imports.append_events import NAMES_TRIED, ArrivedEvent, Loader, StoreTarget, TaskAttempt
 from storage.testing import SHAPES, generate_room, write_ndjson
 from tests.pipeline.stores import SERVER
 
@@ -25,9 +25,13 @@ ROOT = Path(__file__).parents[2]
 def test_attempts_at_one_task_write_beside_each_other(dsn: str) -> None:
     """A speculative attempt has another number; one of a repeated stage has the same. All store the same room."""
     room = generate_room(SHAPES["direct_chat"], 12, sign=False)
-    arrivals = [Arrival(Incoming(storage.event.parse(event.pdu, room.room_version), "live", None), 0) for event in room]
-    target = Target(dsn, SERVER)
-    with Loader(target, Attempt(3)) as first, Loader(target, Attempt(3, 1)) as speculative, Loader(target, Attempt(3)) as repeated:
+    arrivals = [ArrivedEvent(IncomingEvent(storage.event.parse(event.pdu, room.room_version), "live", None), 0) for event in room]
+    target = StoreTarget(dsn, SERVER)
+    with (
+        Loader(target, TaskAttempt(3)) as first,
+        Loader(target, TaskAttempt(3, 1)) as speculative,
+        Loader(target, TaskAttempt(3)) as repeated,
+    ):
         names = [one.store.identity.instance_name for one in (first, speculative, repeated)]
         assert names == ["spark-3", "spark-3-1", "spark-3-2"]
         assert [one.append(arrivals) for one in (first, speculative, repeated)] == [[], [], []]
@@ -35,11 +39,11 @@ def test_attempts_at_one_task_write_beside_each_other(dsn: str) -> None:
 
 
 def test_names_run_out(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target(dsn, SERVER, config=Config(enter_wait_ms=1))
-    loaders = [Loader(target, Attempt(0)) for _ in range(NAMES_TRIED)]
+    target = StoreTarget(dsn, SERVER, config=Config(enter_wait_ms=1))
+    loaders = [Loader(target, TaskAttempt(0)) for _ in range(NAMES_TRIED)]
     for loader in loaders:
         loader.__enter__()
-    with pytest.raises(InstanceNameTaken), Loader(target, Attempt(0)):
+    with pytest.raises(InstanceNameTaken), Loader(target, TaskAttempt(0)):
         pass
     for loader in loaders:
         loader.__exit__()

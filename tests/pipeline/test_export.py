@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 import storage
 from storage.database.arrow import arrow_snapshot
 from storage.pipeline import export_parquet, import_archive
-from storage.pipeline.archives import literal
-from storage.pipeline.exporting import last_export
-from storage.pipeline.rows import read_rows
+from storage.pipeline.export import last_export
+from storage.pipeline.imports.archive_files import literal
+from storage.pipeline.source.rows import read_rows
 from storage.testing import ODD_SOME, SHAPES, GeneratedRoom, build_room, deliver_with_gap, generate_room
 from tests.pipeline.stores import SERVER, fill, tables
 

@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
 import storage
-from storage.pipeline.options import Options
-from storage.pipeline.selecting import HIGHEST, Chosen, Range, taken
-from storage.pipeline.source import FilteringReader
+from storage.pipeline.source.filters import HIGHEST, Chosen, Range, taken
+from storage.pipeline.source.options import Options
+from storage.pipeline.source.reader import FilteringReader
 from storage.testing import SHAPES, GeneratedRoom, generate_room
 from tests.pipeline.stores import SERVER, fill
 

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 import storage
 from storage.pipeline import import_archive, verify
-from storage.pipeline.importing import deal
-from storage.pipeline.staging import staging
+from storage.pipeline.imports.run import deal
+from storage.pipeline.imports.stage import staging
 from storage.testing import (
     ODD_SOME,
     SHAPES,
@@ -42,7 +42,7 @@ ROOMS_EACH = 5
 
 
 async def append_patiently(dsn: str, events: Sequence[GeneratedEvent]) -> None:
-    """One by one; again and again the first that does not lack anything. The naive form of `storage.pipeline.ordering`."""
+    """One by one; again and again the first that does not lack anything. The naive form of `storage.pipeline.imports.line_order`."""
     async with storage.open(dsn, server_name=SERVER) as store:
         waiting = list(events)
         while waiting:

@@ -7,12 +7,12 @@ import pytest
 
 import storage
 from storage.errors import StorageError
-from storage.pipeline.appending import Attempt, Target
-from storage.pipeline.archives import found, numbered
-from storage.pipeline.bundles import FOLDER, cleared
-from storage.pipeline.examining import Examination, Examiner, looked_over
-from storage.pipeline.loading import load_rooms
-from storage.pipeline.staging import staging
+from storage.pipeline.imports.append_events import StoreTarget, TaskAttempt
+from storage.pipeline.imports.archive_files import found, numbered
+from storage.pipeline.imports.bundle_files import FOLDER, cleared
+from storage.pipeline.imports.load_rooms import load_rooms
+from storage.pipeline.imports.stage import staging
+from storage.pipeline.imports.validate import LineValidator, TaskValidation, looked_over
 from storage.testing import SHAPES, GeneratedRoom, generate_room, write_ndjson
 
 SERVER = "s1.test"
@@ -25,12 +25,12 @@ def imported(archive: Path, dsn: str, work: Path, *, cut: bool) -> int:
         looked = [(stretch, *looked_over(stretch)) for stretch in found([str(archive)]).stretches(1)]
         counts = {(stretch.file, stretch.begin): count for stretch, count, _ in looked}
         versions = {room: version for _, _, rooms in looked for room, version in rooms.items()}
-        stage = Examination(Examiner(versions), dsn, number, str(work))
+        stage = TaskValidation(LineValidator(versions), dsn, number, str(work))
         batches = list(stage.run(numbered([stretch for stretch, _, _ in looked], counts)))
         if cut:
             for file in (work / FOLDER).iterdir():
                 file.write_bytes(file.read_bytes()[:-1])
-        return len(list(load_rooms(Target(dsn, SERVER), number, str(work), Attempt(0), batches)))
+        return len(list(load_rooms(StoreTarget(dsn, SERVER), number, str(work), TaskAttempt(0), batches)))
 
 
 async def held(dsn: str, room: GeneratedRoom) -> int:

@@ -9,9 +9,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThan, In
 
 import storage
-from storage.pipeline.options import Options
-from storage.pipeline.rows import COLUMNS
-from storage.pipeline.selecting import Chosen, taken
+from storage.pipeline.source.filters import Chosen, taken
+from storage.pipeline.source.options import Options
+from storage.pipeline.source.rows import COLUMNS
 from storage.testing import ODD_SOME, SHAPES, GeneratedRoom, RoomBuilder, build_room, deliver_with_gap, generate_room
 from tests.pipeline.stores import SERVER, fill, tables
 

@@ -16,10 +16,11 @@ import storage
 from storage.database import Database
 from storage.errors import InputError
 from storage.maintenance.sizes import counts, largest_states
-from storage.pipeline import counting, statistics
-from storage.pipeline.options import Options
-from storage.pipeline.page import text
-from storage.pipeline.source import EventReader, Stretch
+from storage.pipeline import statistics
+from storage.pipeline.source.options import Options
+from storage.pipeline.source.reader import EventReader, ReadRange
+from storage.pipeline.stats import aggregate
+from storage.pipeline.stats.html import text
 from storage.testing import ODD_SOME, SHAPES, RoomBuilder, build_room, deliver_with_gap, generate_room
 from tests.cli.running import room_storage
 from tests.pipeline.java import COMMAND
@@ -33,7 +34,7 @@ YEAR_9999_MS = 253_370_764_800_000
 HELD = {"stored", "rejected", "soft_failed", "redacted"}
 
 
-class Held(NamedTuple):
+class CountedEvent(NamedTuple):
     """What the dumb count knows of an event."""
 
     room_id: str
@@ -53,12 +54,12 @@ def hostile_room() -> RoomBuilder:
     return room
 
 
-async def stored(dsn: str) -> dict[str, Held]:
+async def stored(dsn: str) -> dict[str, CountedEvent]:
     """Four rooms, event by event; what is held of them."""
     odd = generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), 60, seed=3, sign=False)
     gap = deliver_with_gap(build_room(SHAPES["fork_heavy"], 50, seed=4, version="12", sign=False), 15, 30)
     forks = generate_room(SHAPES["fork_heavy"], 40, seed=5, sign=False)
-    held: dict[str, Held] = {}
+    held: dict[str, CountedEvent] = {}
     async with storage.open(dsn, server_name=SERVER) as store:
         for event in (one for room in (odd, gap, forks, hostile_room().generated()) for one in room):
             given = {} if event.state_before is None else {event.event_id: event.state_before}
@@ -68,14 +69,14 @@ async def stored(dsn: str) -> dict[str, Held]:
     return held
 
 
-def told(room_id: str, origin: str, raw: bytes) -> Held:
+def told(room_id: str, origin: str, raw: bytes) -> CountedEvent:
     pdu = json.loads(raw)
     day = datetime.fromtimestamp(pdu["origin_server_ts"] / 1000, UTC).date()
     parents = 0 if origin == "outlier" else len(pdu["prev_events"])
-    return Held(room_id, pdu["type"], None if day.year == 9999 else str(day), len(raw), "state_key" in pdu, origin, parents)
+    return CountedEvent(room_id, pdu["type"], None if day.year == 9999 else str(day), len(raw), "state_key" in pdu, origin, parents)
 
 
-def counted(held: Iterable[Held], by: str) -> dict[Any, tuple[int, int]]:
+def counted(held: Iterable[CountedEvent], by: str) -> dict[Any, tuple[int, int]]:
     """Events and bytes."""
     events, sizes = Counter[Any](), Counter[Any]()
     for one in held:
@@ -124,7 +125,7 @@ async def test_the_numbers_are_those_of_a_dumb_count(spark: SparkSession, dsn: s
     check_page((tmp_path / "index.html").read_text(encoding="utf-8"), found)
 
 
-def check_page(page: str, found: counting.Statistics) -> None:
+def check_page(page: str, found: aggregate.Statistics) -> None:
     root = ET.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
     assert {one.tag for one in root.iter()} <= {
         *("html", "head", "meta", "title", "style", "body", "h1", "h2", "section", "p", "table", "tr", "th", "td", "img"),
@@ -177,8 +178,8 @@ async def test_what_is_written_meanwhile_is_not_counted(dsn: str) -> None:
     rows = [
         row
         for stretch in stretches
-        if isinstance(stretch, Stretch)
-        for batch in counting.counts_of(dsn, stretch)
+        if isinstance(stretch, ReadRange)
+        for batch in aggregate.counts_of(dsn, stretch)
         for row in batch.to_pylist()
     ]
     assert {row["room_id"] for row in rows} == {early.room_id, other.room_id}
@@ -204,9 +205,9 @@ async def test_the_command(dsn: str, tmp_path: Path) -> None:
 
 
 def test_without_the_plotting_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "find_spec", lambda _: None)
+    monkeypatch.setattr(aggregate, "find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"room-event-storage\[spark\]"):
-        counting.check_plots()
+        aggregate.check_plots()
 
 
 def test_a_database_without_any_event(spark: SparkSession, dsn: str, tmp_path: Path) -> None:

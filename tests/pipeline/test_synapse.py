@@ -11,7 +11,7 @@ import storage
 from storage.errors import InputError
 from storage.event.ndjson import pdus_of
 from storage.pipeline import Synapse, import_archive
-from storage.pipeline.synapse import Position
+from storage.pipeline.synapse.source import SynapseCheckpoint
 from storage.testing import ODD_SOME, SHAPES, GeneratedEvent, build_room, deliver_with_gap, generate_room
 from tests.pipeline.stores import SERVER, tables
 from tests.pipeline.synapse_tables import persist, synapse_database
@@ -45,7 +45,7 @@ async def test_a_running_synapse_is_followed(
         summary = import_archive(spark, begun, dsn, server_name=SERVER, rejects=str(tmp_path / "dead"))
         await append(another_dsn, first)
         assert await tables(dsn) == await tables(another_dsn)
-        assert begun.upto == Position(len(first), 0)
+        assert begun.upto == SynapseCheckpoint(len(first), 0)
         assert summary.lines == len(first)
         later = distinct[40:]
         await persist(connection, later, end)
@@ -55,8 +55,8 @@ async def test_a_running_synapse_is_followed(
         summary = import_archive(spark, again, dsn, server_name=SERVER, rejects=str(tmp_path / "dead"))
         await append(another_dsn, [*later, *old])
         assert await tables(dsn) == await tables(another_dsn)
-        assert again.upto == Position(len(first) + len(later), -len(old))
-        assert Position.parse(str(again.upto)) == again.upto
+        assert again.upto == SynapseCheckpoint(len(first) + len(later), -len(old))
+        assert SynapseCheckpoint.parse(str(again.upto)) == again.upto
         assert summary.outcomes["duplicate"] > 0, "an import goes some way back, as writers commit out of order"
         changed = await connection.fetchval("SELECT count(*) FROM pg_stat_user_tables WHERE n_tup_upd + n_tup_del > 0")
     assert changed == 0
@@ -73,7 +73,7 @@ async def test_an_outlier_that_joined_the_timeline_is_found(spark: SparkSession,
         await connection.execute("UPDATE events SET outlier = false WHERE event_id = $1", room[-1].event_id)
         await connection.execute("UPDATE events SET stream_ordering = stream_ordering + 50000 WHERE stream_ordering = 19")
         await connection.execute("INSERT INTO ex_outlier_stream VALUES (50001, $1, 7, 'master')", room[-1].event_id)
-        import_archive(spark, Synapse.of(source, Position(50000, 0)), dsn, server_name=SERVER)
+        import_archive(spark, Synapse.of(source, SynapseCheckpoint(50000, 0)), dsn, server_name=SERVER)
     found = {one[0]: one[2] for one in (await tables(dsn))["events"]}
     assert found[room[-1].event_id] is False
 
@@ -108,4 +108,4 @@ def test_pdus_are_cut_out_of_an_answer_byte_for_byte() -> None:
 
 def test_a_position_that_cannot_be_read_is_refused() -> None:
     with pytest.raises(InputError):
-        Position.parse("12")
+        SynapseCheckpoint.parse("12")

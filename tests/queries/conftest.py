@@ -9,7 +9,7 @@ import storage
 from storage import Store
 
 
-class Statements:
+class StatementLog:
     """An observer that keeps what was sent, and by which task: a store has tasks of its own."""
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Statements:
 
 
 @pytest.fixture
-def statements() -> Statements:
-    return Statements()
+def statements() -> StatementLog:
+    return StatementLog()
 
 
 @pytest.fixture
-async def store(dsn: str, statements: Statements) -> AsyncIterator[Store]:
+async def store(dsn: str, statements: StatementLog) -> AsyncIterator[Store]:
     async with storage.open(dsn, server_name="s1.test", observer=statements) as opened:
         yield opened

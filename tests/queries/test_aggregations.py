@@ -8,7 +8,7 @@ from storage import Aggregations, Store, StoredEvent
 from storage.errors import InvalidIdentifier
 from storage.ids import UserId
 from storage.testing import BuiltEvent
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, deliver, ids, new_room
 from tests.queries.test_relations import relate
 
@@ -70,7 +70,7 @@ async def test_edits_that_are_not_valid(store: Store) -> None:
     }
 
 
-async def test_a_thread_in_short(store: Store, statements: Statements) -> None:
+async def test_a_thread_in_short(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL, OTHER])
     root, other = room.message(ADMIN), room.message(ADMIN)
     replies = [room.threaded(OTHER, root, f"reply {number}") for number in range(4)]
@@ -159,7 +159,7 @@ async def test_references_in_order(store: Store) -> None:
     assert (await told(store, said)).references == tuple(one for one in ids(expected.chunk) if one != references[0].event_id)
 
 
-async def test_reads_with_aggregations(store: Store, statements: Statements) -> None:
+async def test_reads_with_aggregations(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL])
     said = room.message(ADMIN)
     edit = room.edit(ADMIN, said, "better")

@@ -12,10 +12,10 @@ import pytest
 import storage
 from storage.database import Connection
 from storage.ids import EventId
-from storage.persist.closures import load_closures
-from storage.persist.draft import Blocks, Draft
+from storage.persist.load.auth_closures import load_closures
+from storage.persist.model.change_set import ChangeSet, NidBlocks
 from storage.queries.auth_chain import auth_chain_difference, auth_chain_ids
-from tests.persist.worlds import SERVER, World, caches, chain, world_of
+from tests.persist.random_auth_graphs import SERVER, AuthGraphWorld, caches, chain, world_of
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "0"))
 TABLES = """
@@ -25,10 +25,10 @@ CREATE TEMPORARY TABLE auth_chain_links (LIKE public.auth_chain_links INCLUDING 
 """
 
 
-async def keep(conn: Connection, world: World) -> None:
+async def keep(conn: Connection, world: AuthGraphWorld) -> None:
     """The world, and nothing else, in the tables of this connection."""
     await conn.execute("TRUNCATE events, auth_chains, auth_chain_links")
-    places = world.draft.new_places
+    places = world.change_set.new_places
     await conn.copy_in("events", ("event_nid", "event_id", "auth_events"), [(nid, f"${nid}", auth) for nid, auth in world.graph.items()])
     rows = [(nid, *entry.place, f"${nid}", "") for nid, entry in places.items()]
     await conn.copy_in("auth_chains", ("event_nid", "chain_nid", "sequence_number", "event_id", "state_key"), rows)
@@ -40,7 +40,7 @@ def ids(nids: Sequence[int] | set[int]) -> set[EventId]:
     return {EventId(f"${nid}") for nid in nids}
 
 
-async def compare(conn: Connection, rng: Random, world: World) -> int:
+async def compare(conn: Connection, rng: Random, world: AuthGraphWorld) -> int:
     """Some questions, and what walking says; how many of the answers were of several events."""
     some = rng.sample(list(world.graph), min(len(world.graph), rng.randint(1, 6)))
     sets = [{*some, *rng.sample(list(world.graph), min(len(world.graph), 3))} for _ in range(rng.randint(2, 3))]
@@ -48,11 +48,11 @@ async def compare(conn: Connection, rng: Random, world: World) -> int:
     difference = set[int]().union(*chains) - chains[0].intersection(*chains[1:])
     assert await auth_chain_ids(conn, ids(some)) == ids(chain(world.graph, some))
     assert await auth_chain_difference(conn, [ids(one) for one in sets]) == ids(difference)
-    draft = Draft(caches(), Blocks(), SERVER)
-    await load_closures(conn, draft, some)
-    assert draft.closures.keys() == set(some) & world.draft.places.keys()
-    for nid, closure in draft.closures.items():
-        reached = sorted(world.draft.places[one] for one in chain(world.graph, [nid]))
+    change_set = ChangeSet(caches(), NidBlocks(), SERVER)
+    await load_closures(conn, change_set, some)
+    assert change_set.closures.keys() == set(some) & world.change_set.places.keys()
+    for nid, closure in change_set.closures.items():
+        reached = sorted(world.change_set.places[one] for one in chain(world.graph, [nid]))
         assert dict(closure) == dict(reached), "of each chain the last place"
     return len(difference) > 1
 

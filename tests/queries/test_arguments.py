@@ -18,7 +18,7 @@ from storage.streams.receipts import Receipts
 from storage.streams.registry import Stream
 from storage.streams.to_device import ToDevice
 from storage.testing import RoomBuilder
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, deliver, ids, new_room
 
 Find = Callable[[Store], Any]
@@ -92,7 +92,7 @@ NO_MESSAGES: Final[tuple[Any, ...]] = (
 )  # fmt: skip
 
 
-class Given(NamedTuple):
+class ArgumentCase(NamedTuple):
     """What is right for a parameter, or how to find it, and what is wrong."""
 
     right: Any
@@ -103,63 +103,63 @@ def last(room: RoomBuilder) -> Any:
     return room.events[-1].event_id
 
 
-BY_NAME: Final[dict[str, Given]] = {
-    "room_id": Given(lambda room: room.room_id, no_ids("!")),
-    "event_id": Given(last, no_ids("$")),
-    "event_ids": Given(lambda room: [last(room)], no_lists_of("$")),
-    "from_ids": Given(lambda room: [last(room)], no_lists_of("$")),
-    "earliest": Given([], no_lists_of("$")),
-    "latest": Given(lambda room: [last(room)], no_lists_of("$")),
-    "sets": Given(lambda room: [[last(room)]], (*no_lists_of("$"), ["$one"], [["none"]], [["$\0"]], [None], [7])),
-    "user_id": Given(LOCAL, NO_LOCAL_USERS),
-    "user_or_server": Given(LOCAL, (*NO_TEXTS, "", "@none", REMOTE, "@nul\0:s1.test", "two words")),
-    "server_name": Given("s2.test", (*NO_TEXTS, "", "@user:s1.test", "two words")),
-    "server_names": Given(["s2.test"], (*NO_LISTS, None, "s2.test", [""], ["@user:s1.test"], ["two words"])),
-    "ignored": Given([REMOTE], no_lists_of("@")),
-    "types": Given(None, NO_LISTS),
-    "keys": Given(None, NO_KEYS),
-    "filter": Given(EventFilter(), (None, 7, "text", {}, {"types": ["m.room.name"]}, SyncFilter())),
-    "limit": Given(5, NO_LIMITS),
-    "timeline_limit": Given(5, NO_LIMITS),
-    "rooms_limit": Given(5, NO_LIMITS[1:]),
-    "timeout_ms": Given(0, NO_LIMITS),
-    "timestamp_ms": Given(5, NO_NUMBERS),
-    "min_depth": Given(0, NO_NUMBERS),
-    "after": Given(0, NO_POSITIONS),
-    "upto": Given(10, NO_POSITIONS),
-    "direction": Given("f", (None, "", "B", "\0", 1, ["b"])),
-    "from_": Given(None, NO_TOKENS),
-    "to": Given(None, NO_TOKENS),
-    "since": Given(None, NO_TOKENS),
-    "rel_type": Given(None, NO_TEXTS),
-    "event_type": Given(None, NO_TEXTS),
-    "reason": Given("timeout", (*NO_TEXTS, None)),
-    "redact": Given(True, NO_FLAGS),
-    "full_state": Given(False, NO_FLAGS),
-    "aggregations": Given(False, NO_FLAGS),
-    "recurse": Given(False, NO_FLAGS),
-    "type_": Given("m.tag", (*NO_TEXTS, None)),
-    "content": Given({"tags": {"u.work": {"order": 0.5}}, "none": None}, NO_CONTENTS),
-    "data": Given({"ts": 5}, NO_CONTENTS),
-    "receipt_type": Given("m.read", (*NO_TEXTS, None)),
-    "thread_id": Given("main", NO_TEXTS),
-    "device_id": Given("DEVICE", (*NO_TEXTS, None)),
-    "instance_name": Given(None, NO_TEXTS),
-    "messages": Given({LOCAL: {"DEVICE": {"type": "m.dummy"}}}, NO_MESSAGES),
+BY_NAME: Final[dict[str, ArgumentCase]] = {
+    "room_id": ArgumentCase(lambda room: room.room_id, no_ids("!")),
+    "event_id": ArgumentCase(last, no_ids("$")),
+    "event_ids": ArgumentCase(lambda room: [last(room)], no_lists_of("$")),
+    "from_ids": ArgumentCase(lambda room: [last(room)], no_lists_of("$")),
+    "earliest": ArgumentCase([], no_lists_of("$")),
+    "latest": ArgumentCase(lambda room: [last(room)], no_lists_of("$")),
+    "sets": ArgumentCase(lambda room: [[last(room)]], (*no_lists_of("$"), ["$one"], [["none"]], [["$\0"]], [None], [7])),
+    "user_id": ArgumentCase(LOCAL, NO_LOCAL_USERS),
+    "user_or_server": ArgumentCase(LOCAL, (*NO_TEXTS, "", "@none", REMOTE, "@nul\0:s1.test", "two words")),
+    "server_name": ArgumentCase("s2.test", (*NO_TEXTS, "", "@user:s1.test", "two words")),
+    "server_names": ArgumentCase(["s2.test"], (*NO_LISTS, None, "s2.test", [""], ["@user:s1.test"], ["two words"])),
+    "ignored": ArgumentCase([REMOTE], no_lists_of("@")),
+    "types": ArgumentCase(None, NO_LISTS),
+    "keys": ArgumentCase(None, NO_KEYS),
+    "filter": ArgumentCase(EventFilter(), (None, 7, "text", {}, {"types": ["m.room.name"]}, SyncFilter())),
+    "limit": ArgumentCase(5, NO_LIMITS),
+    "timeline_limit": ArgumentCase(5, NO_LIMITS),
+    "rooms_limit": ArgumentCase(5, NO_LIMITS[1:]),
+    "timeout_ms": ArgumentCase(0, NO_LIMITS),
+    "timestamp_ms": ArgumentCase(5, NO_NUMBERS),
+    "min_depth": ArgumentCase(0, NO_NUMBERS),
+    "after": ArgumentCase(0, NO_POSITIONS),
+    "upto": ArgumentCase(10, NO_POSITIONS),
+    "direction": ArgumentCase("f", (None, "", "B", "\0", 1, ["b"])),
+    "from_": ArgumentCase(None, NO_TOKENS),
+    "to": ArgumentCase(None, NO_TOKENS),
+    "since": ArgumentCase(None, NO_TOKENS),
+    "rel_type": ArgumentCase(None, NO_TEXTS),
+    "event_type": ArgumentCase(None, NO_TEXTS),
+    "reason": ArgumentCase("timeout", (*NO_TEXTS, None)),
+    "redact": ArgumentCase(True, NO_FLAGS),
+    "full_state": ArgumentCase(False, NO_FLAGS),
+    "aggregations": ArgumentCase(False, NO_FLAGS),
+    "recurse": ArgumentCase(False, NO_FLAGS),
+    "type_": ArgumentCase("m.tag", (*NO_TEXTS, None)),
+    "content": ArgumentCase({"tags": {"u.work": {"order": 0.5}}, "none": None}, NO_CONTENTS),
+    "data": ArgumentCase({"ts": 5}, NO_CONTENTS),
+    "receipt_type": ArgumentCase("m.read", (*NO_TEXTS, None)),
+    "thread_id": ArgumentCase("main", NO_TEXTS),
+    "device_id": ArgumentCase("DEVICE", (*NO_TEXTS, None)),
+    "instance_name": ArgumentCase(None, NO_TEXTS),
+    "messages": ArgumentCase({LOCAL: {"DEVICE": {"type": "m.dummy"}}}, NO_MESSAGES),
 }
 
-OF_METHOD: Final[dict[str, Given]] = {
-    "Store.erase_user.user_id": Given("@gone:s3.test", (*no_ids("@"), "@none")),
-    "Store.restore_user.user_id": Given("@gone:s3.test", (*no_ids("@"), "@none")),
-    "Store.event.event_id": Given(last, ()),  # an id that cannot be is the id of nothing: None (test_errors.py)
-    "Store.events.event_ids": Given(lambda room: [last(room)], (None, 7, "$one", b"bytes")),
-    "Store.sync.filter": Given(SyncFilter(), (None, 7, "text", {}, {"rooms": []}, EventFilter())),
-    "Store.positions_of.token": Given(None, NO_TOKENS),
-    "AccountData.set.room_id": Given(None, no_ids("!")[:-4]),
-    "AccountData.get.room_id": Given(None, no_ids("!")[:-4]),
-    "Receipts.set.user_id": Given(REMOTE, (*no_ids("@"), "@none")),
-    "ToDevice.inbox.limit": Given(5, NO_POSITIONS),
-    "Stream.rows.limit": Given(5, NO_POSITIONS),
+OF_METHOD: Final[dict[str, ArgumentCase]] = {
+    "Store.erase_user.user_id": ArgumentCase("@gone:s3.test", (*no_ids("@"), "@none")),
+    "Store.restore_user.user_id": ArgumentCase("@gone:s3.test", (*no_ids("@"), "@none")),
+    "Store.event.event_id": ArgumentCase(last, ()),  # an id that cannot be is the id of nothing: None (test_errors.py)
+    "Store.events.event_ids": ArgumentCase(lambda room: [last(room)], (None, 7, "$one", b"bytes")),
+    "Store.sync.filter": ArgumentCase(SyncFilter(), (None, 7, "text", {}, {"rooms": []}, EventFilter())),
+    "Store.positions_of.token": ArgumentCase(None, NO_TOKENS),
+    "AccountData.set.room_id": ArgumentCase(None, no_ids("!")[:-4]),
+    "AccountData.get.room_id": ArgumentCase(None, no_ids("!")[:-4]),
+    "Receipts.set.user_id": ArgumentCase(REMOTE, (*no_ids("@"), "@none")),
+    "ToDevice.inbox.limit": ArgumentCase(5, NO_POSITIONS),
+    "Stream.rows.limit": ArgumentCase(5, NO_POSITIONS),
 }
 
 
@@ -174,7 +174,7 @@ def parameters(owner: type, method: str) -> list[str]:
     return [name for name in inspect.signature(getattr(owner, method)).parameters if name != "self"]
 
 
-def given(owner: type, method: str, parameter: str) -> Given:
+def given(owner: type, method: str, parameter: str) -> ArgumentCase:
     return OF_METHOD.get(f"{owner.__name__}.{method}.{parameter}") or BY_NAME[parameter]
 
 
@@ -203,7 +203,7 @@ async def call(store: Store, room: RoomBuilder, owner: type, method: str, **wron
 
 @pytest.mark.parametrize("owner, method", METHODS, ids=[f"{owner.__name__}.{method}" for owner, method in METHODS])
 async def test_a_bad_argument_is_refused_before_anything_is_sent(
-    store: Store, room: RoomBuilder, statements: Statements, owner: type, method: str
+    store: Store, room: RoomBuilder, statements: StatementLog, owner: type, method: str
 ) -> None:
     await call(store, room, owner, method)
     for parameter in parameters(owner, method):

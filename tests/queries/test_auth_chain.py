@@ -10,7 +10,7 @@ from storage import Store
 from storage.ids import EventId
 from storage.queries import auth_chain
 from storage.testing import SHAPES, Odd, RoomBuilder, build_room, deliver_late, deliver_with_gap
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, deliver, new_room
 
 ODD = Odd(rejected=0.1, soft_failed=0.03)
@@ -132,7 +132,7 @@ async def test_events_without_a_place_in_a_large_common_part(store: Store, size:
         assert await store.auth_chain_difference(sets) == walk.difference(sets)
 
 
-async def test_statements_do_not_grow(store: Store, statements: Statements) -> None:
+async def test_statements_do_not_grow(store: Store, statements: StatementLog) -> None:
     counts = []
     for members in (3, 60):
         room = new_room(seed=members, members=[f"@user{number}:s1.test" for number in range(10, 10 + members)])

@@ -4,11 +4,11 @@ import pytest
 
 from storage import Store
 from storage.errors import InvalidIdentifier
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, deliver, new_room
 
 
-async def test_users_who_were_not_there_get_the_redacted_form_in_every_read(store: Store, statements: Statements) -> None:
+async def test_users_who_were_not_there_get_the_redacted_form_in_every_read(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[OTHER])
     said = room.message(OTHER, "my name is Rose")
     room.join(LOCAL)

@@ -8,11 +8,11 @@ import pytest
 
 from storage import StorageCorrupt, Store, StoredEvent
 from storage.event import redact
-from storage.queries.events import StoredRow, stored
+from storage.queries.events import StoredEventRow, stored
 from tests.queries.rooms import ADMIN, LOCAL, append, new_room
 
 RAW = b'{"content":{"body":"Hi"},"depth":7,"sender":"@user:s1.test","state_key":"","type":"m.test"}'
-ROW = StoredRow(
+ROW = StoredEventRow(
     5, "$event", "!room:s1.test", "11", 3, 2, 7, None, None, soft_failed=False, outlier=False, redacted_form=False, encoding=0, json=RAW
 )
 
@@ -56,7 +56,7 @@ def test_nothing_of_it_can_be_changed() -> None:
         (ROW._replace(redacted_by="$redaction"), True, True, None),
     ],
 )
-def test_the_form_that_is_shown(row: StoredRow, body: str | None, *, redacted: bool, withheld: bool) -> None:
+def test_the_form_that_is_shown(row: StoredEventRow, body: str | None, *, redacted: bool, withheld: bool) -> None:
     event = stored(row, redacted=redacted, withheld=withheld)
     assert event.content.get("body") == body
     assert (event.json == redact(event.json, "11")) == (body is None)

@@ -8,11 +8,11 @@ from storage.errors import InvalidIdentifier, StateUnknown, UnknownEvent, Unknow
 from storage.event import redact
 from storage.ids import EventId, RoomId
 from tests.oracle.oracle import Oracle
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, append, deliver, ids, messages_in, new_room
 
 
-async def test_backfill_gives_the_events_and_their_ancestors_newest_first(store: Store, statements: Statements) -> None:
+async def test_backfill_gives_the_events_and_their_ancestors_newest_first(store: Store, statements: StatementLog) -> None:
     room = new_room()
     base = room.message(ADMIN, "base")
     left, right = room.fork(2)
@@ -63,7 +63,7 @@ async def test_what_a_server_may_not_see_comes_redacted(store: Store) -> None:
     assert (missed.event_id, missed.content) == (hidden.event_id, {})
 
 
-async def test_missing_events_lie_between_oldest_first(store: Store, statements: Statements) -> None:
+async def test_missing_events_lie_between_oldest_first(store: Store, statements: StatementLog) -> None:
     room = new_room()
     base = room.message(ADMIN, "base")
     left, right = room.fork(2)
@@ -93,7 +93,7 @@ async def test_a_walk_reads_no_more_rows_than_configured(dsn: str) -> None:
         assert ids(await store.missing_events(room.room_id, [], latest, limit=100)) == ids(room.events[-6:-1])
 
 
-async def test_state_ids_are_before_the_event_with_the_chain_of_that_state(store: Store, statements: Statements) -> None:
+async def test_state_ids_are_before_the_event_with_the_chain_of_that_state(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL, REMOTE])
     renamed = room.name(ADMIN, "new")
     left = room.message(ADMIN)
@@ -119,7 +119,7 @@ async def test_what_state_is_not_known_of(store: Store) -> None:
         await store.state_ids(EventId("$none"))
 
 
-async def test_auth_chains_also_of_rejected_events_and_outliers(store: Store, statements: Statements) -> None:
+async def test_auth_chains_also_of_rejected_events_and_outliers(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL, REMOTE])
     refused = room.topic(REMOTE, "no", expected="rejected")
     outlier = room.message(ADMIN)

@@ -9,7 +9,7 @@ from storage import RoomId, Store
 from storage.errors import InvalidIdentifier, UnknownRoom
 from storage.queries import gaps as gap_queries
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, append, ids, new_room
 
 MINUTE = 60_000
@@ -39,7 +39,7 @@ async def fail(store: Store, room: RoomBuilder, event: BuiltEvent, at: int, *ser
         )
 
 
-async def test_what_is_known_of_a_gap(store: Store, statements: Statements) -> None:
+async def test_what_is_known_of_a_gap(store: Store, statements: StatementLog) -> None:
     room, said = await with_gaps(store)
     statements.take()
     later, earlier = await store.gaps(room.room_id)

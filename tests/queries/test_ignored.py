@@ -3,11 +3,11 @@
 from storage import Store
 from storage.ids import UserId
 from storage.testing import RoomBuilder
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, new_room
 
 
-async def test_messages_of_ignored_users_are_left_out_and_their_state_is_not(store: Store, statements: Statements) -> None:
+async def test_messages_of_ignored_users_are_left_out_and_their_state_is_not(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL, OTHER])
     heard = room.message(ADMIN)
     noise = [room.message(OTHER) for _ in range(5)]

@@ -10,13 +10,13 @@ from storage import Store
 from storage.ids import EventId, RoomId
 from storage.queries.messages import Direction, between, exact
 from storage.streams import SyncToken, VectorPosition
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, new_room
 
 ALONE = storage.Config(follow_ms=3_600_000)
 
 
-class Scene(NamedTuple):
+class LaggingRelations(NamedTuple):
     """A root and what relates to it, said by one writer, while another one wrote elsewhere.
 
     ``earlier`` covers none of those, ``later`` the first; each has the other writer beyond the next of them.
@@ -31,13 +31,13 @@ class Scene(NamedTuple):
 
 
 @pytest.fixture
-async def store(dsn: str, statements: Statements) -> AsyncIterator[Store]:
+async def store(dsn: str, statements: StatementLog) -> AsyncIterator[Store]:
     async with storage.open(dsn, server_name="s1.test", observer=statements, config=ALONE) as opened:
         yield opened
 
 
 @pytest.fixture
-async def scene(dsn: str, store: Store) -> AsyncIterator[Scene]:
+async def scene(dsn: str, store: Store) -> AsyncIterator[LaggingRelations]:
     room, elsewhere = new_room(members=[LOCAL]), new_room(seed=1)
     root = room.message(ADMIN)
     await deliver(store, room)
@@ -53,7 +53,7 @@ async def scene(dsn: str, store: Store) -> AsyncIterator[Scene]:
             position = VectorPosition.of(before.position("main"), {"other": (await _reached(store)).position("other")})
             assert position.items, "a writer is behind"
             tokens.append(SyncToken.of({"events": position}).print(store.deployment_id))
-        yield Scene(store, room.room_id, root.event_id, ids(said), *tokens[:2])
+        yield LaggingRelations(store, room.room_id, root.event_id, ids(said), *tokens[:2])
 
 
 async def _reached(store: Store) -> VectorPosition:
@@ -61,7 +61,9 @@ async def _reached(store: Store) -> VectorPosition:
 
 
 @pytest.mark.parametrize("direction", ["b", "f"])
-async def test_pages_between_them_take_two_statements_and_are_exact(scene: Scene, statements: Statements, direction: Direction) -> None:
+async def test_pages_between_them_take_two_statements_and_are_exact(
+    scene: LaggingRelations, statements: StatementLog, direction: Direction
+) -> None:
     from_, to = (scene.later, scene.earlier) if direction == "b" else (scene.earlier, scene.later)
     statements.take()
     page = await scene.store.messages(scene.room_id, LOCAL, from_=from_, to=to, direction=direction)
@@ -73,7 +75,9 @@ async def test_pages_between_them_take_two_statements_and_are_exact(scene: Scene
 
 @pytest.mark.parametrize("recurse", [False, True])
 @pytest.mark.parametrize("direction", ["b", "f"])
-async def test_relations_between_them_are_exact(scene: Scene, statements: Statements, direction: Direction, recurse: bool) -> None:
+async def test_relations_between_them_are_exact(
+    scene: LaggingRelations, statements: StatementLog, direction: Direction, recurse: bool
+) -> None:
     from_, to = (scene.later, scene.earlier) if direction == "b" else (scene.earlier, scene.later)
     statements.take()
     page = await scene.store.relations(scene.root, LOCAL, from_=from_, to=to, direction=direction, recurse=recurse)
@@ -83,7 +87,7 @@ async def test_relations_between_them_are_exact(scene: Scene, statements: Statem
     assert ids(older.chunk) == scene.said[:1]
 
 
-async def test_what_may_still_be_committed_is_not_covered(scene: Scene) -> None:
+async def test_what_may_still_be_committed_is_not_covered(scene: LaggingRelations) -> None:
     """A page is read after the places were found: the writer that is behind may have committed below the other one's position by then."""
     position = scene.store.positions_of(scene.later)["events"]
     asked = between(scene.later, None, "b", 10, scene.store.deployment_id)

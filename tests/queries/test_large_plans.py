@@ -1,7 +1,7 @@
 """How every hot question is answered among a million events: by which indexes, in how many statements, and how few rows it looks at.
 
 The database is made once, by benchmarks/crowd_build.py, with the names of many more rooms and users, as nothing may
-depend on these, and with relations. Each question of `storage.queries.hot` has a line in `EXPECTED`. Plans for the given
+depend on these, and with relations. Each question of `storage.queries.catalogue` has a line in `EXPECTED`. Plans for the given
 arguments and generic ones, which a session may keep, must both do. What is looked at is bounded by what is answered: the same questions in a
 database of a hundredth of the events look at as many rows.
 """
@@ -18,8 +18,8 @@ import pytest
 from benchmarks.crowd import DEPTH_MS, EVERYWHERE, FEW, FIRST_MS, STEP_MS, Crowd, room_id
 from benchmarks.crowd_build import build
 from storage.database.connection import Connection
-from storage.database.explained import ExplainingConnection, Plan
-from storage.queries.hot import QUESTIONS, Given, ask, deployment_of, token_behind
+from storage.database.explained import ExplainingConnection, QueryPlan
+from storage.queries.catalogue import QUESTIONS, QueryArguments, ask, deployment_of, token_behind
 from tests.conftest import _fresh_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("crowd"), pytest.mark.timeout(900)]
@@ -103,15 +103,15 @@ EXPECTED = {
 }
 
 
-class Place(NamedTuple):
+class CrowdedDatabase(NamedTuple):
     """A crowd's database, and what questions about it are told."""
 
     dsn: str
-    given: Given
+    given: QueryArguments
     big_tables: set[str]
 
 
-def opened(crowd: Crowd, server_dsn: str, template: str, worker: str) -> Iterator[Place]:
+def opened(crowd: Crowd, server_dsn: str, template: str, worker: str) -> Iterator[CrowdedDatabase]:
     with asyncio.Runner() as runner:
         databases = AsyncExitStack()
         dsn = runner.run(databases.enter_async_context(_fresh_database(server_dsn, template, f"{worker}_{crowd.rooms}")))
@@ -120,7 +120,7 @@ def opened(crowd: Crowd, server_dsn: str, template: str, worker: str) -> Iterato
         runner.run(databases.aclose())
 
 
-async def _place(dsn: str, crowd: Crowd) -> Place:
+async def _place(dsn: str, crowd: Crowd) -> CrowdedDatabase:
     driver = await asyncpg.connect(dsn)
     try:
         conn = Connection(driver)
@@ -131,7 +131,7 @@ async def _place(dsn: str, crowd: Crowd) -> Place:
             await conn.execute(SQL_NAMES, NAMES)
             await conn.execute(SQL_RELATED, event_id)
             await conn.execute("VACUUM ANALYZE")
-        given = Given(
+        given = QueryArguments(
             room=hall,
             user=EVERYWHERE,
             event=event_id,
@@ -141,22 +141,22 @@ async def _place(dsn: str, crowd: Crowd) -> Place:
             limit=LIMIT,
             deployment=deployment,
         )
-        return Place(dsn, given, set(await conn.fetchvals(SQL_BIG_TABLES)))
+        return CrowdedDatabase(dsn, given, set(await conn.fetchvals(SQL_BIG_TABLES)))
     finally:
         await driver.close()
 
 
 @pytest.fixture(scope="module")
-def large(server_dsn: str, template_name: str, worker_id: str) -> Iterator[Place]:
+def large(server_dsn: str, template_name: str, worker_id: str) -> Iterator[CrowdedDatabase]:
     yield from opened(LARGE, server_dsn, template_name, worker_id)
 
 
 @pytest.fixture(scope="module")
-def small(server_dsn: str, template_name: str, worker_id: str) -> Iterator[Place]:
+def small(server_dsn: str, template_name: str, worker_id: str) -> Iterator[CrowdedDatabase]:
     yield from opened(SMALL, server_dsn, template_name, worker_id)
 
 
-async def plans_of(place: Place, name: str, given: Given, *, generic: bool) -> list[Plan]:
+async def plans_of(place: CrowdedDatabase, name: str, given: QueryArguments, *, generic: bool) -> list[QueryPlan]:
     driver = await asyncpg.connect(place.dsn)
     try:
         async with driver.transaction(isolation="repeatable_read", readonly=True):
@@ -167,7 +167,7 @@ async def plans_of(place: Place, name: str, given: Given, *, generic: bool) -> l
         await driver.close()
 
 
-def told_of(name: str, given: Given) -> Given:
+def told_of(name: str, given: QueryArguments) -> QueryArguments:
     """Whole states of 300 rooms are no plan to look at: the initial sync is of a user in ten."""
     if name in ("initial-sync", "initial-lazy-sync"):
         return replace(given, user=FEW, since=None)
@@ -180,7 +180,7 @@ def test_every_question_is_expected() -> None:
 
 @pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
 @pytest.mark.parametrize("name", EXPECTED)
-async def test_among_a_million_events(large: Place, name: str, generic: bool) -> None:
+async def test_among_a_million_events(large: CrowdedDatabase, name: str, generic: bool) -> None:
     expected = EXPECTED[name]
     plans = await plans_of(large, name, told_of(name, large.given), generic=generic)
     assert {"events", "rooms", "state_keys", "memberships", "current_state", "auth_chains", "visibility"} <= large.big_tables
@@ -194,7 +194,7 @@ async def test_among_a_million_events(large: Place, name: str, generic: bool) ->
 
 @pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
 @pytest.mark.parametrize("name", ["lazy-sync", "initial-lazy-sync"])
-async def test_lazy_members_have_no_plan_that_reads_all_state_keys(large: Place, name: str, generic: bool) -> None:
+async def test_lazy_members_have_no_plan_that_reads_all_state_keys(large: CrowdedDatabase, name: str, generic: bool) -> None:
     """Nor one that happened not to run, as no room was told whole this time."""
     planned = [node for plan in await plans_of(large, name, told_of(name, large.given), generic=generic) for node in plan.nodes()]
     assert not {node["Relation Name"] for node in planned if node["Node Type"] == "Seq Scan"} & large.big_tables
@@ -220,13 +220,13 @@ OURS = {"sync-timelines": 2}
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - GROWING))
-async def test_rows_do_not_grow_with_the_database(large: Place, small: Place, name: str) -> None:
+async def test_rows_do_not_grow_with_the_database(large: CrowdedDatabase, small: CrowdedDatabase, name: str) -> None:
     plans = [await plans_of(place, name, told_of(name, place.given), generic=False) for place in (large, small)]
     sums = [sum(plan.rows for plan in of_one[OURS.get(name, 0) :]) for of_one in plans]
     assert sums[0] <= 1.5 * sums[1] + 20
 
 
-async def test_a_scan_is_seen(large: Place) -> None:
+async def test_a_scan_is_seen(large: CrowdedDatabase) -> None:
     driver = await asyncpg.connect(large.dsn)
     try:
         explaining = ExplainingConnection(driver)

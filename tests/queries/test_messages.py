@@ -7,7 +7,7 @@ from storage.errors import InputError, InvalidIdentifier, InvalidToken, UnknownE
 from storage.ids import EventId, RoomId
 from storage.queries.messages import Direction
 from storage.testing import RoomBuilder
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, messages_in, new_room
 
 
@@ -289,7 +289,7 @@ async def test_gaps_are_told_also_where_nothing_is_visible(store: Store) -> None
     assert [gap.backfill_from for gap in page.gaps] == [(said[2],)]
 
 
-async def test_one_statement_a_page(store: Store, statements: Statements) -> None:
+async def test_one_statement_a_page(store: Store, statements: StatementLog) -> None:
     room, _ = await with_gap(store)
     statements.take()
     await store.messages(room.room_id, LOCAL)
@@ -318,7 +318,7 @@ async def test_bad_questions_are_refused(store: Store) -> None:
 # ---------------------------------------------------------------------------------------------------------------- context
 
 
-async def test_context_is_what_lies_around_an_event(store: Store, statements: Statements) -> None:
+async def test_context_is_what_lies_around_an_event(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL])
     said = [room.message(ADMIN, str(number)) for number in range(3)]
     room.topic(ADMIN, "now")

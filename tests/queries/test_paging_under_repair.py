@@ -1,7 +1,7 @@
 """Paging while history arrives: what a client sees who goes through a room page by page, when events come in between.
 
 It sees what was there when it began, and what arrives ahead of it, each once, and parents before children, or children before parents. Where
-depths are forged, filling a gap moves events up (storage/graph/order.py), past the place of the client, and again. New events that come to stand behind
+depths are forged, filling a gap moves events up (storage/graph/topological_ordering.py), past the place of the client, and again. New events that come to stand behind
 it are not due; nor, forwards, are the parents of what lies behind it.
 """
 
@@ -18,7 +18,7 @@ from storage.ids import EventId
 from storage.queries.messages import Direction
 from storage.streams import PaginationToken
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, append, ids, new_room
 
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "12"))
@@ -71,7 +71,7 @@ NOWHERE = (2**63, 0)
 Question = Literal["messages", "relations", "recursive"]
 
 
-class Reader:
+class PagingReader:
     """Somebody who pages through the room, and who reckons what they have to see."""
 
     def __init__(self, store: Store, room: RoomBuilder, direction: Direction, before: Order, question: Question) -> None:
@@ -174,7 +174,7 @@ async def course(
         token = (await store.sync(LOCAL)).next_batch if beside == "token" and number == halfway else token
         assert set(await append(store, event, state_before={event.event_id: state})) == {"stored"}
     before = await order_of(store, room)
-    reader, moved, known = Reader(store, room, direction, before, question), set[EventId](), before
+    reader, moved, known = PagingReader(store, room, direction, before, question), set[EventId](), before
     if beside == "token":
         reader.begin_at_sync(token, ids(held[:halfway]))
     elif beside == "turned":
@@ -318,7 +318,7 @@ async def test_what_moves_up_after_a_sync_is_met_from_its_prev_batch(store: Stor
     assert page.end is None
 
 
-async def test_a_page_after_a_move_takes_two_statements_and_the_next_one_again(store: Store, statements: Statements) -> None:
+async def test_a_page_after_a_move_takes_two_statements_and_the_next_one_again(store: Store, statements: StatementLog) -> None:
     """Such pages hold earlier places until what has moved is through. Where nothing has moved since, a page takes one."""
     room = new_room(members=[LOCAL])
     held = list(room.events)

@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 import pytest
 
 from storage import Store
-from storage.queries import context, federation, messages, near, visible
+from storage.queries import context, federation, messages
+from storage.queries import timestamp_to_event as timestamps
+from storage.queries import visible_events as visibility_queries
 from storage.queries.filters import ANY_EVENT
 from storage.queries.sync import rooms, state
 from storage.streams import registry
 from storage.streams.positions import LARGEST_POSITION
-from storage.visibility import places
+from storage.visibility import audience_ranges
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
 
 MANY = 4_000
-SHARED_FUNCTIONS = ("sight_of", "user_sees", "server_sees", "server_gets", "state_entries")
+SHARED_FUNCTIONS = ("visibility_of", "user_sees", "server_sees", "server_gets", "state_entries")
 
 SQL_MULTIPLY = """
 INSERT INTO events
@@ -76,7 +78,7 @@ async def filled(store: Store) -> Filled:
     return Filled(store, room.room_id, f"{last.event_id}{MANY}", position + MANY)
 
 
-class Plan(NamedTuple):
+class MeasuredPlan(NamedTuple):
     """What EXPLAIN ANALYZE told."""
 
     text: str
@@ -84,14 +86,14 @@ class Plan(NamedTuple):
     event_rows: int
 
 
-async def plan_of(store: Store, sql: str, *args: Any) -> Plan:
+async def plan_of(store: Store, sql: str, *args: Any) -> MeasuredPlan:
     async with store.database.connection() as conn:
         text = await conn.fetchval("EXPLAIN (ANALYZE, VERBOSE, BUFFERS, FORMAT JSON) " + sql, *args)
     nodes = list(walk(json.loads(text)[0]["Plan"]))
     scans = [node for node in nodes if node.get("Relation Name") == "events"]
     assert not [node for node in scans if node["Node Type"] == "Seq Scan"], text
     rows = sum((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"] for node in scans)
-    return Plan(text, {node["Index Name"] for node in nodes if "Index Name" in node}, round(rows))
+    return MeasuredPlan(text, {node["Index Name"] for node in nodes if "Index Name" in node}, round(rows))
 
 
 def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -100,7 +102,7 @@ def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from walk(child)
 
 
-def is_inlined(plan: Plan) -> bool:
+def is_inlined(plan: MeasuredPlan) -> bool:
     return not any(f"{name}(" in plan.text or f'"Function Name": "{name}"' in plan.text for name in SHARED_FUNCTIONS)
 
 
@@ -135,9 +137,9 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
     for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
         plan = await plan_of(store, sql, room.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION, *EDGE)
         assert "events_room_topological_idx" in plan.indexes
-        assert plan.event_rows <= 2 * 50 + 4 * places.SLACK
+        assert plan.event_rows <= 2 * 50 + 4 * audience_ranges.SLACK
     plan = await plan_of(store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50, [], *ANY_EVENT.arguments)
-    assert plan.event_rows <= 2 * 50 + 4 * places.SLACK
+    assert plan.event_rows <= 2 * 50 + 4 * audience_ranges.SLACK
     page = await store.messages(room.room_id, LOCAL, limit=100)
     assert set(ids(seen)) <= {event.event_id for event in page.chunk}
     assert page.end is None
@@ -221,7 +223,7 @@ async def test_context_and_nearest(filled: Filled) -> None:
     plan = await plan_of(filled.store, context.SQL_STATE_AT, filled.last_event_id)
     assert plan.event_rows <= 20
     assert is_inlined(plan)
-    for sql in (near.SQL_AT_OR_AFTER, near.SQL_AT_OR_BEFORE):
+    for sql in (timestamps.SQL_AT_OR_AFTER, timestamps.SQL_AT_OR_BEFORE):
         plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, 1_700_000_000_000, 20_000)
         assert "events_room_time_idx" in plan.indexes
         assert plan.event_rows <= 40  # sorted by 32 at a time
@@ -229,7 +231,7 @@ async def test_context_and_nearest(filled: Filled) -> None:
 
 
 async def test_visibility(filled: Filled) -> None:
-    for sql, name in ((visible.SQL_VISIBLE_TO_USER, LOCAL), (visible.SQL_VISIBLE_TO_SERVER, "s2.test")):
+    for sql, name in ((visibility_queries.SQL_VISIBLE_TO_USER, LOCAL), (visibility_queries.SQL_VISIBLE_TO_SERVER, "s2.test")):
         plan = await plan_of(filled.store, sql, name, [filled.last_event_id])
         assert "events_event_id_key" in plan.indexes
         assert plan.event_rows <= 1
@@ -258,5 +260,5 @@ async def test_a_page_of_the_stream_of_events(filled: Filled) -> None:
 async def test_the_comparison_sees_a_scan(filled: Filled) -> None:
     with pytest.raises(AssertionError):
         await plan_of(filled.store, "SELECT count(*) FROM events WHERE depth = 0")
-    slow = await plan_of(filled.store, "SELECT s.* FROM rooms r CROSS JOIN LATERAL sight_of(r.room_nid + random()::int, 1) AS s")
+    slow = await plan_of(filled.store, "SELECT s.* FROM rooms r CROSS JOIN LATERAL visibility_of(r.room_nid + random()::int, 1) AS s")
     assert not is_inlined(slow)

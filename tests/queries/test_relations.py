@@ -10,7 +10,7 @@ from storage.errors import InputError, InvalidIdentifier, InvalidToken, UnknownE
 from storage.event.relation import target_key
 from storage.ids import EventId, UserId
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, new_room
 
 
@@ -26,7 +26,7 @@ async def related(store: Store, target: BuiltEvent, user: str = LOCAL, **asked: 
     return ids((await store.relations(target.event_id, user, direction="f", limit=1000, **asked)).chunk)
 
 
-async def test_each_kind_in_the_order_of_pages(store: Store, statements: Statements) -> None:
+async def test_each_kind_in_the_order_of_pages(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL])
     root = room.message(ADMIN)
     edit = room.edit(ADMIN, root, "better")
@@ -115,7 +115,7 @@ async def test_a_walk_from_a_sync_token_leaves_out_what_the_token_covers_on_ever
     assert not set(found) & set(ids(old))
 
 
-async def test_indirect_relations_down_to_three_levels(store: Store, statements: Statements) -> None:
+async def test_indirect_relations_down_to_three_levels(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL])
     root = room.message(ADMIN)
     reply = room.threaded(LOCAL, root, "one")
@@ -312,7 +312,7 @@ async def test_longest_names_and_encrypted_events(store: Store) -> None:
     assert profile.event_id in await related(store, target)
 
 
-async def test_many_types_of_relations_cost_an_append_no_statement_each(store: Store, statements: Statements) -> None:
+async def test_many_types_of_relations_cost_an_append_no_statement_each(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL])
     root = room.message(ADMIN)
     await deliver(store, room)
@@ -324,7 +324,7 @@ async def test_many_types_of_relations_cost_an_append_no_statement_each(store: S
     assert await related(store, root) == ids([*plain, *strange])
 
 
-async def _sent(store: Store, statements: Statements, events: list[BuiltEvent]) -> list[tuple[object, str]]:
+async def _sent(store: Store, statements: StatementLog, events: list[BuiltEvent]) -> list[tuple[object, str]]:
     """Every statement that an append takes, whichever task sends it."""
     statements.sent = []
     await append(store, *events)

@@ -8,9 +8,9 @@ import storage
 from storage import Config, Store
 from storage.errors import InputError, StateUnknown, UnknownEvent
 from storage.ids import EventId, StateKey
-from storage.queries import state_at, state_texts
+from storage.queries import state_at, state_entries
 from storage.testing import SHAPES, RoomBuilder, build_room
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, append, deliver, new_room
 
 TYPES = ["m.room.member", "m.room.name", "m.room.power_levels", "m.room.create", "m.nobody.sent"]
@@ -25,7 +25,7 @@ async def forked(store: Store, seed: int) -> RoomBuilder:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_many_at_once_are_what_the_room_was(store: Store, statements: Statements, seed: int) -> None:
+async def test_many_at_once_are_what_the_room_was(store: Store, statements: StatementLog, seed: int) -> None:
     room = await forked(store, seed)
     ids = [event.event_id for event in room.events]
     statements.take()
@@ -41,7 +41,7 @@ async def test_many_at_once_are_what_the_room_was(store: Store, statements: Stat
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_filter_is_filtering_afterwards(store: Store, statements: Statements, seed: int) -> None:
+async def test_a_filter_is_filtering_afterwards(store: Store, statements: StatementLog, seed: int) -> None:
     room = await forked(store, seed)
     rng = random.Random(seed)
     ids = [event.event_id for event in room.events]
@@ -59,7 +59,7 @@ async def test_a_filter_is_filtering_afterwards(store: Store, statements: Statem
         assert by_key == {one: {key: event for key, event in states[one].items() if key in keys} for one in asked}
 
 
-async def test_a_few_keys_or_types_without_members_take_one_statement(store: Store, statements: Statements) -> None:
+async def test_a_few_keys_or_types_without_members_take_one_statement(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     ids = [event.event_id for event in room.events]
@@ -69,7 +69,7 @@ async def test_a_few_keys_or_types_without_members_take_one_statement(store: Sto
     assert statements.take() == [state_at.SQL_STATE_OF_KEYS, state_at.SQL_STATE_OF_TYPES]
     members: list[StateKey] = [("m.room.member", f"@{number}:s1.test") for number in range(state_at.PICKED_MEMBERS_MAX)]
     await store.states_before(ids, keys=[*members, ("m.room.member", LOCAL)])
-    assert statements.take() == [state_at.SQL_PATHS, state_texts.SQL_TEXTS]
+    assert statements.take() == [state_at.SQL_PATHS, state_entries.SQL_TEXTS]
 
 
 @pytest.mark.parametrize("how", [{}, {"types": ["m.room.create"]}, {"types": ["m.room.member"]}, {"keys": [("m.room.create", "")]}])
@@ -115,7 +115,7 @@ async def test_states_given_out_are_the_callers_own(store: Store) -> None:
     assert states[two[1]] == dict(room.state)
 
 
-async def test_a_state_asked_for_again_is_remembered(store: Store, statements: Statements) -> None:
+async def test_a_state_asked_for_again_is_remembered(store: Store, statements: StatementLog) -> None:
     """By its group: so is that before another event that has the same. What was given out is the caller's, and may be changed."""
     room = new_room(members=[LOCAL])
     one, other = room.message(ADMIN).event_id, room.message(ADMIN).event_id
@@ -124,13 +124,13 @@ async def test_a_state_asked_for_again_is_remembered(store: Store, statements: S
     state = dict(topic.state_before)
     statements.take()
     (await store.state_before(one)).clear()
-    assert statements.take() == [state_at.SQL_PATHS, state_texts.SQL_TEXTS]
+    assert statements.take() == [state_at.SQL_PATHS, state_entries.SQL_TEXTS]
     assert await store.states_before([one, other]) == {one: state, other: state}
     (await store.state_before(one)).clear()
     assert await store.state_before(topic.event_id) == state
     assert statements.take() == [state_at.SQL_PATHS] * 3
     assert await store.states_after([one, topic.event_id]) == {one: state, topic.event_id: dict(room.state)}
-    assert statements.take() == [state_at.SQL_PATHS, state_texts.SQL_TEXTS], "one is known, the other stands on it"
+    assert statements.take() == [state_at.SQL_PATHS, state_entries.SQL_TEXTS], "one is known, the other stands on it"
     assert (store.caches.states.hits, store.caches.states.misses) == (4, 2)
 
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from storage.database.array_text import long_int_array, text_array
 from storage.ids import EventId
-from storage.queries import auth_chain, state_at, state_texts
-from storage.queries.arrays import array, text_array
+from storage.queries import auth_chain, state_at, state_entries
 from tests.queries.rooms import LOCAL
-from tests.queries.test_plans import Filled, Plan, filled, plan_of
+from tests.queries.test_plans import Filled, MeasuredPlan, filled, plan_of
 
 __all__ = ["filled"]
 
@@ -56,9 +56,9 @@ async def test_the_state_at_an_event(crowded: Filled) -> None:
     async with crowded.store.database.connection() as conn:
         nids = await state_at.event_nids_before(conn, EventId(crowded.last_event_id))
         group = await conn.fetchval("SELECT state_group_before FROM events WHERE event_id = $1::text", crowded.last_event_id)
-        rows = await conn.fetch(state_at.SQL_PATHS, [crowded.last_event_id], False, [group], row=state_at.PathRow)
+        rows = await conn.fetch(state_at.SQL_PATHS, [crowded.last_event_id], False, [group], row=state_at.StatePathRow)
     assert [(row.state_group, row.back) for row in rows] == [(group, [])], "of a state that is remembered nothing is sent"
-    plan = await plan_of(crowded.store, state_texts.SQL_TEXTS, [array(nids)], "{}")
+    plan = await plan_of(crowded.store, state_entries.SQL_TEXTS, [long_int_array(nids)], "{}")
     assert {"auth_chains_pkey"} <= plan.indexes
     assert plan.event_rows == 0
     keys = ["m.room.member", "m.room.name"], [LOCAL, ""]
@@ -90,7 +90,7 @@ async def test_the_members_of_a_large_state_are_left_alone(crowded: Filled) -> N
     assert after[2] > before[2] + 30
 
 
-def pages(plan: Plan) -> int:
+def pages(plan: MeasuredPlan) -> int:
     """Pages that a statement looked at."""
     node = json.loads(plan.text)[0]["Plan"]
     return int(node["Shared Hit Blocks"] + node["Shared Read Blocks"])

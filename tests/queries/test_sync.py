@@ -9,7 +9,7 @@ from storage.ids import UserId
 from storage.queries.sync import rooms as looking
 from storage.streams import SyncToken, VectorPosition
 from storage.testing import RoomBuilder
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, messages_in, new_room
 
 
@@ -352,7 +352,7 @@ async def test_what_happens_between_the_parts_is_told_by_the_sync_that_follows(s
 # ---------------------------------------------------------------------------------------------- statements, waiting, bad input
 
 
-async def test_the_number_of_statements_does_not_grow(store: Store, statements: Statements) -> None:
+async def test_the_number_of_statements_does_not_grow(store: Store, statements: StatementLog) -> None:
     counts = []
     for seed in range(6):
         room = new_room(seed=seed, members=[LOCAL])
@@ -415,7 +415,7 @@ async def test_only_the_rooms_that_were_named_are_looked_at(store: Store) -> Non
     async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
         nids = await conn.fetchvals("SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[])", [room.room_id for room in rooms[1:]])
         for among, expected in ((None, rooms), (nids, rooms[1:]), ([], [])):
-            found = await looking.rooms(conn, UserId(LOCAL), looking.Stretch(before, upto, 10, room_nids=among))
+            found = await looking.rooms(conn, UserId(LOCAL), looking.SyncRange(before, upto, 10, room_nids=among))
             assert {told.row.room_id for told in found} == {room.room_id for room in expected}
 
 

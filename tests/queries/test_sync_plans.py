@@ -30,6 +30,6 @@ async def test_a_room_that_changed_is_looked_up_alone_among_all_that_the_user_is
         await conn.execute("ANALYZE memberships")
         explaining = ExplainingConnection.over(conn, generic=True)
         since = VectorPosition.of(position - 3, {"main": position - 1})
-        [told] = await rooms.rooms(explaining, UserId(LOCAL), rooms.Stretch(since, VectorPosition(position), 10, room_nids=[room_nid]))
+        [told] = await rooms.rooms(explaining, UserId(LOCAL), rooms.SyncRange(since, VectorPosition(position), 10, room_nids=[room_nid]))
         assert [event.event_id for event in told.events] == [message.event_id]
         assert explaining.plans[0].rows_of_tables()["memberships"] == 2, "once for what a writer behind may have committed"

@@ -7,7 +7,7 @@ import pytest
 from storage import InvalidToken, Store
 from storage.ids import UserId
 from storage.streams import SyncToken
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, new_room
 
 USER = UserId(LOCAL)
@@ -33,7 +33,7 @@ async def test_a_token_holds_the_positions_of_all_streams(store: Store) -> None:
         store.positions_of("s1~damaged")
 
 
-async def test_a_message_to_a_device_alone_moves_the_token_and_asks_for_no_room(store: Store, statements: Statements) -> None:
+async def test_a_message_to_a_device_alone_moves_the_token_and_asks_for_no_room(store: Store, statements: StatementLog) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch
@@ -48,7 +48,7 @@ async def test_a_message_to_a_device_alone_moves_the_token_and_asks_for_no_room(
         asked = [
             text for _, text in statements.sent if text.lstrip().startswith(("SELECT", "WITH")) and "pg_sequence_last_value" not in text
         ]
-        assert len(asked) == 1, "the positions; not what the store asks now and then by itself (storage/streams/following.py)"
+        assert len(asked) == 1, "the positions; not what the store asks now and then by itself (storage/streams/position_poller.py)"
 
 
 async def test_a_wait_ends_with_a_message_to_a_device(store: Store) -> None:

@@ -6,7 +6,7 @@ import storage
 from storage import Store, SyncFilter
 from storage.ids import EventId
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids
 
 NAME = ("m.room.name", "")
@@ -78,7 +78,7 @@ async def test_a_rejoin_has_what_changed_during_the_absence(store: Store) -> Non
     assert state_of(told.state_after)[NAME] == renamed.event_id
 
 
-async def test_a_rename_inside_a_gap_reaches_the_client(store: Store, statements: Statements) -> None:
+async def test_a_rename_inside_a_gap_reaches_the_client(store: Store, statements: StatementLog) -> None:
     room = remote_room(LOCAL, ADMIN)
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch

@@ -10,7 +10,7 @@ from storage import Store
 from storage.queries import federation
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.oracle.oracle import Oracle
-from tests.queries.conftest import Statements
+from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, append, deliver, ids, new_room
 
 PARENTS = 20
@@ -110,7 +110,7 @@ async def test_walks_of_any_limit_agree_with_the_oracle(store: Store, graph: str
         assert ids(found) == oracle.missing_events(room.room_id, early, some, limit=limit, min_depth=depth)
 
 
-async def test_no_more_than_two_statements_with_nothing_cached(store: Store, statements: Statements) -> None:
+async def test_no_more_than_two_statements_with_nothing_cached(store: Store, statements: StatementLog) -> None:
     room, top = braided(2)
     await deliver(store, room)
     statements.take()

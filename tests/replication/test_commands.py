@@ -24,7 +24,7 @@ from storage.replication.commands import (
     Rdata,
     RemoteServerUp,
     Replicate,
-    Server,
+    ServerCommand,
     UserIp,
     UserSync,
     encode,
@@ -32,10 +32,10 @@ from storage.replication.commands import (
 )
 
 OF_THE_DOCUMENT = [
-    ("SERVER example.com", Server("example.com")),
+    ("SERVER example.com", ServerCommand("example.com")),
     ("REPLICATE", Replicate()),
     ("POSITION events master 53 53", Position("events", "master", 53, 53)),
-    ("SERVER localhost:8823", Server("localhost:8823")),
+    ("SERVER localhost:8823", ServerCommand("localhost:8823")),
     ("PING 1490197665618", Ping("1490197665618")),
     ("NAME synapse.app.appservice", Name("synapse.app.appservice")),
     ("POSITION events master 1 1", Position("events", "master", 1, 1)),
@@ -204,7 +204,7 @@ def test_a_line_has_at_most_16_kib() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Server("a b"),
+        lambda: ServerCommand("a b"),
         lambda: Rdata("events", "two words", 1, []),
         lambda: Rdata("ev\nents", "w", 1, []),
         lambda: Position("", "w", 1, 1),
@@ -241,7 +241,7 @@ json_values = st.recursive(
     max_leaves=10,
 )
 some_commands: st.SearchStrategy[Command] = st.one_of(
-    st.builds(Server, words),
+    st.builds(ServerCommand, words),
     st.builds(Rdata, words, words, st.none() | tokens, json_values),
     st.builds(Position, words, words, tokens, tokens),
     st.builds(Error, texts),

@@ -19,7 +19,7 @@ CONFIG = Config(replication_page_max=3, replication_batch_max=4, replication_ret
 WRITERS = ("a", "b")
 
 
-class Link:
+class LinesOnTheirWay:
     name = "link"
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Log:
         assert self.seen == {writer: [fact for fact in self.facts if fact.instance_name == writer] for writer in WRITERS}
 
 
-def tell(follower: Follower, command: Command, link: Link) -> None:
+def tell(follower: Follower, command: Command, link: LinesOnTheirWay) -> None:
     command = parse(str(command))
     if isinstance(command, Rdata):
         follower.rdata(command, link)
@@ -104,13 +104,13 @@ async def settle(log: Log) -> None:
             await log.moved.wait()
 
 
-class Scene:
+class FollowerScene:
     """One follower and two links, each with lines on their way to it."""
 
     def __init__(self) -> None:
         self.log = Log()
         self.follower = Follower(self.log, CONFIG)
-        self.links = [Link(), Link()]
+        self.links = [LinesOnTheirWay(), LinesOnTheirWay()]
         self.lines: list[list[Command]] = [[], []]
 
     async def write(self, writer: str, counts: list[int]) -> None:
@@ -126,7 +126,7 @@ class Scene:
     async def break_off(self, number: int) -> None:
         """What is on its way is lost; the new link begins with the positions."""
         self.follower.lost(self.links[number])
-        self.links[number], self.lines[number] = Link(), list(positions({"s": self.log}))
+        self.links[number], self.lines[number] = LinesOnTheirWay(), list(positions({"s": self.log}))
 
     async def fail(self, count: int) -> None:
         """The next reads of the table do."""
@@ -148,18 +148,18 @@ class Scene:
 
 Step = tuple[Callable[..., Awaitable[None]], tuple[object, ...]]
 steps: st.SearchStrategy[Step] = st.one_of(
-    st.tuples(st.just(Scene.write), st.tuples(st.sampled_from(WRITERS), st.lists(st.integers(0, 7), min_size=1, max_size=5))),
-    st.tuples(st.just(Scene.deliver), st.tuples(st.integers(0, 1), st.integers(1, 6))),
-    st.tuples(st.just(Scene.break_off), st.tuples(st.integers(0, 1))),
-    st.tuples(st.just(Scene.fail), st.tuples(st.integers(1, 2))),
-    st.tuples(st.just(Scene.wait), st.tuples(st.integers(1, 5))),
+    st.tuples(st.just(FollowerScene.write), st.tuples(st.sampled_from(WRITERS), st.lists(st.integers(0, 7), min_size=1, max_size=5))),
+    st.tuples(st.just(FollowerScene.deliver), st.tuples(st.integers(0, 1), st.integers(1, 6))),
+    st.tuples(st.just(FollowerScene.break_off), st.tuples(st.integers(0, 1))),
+    st.tuples(st.just(FollowerScene.fail), st.tuples(st.integers(1, 2))),
+    st.tuples(st.just(FollowerScene.wait), st.tuples(st.integers(1, 5))),
 )
 
 
 @given(st.lists(steps, max_size=40))
 def test_every_fact_once_in_order_however_links_behave(plan: list[Step]) -> None:
     async def play() -> None:
-        scene = Scene()
+        scene = FollowerScene()
         for step, arguments in plan:
             await step(scene, *arguments)
         await scene.end()
@@ -170,7 +170,7 @@ def test_every_fact_once_in_order_however_links_behave(plan: list[Step]) -> None
 
 
 async def test_a_page_may_end_in_the_middle_of_an_id() -> None:
-    log, link = Log(), Link()
+    log, link = Log(), LinesOnTheirWay()
     log.write("a", [2, 9, 1, 0, 2, 2])
     follower = Follower(log, CONFIG)
     tell(follower, Position("s", "a", 6, 6), link)
@@ -179,7 +179,7 @@ async def test_a_page_may_end_in_the_middle_of_an_id() -> None:
 
 
 async def test_a_position_within_a_batch_means_that_some_of_it_was_lost() -> None:
-    log, link = Log(), Link()
+    log, link = Log(), LinesOnTheirWay()
     follower = Follower(log, CONFIG)
     tell(follower, Position("s", "a", 0, 0), link)
     first, *_, last = advance_commands(log.write("a", [3]))
@@ -190,7 +190,7 @@ async def test_a_position_within_a_batch_means_that_some_of_it_was_lost() -> Non
 
 
 async def test_an_old_position_while_a_hole_is_filled() -> None:
-    log, link = Log(), Link()
+    log, link = Log(), LinesOnTheirWay()
     follower = Follower(log, CONFIG)
     log.write("a", [1] * 9)
     more = advance_commands(log.write("a", [1]))
@@ -201,7 +201,7 @@ async def test_an_old_position_while_a_hole_is_filled() -> None:
 
 
 async def test_a_batch_that_is_too_large_to_keep_is_read_from_the_table() -> None:
-    log, link = Log(), Link()
+    log, link = Log(), LinesOnTheirWay()
     follower = Follower(log, CONFIG)
     tell(follower, Position("s", "a", 0, 0), link)
     for command in advance_commands(log.write("a", [50])):
@@ -215,7 +215,7 @@ async def test_a_failure_that_is_not_the_databases_ends_the_link() -> None:
         async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
             raise RuntimeError("a defect")
 
-    log, link = Broken(), Link()
+    log, link = Broken(), LinesOnTheirWay()
     log.write("a", [1])
     follower = Follower(log, CONFIG)
     tell(follower, Position("s", "a", 1, 1), link)

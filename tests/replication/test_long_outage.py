@@ -23,7 +23,7 @@ import storage
 from storage import CommitUnknown, Config, DatabaseUnavailable, Store
 from storage.database.embedded import EmbeddedPostgres
 from storage.ids import EventId, UserId
-from storage.replication import Client, Exchange, Server
+from storage.replication import Client, ReplicationPeer, Server
 from storage.replication.redis_transport import RedisTransport
 from storage.testing import RoomBuilder
 from tests.postgres import chosen_binaries
@@ -192,8 +192,8 @@ class Processes:
         self.proxy = await self._stack.enter_async_context(Proxy(self.server.port))
         self.client = await self._stack.enter_async_context(Client(self.tcp, "127.0.0.1", self.proxy.port))
         self.transports = [RedisTransport(self.redis.url, "s1.test", CONFIG) for _ in range(2)]
-        await self._stack.enter_async_context(Exchange(self.main, self.transports[0], follows=False))
-        await self._stack.enter_async_context(Exchange(self.over_redis, self.transports[1]))
+        await self._stack.enter_async_context(ReplicationPeer(self.main, self.transports[0], follows=False))
+        await self._stack.enter_async_context(ReplicationPeer(self.over_redis, self.transports[1]))
         self.client.user_syncs(ALICE, "DEVICE", syncing=True)
         await self.connected()
 

@@ -11,11 +11,11 @@ from storage.config import Config
 from storage.errors import ProtocolError
 from storage.replication import Handlers, Server
 from storage.replication.commands import FederationAck, LockReleased, UserSync
-from storage.replication.exchange import Exchange
 from storage.replication.federation_ack import GONE_MAX, Acknowledgements
-from storage.replication.following import UNKNOWN_MAX, StreamsTarget
 from storage.replication.in_process import Hub
+from storage.replication.peer import ReplicationPeer
 from storage.replication.syncing import Syncing
+from storage.replication.targets import UNKNOWN_MAX, StreamsTarget
 from tests.replication.processes import QUICK, Lines, Process, netcat
 
 LINES = 60_000
@@ -162,12 +162,12 @@ async def test_of_workers_that_have_gone_only_so_many_are_remembered() -> None:
 async def test_a_worker_in_the_same_process_keeps_its_name(main: Process) -> None:
     hub = Hub()
     config = replace(QUICK, replication_ping_ms=1, replication_timeout_ms=2)
-    async with Exchange(main, hub.join("main")) as exchange:
-        one = Exchange(Handlers(), hub.join("one"), config=config, instance_name="w1")
+    async with ReplicationPeer(main, hub.join("main")) as exchange:
+        one = ReplicationPeer(Handlers(), hub.join("one"), config=config, instance_name="w1")
         async with one:
             one.user_syncs("@a:b.c", syncing=True)
             await asyncio.sleep(0.02)
-            other = Exchange(Handlers(), hub.join("other"), config=config, instance_name="w1")
+            other = ReplicationPeer(Handlers(), hub.join("other"), config=config, instance_name="w1")
             other.start()
             other.user_syncs("@b:b.c", syncing=True)
             await asyncio.sleep(0.02)

@@ -10,7 +10,7 @@ import storage
 from storage import CommitUnknown, DatabaseUnavailable, Store
 from storage.replication import Client, Server
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.queries.test_sync_waiting import Wait
+from tests.queries.test_sync_long_poll import Wait
 from tests.replication.processes import QUICK, Seen
 from tests.replication.proxies import Proxy, through, unix_socket_of
 

@@ -9,7 +9,7 @@ import pytest
 
 import storage
 from storage import Store
-from storage.replication import Client, Exchange, Handlers, Hub, Server
+from storage.replication import Client, Handlers, Hub, ReplicationPeer, Server
 from storage.replication.commands import RemoteServerUp
 from storage.replication.redis_transport import RedisTransport
 from storage.testing import RoomBuilder
@@ -54,11 +54,11 @@ async def replicating(kind: str, main: Store, worker: Store) -> AsyncIterator[No
     elif kind == "Redis":
         async with RedisServer() as redis:
             transports = [RedisTransport(redis.url, "s1.test", QUICK) for _ in range(2)]
-            async with Exchange(main, transports[0]), Exchange(worker, transports[1]):
+            async with ReplicationPeer(main, transports[0]), ReplicationPeer(worker, transports[1]):
                 yield
     else:
         hub = Hub()
-        async with Exchange(main, hub.join("main")), Exchange(worker, hub.join("worker")):
+        async with ReplicationPeer(main, hub.join("main")), ReplicationPeer(worker, hub.join("worker")):
             yield
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from storage.database.connection import Database
 from storage.errors import InputError, StorageClosed
-from storage.replication import Client, Exchange, Handlers, Hub, Server
+from storage.replication import Client, Handlers, Hub, ReplicationPeer, Server
 from storage.replication.commands import (
     CancelTask,
     Command,
@@ -34,9 +34,9 @@ from tests.replication.redis_server import RedisServer
 class Net(Protocol):
     """A transport under test."""
 
-    async def main(self, process: Process) -> Exchange: ...
+    async def main(self, process: Process) -> ReplicationPeer: ...
 
-    async def worker(self, process: Process) -> Exchange: ...
+    async def worker(self, process: Process) -> ReplicationPeer: ...
 
     async def break_for(self, meanwhile: Callable[[], Any]) -> None:
         """Break every connection, and mend it when ``meanwhile`` is over."""
@@ -48,10 +48,10 @@ class InProcessNet:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self._hub = Hub()
-        self._exchanges: list[Exchange] = []
+        self._exchanges: list[ReplicationPeer] = []
 
-    async def main(self, process: Process) -> Exchange:
-        self._exchanges.append(await self._stack.enter_async_context(Exchange(process, self._hub.join(process.instance_name))))
+    async def main(self, process: Process) -> ReplicationPeer:
+        self._exchanges.append(await self._stack.enter_async_context(ReplicationPeer(process, self._hub.join(process.instance_name))))
         return self._exchanges[-1]
 
     worker = main
@@ -66,12 +66,12 @@ class TcpNet:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
 
-    async def main(self, process: Process) -> Exchange:
+    async def main(self, process: Process) -> ReplicationPeer:
         server = await self._stack.enter_async_context(await Server(process).serve())
         self._proxy = await self._stack.enter_async_context(Proxy(server.port))
         return server.exchange
 
-    async def worker(self, process: Process) -> Exchange:
+    async def worker(self, process: Process) -> ReplicationPeer:
         client = await self._stack.enter_async_context(Client(process, "127.0.0.1", self._proxy.port))
         await client.connected()
         return client.exchange
@@ -88,11 +88,11 @@ class RedisNet:
         self._stack = stack
         self.redis: RedisServer | None = None
 
-    async def main(self, process: Process) -> Exchange:
+    async def main(self, process: Process) -> ReplicationPeer:
         if self.redis is None:
             self.redis = await self._stack.enter_async_context(RedisServer())
         transport = RedisTransport(self.redis.url, SERVER_NAME, QUICK)
-        exchange = await self._stack.enter_async_context(Exchange(process, transport))
+        exchange = await self._stack.enter_async_context(ReplicationPeer(process, transport))
         async with asyncio.timeout(30):
             await transport.connected()
         return exchange
@@ -131,7 +131,7 @@ async def second(main: Process, worker: Process) -> Process:
 class Heard:
     """What one participant hears of some kinds of commands."""
 
-    def __init__(self, exchange: Exchange, *kinds: type[Command]) -> None:
+    def __init__(self, exchange: ReplicationPeer, *kinds: type[Command]) -> None:
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
         for kind in kinds:
             exchange.handlers.on(kind, self._commands.put_nowait)
@@ -335,7 +335,7 @@ async def test_the_users_of_a_worker_that_fell_silent_are_gone(dsn: str) -> None
         exchanges = []
         for name in ("main", "worker", "clock"):
             transport = RedisTransport(redis.url, SERVER_NAME, config)
-            exchanges.append(await stack.enter_async_context(Exchange(await Process.start(database, name), transport)))
+            exchanges.append(await stack.enter_async_context(ReplicationPeer(await Process.start(database, name), transport)))
             await transport.connected()
         heard = Heard(exchanges[0], UserSync)
         exchanges[1].user_syncs("@a:b.c", syncing=True)
@@ -365,7 +365,7 @@ async def test_a_redis_that_takes_nothing_is_given_up_and_nothing_is_lost(
         main, worker = [await Process.start(database, name) for name in ("main", "worker")]
         transports = [RedisTransport(redis.url, SERVER_NAME, config) for _ in range(2)]
         for process, transport in zip((main, worker), transports, strict=True):
-            await stack.enter_async_context(Exchange(process, transport))
+            await stack.enter_async_context(ReplicationPeer(process, transport))
             await transport.connected()
         await main.write()
         await worker.seen.reached("main", main.position)
@@ -384,7 +384,7 @@ async def test_the_address_of_redis_must_be_one() -> None:
 
 async def test_who_waits_for_redis_is_told_that_it_was_closed() -> None:
     transport = RedisTransport("redis://127.0.0.1:1", SERVER_NAME, QUICK)
-    async with Exchange(Handlers(), transport):
+    async with ReplicationPeer(Handlers(), transport):
         waiting = asyncio.create_task(transport.connected())
         await asyncio.sleep(0)
     with pytest.raises(StorageClosed):

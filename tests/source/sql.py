@@ -22,7 +22,7 @@ import storage
 OPTIONAL = {"storage.pipeline": "pyspark"}
 """Packages that need an extra: left out where it is not installed."""
 
-OF_ANOTHER_SCHEMA = {"storage.pipeline.synapse", "storage.pipeline.rebuilding.aside", "storage.pipeline.rebuilding.switching"}
+OF_ANOTHER_SCHEMA = {"storage.pipeline.synapse.source", "storage.pipeline.rebuilding.shadow_tables", "storage.pipeline.rebuilding.swap"}
 """Modules whose statements are not for our tables: a test of their own runs them."""
 
 
@@ -34,7 +34,7 @@ class Statement(NamedTuple):
     sql: str
 
 
-class Use(NamedTuple):
+class StatementUse(NamedTuple):
     """One place where a statement's rows get their type."""
 
     place: str
@@ -61,19 +61,19 @@ def statements() -> list[Statement]:
     ]
 
 
-def uses() -> list[Use]:
+def uses() -> list[StatementUse]:
     """All calls of fetch, fetchrow and records with a constant and a row type."""
     return [use for module in modules() for use in _uses_in(module)]
 
 
-def _uses_in(module: types.ModuleType) -> Iterator[Use]:
+def _uses_in(module: types.ModuleType) -> Iterator[StatementUse]:
     for node in ast.walk(tree_of(module)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"fetch", "fetchrow", "records"}):
             continue
         row = next((keyword.value for keyword in node.keywords if keyword.arg == "row"), None)
         if node.args and isinstance(node.args[0], ast.Name) and node.args[0].id.startswith("SQL_") and isinstance(row, ast.Name):
             place = f"{module.__name__}:{node.lineno}"
-            yield Use(place, getattr(module, node.args[0].id), getattr(module, row.id))
+            yield StatementUse(place, getattr(module, node.args[0].id), getattr(module, row.id))
 
 
 def tree_of(module: types.ModuleType) -> ast.Module:

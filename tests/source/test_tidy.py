@@ -107,6 +107,15 @@ def test_classes_are_flat() -> None:
     assert [found for name, tree in trees(SOURCES) for found in mixed_classes(name, tree)] == []
 
 
+def test_each_class_name_is_used_once() -> None:
+    where: dict[str, list[str]] = {}
+    for name, tree in trees(ALL_PYTHON):
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(name)
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}
+
+
 def test_sql_stands_in_constants() -> None:
     package = [path for path in SOURCES if path.is_relative_to(ROOT / "storage")]
     assert [found for name, tree in trees(package) for found in loose_sql(name, tree)] == []

@@ -12,7 +12,7 @@ from immutables import Map
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 from storage.state import levels
-from storage.state.groups import FARTHEST, REMOVED, Group, Step, applied, changed_keys, derive, difference, digest_of, fold, root_group
+from storage.state.groups import FARTHEST, REMOVED, DeltaRow, Group, applied, changed_keys, derive, difference, digest_of, fold, root_group
 from storage.state.read import read_groups
 from storage.state.rows import GROUP_COLUMNS, row_of
 
@@ -73,7 +73,7 @@ def test_a_long_line_has_a_short_path(length: int, seed: int) -> None:
     assert len(group.steps) <= levels.level_count(600) * (levels.RADIX - 1) + 1
 
 
-class Watched(Mapping[int, int]):
+class WatchedState(Mapping[int, int]):
     """A state that knows whether it was gone through."""
 
     def __init__(self, entries: Mapping[int, int]) -> None:
@@ -101,12 +101,12 @@ def test_states_on_two_sides_of_a_new_root_are_compared_by_what_lies_between() -
     after = derive(group, {499: 5}, number, 0)
     expected = {key for key in range(1, 500) if side.entries.get(key) != after.entries.get(key)}
     for one, other in ((side, after), (after, side)):
-        watched: list[Any] = [Watched(one.entries), Watched(other.entries)]
+        watched: list[Any] = [WatchedState(one.entries), WatchedState(other.entries)]
         assert changed_keys(one._replace(entries=watched[0]), other._replace(entries=watched[1])) == expected
         assert not watched[0].gone_through
         assert not watched[1].gone_through
-    forgetful = after._replace(steps=(Step(group.state_group, group.entries), *after.steps[1:]))  # as read from the table
-    watched = [Watched(side.entries), Watched(after.entries)]
+    forgetful = after._replace(steps=(DeltaRow(group.state_group, group.entries), *after.steps[1:]))  # as read from the table
+    watched = [WatchedState(side.entries), WatchedState(after.entries)]
     assert changed_keys(side._replace(entries=watched[0]), forgetful._replace(entries=watched[1])) == expected
     assert watched[0].gone_through
     assert changed_keys(group, base) == {key for key in range(1, 500) if group.entries.get(key) != 1}

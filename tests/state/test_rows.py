@@ -4,7 +4,7 @@ import pytest
 from immutables import Map
 
 from storage.errors import StorageCorrupt
-from storage.state.groups import Step, changed_keys, derive, difference, digest_of, entry_digest, root_group, signed
+from storage.state.groups import DeltaRow, changed_keys, derive, difference, digest_of, entry_digest, root_group, signed
 from storage.state.levels import pack
 from storage.state.read import group_of, groups_of
 from storage.state.rows import GroupRow, entries_of, row_of
@@ -54,8 +54,8 @@ def test_the_row_of_a_child_holds_what_changed() -> None:
 def test_a_change_of_most_of_a_state_is_a_new_root() -> None:
     change = {1: 201, 2: 202, 3: 203, 50: 250}
     child = derive(ROOT, change, 15, 8)
-    assert (child.steps, child.runs, child.audience) == ((Step(15, Map(change)),), (0,), 8)
-    assert child.steps[0].origin == (*ROOT.steps, Step(15, change))
+    assert (child.steps, child.runs, child.audience) == ((DeltaRow(15, Map(change)),), (0,), 8)
+    assert child.steps[0].origin == (*ROOT.steps, DeltaRow(15, change))
     assert (child.room_nid, child.entries, child.digest) == (7, Map(change), digest_of(change))
 
 

@@ -9,7 +9,7 @@ from storage import EventId, Store, UserId
 from storage.config import Config
 from storage.streams.feed import Advance
 from storage.testing import RoomBuilder
-from tests.failover import Pair
+from tests.failover import ReplicatedPair
 from tests.maintenance.rooms import SERVER
 
 ALICE = UserId("@alice:s1.test")
@@ -18,7 +18,7 @@ SELDOM = replace(CONFIG, follow_ms=3_600_000)
 LOST = 120
 
 
-class Room:
+class FailoverRoom:
     """A room, what is stored of it, and how to go on after its end was lost."""
 
     def __init__(self, seed: int = 7) -> None:
@@ -49,7 +49,7 @@ class Room:
         self.histories += 1
 
 
-class Told:
+class FeedRecorder:
     """The event ids that the feed of a store tells."""
 
     def __init__(self, store: Store) -> None:
@@ -69,7 +69,7 @@ class Told:
             await self._more.wait()
 
 
-def opened(pair: Pair, name: str, config: Config = CONFIG, dsn: str | None = None) -> "AbstractAsyncContextManager[Store]":
+def opened(pair: ReplicatedPair, name: str, config: Config = CONFIG, dsn: str | None = None) -> "AbstractAsyncContextManager[Store]":
     return storage.open(dsn or pair.dsn, server_name=SERVER, instance_name=name, config=config)
 
 

@@ -7,10 +7,10 @@ import pytest
 
 import storage
 from storage import Store
-from storage.maintenance.announce import announce, introduce
+from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 from storage.streams.feed import Advance, Fact
-from storage.streams.following import follow_once
+from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
 
 CACHED = storage.Config(follow_ms=3_600_000, cache_reads=True)
@@ -201,10 +201,10 @@ async def test_a_purge_is_one_row(store: Store, dsn: str) -> None:
         for one in (store, second):
             assert len(await one.events(said)) == 50
             await one.current_state(room.room_id)
-        await introduce(store.database)
+        await register_writer(store.database)
         async with store.database.transaction() as conn:
             await conn.execute("DELETE FROM events WHERE event_id = ANY($1::text[])", said[:40])
-            await announce(conn, "events")
+            await invalidate_caches(conn, "events")
         assert await _rows(store) == [["events", None]]
         for one in (store, second):
             assert len(await one.events(said)) == 50, "nobody has heard yet"

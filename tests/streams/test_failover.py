@@ -11,22 +11,22 @@ import pytest
 import storage
 from storage import DatabaseError, DatabaseReplaced, EventId, ResyncNeeded, Store
 from storage.database import Database
-from storage.persist.write import SQL_WRITE
-from storage.persist.write_plain import SQL_WRITE_PLAIN
-from storage.persist.writer import STRETCH
+from storage.persist.commit.group_commit import BATCH_EVENTS_MAX
+from storage.persist.write.all_tables import SQL_WRITE
+from storage.persist.write.messages_only import SQL_WRITE_PLAIN
 from storage.replication import Client, Server
-from storage.streams.restored import JUMP
+from storage.streams.restore_detection import JUMP
 from storage.streams.to_device import SQL_SEND
-from tests.failover import Pair, value
+from tests.failover import ReplicatedPair, value
 from tests.maintenance.rooms import SERVER, findings
-from tests.streams.lossy import ALICE, LOST, SELDOM, Room, Told, opened, timeline
+from tests.streams.lossy import ALICE, LOST, SELDOM, FailoverRoom, FeedRecorder, opened, timeline
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.every_postgres]
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    async with Pair() as opened:
+async def pair() -> AsyncIterator[ReplicatedPair]:
+    async with ReplicatedPair() as opened:
         yield opened
 
 
@@ -38,10 +38,10 @@ async def waiting(store: Store, since: str) -> "asyncio.Task[tuple[list[EventId]
     return task
 
 
-async def test_what_is_new_after_a_lossy_failover_reaches_all(pair: Pair) -> None:
-    room = Room()
+async def test_what_is_new_after_a_lossy_failover_reaches_all(pair: ReplicatedPair) -> None:
+    room = FailoverRoom()
     async with opened(pair, "a") as a, opened(pair, "b") as b:
-        told_a, told_b = Told(a), Told(b)
+        told_a, told_b = FeedRecorder(a), FeedRecorder(b)
         kept = await room.write(a, 20)
         await told_b.reached(kept)
         seen, early = await timeline(b, None)
@@ -72,15 +72,15 @@ async def test_what_is_new_after_a_lossy_failover_reaches_all(pair: Pair) -> Non
             assert await findings(store) == []
 
 
-async def test_who_waits_for_news_is_told_of_the_loss(pair: Pair) -> None:
-    room = Room()
+async def test_who_waits_for_news_is_told_of_the_loss(pair: ReplicatedPair) -> None:
+    room = FailoverRoom()
     async with opened(pair, "a") as a, opened(pair, "b") as b:
         kept = await room.write(a, 5)
         _, early = await timeline(a, None)
         await pair.caught_up()
         await pair.detach()
         before = room.stored
-        await Told(b).reached(await room.write(a, LOST))
+        await FeedRecorder(b).reached(await room.write(a, LOST))
         _, late = await timeline(b, early)
         waits_late = await waiting(b, late)
         await pair.fail_over()
@@ -93,7 +93,9 @@ async def test_who_waits_for_news_is_told_of_the_loss(pair: Pair) -> None:
         assert (await timeline(b, None))[0] == kept + new
 
 
-async def committed_late(pair: Pair, late: Store, room: Room, soon: Store, other: Room) -> tuple[list[EventId], list[EventId]]:
+async def committed_late(
+    pair: ReplicatedPair, late: Store, room: FailoverRoom, soon: Store, other: FailoverRoom
+) -> tuple[list[EventId], list[EventId]]:
     """An event of one store that has the smaller position and is lost, and one of another that was committed before it and is kept."""
     holds = await asyncpg.connect(pair.rooms(pair.primary))
     async with holds.transaction():
@@ -110,12 +112,12 @@ async def committed_late(pair: Pair, late: Store, room: Room, soon: Store, other
     return await writing, kept
 
 
-async def test_an_event_is_lost_below_one_of_another_writer_that_is_kept(pair: Pair) -> None:
+async def test_an_event_is_lost_below_one_of_another_writer_that_is_kept(pair: ReplicatedPair) -> None:
     """Both stores write to the one stream, each to a room of its own."""
-    room, other = Room(), Room(seed=8)
+    room, other = FailoverRoom(), FailoverRoom(seed=8)
     async with opened(pair, "a", SELDOM) as a, opened(pair, "b", SELDOM) as b:
         await room.write(a, 5)
-        told = Told(a)
+        told = FeedRecorder(a)
         await other.write(b, 5)
         early = (await timeline(a, None))[1]
         before = room.stored
@@ -140,8 +142,8 @@ async def test_an_event_is_lost_below_one_of_another_writer_that_is_kept(pair: P
         assert not set(lost) & set(told.ids)
 
 
-async def test_nothing_is_written_before_the_database_is_entered_again(pair: Pair) -> None:
-    room = Room()
+async def test_nothing_is_written_before_the_database_is_entered_again(pair: ReplicatedPair) -> None:
+    room = FailoverRoom()
     async with opened(pair, "a", replace(SELDOM, pool_acquire_timeout_ms=1_500, lock_timeout_ms=300)) as a:
         await room.write(a, 5)
         await pair.caught_up()
@@ -174,7 +176,7 @@ async def test_nothing_is_written_before_the_database_is_entered_again(pair: Pai
 class Silence:
     """An observer: once armed, the next write reaches the server, and its answer never comes."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: ReplicatedPair) -> None:
         self._proxy = pair.proxies[0]
         self.is_armed = False
         self.passes = 0
@@ -192,11 +194,11 @@ class Silence:
 
 @pytest.mark.parametrize("kind", ["events", "to_device"])
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "replicated"])
-async def test_a_write_without_an_answer_is_done_once(pair: Pair, is_lost: bool, kind: str) -> None:
-    room, silence = Room(), Silence(pair)
+async def test_a_write_without_an_answer_is_done_once(pair: ReplicatedPair, is_lost: bool, kind: str) -> None:
+    room, silence = FailoverRoom(), Silence(pair)
     config = replace(SELDOM, pool_size_max=1)
     async with storage.open(pair.dsn, server_name=SERVER, instance_name="a", config=config, observer=silence) as a:
-        told = Told(a)
+        told = FeedRecorder(a)
         for number in range(3):  # the statements are prepared
             await room.write(a, 1)
             await a.to_device.send({ALICE: {"device": {"n": number}}})
@@ -232,9 +234,9 @@ async def test_a_write_without_an_answer_is_done_once(pair: Pair, is_lost: bool,
         assert await findings(a) == []
 
 
-async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(pair: Pair) -> None:
+async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(pair: ReplicatedPair) -> None:
     """A large batch takes several writes: of the first the answer was here, then it was lost with the primary."""
-    room, silence = Room(), Silence(pair)
+    room, silence = FailoverRoom(), Silence(pair)
     config = replace(SELDOM, pool_size_max=1)
     async with storage.open(pair.dsn, server_name=SERVER, instance_name="a", config=config, observer=silence) as a:
         for _ in range(3):
@@ -242,11 +244,11 @@ async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(p
         before = room.stored
         await pair.caught_up()
         await pair.detach()
-        for number in range(3 * STRETCH):
+        for number in range(3 * BATCH_EVENTS_MAX):
             room.builder.message(ALICE, str(number))
         silence.is_armed, silence.passes = True, 1
         appending = asyncio.create_task(a.append(room.builder.pdus[before:]))
-        while await value(pair.rooms(pair.primary), "SELECT count(*) FROM events") < before + 2 * STRETCH:
+        while await value(pair.rooms(pair.primary), "SELECT count(*) FROM events") < before + 2 * BATCH_EVENTS_MAX:
             pass
         await pair.fail_over()
         silence.is_armed = False
@@ -261,16 +263,16 @@ async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(p
 
 
 @pytest.mark.parametrize("is_split", [False, True], ids=["primary gone", "primary lives on"])
-async def test_a_store_behind_replication_hears_of_it(pair: Pair, is_split: bool) -> None:
+async def test_a_store_behind_replication_hears_of_it(pair: ReplicatedPair, is_split: bool) -> None:
     """The worker looks into the tables once in an hour: it has to learn from a leap of the positions that a restore lies between."""
-    room, other = Room(), await pair.address()
+    room, other = FailoverRoom(), await pair.address()
     async with (
         opened(pair, "a", SELDOM) as a,
         opened(pair, "b", SELDOM, other) as b,
         await Server(a).serve() as server,
         Client(b, "127.0.0.1", server.port) as client,
     ):
-        told = Told(b)
+        told = FeedRecorder(b)
         await client.connected()
         kept = await room.write(a, 5)
         await told.reached(kept)
@@ -297,11 +299,11 @@ async def test_a_store_behind_replication_hears_of_it(pair: Pair, is_split: bool
         assert (await timeline(b, None))[0] == kept + new
 
 
-async def test_a_failover_that_loses_nothing_is_a_pause(pair: Pair) -> None:
+async def test_a_failover_that_loses_nothing_is_a_pause(pair: ReplicatedPair) -> None:
     """Events and messages are written all the while, each is there once, and no client has to begin again."""
-    room, count = Room(), 150
+    room, count = FailoverRoom(), 150
     async with opened(pair, "a") as a, opened(pair, "b") as b, await Database.open(pair.dsn) as job:
-        told = Told(b)
+        told = FeedRecorder(b)
         kept = await room.write(a, 5)
         seen, since = await timeline(b, None)
         events = [room.builder.message(ALICE, str(number)) for number in range(count)]

@@ -21,7 +21,7 @@ from storage.streams import IdGenerator
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "100"))
 
 
-class Step:
+class GeneratorStep:
     """Awaiting it gives control to the machine; what the machine sends is the result."""
 
     def __await__(self) -> Generator[None, Any, Any]:
@@ -29,17 +29,17 @@ class Step:
 
 
 async def from_sequence(_n: int) -> list[int]:
-    ids: list[int] = await Step()
+    ids: list[int] = await GeneratorStep()
     return ids
 
 
 async def use(generator: IdGenerator, n: int) -> None:
     async with generator.reserve(n):
-        await Step()
+        await GeneratorStep()
 
 
 @dataclass
-class Use:
+class Reserving:
     """One `async with generator.reserve(n)` on its way."""
 
     writer: str
@@ -49,7 +49,7 @@ class Use:
     inside: bool = False  # the ids have reached the caller
 
 
-class Writers(RuleBasedStateMachine):
+class ModelWriters(RuleBasedStateMachine):
     kind: type[IdGenerator] = IdGenerator
 
     @initialize(count=st.integers(1, 5), start=st.integers(0, 3))
@@ -58,7 +58,7 @@ class Writers(RuleBasedStateMachine):
         self.first_id = self.next_id = start + 1
         self.facts: dict[int, str] = {}  # every id that was handed to a writer, and whose it is
         self.unfinished: set[int] = set()
-        self.uses: list[Use] = []
+        self.uses: list[Reserving] = []
         self.announcements: list[tuple[str, str, int]] = []  # (from, to, position), on their way
         self.generators = {name: self.kind(from_sequence, name, dict.fromkeys(self.names, start)) for name in self.names}
         self.written = dict.fromkeys(self.names, start)  # the positions in the database
@@ -66,13 +66,13 @@ class Writers(RuleBasedStateMachine):
         self.begun = dict(self.written)  # the position of each writer when its process started
         self.seen: dict[str, dict[str, int]] = {name: {} for name in self.names}
 
-    def pick(self, data: st.DataObject, *, inside: bool) -> Use:
+    def pick(self, data: st.DataObject, *, inside: bool) -> Reserving:
         return data.draw(st.sampled_from([use for use in self.uses if use.inside == inside]))
 
     @rule(data=st.data(), n=st.integers(1, 3), reached=st.sampled_from(["asked", "taken", "inside", "inside"]))
     def reserve(self, data: st.DataObject, n: int, reached: str) -> None:
         writer = data.draw(st.sampled_from(self.names))
-        started = Use(writer, n, use(self.generators[writer], n))
+        started = Reserving(writer, n, use(self.generators[writer], n))
         started.coroutine.send(None)
         self.uses.append(started)
         if reached != "asked":
@@ -89,14 +89,14 @@ class Writers(RuleBasedStateMachine):
         else:
             self.take(goes)
 
-    def take(self, taker: Use) -> None:
+    def take(self, taker: Reserving) -> None:
         """The sequence gives ids; they are not with the caller yet."""
         taker.taken = list(range(self.next_id, self.next_id + taker.n))
         self.next_id += taker.n
         self.facts.update(dict.fromkeys(taker.taken, taker.writer))
         self.unfinished.update(taker.taken)
 
-    def enter(self, taker: Use) -> None:
+    def enter(self, taker: Reserving) -> None:
         taker.coroutine.send(taker.taken)
         taker.inside = True
 
@@ -110,7 +110,7 @@ class Writers(RuleBasedStateMachine):
     def complete(self, data: st.DataObject, error: BaseException | None) -> None:
         self.end(self.pick(data, inside=True), error)
 
-    def end(self, ended: Use, error: BaseException | None) -> None:
+    def end(self, ended: Reserving, error: BaseException | None) -> None:
         self.uses.remove(ended)
         self.unfinished.difference_update(ended.taken)
         if ended.inside:
@@ -228,12 +228,12 @@ class ForgetsWhatIsOnItsWay(IdGenerator):
         return min((reservation.bound for reservation in self._open if reservation.ids), default=self._largest_known)
 
 
-def machine_for(generator: type[IdGenerator]) -> type[Writers]:
-    return type(f"Writers{generator.__name__}", (Writers,), {"kind": generator})
+def machine_for(generator: type[IdGenerator]) -> type[ModelWriters]:
+    return type(f"Writers{generator.__name__}", (ModelWriters,), {"kind": generator})
 
 
 def test_random_histories() -> None:
-    run_state_machine_as_test(Writers, settings=settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(ModelWriters, settings=settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None))
 
 
 @pytest.mark.parametrize("generator", [LastCompleted, ForgetsWhatIsOnItsWay])

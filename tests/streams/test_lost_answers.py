@@ -10,14 +10,14 @@ import pytest
 import storage
 from storage import CommitUnknown, DatabaseUnavailable, InstanceNameTaken, InvalidIdentifier, Store
 from storage.ids import UserId
-from storage.persist.write import SQL_WRITE
-from storage.persist.write_plain import SQL_WRITE_PLAIN
+from storage.persist.write.all_tables import SQL_WRITE
+from storage.persist.write.messages_only import SQL_WRITE_PLAIN
 from storage.streams import account_data, to_device
 from storage.streams.feed import Fact
-from storage.streams.following import follow_once
 from storage.streams.in_flight import SQL_NEW_EPOCH
+from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
-from tests.persist.answer_eater import AnswerEater
+from tests.persist.connection_breaker import AnswerEater
 
 QUIET = storage.Config(follow_ms=3_600_000, pool_size_max=1)
 USER = UserId("@user1:s1.test")

@@ -19,9 +19,9 @@ import pytest
 import storage
 from storage import Store
 from storage.database.connection import Database
-from storage.replication import Client, Exchange, Server
+from storage.replication import Client, ReplicationPeer, Server
 from storage.replication.redis_transport import RedisTransport
-from storage.streams.following import follow_once
+from storage.streams.position_poller import follow_once
 from tests.replication.processes import Seen
 from tests.replication.proxies import Proxy, through, unix_socket_of
 from tests.replication.redis_server import RedisServer
@@ -66,7 +66,7 @@ WHERE datname = current_database() AND application_name ~ '^room-storage [wp]' O
 """
 
 
-class Sent:
+class SentMessages:
     """What became of the messages, as far as their senders know. Those of a killed process that were not reported: unknown."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Sent:
             assert set(numbers) <= set(found[writer])
 
 
-async def _write(store: Store, sent: Sent, rng: random.Random) -> None:
+async def _write(store: Store, sent: SentMessages, rng: random.Random) -> None:
     done, failed = sent.done.setdefault(store.instance_name, []), sent.failed.setdefault(store.instance_name, set())
     for number in range(FACTS_EACH):
         try:
@@ -108,7 +108,7 @@ async def _run(dsn: str, name: str, redis: str, first: int, count: int) -> Async
             await process.communicate()
 
 
-async def _kill_and_restart(dsn: str, name: str, redis: str, sent: Sent, rng: random.Random) -> None:
+async def _kill_and_restart(dsn: str, name: str, redis: str, sent: SentMessages, rng: random.Random) -> None:
     """A writer process that is killed in the middle of its work, again and again, and comes back under its name; at last it stays."""
     done = sent.done.setdefault(name, [])
     for incarnation in range(KILLS_EACH):
@@ -142,7 +142,7 @@ async def _listen(stack: AsyncExitStack, dsn: str, hub: Store, redis: RedisServe
     proxy.cut_after = lambda: rng.randint(1, 3_000)
     await stack.enter_async_context(Client(tcp, "127.0.0.1", proxy.port))
     transport = RedisTransport(redis.url, "s1.test", CONFIG)
-    await stack.enter_async_context(Exchange(over_redis, transport))
+    await stack.enter_async_context(ReplicationPeer(over_redis, transport))
     await transport.connected()
     return tcp, over_redis, proxy
 
@@ -176,7 +176,7 @@ def _check_listener(listener: Listener, committed: Sequence[tuple[int, str]]) ->
 
 @pytest.mark.timeout(400)
 async def test_every_fact_is_seen_exactly_once(dsn: str) -> None:
-    rng, sent = random.Random(1), Sent()
+    rng, sent = random.Random(1), SentMessages()
     async with AsyncExitStack() as stack:
         admin = await asyncpg.connect(dsn)
         stack.push_async_callback(admin.close)
@@ -192,7 +192,7 @@ async def test_every_fact_is_seen_exactly_once(dsn: str) -> None:
         tcp, over_redis, proxy = await _listen(stack, dsn, await opened("hub"), redis, rng)
         stores = [await opened(f"w{number}", through(dsn, postgres.port)) for number in range(WRITERS)]
         for store in stores:
-            await stack.enter_async_context(Exchange(store, RedisTransport(redis.url, "s1.test", CONFIG), follows=False))
+            await stack.enter_async_context(ReplicationPeer(store, RedisTransport(redis.url, "s1.test", CONFIG), follows=False))
         work = asyncio.gather(
             *(_write(store, sent, random.Random(number)) for number, store in enumerate(stores)),
             *(_kill_and_restart(dsn, f"p{number}", redis.url, sent, random.Random(number)) for number in range(PROCESSES)),

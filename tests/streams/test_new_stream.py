@@ -11,11 +11,11 @@ import pytest
 import storage
 from storage import Store
 from storage.database.connection import Connection
-from storage.streams import SyncToken, following
+from storage.streams import SyncToken, position_poller
 from storage.streams.feed import Advance, Fact
-from storage.streams.following import follow_once
+from storage.streams.position_poller import follow_once
 from storage.streams.registry import STREAMS, Declaration
-from storage.streams.writing import Facts, StreamWriter
+from storage.streams.stream_writer import StreamWriter, WrittenFacts
 
 QUIET = storage.Config(follow_ms=3_600_000)
 
@@ -86,10 +86,10 @@ class Marks:
     async def add(self, user_id: str, mark: str) -> int:
         writer = self._writer
 
-        async def write(conn: Connection) -> Facts:
+        async def write(conn: Connection) -> WrittenFacts:
             row = await conn.fetchrow(SQL_ADD_MARK, user_id, mark, *writer.author, row=AddedRow)
             assert row is not None
-            return Facts([Fact(row.stream_id, writer.instance_name, [user_id, mark])], row.writers)
+            return WrittenFacts([Fact(row.stream_id, writer.instance_name, [user_id, mark])], row.writers)
 
         return await writer.write(write)
 
@@ -188,7 +188,7 @@ async def test_rows_that_share_an_id_are_never_torn(store: Store, second: Store,
         facts = await read_marks(conn, after, upto, writer, 100)
         return [Fact(fact.stream_id, fact.instance_name, [*fact.row, part]) for fact in facts for part in range(3)][:limit]
 
-    monkeypatch.setattr(following, "FACTS_AT_ONCE", page)
+    monkeypatch.setattr(position_poller, "FACTS_AT_ONCE", page)
     monkeypatch.setattr(second.streams["marks"], "declaration", replace(STREAMS["marks"], read=read_thrice))
     elsewhere = listen(second)
     await follow_once(second.database, second.streams)

@@ -9,11 +9,11 @@ import storage
 from storage.config import Config
 from storage.event import parse
 from storage.maintenance.purge import purge_room
-from storage.opening import OpenWriter, open_writer
-from storage.persist.plan import Incoming
-from storage.persist.writer import WRITER_READS
+from storage.persist.commit.group_commit import WRITER_READS
+from storage.persist.model.incoming import IncomingEvent
+from storage.store.open import OpenWriter, open_writer
 from storage.streams.feed import Advance
-from storage.streams.following import follow_once
+from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
 
 SERVER = "s1.test"
@@ -34,7 +34,7 @@ def room_of(seed: int) -> RoomBuilder:
 
 
 async def outcomes(loader: OpenWriter, pdus: Sequence[bytes]) -> set[str]:
-    results = await loader.writer.append([Incoming(parse(pdu, "11"), "live", None) for pdu in pdus])
+    results = await loader.writer.append([IncomingEvent(parse(pdu, "11"), "live", None) for pdu in pdus])
     return {result.outcome for result in results}
 
 

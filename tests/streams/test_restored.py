@@ -4,12 +4,12 @@ import pytest
 
 from storage.errors import ResyncNeeded
 from storage.streams.positions import VectorPosition
-from storage.streams.restored import JUMP, Gap, Lost
+from storage.streams.restore_detection import JUMP, LostPositions, RestoreGap
 
 UPTO = 101 + JUMP
-FIRST = Gap.of(101, UPTO, ["a", "b"], [60, 101])
-SECOND = Gap.of(UPTO + 9, UPTO + 9 + JUMP, ["a", "b", "c"], [60, UPTO + 9, UPTO])
-LOST = Lost((FIRST, SECOND))
+FIRST = RestoreGap.of(101, UPTO, ["a", "b"], [60, 101])
+SECOND = RestoreGap.of(UPTO + 9, UPTO + 9 + JUMP, ["a", "b", "c"], [60, UPTO + 9, UPTO])
+LOST = LostPositions((FIRST, SECOND))
 """Twice, and a has written nothing since the first time."""
 
 
@@ -56,7 +56,7 @@ def test_a_token_that_may_cover_what_is_lost_is_refused(position: VectorPosition
 
 def test_a_gap_without_writers_begins_at_one_place() -> None:
     """As code of before left it."""
-    lost = Lost((Gap.of(101, UPTO, [], []),))
+    lost = LostPositions((RestoreGap.of(101, UPTO, [], []),))
     for position in (at(101), at(60, b=101), at(UPTO)):
         lost.refuse("token", position)
         assert lost.outside(position) == position

@@ -9,26 +9,26 @@ import asyncpg
 import pytest
 
 from storage import DatabaseError, EventId, ResyncNeeded, Store
-from storage.streams.following import follow_once
-from tests.failover import Pair, ask, value
+from storage.streams.position_poller import follow_once
+from tests.failover import ReplicatedPair, ask, value
 from tests.maintenance.rooms import findings
-from tests.streams.lossy import CONFIG, LOST, SELDOM, Room, Told, opened, timeline
+from tests.streams.lossy import CONFIG, LOST, SELDOM, FailoverRoom, FeedRecorder, opened, timeline
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.every_postgres]
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    async with Pair() as opened:
+async def pair() -> AsyncIterator[ReplicatedPair]:
+    async with ReplicatedPair() as opened:
         yield opened
 
 
-async def test_a_backup_comes_back_under_open_stores(pair: Pair) -> None:
+async def test_a_backup_comes_back_under_open_stores(pair: ReplicatedPair) -> None:
     """A copy of the disks from earlier: neither the cluster nor its timeline differ, the writes since are gone."""
-    room = Room()
+    room = FailoverRoom()
     async with opened(pair, "a") as a, opened(pair, "b") as b:
         kept = await room.write(a, 5)
-        told = Told(b)
+        told = FeedRecorder(b)
         _, early = await timeline(b, None)
         await pair.caught_up()
         await pair.detach()
@@ -49,9 +49,9 @@ async def test_a_backup_comes_back_under_open_stores(pair: Pair) -> None:
             assert await findings(store) == []
 
 
-async def test_several_stores_leave_one_gap(pair: Pair) -> None:
+async def test_several_stores_leave_one_gap(pair: ReplicatedPair) -> None:
     """A restored backup is known by the writes that are gone: of several stores that find out at once the first leaves the gap."""
-    rooms = [Room(seed) for seed in range(3)]
+    rooms = [FailoverRoom(seed) for seed in range(3)]
     patient = replace(CONFIG, lock_timeout_ms=60_000, statement_timeout_ms=60_000)
     async with AsyncExitStack() as stack:
         stores = [await stack.enter_async_context(opened(pair, name, patient)) for name in ("a", "b", "c")]
@@ -82,9 +82,9 @@ async def test_several_stores_leave_one_gap(pair: Pair) -> None:
         assert await value(pair.rooms(pair.standby), gaps) == 1
 
 
-async def test_a_store_that_wrote_nothing_knows_a_restored_backup_by_the_writes_of_others(pair: Pair) -> None:
+async def test_a_store_that_wrote_nothing_knows_a_restored_backup_by_the_writes_of_others(pair: ReplicatedPair) -> None:
     """It has its connections before the other store comes back, which has more to go by."""
-    room = Room()
+    room = FailoverRoom()
     async with opened(pair, "a", SELDOM) as a, opened(pair, "b", SELDOM) as b:
         await room.write(a, 5)
         _, early = await timeline(b, None)
@@ -113,9 +113,9 @@ async def test_a_store_that_wrote_nothing_knows_a_restored_backup_by_the_writes_
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "opened after it"])
-async def test_a_backup_is_restored_twice(pair: Pair, is_open: bool) -> None:
+async def test_a_backup_is_restored_twice(pair: ReplicatedPair, is_open: bool) -> None:
     """What was written after the first time is lost, too; its positions were given above the first gap."""
-    room = Room()
+    room = FailoverRoom()
     async with opened(pair, "a", SELDOM) as a:
         kept = await room.write(a, 5)
         await pair.caught_up()

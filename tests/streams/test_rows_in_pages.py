@@ -13,7 +13,7 @@ EVERYTHING = 1_000_000
 
 
 async def in_pages(stream: Stream, size: int, writer: str | None) -> list[Fact]:
-    """As a follower reads them (`storage.streams.following`)."""
+    """As a follower reads them (`storage.streams.position_poller`)."""
     known, end, found, limit = 0, stream.linear(), list[Fact](), size
     while known < end:
         page = await stream.rows(known, end, limit, instance_name=writer)

@@ -14,7 +14,7 @@ from storage import Store, UnknownRoom
 from storage.database.explained import ExplainingConnection
 from storage.streams import SyncToken, VectorPosition, to_device
 from storage.streams.feed import Advance
-from storage.streams.following import follow_once
+from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
 
 QUIET = storage.Config(follow_ms=3_600_000)  # following is done by hand in these tests

@@ -4,9 +4,9 @@ import asyncio
 
 import storage
 from storage.ids import UserId
-from storage.maintenance.garbage import collect
-from storage.maintenance.hold import hold
 from storage.maintenance.reroot import make_roots
+from storage.maintenance.room_lock import lock_room
+from storage.maintenance.state_group_gc import collect
 from storage.streams import SyncToken, VectorPosition
 from storage.testing import RoomBuilder
 
@@ -35,7 +35,7 @@ async def test_tokens_outlive_restart_compression_and_purge(dsn: str) -> None:
         assert await store.sync(READER, since=since) == expected
         assert (await store.messages(room.room_id, READER, from_=place, limit=20)).chunk == page.chunk
         async with store.database.transaction() as conn:
-            await hold(conn, room.room_id)
+            await lock_room(conn, room.room_id)
             await make_roots(conn, await conn.fetchvals(GROUPS))
         await collect(store.database, room.room_id)
         assert await store.sync(READER, since=since) == expected

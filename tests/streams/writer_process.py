@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 
 import storage
 from storage import Store
-from storage.replication import Exchange
+from storage.replication import ReplicationPeer
 from storage.replication.redis_transport import RedisTransport
 
 CONFIG = storage.Config(follow_ms=50, pool_size_max=2, replication_ping_ms=200, replication_retry_ms_first=1, replication_retry_ms_max=20)
@@ -32,7 +32,7 @@ async def main(dsn: str, instance_name: str, redis: str, first: int, count: int)
     transport = RedisTransport(redis, "s1.test", CONFIG)
     async with AsyncExitStack() as stack:
         store = await opened(stack, dsn, instance_name)
-        await stack.enter_async_context(Exchange(store, transport, follows=False))
+        await stack.enter_async_context(ReplicationPeer(store, transport, follows=False))
         for number in itertools.count(first) if count < 0 else range(first, first + count):
             with suppress(storage.DatabaseError):
                 await store.to_device.send({user: {"device": {"n": number}}})

@@ -153,7 +153,7 @@ def test_trimming_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_trimmed_world_holds_no_more_than_its_state_and_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "NODES_MAX", 200)
-    present = world.World(SMALL_CHAT, 1, sign=False)
+    present = world.GeneratedWorld(SMALL_CHAT, 1, sign=False)
     for place, _ in zip(range(2_000), generate._endless(present, trim=False), strict=False):
         if place % 100 == 0:
             present.trim()

@@ -20,7 +20,7 @@ from storage.maintenance.repair import rebuild_visibility
 from storage.queries import context as contexts
 from storage.queries import messages
 from storage.testing import BuiltEvent, RoomBuilder
-from storage.visibility import past, places
+from storage.visibility import audience_ranges, past
 from tests.maintenance.rooms import findings
 from tests.oracle.test_store import SQL_NO_SLACK, _execute
 
@@ -37,8 +37,8 @@ NEVER: Final = 1_000_000
 async def opened(dsn: str, monkeypatch: pytest.MonkeyPatch, ranges_max: int) -> AsyncIterator[Store]:
     """A store that cuts rows at so many ranges, looks nowhere in vain, and walks by time through few events only."""
     monkeypatch.setattr(past, "RANGES_MAX", ranges_max)
-    monkeypatch.setattr(places, "SLACK", 0)
-    monkeypatch.setattr(places, "AROUND", 1)
+    monkeypatch.setattr(audience_ranges, "SLACK", 0)
+    monkeypatch.setattr(audience_ranges, "AROUND", 1)
     await _execute(dsn, SQL_NO_SLACK)
     async with storage.open(dsn, server_name=SERVER, config=Config(traversal_rows_max=5)) as store:
         yield store
@@ -235,7 +235,7 @@ async def messages_at(conn: Connection, room: RoomBuilder, event_id: EventId) ->
         ("UPDATE past_visibility SET audiences = '{}'", "visibility"),
         ("UPDATE past_visibility SET audiences = '{[0,)}'", "visibility"),
         ("UPDATE past_visibility SET invited_audiences = audiences", "visibility"),
-        ("UPDATE past_visibility SET stretches = '{}'", "audiences"),
+        ("UPDATE past_visibility SET topological_ranges = '{}'", "audiences"),
         ("UPDATE past_visibility SET opened_topological = opened_topological + 1", "audiences"),
         ("UPDATE visibility SET first_audience = NULL", "visibility"),
     ],

@@ -1,6 +1,6 @@
 """Whole pages of readers whose ranges have every form, with little slack in the order: as the rule says, also after a rebuild.
 
-Random rooms come to some of these forms seldom; here each is made on purpose, and everything that `tests.oracle.test_sight` looks at
+Random rooms come to some of these forms seldom; here each is made on purpose, and everything that `tests.oracle.test_visibility` looks at
 in the end is compared: pages in both directions, surroundings, the nearest by time, what servers are sent, what is withheld.
 """
 
@@ -14,7 +14,7 @@ from storage.testing import BuiltEvent, RoomBuilder
 from tests.oracle.facts import Audience, differences
 from tests.oracle.machine import SERVERS, USERS
 from tests.oracle.oracle import Oracle
-from tests.oracle.test_sight import SERVER, SLACKS, SightSubject, sights, with_slack
+from tests.oracle.test_visibility import SERVER, SLACKS, SightSubject, sights, with_slack
 
 READER, HOST, ELSEWHERE, OTHER = USERS[0], USERS[1], USERS[2], USERS[3]  # READER and OTHER are local; READER and ELSEWHERE are erased
 READERS = Audience((READER, OTHER, f"@stranger:{SERVER}"), SERVERS)

@@ -14,14 +14,14 @@ An event that cannot be judged, because something it rests on is not held, is pa
 from storage.auth.resolution.conflicts import split_conflicts
 from storage.auth.resolution.graph import auth_chain, auth_difference, conflicted_subgraph
 from storage.auth.resolution.incremental import Change, Resolution
-from storage.auth.resolution.ledger import Source
+from storage.auth.resolution.ledger import EventSource
 from storage.auth.resolution.needed import needed_events
 from storage.auth.resolution.resolve import resolve, resolve_conflicts
 
 __all__ = [
     "Change",
+    "EventSource",
     "Resolution",
-    "Source",
     "auth_chain",
     "auth_difference",
     "conflicted_subgraph",

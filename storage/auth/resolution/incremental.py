@@ -17,7 +17,7 @@ Source: room version 2, room version 12, "State resolution".
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
-from storage.auth.resolution.ledger import Ledger, Source
+from storage.auth.resolution.ledger import EventSource, Ledger
 from storage.auth.resolution.lookup import power_parent
 from storage.auth.resolution.mainline import Mainline
 from storage.auth.resolution.power_order import PowerKey, Steps, in_power_order, power_key
@@ -64,7 +64,7 @@ class Resolution:
         """Return what the events of the conflict come to, by key. Where the states agree on a key, that counts instead."""
         return self.ledger.values()
 
-    def change(self, change: Change, source: Source) -> Steps[None]:
+    def change(self, change: Change, source: EventSource) -> Steps[None]:
         """Resolve the changed conflict. Yield after each step: True if something has to be loaded before the next."""
         grows = self._only_grows(change)
         for event_id in change.removed:
@@ -88,7 +88,7 @@ class Resolution:
         if event_id in self.ledger.places:
             self.ledger.remove(event_id)
 
-    def _read(self, event_ids: Iterable[EventId], source: Source) -> Steps[None]:
+    def _read(self, event_ids: Iterable[EventId], source: EventSource) -> Steps[None]:
         """Have these events at hand, and what they cite; all that is lacking is loaded together."""
         waiting = list(event_ids)
         while waiting:
@@ -115,7 +115,7 @@ class Resolution:
             return False
         return not any(one in self._cited and one not in self._walk for one in (*change.added, *change.passed))
 
-    def _placed(self, new: Collection[EventId], source: Source) -> Steps[bool]:
+    def _placed(self, new: Collection[EventId], source: EventSource) -> Steps[bool]:
         """Put new events into the order of power. Return whether that was possible; otherwise it is to be ordered anew."""
         found = self._newly_reached(new)
         pending = {event_id for event_id in found if event_id in self.full and event_id in self._events}
@@ -157,7 +157,7 @@ class Resolution:
                 waiting += [(one, False) for one in (event.auth_event_ids if event is not None else ()) if one in self._walk]
         return found
 
-    def _power_key(self, event: Event, source: Source) -> Steps[None]:
+    def _power_key(self, event: Event, source: EventSource) -> Steps[None]:
         """Know what an event is ordered by."""
         while event.event_id not in self._power_keys:
             key = power_key(event, source.event)
@@ -165,7 +165,7 @@ class Resolution:
                 self._power_keys[event.event_id] = key
             yield source.lacking
 
-    def _order_anew(self, source: Source) -> Steps[None]:
+    def _order_anew(self, source: EventSource) -> Steps[None]:
         self._cited = {cited for one in self._walk if one in self._events for cited in self._events[one].auth_event_ids}
         yield False
         self._reached = set()
@@ -202,7 +202,7 @@ class Resolution:
             self.ledger.insert(self._events[event_id], phase, before)
             yield False
 
-    def _order_the_rest(self, source: Source) -> Steps[None]:
+    def _order_the_rest(self, source: EventSource) -> Steps[None]:
         rest = [one for one in self.full - self._reached if one in self._events]
         order: list[EventId] = []
         if rest:
@@ -210,14 +210,14 @@ class Resolution:
             order = yield from self._mainline_order(rest, newest, source)
         yield from self._reorder(MAINLINE, order)
 
-    def _base_power_levels(self, source: Source) -> Steps[EventId | None]:
+    def _base_power_levels(self, source: EventSource) -> Steps[EventId | None]:
         found = source.base(POWER_LEVELS)
         while source.lacking:
             yield True
             found = source.base(POWER_LEVELS)
         return found
 
-    def _mainline_order(self, rest: Collection[EventId], newest: EventId | None, source: Source) -> Steps[list[EventId]]:
+    def _mainline_order(self, rest: Collection[EventId], newest: EventId | None, source: EventSource) -> Steps[list[EventId]]:
         mainline = self._mainline(newest, source)
         keys: list[tuple[int | float, int, EventId]] = []
         for event_id in rest:
@@ -231,7 +231,7 @@ class Resolution:
             yield False
         return [event_id for _, _, event_id in sorted(keys)]
 
-    def _mainline(self, newest: EventId | None, source: Source) -> Mainline:
+    def _mainline(self, newest: EventId | None, source: EventSource) -> Mainline:
         def parent(event: Event) -> EventId | None:
             if event.event_id in self._parents:
                 return self._parents[event.event_id]

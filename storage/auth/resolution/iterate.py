@@ -17,7 +17,7 @@ from storage.event import Event
 from storage.ids import EventId, StateKey
 
 
-class LookedUp(Protocol):
+class StateLookup(Protocol):
     """A state that is only looked up by key."""
 
     def get(self, key: StateKey, /) -> EventId | None:
@@ -47,8 +47,8 @@ def iterate(
 
 def auth_state_for(
     event: Event,
-    decided: LookedUp,
-    base: LookedUp,
+    decided: StateLookup,
+    base: StateLookup,
     lookup: Lookup,
     rejected: AbstractSet[EventId],
 ) -> dict[StateKey, Event] | None:

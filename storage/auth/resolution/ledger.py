@@ -29,7 +29,7 @@ GAP: Final = 1 << 40
 SPREAD: Final = 64  # bits by which all numbers grow where two neighbours have no room between them
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """What resolution reads, which need not be in memory: if it is not, None is returned and `lacking` is true until it was loaded."""
 
     @property
@@ -117,7 +117,7 @@ class Ledger:
         for key in keys:
             self._value_changed(key, (-1, 0))
 
-    def check(self, phase: int, source: Source) -> Iterator[bool]:
+    def check(self, phase: int, source: EventSource) -> Iterator[bool]:
         """Check what is due up to a phase. Yield after each check: True if something has to be loaded first."""
         while self._unchecked and self._unchecked[0][0] <= phase:
             event_id = self._at.get(self._unchecked[0])
@@ -129,7 +129,7 @@ class Ledger:
                     break
             self._due.discard(heappop(self._unchecked))
 
-    def _outcome(self, event_id: EventId, source: Source) -> bool | None:
+    def _outcome(self, event_id: EventId, source: EventSource) -> bool | None:
         """Whether the state before an event allows it; None if something has to be loaded first."""
         event = source.event(event_id)
         if event is None or event.state_key is None:
@@ -212,7 +212,7 @@ class _Before:
 class _Base:
     """The state that the checks start from, by key."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: EventSource) -> None:
         self._source = source
 
     def get(self, key: StateKey) -> EventId | None:

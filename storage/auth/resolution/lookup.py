@@ -14,7 +14,7 @@ Lookup = Callable[[EventId], Event | None]
 """The event under an id, None where it is not held."""
 
 
-class Recorder:
+class RecordingLookup:
     """A lookup that remembers which ids it was asked for in vain; ids in `absent` are known not to be obtainable."""
 
     __slots__ = ("_absent", "_events", "missing")

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from storage.auth.resolution import graph
 from storage.auth.resolution.conflicts import StateMap
 from storage.auth.resolution.graph import Events
-from storage.auth.resolution.lookup import Recorder
+from storage.auth.resolution.lookup import RecordingLookup
 from storage.auth.resolution.v2 import conflict_of, power_phase, power_phase_events, remaining_order
 from storage.auth.selection import keys_needed
 from storage.auth.state_keys import POWER_LEVELS, create_id_of
@@ -44,7 +44,7 @@ def needed_events(
     result on `events` is the same as on all events of the room that are held.
     """
     version = version_of(room_version)
-    asked = Recorder(events, absent)
+    asked = RecordingLookup(events, absent)
     if version.state_resolution == "v1":
         _judged_by(set().union(*conflicted.values()), unconflicted, asked, with_auth_events=False)
         return asked.missing
@@ -63,14 +63,14 @@ def needed_events(
     return asked.missing
 
 
-def _subgraph(conflicted: AbstractSet[EventId], events: Events, asked: Recorder) -> set[EventId]:
+def _subgraph(conflicted: AbstractSet[EventId], events: Events, asked: RecordingLookup) -> set[EventId]:
     """The conflicted state subgraph; whatever its search would have to read is asked for."""
     for event_id in conflicted | graph.auth_chain(conflicted, events):
         asked(event_id)
     return graph.conflicted_subgraph(conflicted, events)
 
 
-def _judged_by(event_ids: AbstractSet[EventId], base: StateMap, asked: Recorder, *, with_auth_events: bool) -> None:
+def _judged_by(event_ids: AbstractSet[EventId], base: StateMap, asked: RecordingLookup, *, with_auth_events: bool) -> None:
     """Ask for events, what they cite, and the state under the keys they need."""
     for event_id in event_ids:
         event = asked(event_id)

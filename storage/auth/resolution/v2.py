@@ -24,7 +24,7 @@ from storage.ids import EventId, StateKey
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
+class ConflictedEvents:
     """What the two phases work on.
 
     `full` is the full conflicted set. `walk` holds at least every event on a path of auth events from one event of `full` to
@@ -45,7 +45,7 @@ def is_power_event(event: Event) -> bool:
     return event.type == MEMBER and event.sender != event.state_key and event.content.get("membership") in ("leave", "ban")
 
 
-def power_phase_events(conflict: Conflict, lookup: Lookup) -> set[EventId]:
+def power_phase_events(conflict: ConflictedEvents, lookup: Lookup) -> set[EventId]:
     """X: the power events of the full conflicted set, and those of the set that are in their auth chains."""
     found = {event_id for event_id in conflict.full if (event := lookup(event_id)) is not None and is_power_event(event)}
     seen = set(found)
@@ -59,7 +59,7 @@ def power_phase_events(conflict: Conflict, lookup: Lookup) -> set[EventId]:
     return {event_id for event_id in seen if event_id in conflict.full}
 
 
-def power_phase(conflict: Conflict, lookup: Lookup, rejected: AbstractSet[EventId]) -> tuple[dict[StateKey, EventId], set[EventId]]:
+def power_phase(conflict: ConflictedEvents, lookup: Lookup, rejected: AbstractSet[EventId]) -> tuple[dict[StateKey, EventId], set[EventId]]:
     """Steps 1 and 2: what the power events come to, and which events were judged."""
     judged = power_phase_events(conflict, lookup)
     decided: dict[StateKey, EventId] = {}
@@ -67,14 +67,16 @@ def power_phase(conflict: Conflict, lookup: Lookup, rejected: AbstractSet[EventI
     return decided, judged
 
 
-def remaining_order(conflict: Conflict, decided: StateMap, judged: AbstractSet[EventId], lookup: Lookup) -> list[EventId]:
+def remaining_order(conflict: ConflictedEvents, decided: StateMap, judged: AbstractSet[EventId], lookup: Lookup) -> list[EventId]:
     """Step 3: all other events of the full conflicted set, by the mainline of the power levels that are decided."""
     remaining = [event for event_id in conflict.full if event_id not in judged and (event := lookup(event_id)) is not None]
     newest = decided.get(POWER_LEVELS) or conflict.base.get(POWER_LEVELS)
     return mainline_order(remaining, newest, lookup)
 
 
-def resolve_v2(conflict: Conflict, unconflicted: StateMap, lookup: Lookup, rejected: AbstractSet[EventId]) -> dict[StateKey, EventId]:
+def resolve_v2(
+    conflict: ConflictedEvents, unconflicted: StateMap, lookup: Lookup, rejected: AbstractSet[EventId]
+) -> dict[StateKey, EventId]:
     """Steps 1 to 5: the keys outside the unconflicted state, and what each comes to."""
     decided, judged = power_phase(conflict, lookup, rejected)
     iterate(remaining_order(conflict, decided, judged, lookup), decided, conflict.base, lookup, rejected)
@@ -87,10 +89,10 @@ def conflict_of(
     conflicted: Mapping[StateKey, AbstractSet[EventId]],
     auth_difference: AbstractSet[EventId],
     subgraph: AbstractSet[EventId] | None,
-) -> Conflict:
+) -> ConflictedEvents:
     """The full conflicted set, and the state that the checks start from."""
     full = set(auth_difference).union(*conflicted.values())
     walk = None if subgraph is None else full | subgraph
     if version.state_resolution == "v2":
-        return Conflict(full, walk, unconflicted)
-    return Conflict(full if walk is None else walk, walk, {})
+        return ConflictedEvents(full, walk, unconflicted)
+    return ConflictedEvents(full if walk is None else walk, walk, {})

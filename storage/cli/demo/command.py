@@ -6,14 +6,14 @@ from pathlib import Path
 
 from storage.cli.common import DsnOption, JsonOption, run
 from storage.cli.demo import rooms, scenes
-from storage.cli.demo.teller import Teller
-from storage.cli.demo.timing import Statements, timed
+from storage.cli.demo.teller import TablePrinter
+from storage.cli.demo.timing import StatementTimer, timed
 from storage.cli.import_files import Bar
-from storage.cli.importing import Import, Rejects
 from storage.cli.stats import read_stats, tables_told
 from storage.config import Config
-from storage.opening import open_store
-from storage.store import Store
+from storage.importing import Import, Rejects
+from storage.store.facade import Store
+from storage.store.open import open_store
 
 SERVER_NAME = "s1.test"
 
@@ -23,11 +23,11 @@ def command(dsn: DsnOption = None, *, as_json: JsonOption = False) -> None:
 
     Each run adds rooms of its own, made from another seed. A schema that is not there yet is created.
     """
-    run(_demo(dsn, Teller(as_json), Config.from_env()))
+    run(_demo(dsn, TablePrinter(as_json), Config.from_env()))
 
 
-async def _demo(dsn: str | None, teller: Teller, config: Config) -> None:
-    counter = Statements()
+async def _demo(dsn: str | None, teller: TablePrinter, config: Config) -> None:
+    counter = StatementTimer()
     async with open_store(dsn, server_name=SERVER_NAME, instance_name="demo", config=config, migrate=True, observer=counter) as store:
         story, made = rooms.make(await rooms.first_seed(store))
         scenes.rooms(teller, made)
@@ -44,7 +44,7 @@ async def _demo(dsn: str | None, teller: Teller, config: Config) -> None:
     teller.end()
 
 
-async def _import(teller: Teller, store: Store, made: list[rooms.DemoRoom]) -> None:
+async def _import(teller: TablePrinter, store: Store, made: list[rooms.DemoRoom]) -> None:
     with tempfile.TemporaryDirectory(prefix="room-storage-demo-") as folder:
         files, size = rooms.to_files(made, Path(folder))
         with Bar(size) as bar:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from storage.cli.demo.story import ALICE, Story, write
+from storage.cli.demo.story import ALICE, DemoStory, write
 from storage.errors import UnknownRoom
 from storage.ids import RoomId
-from storage.store import Store
+from storage.store.facade import Store
 from storage.testing import (
     ODD_SOME,
     SHAPES,
@@ -61,7 +61,7 @@ async def _is_held(store: Store, room_id: RoomId) -> bool:
     return True
 
 
-def make(seed: int) -> tuple[Story, list[DemoRoom]]:
+def make(seed: int) -> tuple[DemoStory, list[DemoRoom]]:
     """The story's room first."""
     story = write(seed)
     return story, [DemoRoom("a story", story.room.generated()), *_generated(seed + 1)]

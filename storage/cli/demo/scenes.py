@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from storage.cli.demo.rooms import DemoRoom
-from storage.cli.demo.story import ALICE, BOB, CAROL, DAVE, MALLORY, NAMES, Story
-from storage.cli.demo.teller import Teller
+from storage.cli.demo.story import ALICE, BOB, CAROL, DAVE, MALLORY, NAMES, DemoStory
+from storage.cli.demo.teller import TablePrinter
 from storage.cli.import_files import OUTCOMES
-from storage.cli.importing import Summary
 from storage.ids import EventId, RoomId, StateKey
+from storage.importing import Summary
 from storage.queries.events import StoredEvent
-from storage.queries.sync.results import Sync
-from storage.store import Store
+from storage.queries.sync.types import Sync
+from storage.store.facade import Store
 
 ROOMS_SHOWN: Final = 5
 REMOTE: Final = "s3.test"
@@ -46,7 +46,7 @@ def said(event: StoredEvent) -> str:
             return event.type
 
 
-def rooms(teller: Teller, made: list[DemoRoom]) -> None:
+def rooms(teller: TablePrinter, made: list[DemoRoom]) -> None:
     """What is going to be stored."""
     rows = []
     for one in made:
@@ -60,14 +60,14 @@ def rooms(teller: Teller, made: list[DemoRoom]) -> None:
     teller.table("Rooms", "Signed by the servers of their users; made from a seed.", columns, rows)
 
 
-def imported(teller: Teller, summary: Summary, seconds: float) -> None:
+def imported(teller: TablePrinter, summary: Summary, seconds: float) -> None:
     """What became of the files."""
     rows = [(outcome, summary.outcomes[outcome]) for outcome in OUTCOMES if summary.outcomes[outcome]]
     about = f"{summary.lines} lines in {seconds:.2f} s, {summary.lines / seconds:,.0f} a second, as `room-storage import` does it."
     teller.table("Stored", about, ["outcome", "events"], rows)
 
 
-async def synced(teller: Teller, store: Store, story: Story) -> None:
+async def synced(teller: TablePrinter, store: Store, story: DemoStory) -> None:
     """A first sync, something happens, and the next."""
     first = await store.sync(ALICE, rooms_limit=ROOMS_SHOWN, timeline_limit=3)
     about = f"The {ROOMS_SHOWN} rooms with the latest activity; there are {'more' if first.next_rooms else 'no more'}."
@@ -94,7 +94,7 @@ def _sync_rows(answer: Sync) -> list[tuple[object, ...]]:
     ]
 
 
-async def paged(teller: Teller, store: Store, room_id: RoomId) -> None:
+async def paged(teller: TablePrinter, store: Store, room_id: RoomId) -> None:
     """Two pages of history."""
     page = await store.messages(room_id, ALICE, limit=10)
     rows = [_line(event) for event in page.chunk]
@@ -115,7 +115,7 @@ def _told_end(end: str | None) -> str:
     return "The room begins here." if end is None else f"Exactly as many as asked for; it goes on at the token {end[:24]}…"
 
 
-async def seen(teller: Teller, store: Store, story: Story) -> None:
+async def seen(teller: TablePrinter, store: Store, story: DemoStory) -> None:
     """Who may see what."""
     ids = [event.event_id for event in story.room.events]
     held = await store.events(ids)
@@ -133,7 +133,7 @@ def _flags(event: StoredEvent) -> str:
     return ", ".join(flag for flag, holds in told.items() if holds)
 
 
-async def state(teller: Teller, store: Store, story: Story) -> None:
+async def state(teller: TablePrinter, store: Store, story: DemoStory) -> None:
     """The state at an old event, and now."""
     at = story.marks["spam"]
     then, now = await store.state_before(at.event_id), await store.current_state(story.room.room_id)
@@ -157,7 +157,7 @@ def _value(held: dict[EventId, StoredEvent], event_id: EventId | None) -> str:
     return str(next((content[key] for key in ("topic", "history_visibility", "membership") if key in content), ""))
 
 
-async def backfilled(teller: Teller, store: Store, story: Story) -> None:
+async def backfilled(teller: TablePrinter, store: Store, story: DemoStory) -> None:
     """What a remote server gets."""
     events = await store.backfill(story.room.room_id, [story.marks["last"].event_id], 16, server_name=REMOTE)
     held = await store.events([event.event_id for event in events])

@@ -16,16 +16,16 @@ NAMES: Final = {ALICE: "Alice", CAROL: "Carol", MALLORY: "Mallory", BOB: "Bob", 
 
 
 @dataclass(slots=True)
-class Story:
+class DemoStory:
     """The room, and the events that are asked about."""
 
     room: RoomBuilder
     marks: dict[str, BuiltEvent] = field(default_factory=dict)
 
 
-def write(seed: int) -> Story:
+def write(seed: int) -> DemoStory:
     """The room; its id follows from the seed."""
-    story = Story(RoomBuilder("11", servers=SERVERS, seed=seed))
+    story = DemoStory(RoomBuilder("11", servers=SERVERS, seed=seed))
     _beginning(story)
     _among_members(story)
     _apart(story)
@@ -33,7 +33,7 @@ def write(seed: int) -> Story:
     return story
 
 
-def _beginning(story: Story) -> None:
+def _beginning(story: DemoStory) -> None:
     room = story.room
     room.start(ALICE, history_visibility="shared", users={CAROL: 50}, name="The pantry")
     room.topic(ALICE, "What is in the pantry?")
@@ -43,7 +43,7 @@ def _beginning(story: Story) -> None:
     story.marks["early"] = room.message(CAROL, "There are still two jars of plums.")
 
 
-def _among_members(story: Story) -> None:
+def _among_members(story: DemoStory) -> None:
     room = story.room
     room.history_visibility(ALICE, "joined")
     room.message(DAVE, "Who ate the quince jelly?")
@@ -53,7 +53,7 @@ def _among_members(story: Story) -> None:
     story.marks["spam"] = room.message(MALLORY, "CHEAP JAM!!! CHEAP JAM!!!")
 
 
-def _apart(story: Story) -> None:
+def _apart(story: DemoStory) -> None:
     """Alice's server and Mallory's do not hear each other; then Alice's and Carol's."""
     room = story.room
     here, there = room.fork(2)
@@ -67,7 +67,7 @@ def _apart(story: Story) -> None:
     room.merge(here, there)
 
 
-def _together(story: Story) -> None:
+def _together(story: DemoStory) -> None:
     room = story.room
     room.redact(ALICE, story.marks["spam"], reason="advertising")
     room.history_visibility(ALICE, "shared")

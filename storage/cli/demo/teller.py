@@ -9,7 +9,7 @@ from storage.cli.common import print_json, print_rows
 
 
 @dataclass(slots=True)
-class Teller:
+class TablePrinter:
     """Takes tables, each with a title and a sentence about it."""
 
     as_json: bool

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from storage.cli.demo.rooms import DemoRoom
-from storage.cli.demo.story import ALICE, Story
-from storage.cli.demo.teller import Teller
+from storage.cli.demo.story import ALICE, DemoStory
+from storage.cli.demo.teller import TablePrinter
 from storage.ids import EventId
-from storage.store import Store
+from storage.store.facade import Store
 
 TIMES: Final = 15
 
 
 @dataclass(slots=True)
-class Statements:
+class StatementTimer:
     """An observer that counts."""
 
     count: int = 0
@@ -29,7 +29,7 @@ class Statements:
         """See `storage.database.connection.Observer`."""
 
 
-async def timed(teller: Teller, store: Store, story: Story, made: list[DemoRoom], counter: Statements) -> None:
+async def timed(teller: TablePrinter, store: Store, story: DemoStory, made: list[DemoRoom], counter: StatementTimer) -> None:
     """Each question some times; the median."""
     chat = max((one.room for one in made if one.what == "an old room"), key=len)
     last = EventId(chat.events[-1].event_id)
@@ -53,7 +53,7 @@ async def timed(teller: Teller, store: Store, story: Story, made: list[DemoRoom]
     )
 
 
-async def _measured(question: Callable[[], Awaitable[object]], counter: Statements) -> tuple[float, float]:
+async def _measured(question: Callable[[], Awaitable[object]], counter: StatementTimer) -> tuple[float, float]:
     took = []
     counter.count = 0
     for _ in range(TIMES):

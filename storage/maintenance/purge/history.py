@@ -1,9 +1,9 @@
 """The history of a room: batches of it go, from the cut downwards, each in a transaction of its own with the room held.
 
     deleted      messages, and what was rejected
-    set aside    state events and redactions: outliers until the end of the purge, and for as long as anything needs them (leavings.py);
+    set aside    state events and redactions: outliers until the end of the purge, and for as long as anything needs them (sweep.py);
                  what local users sent, unless it is to go, too
-    staying      forward extremities; what the job does not take (keeping.py); rejected state events, what redacted something that stays,
+    staying      forward extremities; what the job does not take (references.py); rejected state events, what redacted something that stays,
                  what a rejected event cites: these until the end of the purge
 
 A batch is read before the room is held: what stands there does not change while the job runs, but for what moves up in the order, and then
@@ -20,13 +20,13 @@ from typing import Final, LiteralString
 from storage.database.connection import Connection, Database
 from storage.database.names import TYPE_REDACTION
 from storage.errors import DatabaseConflict, DatabaseUnavailable
-from storage.maintenance.announce import announce_removed
-from storage.maintenance.hold import hold_still
-from storage.maintenance.purge.cut import Cut
-from storage.maintenance.purge.job import Job, count
-from storage.maintenance.purge.keeping import Keeping, Moved, Stand, keeping, stand_of
-from storage.maintenance.purge.pacing import Pace
-from storage.maintenance.purge.removal import Removal, TimelineRow, follow, take
+from storage.maintenance.invalidate_caches import publish_removed
+from storage.maintenance.purge.cut_point import CutPoint
+from storage.maintenance.purge.job import PurgeJob, count
+from storage.maintenance.purge.references import References, ReorderedMeanwhile, RoomOrderVersion, keeping, stand_of
+from storage.maintenance.purge.removal import PurgedEventRow, Removal, follow, take
+from storage.maintenance.purge.throttle import PurgeThrottle
+from storage.maintenance.room_lock import lock_room_keeping_plans
 
 SQL_BELOW: Final[LiteralString] = """
 SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.type_nid, e.state_key_nid IS NOT NULL AS is_state,
@@ -70,30 +70,30 @@ class Overtaken(Exception):  # noqa: N818  # a turn of the work, not an error
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PurgeContext:
     """A purge under way: where, by which job, and whose users are local."""
 
     database: Database
     room_version: str
     server_name: str
-    pace: Pace
+    pace: PurgeThrottle
 
 
-async def purge_below(asked: Asked, job: Job, cut: Cut) -> tuple[Job, Keeping]:
+async def purge_below(asked: PurgeContext, job: PurgeJob, cut: CutPoint) -> tuple[PurgeJob, References]:
     """Take what stands below the cut out of the timeline; the job as it is then, and what was found to stay."""
     while True:
         kept = await keeping(asked.database, job.room_id, asked.room_version, cut, job.arrived_upto)
         try:
             return await _walk(asked, job, kept), kept
-        except Moved:
+        except ReorderedMeanwhile:
             continue
 
 
-async def _walk(asked: Asked, job: Job, kept: Keeping) -> Job:
+async def _walk(asked: PurgeContext, job: PurgeJob, kept: References) -> PurgeJob:
     at = (kept.cut.topological, -1)
     while True:
         async with asked.database.connection() as conn:
-            rows = await conn.fetch(SQL_BELOW, job.room_nid, *at, asked.pace.batch, asked.server_name, row=TimelineRow)
+            rows = await conn.fetch(SQL_BELOW, job.room_nid, *at, asked.pace.batch, asked.server_name, row=PurgedEventRow)
         if not rows:
             return job
         job = await _take(asked, job, kept, rows)
@@ -101,7 +101,7 @@ async def _walk(asked: Asked, job: Job, kept: Keeping) -> Job:
         await asked.pace.rest(job)
 
 
-async def _take(asked: Asked, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> Job:
+async def _take(asked: PurgeContext, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]) -> PurgeJob:
     with asked.pace.measured():
         try:
             async with asked.database.transaction() as conn:
@@ -111,13 +111,15 @@ async def _take(asked: Asked, job: Job, kept: Keeping, rows: Sequence[TimelineRo
     return job
 
 
-async def _ahead(conn: Connection, asked: Asked, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> tuple[Job, int]:
+async def _ahead(
+    conn: Connection, asked: PurgeContext, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]
+) -> tuple[PurgeJob, int]:
     """The rows first, then the room. `Overtaken`."""
     await conn.execute(SQL_WAIT_SHORTLY)
     expected = _sorted(await stand_of(conn, job.room_nid), job, kept, rows)
     await take(conn, job.room_nid, expected)
     counted = await count(conn, job, deleted=len(expected.deleted), set_aside=len(expected.set_aside))
-    await hold_still(conn, job.room_id)
+    await lock_room_keeping_plans(conn, job.room_id)
     asked.pace.held()
     stand = await kept.since(conn)
     removal = _sorted(stand, job, kept, rows)
@@ -127,9 +129,11 @@ async def _ahead(conn: Connection, asked: Asked, job: Job, kept: Keeping, rows: 
     return counted, stand.position
 
 
-async def _held(conn: Connection, asked: Asked, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> tuple[Job, int]:
+async def _held(
+    conn: Connection, asked: PurgeContext, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]
+) -> tuple[PurgeJob, int]:
     """The room first: nothing can come between."""
-    await hold_still(conn, job.room_id)
+    await lock_room_keeping_plans(conn, job.room_id)
     asked.pace.held()
     stand = await kept.since(conn)
     removal = _sorted(stand, job, kept, rows)
@@ -139,12 +143,12 @@ async def _held(conn: Connection, asked: Asked, job: Job, kept: Keeping, rows: S
     return counted, stand.position
 
 
-async def _follow(conn: Connection, job: Job, kept: Keeping, removal: Removal) -> None:
+async def _follow(conn: Connection, job: PurgeJob, kept: References, removal: Removal) -> None:
     if gone := await follow(conn, kept, removal):
-        await announce_removed(conn, job.room_id, "timeline", gone)
+        await publish_removed(conn, job.room_id, "timeline", gone)
 
 
-def _sorted(stand: Stand, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) -> Removal:
+def _sorted(stand: RoomOrderVersion, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]) -> Removal:
     """What becomes of these events."""
     removal = Removal()
     for row in rows:
@@ -157,23 +161,23 @@ def _sorted(stand: Stand, job: Job, kept: Keeping, rows: Sequence[TimelineRow]) 
             _stay(removal, row, ends=True)
         elif (row.is_rejected and row.is_state) or (row.event_nid in kept.held and (not row.is_state or row.type_nid == TYPE_REDACTION)):
             _stay(removal, row, ends=True)
-            removal.leavings[row.event_nid] = row.local
+            removal.retained[row.event_nid] = row.local
         elif row.is_rejected:
             removal.deleted.append(row)
         elif row.is_state or _takes_effect(row) or (row.local and not job.local):
             removal.set_aside.append(row)
-            removal.leavings[row.event_nid] = row.local
+            removal.retained[row.event_nid] = row.local
         else:
             removal.deleted.append(row)
     return removal
 
 
-def _stay(removal: Removal, row: TimelineRow, *, ends: bool) -> None:
+def _stay(removal: Removal, row: PurgedEventRow, *, ends: bool) -> None:
     removal.staying.append(row)
     if ends and not (row.is_rejected or row.soft_failed or row.backfilled):
         removal.ends.append(row.event_nid)
 
 
-def _takes_effect(row: TimelineRow) -> bool:
+def _takes_effect(row: PurgedEventRow) -> bool:
     """Whether an event may have redacted something."""
     return row.type_nid == TYPE_REDACTION and not (row.ineffective or row.soft_failed)

@@ -10,7 +10,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import PurgeRunning
-from storage.maintenance.purge.cut import Cut
+from storage.maintenance.purge.cut_point import CutPoint
 
 SQL_LOCK: Final[LiteralString] = "SELECT pg_try_advisory_lock(1919905646, $1::int)"
 SQL_UNLOCK: Final[LiteralString] = "SELECT pg_advisory_unlock(1919905646, $1::int)"
@@ -72,7 +72,7 @@ WHERE job_id = $1::int
 """
 
 
-class Job(NamedTuple):
+class PurgeJob(NamedTuple):
     """A purge: what it takes, where it is (`phase`), what it has done so far, when (ms)."""
 
     job_id: int
@@ -93,9 +93,9 @@ class Job(NamedTuple):
     error: str | None
 
     @property
-    def cut(self) -> Cut | None:
+    def cut(self) -> CutPoint | None:
         """Where it cuts; None: it takes the whole room."""
-        return None if self.topological_cut is None or self.stream_cut is None else Cut(self.topological_cut, self.stream_cut)
+        return None if self.topological_cut is None or self.stream_cut is None else CutPoint(self.topological_cut, self.stream_cut)
 
 
 @asynccontextmanager
@@ -110,38 +110,45 @@ async def alone(database: Database, room_id: str, room_nid: int) -> AsyncIterato
             await conn.fetchval(SQL_UNLOCK, room_nid)
 
 
-async def begin(conn: Connection, room_nid: int, cut: Cut | None, *, local: bool, now_ts: int) -> Job | None:
+async def begin(conn: Connection, room_nid: int, cut: CutPoint | None, *, local: bool, now_ts: int) -> PurgeJob | None:
     """A new job. In a transaction in which its room is held, so that all that has arrived lies below the position it remembers."""
     phase = "room" if cut is None else "history"
     topological, stream = (None, None) if cut is None else cut
-    return await conn.fetchrow(SQL_BEGIN, room_nid, topological, stream, local, phase, now_ts, row=Job)
+    return await conn.fetchrow(SQL_BEGIN, room_nid, topological, stream, local, phase, now_ts, row=PurgeJob)
 
 
-async def unfinished(conn: Connection, room_nid: int) -> Job | None:
+async def unfinished(conn: Connection, room_nid: int) -> PurgeJob | None:
     """The job of a room that was interrupted, if any."""
-    return await conn.fetchrow(SQL_UNFINISHED, room_nid, row=Job)
+    return await conn.fetchrow(SQL_UNFINISHED, room_nid, row=PurgeJob)
 
 
-async def begun(database: Database) -> list[Job]:
+async def begun(database: Database) -> list[PurgeJob]:
     """All jobs that are not done: interrupted, or under way."""
     async with database.connection() as conn:
-        return await conn.fetch(SQL_BEGUN, row=Job)
+        return await conn.fetch(SQL_BEGUN, row=PurgeJob)
 
 
-async def jobs(database: Database, limit: int = 100) -> list[Job]:
+async def jobs(database: Database, limit: int = 100) -> list[PurgeJob]:
     """The latest jobs, the latest first."""
     async with database.connection() as conn:
-        return await conn.fetch(SQL_JOBS, limit, row=Job)
+        return await conn.fetch(SQL_JOBS, limit, row=PurgeJob)
 
 
 async def count(
-    conn: Connection, job: Job, *, deleted: int = 0, set_aside: int = 0, swept: int = 0, state_groups: int = 0, phase: str | None = None
-) -> Job:
+    conn: Connection,
+    job: PurgeJob,
+    *,
+    deleted: int = 0,
+    set_aside: int = 0,
+    swept: int = 0,
+    state_groups: int = 0,
+    phase: str | None = None,
+) -> PurgeJob:
     """Note progress, in the transaction that makes it; the job as it is then."""
-    counted = await conn.fetchrow(SQL_COUNT, job.job_id, deleted, set_aside, swept, state_groups, phase or job.phase, row=Job)
+    counted = await conn.fetchrow(SQL_COUNT, job.job_id, deleted, set_aside, swept, state_groups, phase or job.phase, row=PurgeJob)
     return job if counted is None else counted
 
 
-async def failed(conn: Connection, job: Job, reason: str) -> None:
+async def failed(conn: Connection, job: PurgeJob, reason: str) -> None:
     """Note why it ended."""
     await conn.execute(SQL_FAILED, job.job_id, reason)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.maintenance.purge.keeping import Keeping
+from storage.maintenance.purge.references import References
 
 SQL_DELETE: Final[LiteralString] = """
 WITH
@@ -32,7 +32,7 @@ link AS (
     WHERE l.chain_nid = place.chain_nid AND l.sequence_number = place.sequence_number
 ),
 leaving AS (
-    DELETE FROM purge_leavings
+    DELETE FROM purge_retained_events
     WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
 )
 SELECT count(*)
@@ -56,7 +56,7 @@ WHERE event_nid = ANY($2::bigint[]) AND room_nid = $1::int AND NOT outlier
 """
 
 SQL_LEAVE: Final[LiteralString] = """
-INSERT INTO purge_leavings (event_nid, room_nid, local)
+INSERT INTO purge_retained_events (event_nid, room_nid, local)
 SELECT i.event_nid, $1::int, i.local
 FROM unnest($2::bigint[], $3::boolean[]) AS i (event_nid, local)
 ON CONFLICT (room_nid, event_nid) DO UPDATE SET local = EXCLUDED.local
@@ -89,7 +89,7 @@ SELECT event_id FROM shrunk
 
 SQL_OPEN_GAPS: Final[LiteralString] = """
 WITH opened AS (
-    INSERT INTO missing_events (event_nid, event_id, room_nid, covered, child_nids)
+    INSERT INTO missing_events (event_nid, event_id, room_nid, superseded, child_nids)
     SELECT i.event_nid, i.event_id, $1::int, true, i.child_nids::bigint[]
     FROM unnest($2::bigint[], $3::text[], $4::text[]) AS i (event_nid, event_id, child_nids)
     ON CONFLICT (event_nid) DO UPDATE
@@ -111,7 +111,7 @@ dropped AS (
     WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
 ),
 moved AS (
-    DELETE FROM moved_events
+    DELETE FROM reordered_events
     WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
 ),
 purged AS (
@@ -138,7 +138,7 @@ ON CONFLICT DO NOTHING
 """
 
 
-class TimelineRow(NamedTuple):
+class PurgedEventRow(NamedTuple):
     """An event below the cut, without its content. ``local``: a local user sent it."""
 
     event_nid: int
@@ -159,17 +159,17 @@ class TimelineRow(NamedTuple):
 class Removal:
     """What one transaction takes out of the timeline, and what it leaves there."""
 
-    deleted: list[TimelineRow] = field(default_factory=list)
-    set_aside: list[TimelineRow] = field(default_factory=list)
-    staying: list[TimelineRow] = field(default_factory=list)
+    deleted: list[PurgedEventRow] = field(default_factory=list)
+    set_aside: list[PurgedEventRow] = field(default_factory=list)
+    staying: list[PurgedEventRow] = field(default_factory=list)
     """In the timeline, for good or until the end of the purge: their parents become gaps."""
-    leavings: dict[int, bool] = field(default_factory=dict)
+    retained: dict[int, bool] = field(default_factory=dict)
     """Which of those that are set aside, or stay, are looked at again at the end of the purge; and whether they are local."""
     ends: list[int] = field(default_factory=list)
     """Of those that stay, what would be a forward extremity once the events that named it are gone."""
 
     @property
-    def removed(self) -> list[TimelineRow]:
+    def removed(self) -> list[PurgedEventRow]:
         """What leaves the timeline."""
         return [*self.deleted, *self.set_aside]
 
@@ -181,11 +181,11 @@ async def take(conn: Connection, room_nid: int, removal: Removal) -> None:
         await delete(conn, room_nid, [row.event_nid for row in removal.deleted], chained)
     if removal.set_aside:
         await conn.execute(SQL_SET_ASIDE, room_nid, [row.event_nid for row in removal.set_aside])
-    if removal.leavings:
-        await conn.execute(SQL_LEAVE, room_nid, list(removal.leavings), list(removal.leavings.values()))
+    if removal.retained:
+        await conn.execute(SQL_LEAVE, room_nid, list(removal.retained), list(removal.retained.values()))
 
 
-async def follow(conn: Connection, keeping: Keeping, removal: Removal) -> list[str]:
+async def follow(conn: Connection, keeping: References, removal: Removal) -> list[str]:
     """What refers to them, with the room held; the ids of what has gone and of gaps that changed: what writers must forget."""
     room_nid, removed = keeping.room_nid, removal.removed
     nids = [row.event_nid for row in removed]
@@ -209,7 +209,7 @@ async def delete(conn: Connection, room_nid: int, nids: Sequence[int], chained: 
     return int(await conn.fetchval(SQL_DELETE, room_nid, list(nids), list(chained), outliers_only))
 
 
-async def _open_gaps(conn: Connection, keeping: Keeping, removed: Sequence[TimelineRow]) -> None:
+async def _open_gaps(conn: Connection, keeping: References, removed: Sequence[PurgedEventRow]) -> None:
     gone = {row.event_nid for row in removed} | keeping.gone
     gaps = [(row.event_nid, row.event_id, children) for row in removed if (children := keeping.children.get(row.event_nid, set()) - gone)]
     if gaps:

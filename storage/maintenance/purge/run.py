@@ -6,20 +6,20 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
 from storage.errors import InputError, PurgeRunning, StorageError, UnknownRoom
-from storage.maintenance.announce import announce, introduce
-from storage.maintenance.garbage import collect
-from storage.maintenance.hold import hold, hold_still
 from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.purge import job as job_rows
-from storage.maintenance.purge.cut import SQL_ROOM, Cut, RoomRow, before_event, before_time
-from storage.maintenance.purge.history import SQL_TAKEN, Asked, purge_below
-from storage.maintenance.purge.job import Job
-from storage.maintenance.purge.keeping import Moved
-from storage.maintenance.purge.leavings import sweep
-from storage.maintenance.purge.pacing import Pace, Watcher
+from storage.maintenance.purge.cut_point import SQL_ROOM, CutPoint, PurgedRoomRow, before_event, before_time
+from storage.maintenance.purge.history import SQL_TAKEN, PurgeContext, purge_below
+from storage.maintenance.purge.job import PurgeJob
+from storage.maintenance.purge.references import ReorderedMeanwhile
 from storage.maintenance.purge.retention import policies
-from storage.maintenance.purge.trimming import forget_blind
-from storage.maintenance.purge.whole import hide, purge_tables, refuse_joined
+from storage.maintenance.purge.room import hide, purge_tables, refuse_joined
+from storage.maintenance.purge.sweep import sweep
+from storage.maintenance.purge.throttle import PurgeThrottle, Watcher
+from storage.maintenance.purge.visibility_cleanup import remove_unused_visibility
+from storage.maintenance.room_lock import lock_room, lock_room_keeping_plans
+from storage.maintenance.state_group_gc import collect
 
 WORK: Final = "a purge"
 DELTAS: Final = 1_000
@@ -53,14 +53,14 @@ FROM gone
 
 SQL_LOWEST: Final[LiteralString] = """
 UPDATE rooms r
-SET strays = r.strays * int8multirange(int8range((
+SET out_of_range = r.out_of_range * int8multirange(int8range((
     SELECT e.topological_ordering
     FROM events e
     WHERE e.room_nid = r.room_nid AND NOT e.outlier
     ORDER BY e.topological_ordering, e.stream_ordering
     LIMIT 1
 ), NULL))
-WHERE r.room_nid = $1::int AND r.strays <> '{}'
+WHERE r.room_nid = $1::int AND r.out_of_range <> '{}'
 """
 
 
@@ -78,7 +78,7 @@ class Purged(NamedTuple):
 
     room_id: str
     events: int
-    job: Job | None
+    job: PurgeJob | None
 
 
 async def purge_history(
@@ -107,13 +107,13 @@ async def purge_history(
     now_ts = time.time_ns() // 1_000_000
     async with database.connection() as conn:
         if before_event_id is not None:
-            cut: Cut | None = await before_event(conn, room_id, room, before_event_id)
+            cut: CutPoint | None = await before_event(conn, room_id, room, before_event_id)
         else:
             cut = await before_time(conn, room_id, room, before_ts or 0, now_ts)
     if dry_run or cut is None:
         return Purged(room_id, 0 if cut is None else await _counted(database, room, cut), None)
     async with job_rows.alone(database, room_id, room.room_nid):
-        asked = Asked(database, room.room_version, server_name, Pace(database.config, watcher))
+        asked = PurgeContext(database, room.room_version, server_name, PurgeThrottle(database.config, watcher))
         finished = await _finish(asked, room.room_nid)
         if finished is not None and finished.cut == cut and finished.local == local:
             return Purged(room_id, finished.deleted_count + finished.set_aside_count, finished)
@@ -136,13 +136,13 @@ async def purge_room(
         await prove_indexes(database, WORK)
     room = await _room(database, room_id)
     if dry_run:
-        return Purged(room_id, await _counted(database, room, Cut(1 << 62, 1 << 62)), None)
+        return Purged(room_id, await _counted(database, room, CutPoint(1 << 62, 1 << 62)), None)
     async with job_rows.alone(database, room_id, room.room_nid):
-        await introduce(database)
-        asked = Asked(database, room.room_version, server_name, Pace(database.config, watcher))
+        await register_writer(database)
+        asked = PurgeContext(database, room.room_version, server_name, PurgeThrottle(database.config, watcher))
 
-        async def begin(conn: Connection) -> Job | None:
-            await hold(conn, room_id)
+        async def begin(conn: Connection) -> PurgeJob | None:
+            await lock_room(conn, room_id)
             if not force:
                 await refuse_joined(conn, room_id, room.room_nid)
             job = await job_rows.unfinished(conn, room.room_nid)
@@ -204,7 +204,7 @@ async def resume(database: Database, *, server_name: str, watcher: Watcher | Non
         try:
             async with job_rows.alone(database, job.room_id, job.room_nid):
                 room = await _room(database, job.room_id)
-                asked = Asked(database, room.room_version, server_name, Pace(database.config, watcher))
+                asked = PurgeContext(database, room.room_version, server_name, PurgeThrottle(database.config, watcher))
                 finished = await _finish(asked, job.room_nid)
         except (PurgeRunning, UnknownRoom):
             continue
@@ -212,15 +212,15 @@ async def resume(database: Database, *, server_name: str, watcher: Watcher | Non
             yield Purged(job.room_id, finished.deleted_count + finished.set_aside_count, finished)
 
 
-async def _room(database: Database, room_id: str) -> RoomRow:
+async def _room(database: Database, room_id: str) -> PurgedRoomRow:
     async with database.connection() as conn:
-        room = await conn.fetchrow(SQL_ROOM, room_id, row=RoomRow)
+        room = await conn.fetchrow(SQL_ROOM, room_id, row=PurgedRoomRow)
     if room is None:
         raise UnknownRoom(room_id)
     return room
 
 
-async def _counted(database: Database, room: RoomRow, cut: Cut, enough: int | None = None) -> int:
+async def _counted(database: Database, room: PurgedRoomRow, cut: CutPoint, enough: int | None = None) -> int:
     """How many events a purge would take out of the timeline, or the first of them."""
     taken, at = 0, (cut.topological, -1)
     while enough is None or taken < enough:
@@ -234,9 +234,9 @@ async def _counted(database: Database, room: RoomRow, cut: Cut, enough: int | No
     return taken
 
 
-async def _begin(database: Database, room_id: str, room_nid: int, cut: Cut | None, *, local: bool, now_ts: int) -> Job:
-    async def work(conn: Connection) -> Job | None:
-        await hold_still(conn, room_id)
+async def _begin(database: Database, room_id: str, room_nid: int, cut: CutPoint | None, *, local: bool, now_ts: int) -> PurgeJob:
+    async def work(conn: Connection) -> PurgeJob | None:
+        await lock_room_keeping_plans(conn, room_id)
         return await job_rows.begin(conn, room_nid, cut, local=local, now_ts=now_ts)
 
     job = await database.run(work)
@@ -245,7 +245,7 @@ async def _begin(database: Database, room_id: str, room_nid: int, cut: Cut | Non
     return job
 
 
-async def _finish(asked: Asked, room_nid: int) -> Job | None:
+async def _finish(asked: PurgeContext, room_nid: int) -> PurgeJob | None:
     """Finish what was interrupted; the last such job as it is now, if there was one."""
     finished = None
     while True:
@@ -256,10 +256,10 @@ async def _finish(asked: Asked, room_nid: int) -> Job | None:
         finished = await _run(asked, job)
 
 
-async def _run(asked: Asked, job: Job) -> Job:
+async def _run(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
     """All phases of a job, from the beginning: what is done already costs a look."""
     try:
-        await introduce(asked.database)
+        await register_writer(asked.database)
         if (cut := job.cut) is None:
             return await purge_tables(asked, job)
         while True:
@@ -268,7 +268,7 @@ async def _run(asked: Asked, job: Job) -> Job:
             job = await _groups(asked, job)
             try:
                 job = await sweep(asked, job, kept)
-            except Moved:
+            except ReorderedMeanwhile:
                 continue
             return await _end(asked, job)
     except StorageError as error:
@@ -276,7 +276,7 @@ async def _run(asked: Asked, job: Job) -> Job:
         raise
 
 
-async def _note(database: Database, job: Job, error: StorageError) -> None:
+async def _note(database: Database, job: PurgeJob, error: StorageError) -> None:
     """Leave the reason in the job's row, if the database still answers."""
     try:
         async with database.connection() as conn:
@@ -285,11 +285,11 @@ async def _note(database: Database, job: Job, error: StorageError) -> None:
         error.add_note(f"nor could it be noted: {second}")
 
 
-async def _deltas(asked: Asked, job: Job) -> Job:
+async def _deltas(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
     """What changed in the room's state, up to the cut's position."""
     stream = 0 if job.cut is None else job.cut.stream
 
-    async def work(conn: Connection) -> tuple[Job, int]:
+    async def work(conn: Connection) -> tuple[PurgeJob, int]:
         gone = int(await conn.fetchval(SQL_DELTAS, job.room_nid, stream, DELTAS))
         return await job_rows.count(conn, job, phase="deltas"), gone
 
@@ -300,11 +300,11 @@ async def _deltas(asked: Asked, job: Job) -> Job:
     return job
 
 
-async def _groups(asked: Asked, job: Job) -> Job:
+async def _groups(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
     """State groups that nothing refers to any more."""
     collected = await collect(asked.database, job.room_id, indexes_proven=True)
 
-    async def work(conn: Connection) -> Job:
+    async def work(conn: Connection) -> PurgeJob:
         return await job_rows.count(conn, job, state_groups=collected.state_groups, phase="groups")
 
     job = await asked.database.run(work)
@@ -312,16 +312,16 @@ async def _groups(asked: Asked, job: Job) -> Job:
     return job
 
 
-async def _end(asked: Asked, job: Job) -> Job:
+async def _end(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
     """What is left: who saw what is gone, stretches in which nothing strays any more, and the caches of other processes."""
     collected = await collect(asked.database, job.room_id, indexes_proven=True)
-    await forget_blind(asked, job)
+    await remove_unused_visibility(asked, job)
 
-    async def work(conn: Connection) -> Job:
-        await hold(conn, job.room_id)
+    async def work(conn: Connection) -> PurgeJob:
+        await lock_room(conn, job.room_id)
         await conn.execute(SQL_LOWEST, job.room_nid)
         done = await job_rows.count(conn, job, state_groups=collected.state_groups, phase="done")
-        await announce(conn, "events")
+        await invalidate_caches(conn, "events")
         return done
 
     return await asked.database.run(work)

@@ -5,12 +5,12 @@ from typing import Final, LiteralString
 
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
-from storage.maintenance.repair.planning import Planner
-from storage.maintenance.states import States
-from storage.persist.merge import merge
-from storage.persist.step import Step
+from storage.maintenance.repair.room_planner import RepairPlanner
+from storage.maintenance.room_states import RoomStates
+from storage.persist.model.event_changes import EventChanges
+from storage.persist.plan.state_merge import merged_state
 from storage.state.groups import Group, derive
-from storage.visibility.numbers import NOTHING
+from storage.visibility.audience_numbering import NOTHING
 
 SQL_EMPTY_GROUP: Final[LiteralString] = """
 SELECT state_group
@@ -104,7 +104,7 @@ ON CONFLICT (principal_nid, room_nid) DO UPDATE
 """
 
 
-async def repair_current(conn: Connection, planner: Planner, states: States, ends: Sequence[int]) -> None:
+async def repair_current(conn: Connection, planner: RepairPlanner, states: RoomStates, ends: Sequence[int]) -> None:
     """The group of the current state: the resolution of the states after these extremities, the empty state where there are none.
 
     The change is not told to clients as a change of state: they learn of it by their next initial sync.
@@ -120,9 +120,11 @@ async def repair_current(conn: Connection, planner: Planner, states: States, end
         raise StorageCorrupt("the states after forward extremities cannot be read", room_nid=room_nid, state_groups=lost)
     groups = [loaded[number] for number in dict.fromkeys(numbers)]
 
-    def work(step: Step) -> Group:
-        return merge(
-            step, groups, lambda base, change: step.add_group(derive(base, change, step.draft.blocks.take("state_group_nids"), NOTHING))
+    def work(changes: EventChanges) -> Group:
+        return merged_state(
+            changes,
+            groups,
+            lambda base, change: changes.add_group(derive(base, change, changes.change_set.blocks.take("state_group_nids"), NOTHING)),
         )
 
     merged = await planner.plan(conn, work)

@@ -2,12 +2,12 @@
 
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.array_text import int_array, transposed
 from storage.database.connection import Connection
 from storage.event import load
-from storage.maintenance.verify.graph import SQL_ENDS, SQL_GAPS, SQL_NEVER_ENDS, GapRow
-from storage.maintenance.verify.moves import SQL_WRONG_MOVES, WrongMoveRow
-from storage.maintenance.verify.room import Room
-from storage.persist.columns import array, columns
+from storage.maintenance.verify.graph import SQL_ENDS, SQL_GAPS, SQL_NEVER_ENDS, WrongGapRow
+from storage.maintenance.verify.reorderings import SQL_WRONG_REORDERINGS, WrongReorderingRow
+from storage.maintenance.verify.room import VerifiedRoom
 
 SQL_DROP_GAPS: Final[LiteralString] = """
 DELETE FROM missing_events
@@ -15,20 +15,20 @@ WHERE event_nid = ANY($1::bigint[])
 """
 
 SQL_ADD_GAPS: Final[LiteralString] = """
-INSERT INTO missing_events (event_nid, event_id, room_nid, covered, child_nids)
-SELECT i.event_nid, i.event_id, $1::int, i.covered, i.child_nids::bigint[]
-FROM unnest($2::bigint[], $3::text[], $4::boolean[], $5::text[]) AS i (event_nid, event_id, covered, child_nids)
+INSERT INTO missing_events (event_nid, event_id, room_nid, superseded, child_nids)
+SELECT i.event_nid, i.event_id, $1::int, i.superseded, i.child_nids::bigint[]
+FROM unnest($2::bigint[], $3::text[], $4::boolean[], $5::text[]) AS i (event_nid, event_id, superseded, child_nids)
 """
 
 SQL_DROP_MOVES: Final[LiteralString] = """
-DELETE FROM moved_events m
+DELETE FROM reordered_events m
 USING unnest($2::bigint[], $3::bigint[]) AS i (moves, event_nid)
 WHERE m.room_nid = $1::int AND m.moves = i.moves AND m.event_nid = i.event_nid
 """
 
 SQL_COUNT_MOVES: Final[LiteralString] = """
 UPDATE rooms
-SET moves = GREATEST(moves, (SELECT max(m.moves) FROM moved_events m WHERE m.room_nid = $1::int))
+SET moves = GREATEST(moves, (SELECT max(m.moves) FROM reordered_events m WHERE m.room_nid = $1::int))
 WHERE room_nid = $1::int
 """
 
@@ -67,26 +67,26 @@ class ChildRow(NamedTuple):
     json: bytes
 
 
-async def repair_gaps(conn: Connection, room: Room) -> None:
+async def repair_gaps(conn: Connection, room: VerifiedRoom) -> None:
     """The missing events as the edges say."""
-    rows = await conn.fetch(SQL_GAPS, room.nid, row=GapRow)
+    rows = await conn.fetch(SQL_GAPS, room.nid, row=WrongGapRow)
     await conn.execute(SQL_DROP_GAPS, [row.event_nid for row in rows])
     gaps = [
-        (row.event_nid, await _missing_id(conn, room, row), row.expected_covered, array(row.expected_nids))
+        (row.event_nid, await _missing_id(conn, room, row), row.expected_superseded, int_array(row.expected_nids))
         for row in rows
         if row.expected_nids is not None
     ]
-    await conn.execute(SQL_ADD_GAPS, room.nid, *columns(gaps, 4))
+    await conn.execute(SQL_ADD_GAPS, room.nid, *transposed(gaps, 4))
 
 
-async def repair_moves(conn: Connection, room_nid: int) -> None:
+async def repair_reorderings(conn: Connection, room_nid: int) -> None:
     """Rows of moves that cannot be are dropped; tokens take such events for standing where they stand now."""
-    while wrong := await conn.fetch(SQL_WRONG_MOVES, room_nid, row=WrongMoveRow):
-        await conn.execute(SQL_DROP_MOVES, room_nid, *columns((row[:2] for row in wrong), 2))
+    while wrong := await conn.fetch(SQL_WRONG_REORDERINGS, room_nid, row=WrongReorderingRow):
+        await conn.execute(SQL_DROP_MOVES, room_nid, *transposed((row[:2] for row in wrong), 2))
     await conn.execute(SQL_COUNT_MOVES, room_nid)
 
 
-async def _missing_id(conn: Connection, room: Room, gap: GapRow) -> str:
+async def _missing_id(conn: Connection, room: VerifiedRoom, gap: WrongGapRow) -> str:
     """The id of a missing event: its own if it is held as an outlier, else as a child names it."""
     child = await conn.fetchrow(SQL_CHILD, gap.event_nid, row=ChildRow)
     if child is not None:
@@ -98,7 +98,7 @@ async def _missing_id(conn: Connection, room: Room, gap: GapRow) -> str:
     return list(dict.fromkeys(event.prev_event_ids))[child.prev_events.index(gap.event_nid)]
 
 
-async def repair_ends(conn: Connection, room_nid: int) -> list[int]:
+async def repair_extremities(conn: Connection, room_nid: int) -> list[int]:
     """The forward extremities as the edges say, without those that were dropped; they stand in the room now."""
     await conn.execute(SQL_DROP_NEVER_ENDS, room_nid, await conn.fetchvals(SQL_NEVER_ENDS, room_nid))
     ends: list[int] = sorted(await conn.fetchvals(SQL_ENDS, room_nid))

@@ -7,7 +7,7 @@ from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
 from storage.maintenance.indexes import prove_indexes
-from storage.maintenance.verify.positions import SQL_BEHIND, BehindRow
+from storage.maintenance.verify.positions import SQL_BEHIND, LaggingWriterRow
 from storage.streams.startup import SQL_LOCK, set_sequences_forward
 
 SQL_SET_POSITION: Final[LiteralString] = """
@@ -25,7 +25,7 @@ async def repair_positions(database: Database, *, indexes_proven: bool = False) 
 
     async def work(conn: Connection) -> None:
         await conn.execute(SQL_LOCK)
-        for row in await conn.fetch(SQL_BEHIND, row=BehindRow):
+        for row in await conn.fetch(SQL_BEHIND, row=LaggingWriterRow):
             if row.instance_name is not None:
                 await conn.execute(SQL_SET_POSITION, row.stream_name, row.instance_name, row.latest)
         await set_sequences_forward(conn)

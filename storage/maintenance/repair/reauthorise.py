@@ -2,7 +2,7 @@
 
 Such an event is taken out of the room with everything that names it, as parent or as auth event, directly or through others. What is derived
 is rebuilt for the rest. Then the events are appended again, from the same bytes and in the order in which they were stored, by the rules of
-`storage.persist.plan`. All of that is one transaction: a repair that ends early changes nothing.
+`storage.persist.plan.event`. All of that is one transaction: a repair that ends early changes nothing.
 
 An event keeps its nid and the time of its receipt. It takes a new position in its stream, so that clients learn of it by their next sync. Where
 an accepted event was taken out too, syncs from before it begin anew (`purged_streams`), as after a purge.
@@ -18,24 +18,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.array_text import transposed
 from storage.database.connection import Connection
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import Event, load, parse
 from storage.ids import EventId
-from storage.maintenance.announce import INSTANCE_NAME
+from storage.maintenance.invalidate_caches import INSTANCE_NAME
 from storage.maintenance.purge.removal import delete
-from storage.maintenance.repair.planning import new_caches
-from storage.maintenance.verify.room import Room
-from storage.maintenance.verify.verdicts import wrongly_rejected
+from storage.maintenance.repair.room_planner import new_caches
+from storage.maintenance.verify.auth_results import wrongly_rejected
+from storage.maintenance.verify.room import VerifiedRoom
 from storage.maintenance.verify.version import version_of_id
-from storage.persist.columns import columns
-from storage.persist.context import Needs
-from storage.persist.draft import Blocks, Draft
-from storage.persist.intake import in_order
-from storage.persist.load import load as load_needs
-from storage.persist.plan import Incoming, plan_event
-from storage.persist.results import AppendResult, Origin
-from storage.persist.write import write
+from storage.persist.load.by_kind import load as load_needs
+from storage.persist.model.change_set import ChangeSet, NidBlocks
+from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.missing_data import MissingData
+from storage.persist.model.results import AppendResult, Origin
+from storage.persist.plan.event import plan_event
+from storage.persist.receive import in_order
+from storage.persist.write.all_tables import write
 from storage.queries.state_at import states_at
 from storage.streams.in_flight import Author
 
@@ -74,7 +75,7 @@ ORDER BY e.stream_ordering NULLS FIRST, e.event_nid
 SQL_FOLLOW: Final[LiteralString] = """
 WITH
 delta AS (DELETE FROM state_deltas WHERE room_nid = $1::int AND stream_ordering = ANY($3::bigint[])),
-moved AS (DELETE FROM moved_events WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])),
+moved AS (DELETE FROM reordered_events WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])),
 dropped AS (DELETE FROM dropped_extremities WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])),
 waiting AS (DELETE FROM waiting_redactions WHERE redaction_nid = ANY($2::bigint[])),
 outlier AS (DELETE FROM outlier_memberships WHERE event_nid = ANY($2::bigint[]))
@@ -121,7 +122,7 @@ WHERE e.event_id = i.event_id
 BATCH: Final = 200  # events written by one statement
 
 
-class GraphRow(NamedTuple):
+class EventEdgesRow(NamedTuple):
     """An event, and what it names."""
 
     event_nid: int
@@ -130,7 +131,7 @@ class GraphRow(NamedTuple):
     named: list[int]
 
 
-class BytesRow(NamedTuple):
+class EventBytesRow(NamedTuple):
     """An event id with its bytes."""
 
     event_id: str
@@ -159,10 +160,10 @@ class TakenRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RemovedEvents:
     """What was taken out of a room, in the order in which it is appended again. ``rows`` and ``nids`` are by the ids that the events get."""
 
-    incoming: list[Incoming] = field(default_factory=list)
+    incoming: list[IncomingEvent] = field(default_factory=list)
     rows: dict[EventId, TakenRow] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -173,15 +174,15 @@ class CannotReauthoriseError(StorageCorrupt):
     """An event cannot be appended again as it is. Nothing was changed."""
 
 
-async def take_out(conn: Connection, room: Room) -> Taken:
+async def take_out(conn: Connection, room: VerifiedRoom) -> RemovedEvents:
     """Take out of a room what has to be authorised again, and set its version. The room is held; what is derived is to be rebuilt after that."""
     changed = room.row.room_version != room.stored_version
-    graph = await conn.fetch(SQL_GRAPH, room.nid, row=GraphRow)
+    graph = await conn.fetch(SQL_GRAPH, room.nid, row=EventEdgesRow)
     roots = await _all_but_create(conn, room, graph) if changed else await _roots(conn, room, graph)
     if changed:
         await conn.execute(SQL_SET_VERSION, room.nid, room.row.room_version)
     if not roots:
-        return Taken()
+        return RemovedEvents()
     rows = await conn.fetch(SQL_TAKEN, sorted(_dependent(graph, roots)), row=TakenRow)
     taken = _taken(rows, room.row.room_version, await _states(conn, rows))
     await _remove(conn, room.nid, rows)
@@ -193,38 +194,38 @@ async def drop_groups(conn: Connection, room_nid: int) -> None:
     await conn.execute(SQL_DROP_GROUPS, room_nid)
 
 
-async def append_again(conn: Connection, taken: Taken, server_name: str, *, extremities_max: int) -> None:
+async def append_again(conn: Connection, taken: RemovedEvents, server_name: str, *, extremities_max: int) -> None:
     """Append what was taken out. `CannotReauthoriseError` if something would not be stored."""
     author = await conn.fetchrow(SQL_AUTHOR, INSTANCE_NAME, row=Author)
     if author is None:
         raise StorageCorrupt("the writer of repairs has no positions", instance_name=INSTANCE_NAME)
-    blocks = Blocks()
+    blocks = NidBlocks()
     again = set[EventId]()
     for start in range(0, len(taken.incoming), BATCH):
-        draft = Draft(new_caches(), blocks, server_name, extremities_max=extremities_max)
-        draft.reserved.update((event_id, row.event_nid) for event_id, row in taken.rows.items() if event_id == row.event_id)
+        change_set = ChangeSet(new_caches(), blocks, server_name, extremities_max=extremities_max)
+        change_set.reserved.update((event_id, row.event_nid) for event_id, row in taken.rows.items() if event_id == row.event_id)
         for incoming in taken.incoming[start : start + BATCH]:
-            answer = await _planned(conn, draft, incoming)
+            answer = await _planned(conn, change_set, incoming)
             if not answer.is_stored:
                 raise CannotReauthoriseError(f"appended again it is {answer.outcome}: {answer.reason}", event_id=incoming.event.event_id)
             if answer.outcome != "duplicate":  # as where it was appended since, under the right id
                 again.add(incoming.event.event_id)
-        if draft.has_changes:
-            await write(conn, draft, author, time.time_ns() // 1_000_000)
+        if change_set.has_changes:
+            await write(conn, change_set, author, time.time_ns() // 1_000_000)
     received = ((event_id, row.received_ts, row.encoding) for event_id, row in taken.rows.items() if event_id in again)
-    await conn.execute(SQL_RECEIVED, *columns(received, 3))
+    await conn.execute(SQL_RECEIVED, *transposed(received, 3))
 
 
-async def _planned(conn: Connection, draft: Draft, incoming: Incoming) -> AppendResult:
+async def _planned(conn: Connection, change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
     while True:
         try:
-            return plan_event(draft, incoming)
-        except Needs as needs:
+            return plan_event(change_set, incoming)
+        except MissingData as needs:
             lacking = needs
-        await load_needs(conn, draft, lacking)
+        await load_needs(conn, change_set, lacking)
 
 
-async def _roots(conn: Connection, room: Room, graph: Sequence[GraphRow]) -> set[int]:
+async def _roots(conn: Connection, room: VerifiedRoom, graph: Sequence[EventEdgesRow]) -> set[int]:
     """The rejected events that the rules accept, or whose id is that of another room version."""
     rejected = {row.event_id: row.event_nid for row in graph if row.is_rejected}
     roots = await wrongly_rejected(conn, room)
@@ -234,19 +235,19 @@ async def _roots(conn: Connection, room: Room, graph: Sequence[GraphRow]) -> set
     return roots
 
 
-async def _all_but_create(conn: Connection, room: Room, graph: Sequence[GraphRow]) -> set[int]:
+async def _all_but_create(conn: Connection, room: VerifiedRoom, graph: Sequence[EventEdgesRow]) -> set[int]:
     """All events; but not the create event if it has its id and is accepted."""
     create = [row for row in graph if row.event_id == room.create_id]
     sound = {row.event_nid for row in create if not row.is_rejected and not await _wrong_ids(conn, room, [row.event_nid])}
     return {row.event_nid for row in graph} - sound
 
 
-async def _wrong_ids(conn: Connection, room: Room, nids: Iterable[int]) -> set[str]:
+async def _wrong_ids(conn: Connection, room: VerifiedRoom, nids: Iterable[int]) -> set[str]:
     """Those of these events that have the id of another room version."""
     wrong = set[str]()
     every = list(nids)
     for start in range(0, len(every), BATCH):
-        for event_id, json in await conn.fetch(SQL_BYTES, every[start : start + BATCH], row=BytesRow):
+        for event_id, json in await conn.fetch(SQL_BYTES, every[start : start + BATCH], row=EventBytesRow):
             own = _own_id(json, room.row.room_version)
             if own not in {None, event_id} and version_of_id(json, event_id) is not None:
                 wrong.add(event_id)
@@ -260,7 +261,7 @@ def _own_id(json: bytes, version: str) -> str | None:
         return None
 
 
-def _dependent(graph: Sequence[GraphRow], roots: set[int]) -> set[int]:
+def _dependent(graph: Sequence[EventEdgesRow], roots: set[int]) -> set[int]:
     """These events, and all that name them, directly or through others."""
     naming: dict[int, list[int]] = {}
     for row in graph:
@@ -282,15 +283,15 @@ async def _states(conn: Connection, rows: Sequence[TakenRow]) -> Mapping[str, tu
     return {event_id: tuple(sorted(state.values())) for event_id, state in found.items()}
 
 
-def _taken(rows: Sequence[TakenRow], version: str, states: Mapping[str, tuple[EventId, ...]]) -> Taken:
+def _taken(rows: Sequence[TakenRow], version: str, states: Mapping[str, tuple[EventId, ...]]) -> RemovedEvents:
     events = [_event(row, version) for row in rows]
     new_ids = {row.event_id: event.event_id for row, event in zip(rows, events, strict=True)}
-    taken = Taken()
+    taken = RemovedEvents()
     for at in in_order(events):
         row, event = rows[at], events[at]
         given = states.get(row.event_id)
         state = None if given is None else tuple(new_ids.get(one, one) for one in given)
-        taken.incoming.append(Incoming(event, row.origin, state))
+        taken.incoming.append(IncomingEvent(event, row.origin, state))
         taken.rows.setdefault(event.event_id, row)
     return taken
 

@@ -2,10 +2,10 @@
 
 from typing import Final, LiteralString
 
+from storage.database.array_text import transposed
 from storage.database.connection import Connection
 from storage.maintenance.verify.redactions import SQL_INEFFECTIVE, misnamed, redactions
-from storage.maintenance.verify.room import Room
-from storage.persist.columns import columns
+from storage.maintenance.verify.room import VerifiedRoom
 
 SQL_SET_REDACTED: Final[LiteralString] = """
 UPDATE events e
@@ -33,12 +33,12 @@ FROM unnest($2::bigint[], $3::text[]) AS i (redaction_nid, target_event_id)
 """
 
 
-async def repair_redactions(conn: Connection, room: Room) -> None:
+async def repair_redactions(conn: Connection, room: VerifiedRoom) -> None:
     """Set the flags of redactions and of what they redact, and the redactions that wait for their targets."""
     expected = await redactions(conn, room)
     named = [(event_id, wanted) for event_id, (_, wanted) in (await misnamed(conn, room, expected)).items()]
     flags = dict.fromkeys(await conn.fetchvals(SQL_INEFFECTIVE, room.nid), False) | expected.mistaken
-    await conn.execute(SQL_SET_REDACTED, *columns(named, 2))
-    await conn.execute(SQL_SET_INEFFECTIVE, *columns(flags.items(), 2))
+    await conn.execute(SQL_SET_REDACTED, *transposed(named, 2))
+    await conn.execute(SQL_SET_INEFFECTIVE, *transposed(flags.items(), 2))
     await conn.execute(SQL_DROP_WAITING, room.nid)
-    await conn.execute(SQL_ADD_WAITING, room.nid, *columns(expected.waiting.items(), 2))
+    await conn.execute(SQL_ADD_WAITING, room.nid, *transposed(expected.waiting.items(), 2))

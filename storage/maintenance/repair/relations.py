@@ -2,12 +2,12 @@
 
 from typing import Final, LiteralString, NamedTuple
 
+from storage.database.array_text import transposed
 from storage.database.connection import Connection
 from storage.errors import InvalidEvent
 from storage.event import parse
-from storage.maintenance.verify.content import CONTENTS, SQL_NIDS, relation_columns
-from storage.maintenance.verify.room import Room
-from storage.persist.columns import columns
+from storage.maintenance.verify.event_columns import CONTENTS, SQL_NIDS, relation_columns
+from storage.maintenance.verify.room import VerifiedRoom
 
 SQL_BYTES: Final[LiteralString] = """
 SELECT event_nid, json
@@ -34,24 +34,24 @@ WHERE e.event_nid = i.event_nid AND (e.relates_to, e.rel_type_nid, e.replaces) I
 """
 
 
-class BytesRow(NamedTuple):
+class RelatingEventRow(NamedTuple):
     """An event's bytes."""
 
     event_nid: int
     json: bytes
 
 
-async def repair_relations(conn: Connection, room: Room) -> None:
+async def repair_relations(conn: Connection, room: VerifiedRoom) -> None:
     """Have every event relate to what its bytes name. What cannot be read relates to nothing."""
     nids: list[int] = await conn.fetchvals(SQL_NIDS, room.nid)
     for start in range(0, len(nids), CONTENTS):
-        rows = await conn.fetch(SQL_BYTES, nids[start : start + CONTENTS], row=BytesRow)
+        rows = await conn.fetch(SQL_BYTES, nids[start : start + CONTENTS], row=RelatingEventRow)
         relations = [(row.event_nid, *_columns(room, row)) for row in rows]
         await conn.execute(SQL_ADD_TYPES, list({rel_type for _, _, rel_type, _ in relations if rel_type is not None}))
-        await conn.execute(SQL_SET_RELATIONS, *columns(relations, 4))
+        await conn.execute(SQL_SET_RELATIONS, *transposed(relations, 4))
 
 
-def _columns(room: Room, row: BytesRow) -> tuple[int | None, str | None, bool | None]:
+def _columns(room: VerifiedRoom, row: RelatingEventRow) -> tuple[int | None, str | None, bool | None]:
     try:
         return relation_columns(parse(row.json, room.row.room_version))
     except InvalidEvent:  # verification tells of it

@@ -1,4 +1,4 @@
-"""Visibility and audiences of a room from nothing: its states are gone through again, and numbered by storage/persist/audience.py.
+"""Visibility and audiences of a room from nothing: its states are gone through again, and numbered by storage/persist/plan/audience.py.
 
 Events are taken in topological order, so that a state is numbered off one that came before it. What the functions decide with
 is the live path's; what they read (rows of visibility, numbers of audiences) is what was decided so far, and not what the tables
@@ -9,20 +9,20 @@ from collections.abc import Hashable, Iterable
 from functools import partial
 from typing import Any, Final, LiteralString, NamedTuple
 
+from storage.database.array_text import transposed
 from storage.database.connection import Connection
 from storage.database.names import JOIN
-from storage.maintenance.repair.numbering import main_line
-from storage.maintenance.repair.planning import Planner, held_room, new_caches
-from storage.maintenance.states import States
-from storage.persist import audience
-from storage.persist.columns import columns
-from storage.persist.context import Needs
-from storage.persist.draft import Blocks, Draft, RoomDraft
-from storage.persist.rows import UNSEEN, AudienceRow, EventRow, VisibilityRow
-from storage.persist.step import Step
+from storage.maintenance.repair.main_line import main_line
+from storage.maintenance.repair.room_planner import RepairPlanner, new_caches, stored_room
+from storage.maintenance.room_states import RoomStates
+from storage.persist.model.change_set import ChangeSet, NidBlocks, RoomChanges
+from storage.persist.model.event_changes import EventChanges
+from storage.persist.model.missing_data import MissingData
+from storage.persist.model.rows import UNSEEN, AudienceRow, EventRow, VisibilityRow
+from storage.persist.plan import audience
 from storage.state.groups import Group
-from storage.visibility import numbers, ranges
-from storage.visibility.numbers import FIRST, NOTHING
+from storage.visibility import audience_numbering, multirange
+from storage.visibility.audience_numbering import FIRST, NOTHING
 
 SQL_REPLAYED: Final[LiteralString] = """
 SELECT event_nid, topological_ordering, stream_ordering
@@ -93,11 +93,11 @@ WHERE room_nid = $1::int
 """
 
 SQL_ADD_PAST: Final[LiteralString] = """
-INSERT INTO past_visibility (room_nid, principal_nid, first_audience, opened_topological, audiences, invited_audiences, stretches)
+INSERT INTO past_visibility (room_nid, principal_nid, first_audience, opened_topological, audiences, invited_audiences, topological_ranges)
 SELECT $1::int, i.principal_nid, i.first_audience, i.opened_topological, i.audiences::int8multirange,
-    NULLIF(i.invited_audiences::int8multirange, '{}'), i.stretches::int8multirange
+    NULLIF(i.invited_audiences::int8multirange, '{}'), i.topological_ranges::int8multirange
 FROM unnest($2::int[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::text[])
-    AS i (principal_nid, first_audience, opened_topological, audiences, invited_audiences, stretches)
+    AS i (principal_nid, first_audience, opened_topological, audiences, invited_audiences, topological_ranges)
 """
 
 SQL_ADD_AUDIENCES: Final[LiteralString] = """
@@ -110,7 +110,7 @@ SQL_SET_AUDIENCES: Final[LiteralString] = """
 UPDATE rooms
 SET next_audience = $2::bigint,
     current_audience = $3::bigint,
-    strays = $4::text::int8multirange
+    out_of_range = $4::text::int8multirange
 WHERE room_nid = $1::int
 """
 
@@ -126,11 +126,11 @@ class ReplayedRow(NamedTuple):
     stream_ordering: int
 
 
-class Replay(Draft):
-    """A draft that knows of visibility only what was decided since it began."""
+class VisibilityReplay(ChangeSet):
+    """A change set that knows of visibility only what was decided since it began."""
 
     def __init__(self, server_name: str) -> None:
-        super().__init__(new_caches(), Blocks(), server_name)
+        super().__init__(new_caches(), NidBlocks(), server_name)
         self.numbers: dict[int, int] = {}
 
     def visible(self, room_nid: int, principal_nid: int) -> VisibilityRow:
@@ -154,7 +154,7 @@ class Replay(Draft):
         """A state group under its new number, `NOTHING` before it has one."""
         return super().group(state_group)._replace(audience=self.numbers.get(state_group, NOTHING))
 
-    def add_groups(self, room: RoomDraft, groups: Iterable[Group]) -> None:
+    def add_groups(self, room: RoomChanges, groups: Iterable[Group]) -> None:
         """Groups have their numbers now."""
         del room
         self.numbers.update((group.state_group, group.audience) for group in groups)
@@ -165,111 +165,111 @@ class Replay(Draft):
             known.clear()
 
 
-async def replay(conn: Connection, room_id: str, server_name: str, states: States) -> None:
+async def replay(conn: Connection, room_id: str, server_name: str, states: RoomStates) -> None:
     """Number the audiences of a room that is held, and write who may see them."""
-    draft = Replay(server_name)
-    row = await held_room(conn, room_id)
+    change_set = VisibilityReplay(server_name)
+    row = await stored_room(conn, room_id)
     fresh = row._replace(
-        current_state_group=None, next_audience=FIRST, current_audience=NOTHING, strays=ranges.EMPTY, max_topological_ordering=0
+        current_state_group=None, next_audience=FIRST, current_audience=NOTHING, out_of_range=multirange.EMPTY, max_topological_ordering=0
     )
-    planner = Planner(fresh, server_name, states, draft)
+    planner = RepairPlanner(fresh, server_name, states, change_set)
     line = await main_line(conn, row.room_nid, set(row.forward_extremities))
     groups: list[int] = await conn.fetchvals(SQL_ROOM_GROUPS, row.room_nid)
     if groups:
-        await planner.plan(conn, lambda step: _begin(step, groups[0]))
+        await planner.plan(conn, lambda changes: _begin(changes, groups[0]))
     at = (BEFORE_ALL, BEFORE_ALL)
     while rows := await conn.fetch(SQL_REPLAYED, row.room_nid, *at, BATCH, row=ReplayedRow):
         nids = [one.event_nid for one in rows]
-        await planner.load(conn, Needs("event_nids", nids))
-        events = [draft.row_of(nid) for nid in nids]
-        numbered = [(one.event_nid, await _replay_event(conn, planner, draft, one, on_line=one.event_nid in line)) for one in events]
-        await conn.execute(SQL_SET_EVENTS, *columns(numbered, 2))
+        await planner.load(conn, MissingData("event_nids", nids))
+        events = [change_set.row_of(nid) for nid in nids]
+        numbered = [(one.event_nid, await _replay_event(conn, planner, change_set, one, on_line=one.event_nid in line)) for one in events]
+        await conn.execute(SQL_SET_EVENTS, *transposed(numbered, 2))
         at = rows[-1][1:]
-        draft.forget()
-    for number in [group for group in groups if group not in draft.numbers]:
-        await planner.plan(conn, partial(_number, draft=draft, state_group=number, base=None, on_line=False))
+        change_set.forget()
+    for number in [group for group in groups if group not in change_set.numbers]:
+        await planner.plan(conn, partial(_number, change_set=change_set, state_group=number, base=None, on_line=False))
     if row.current_state_group is not None:
         current = row.current_state_group
-        await planner.plan(conn, lambda step: audience.advance(step, step.group(current)))
-    await _write(conn, draft, planner.room)
+        await planner.plan(conn, lambda changes: audience.advance(changes, changes.group(current)))
+    await _write(conn, change_set, planner.room)
 
 
-def _begin(step: Step, empty: int) -> None:
+def _begin(changes: EventChanges, empty: int) -> None:
     """The empty state, with which every room begins, has the first number."""
-    group = step.add_group(step.group(empty)._replace(audience=step.next_audience))
-    audience.advance(step, group)
+    group = changes.add_group(changes.group(empty)._replace(audience=changes.next_audience))
+    audience.advance(changes, group)
 
 
-async def _replay_event(conn: Connection, planner: Planner, draft: Replay, row: EventRow, *, on_line: bool) -> int:
+async def _replay_event(conn: Connection, planner: RepairPlanner, change_set: VisibilityReplay, row: EventRow, *, on_line: bool) -> int:
     """The audience of an event; its states are numbered, and the main line goes to the state after it if it lies there."""
-    number = _settled(planner, draft, row, on_line=on_line)
+    number = _settled(planner, change_set, row, on_line=on_line)
     if number is None:
         before = row.state_group_before or 0
-        parents = [] if before in draft.numbers else await conn.fetchvals(SQL_STATES_OF_PARENTS, list(row.prev_events))
-        base = next((parent for parent in parents if parent in draft.numbers), None)
-        number = await planner.plan(conn, partial(_decide, draft=draft, row=row, base=base, on_line=on_line))
+        parents = [] if before in change_set.numbers else await conn.fetchvals(SQL_STATES_OF_PARENTS, list(row.prev_events))
+        base = next((parent for parent in parents if parent in change_set.numbers), None)
+        number = await planner.plan(conn, partial(_decide, change_set=change_set, row=row, base=base, on_line=on_line))
     planner.room.max_order = max(planner.room.max_order, row.order)
     return number
 
 
-def _settled(planner: Planner, draft: Replay, row: EventRow, *, on_line: bool) -> int | None:
+def _settled(planner: RepairPlanner, change_set: VisibilityReplay, row: EventRow, *, on_line: bool) -> int | None:
     """The audience of an event that changes nothing, in a place where reads look for it: most are such. None for others."""
     before = row.state_group_before or 0
-    if row.after != before or row.membership is not None or before not in draft.numbers:
+    if row.after != before or row.membership is not None or before not in change_set.numbers:
         return None
     if before == planner.room.current:
         return planner.room.audience
-    number = draft.numbers[before]
-    return None if on_line or numbers.main(number) != planner.room.audience else number
+    number = change_set.numbers[before]
+    return None if on_line or audience_numbering.main(number) != planner.room.audience else number
 
 
-def _decide(step: Step, *, draft: Replay, row: EventRow, base: int | None, on_line: bool) -> int:
+def _decide(changes: EventChanges, *, change_set: VisibilityReplay, row: EventRow, base: int | None, on_line: bool) -> int:
     """As the live path decides about the event, its states and its place."""
-    step.order = row.order
-    before = _number(step, draft=draft, state_group=row.state_group_before or 0, base=base, on_line=on_line)
-    after = _number(step, draft=draft, state_group=row.after, base=before.state_group, on_line=on_line)
+    changes.order = row.order
+    before = _number(changes, change_set=change_set, state_group=row.state_group_before or 0, base=base, on_line=on_line)
+    after = _number(changes, change_set=change_set, state_group=row.after, base=before.state_group, on_line=on_line)
     if on_line:
-        audience.advance(step, after)
+        audience.advance(changes, after)
     if row.membership == JOIN and row.accepted:
-        audience.note_join(step, draft.state_key_name(row.state_key_nid or 0)[1], row.order)
-    number = audience.of_event(step, row, before, after)
-    audience.note_place(step, number, row.order)
+        audience.note_join(changes, change_set.state_key_name(row.state_key_nid or 0)[1], row.order)
+    number = audience.of_event(changes, row, before, after)
+    audience.note_place(changes, number, row.order)
     return number
 
 
-def _number(step: Step, *, draft: Replay, state_group: int, base: int | None, on_line: bool) -> Group:
+def _number(changes: EventChanges, *, change_set: VisibilityReplay, state_group: int, base: int | None, on_line: bool) -> Group:
     """A group under its number, given now if it has none: off the main line's end, or off that of ``base``."""
-    group = step.group(state_group)
-    if state_group in step.groups or state_group in draft.numbers:
+    group = changes.group(state_group)
+    if state_group in changes.groups or state_group in change_set.numbers:
         return group
     if on_line:
-        audience.advance(step, group)
-        return step.add_group(group._replace(audience=step.current_audience))
+        audience.advance(changes, group)
+        return changes.add_group(group._replace(audience=changes.current_audience))
     if base is None:
-        near = (part.state_group for part in reversed(group.steps[:-1]) if part.state_group in draft.numbers)
-        base = next(near, step.main or 0)
-    return step.add_group(group._replace(audience=audience.branch(step, step.group(base), group)))
+        near = (part.state_group for part in reversed(group.steps[:-1]) if part.state_group in change_set.numbers)
+        base = next(near, changes.main or 0)
+    return changes.add_group(group._replace(audience=audience.branch(changes, changes.group(base), group)))
 
 
-async def _write(conn: Connection, draft: Replay, room: RoomDraft) -> None:
+async def _write(conn: Connection, change_set: VisibilityReplay, room: RoomChanges) -> None:
     room_nid = room.row.room_nid
-    numbered = list(draft.numbers.items())
+    numbered = list(change_set.numbers.items())
     for start in range(0, len(numbered), BATCH):
-        await conn.execute(SQL_SET_GROUPS, *columns(numbered[start : start + BATCH], 2))
-    await conn.execute(SQL_ADD_PRINCIPALS, *columns(((nid, name) for name, nid in draft.new_principals.items()), 2))
+        await conn.execute(SQL_SET_GROUPS, *transposed(numbered[start : start + BATCH], 2))
+    await conn.execute(SQL_ADD_PRINCIPALS, *transposed(((nid, name) for name, nid in change_set.new_principals.items()), 2))
     await conn.execute(SQL_DROP_VISIBILITY, room_nid)
     seen = (
-        (principal, ranges.to_text(row.audiences), *row[1:4], ranges.to_text(row.invited_audiences), row.first_audience)
-        for (_, principal), row in draft.new_visibility.items()
+        (principal, multirange.to_text(row.audiences), *row[1:4], multirange.to_text(row.invited_audiences), row.first_audience)
+        for (_, principal), row in change_set.new_visibility.items()
     )
-    await conn.execute(SQL_ADD_VISIBILITY, room_nid, *columns(seen, 7))
+    await conn.execute(SQL_ADD_VISIBILITY, room_nid, *transposed(seen, 7))
     await conn.execute(SQL_DROP_PAST, room_nid)
     past = (
-        (principal, first, row.opened_topological, *map(ranges.to_text, (row.audiences, row.invited_audiences, row.stretches)))
-        for (_, principal, first), row in draft.new_past.items()
+        (principal, first, row.opened_topological, *map(multirange.to_text, (row.audiences, row.invited_audiences, row.topological_ranges)))
+        for (_, principal, first), row in change_set.new_past.items()
     )
-    await conn.execute(SQL_ADD_PAST, room_nid, *columns(past, 6))
+    await conn.execute(SQL_ADD_PAST, room_nid, *transposed(past, 6))
     await conn.execute(SQL_DROP_AUDIENCES, room_nid)
-    known = ((number, *row) for (_, number), row in draft.new_audiences.items())
-    await conn.execute(SQL_ADD_AUDIENCES, room_nid, *columns(known, 4))
-    await conn.execute(SQL_SET_AUDIENCES, room_nid, room.next_audience, room.audience, ranges.to_text(room.strays))
+    known = ((number, *row) for (_, number), row in change_set.new_audiences.items())
+    await conn.execute(SQL_ADD_AUDIENCES, room_nid, *transposed(known, 4))
+    await conn.execute(SQL_SET_AUDIENCES, room_nid, room.next_audience, room.audience, multirange.to_text(room.out_of_range))

@@ -6,18 +6,18 @@ from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
 from storage.errors import PermissionRefused, StorageCorrupt
-from storage.maintenance.announce import announce, introduce
-from storage.maintenance.hold import hold
 from storage.maintenance.indexes import prove_indexes
-from storage.maintenance.repair.cover import rebuild_cover
+from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
+from storage.maintenance.repair.chain_cover import rebuild_cover
 from storage.maintenance.repair.current import repair_current, repair_state_tables
-from storage.maintenance.repair.graph import repair_ends, repair_gaps, repair_moves
-from storage.maintenance.repair.planning import Planner
-from storage.maintenance.repair.reauthorise import CannotReauthoriseError, Taken, append_again, drop_groups, take_out
+from storage.maintenance.repair.graph import repair_extremities, repair_gaps, repair_reorderings
+from storage.maintenance.repair.reauthorise import CannotReauthoriseError, RemovedEvents, append_again, drop_groups, take_out
 from storage.maintenance.repair.redactions import repair_redactions
 from storage.maintenance.repair.relations import repair_relations
 from storage.maintenance.repair.replay import replay
-from storage.maintenance.states import States
+from storage.maintenance.repair.room_planner import RepairPlanner
+from storage.maintenance.room_lock import lock_room
+from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.version import read_room
 
 logger = logging.getLogger(__name__)
@@ -40,30 +40,30 @@ async def repair(database: Database, room_id: str, *, server_name: str, indexes_
     """
 
     async def work(conn: Connection, *, reauthorise: bool = True) -> None:
-        room_nid = await hold(conn, room_id)
+        room_nid = await lock_room(conn, room_id)
         room = await read_room(conn, room_id, server_name)
         await _check_names(conn, room_nid)
-        taken = await take_out(conn, room) if reauthorise else Taken()
+        taken = await take_out(conn, room) if reauthorise else RemovedEvents()
         await rebuild_cover(conn, room_nid)
-        await repair_moves(conn, room_nid)
+        await repair_reorderings(conn, room_nid)
         await repair_gaps(conn, room)
         await repair_redactions(conn, room)
         await repair_relations(conn, room)
-        ends = await repair_ends(conn, room_nid)
-        planner = await Planner.of(conn, room_id, server_name, room.states)
+        ends = await repair_extremities(conn, room_nid)
+        planner = await RepairPlanner.of(conn, room_id, server_name, room.states)
         await repair_current(conn, planner, room.states, ends)
         await repair_state_tables(conn, room_nid, server_name)
         if taken:
             await drop_groups(conn, room_nid)
-        await replay(conn, room_id, server_name, States())
+        await replay(conn, room_id, server_name, RoomStates())
         if taken:
             await append_again(conn, taken, server_name, extremities_max=database.config.forward_extremities_max)
-            await announce(conn, "events")
-        await announce(conn)
+            await invalidate_caches(conn, "events")
+        await invalidate_caches(conn)
 
     if not indexes_proven:
         await prove_indexes(database, "a repair")
-    await introduce(database)
+    await register_writer(database)
     try:
         await database.run(work)
     except (CannotReauthoriseError, PermissionRefused):
@@ -78,8 +78,8 @@ async def rebuild_visibility(database: Database, room_id: str, *, server_name: s
     """
 
     async def work(conn: Connection) -> None:
-        await hold(conn, room_id)
-        await replay(conn, room_id, server_name, States())
+        await lock_room(conn, room_id)
+        await replay(conn, room_id, server_name, RoomStates())
 
     await prove_indexes(database, "a rebuild of visibility")
     await database.run(work)

@@ -6,7 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.database.names import JOIN
 from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.room import Room, event_ids
+from storage.maintenance.verify.room import VerifiedRoom, event_ids
 
 SQL_CURRENT: Final[LiteralString] = """
 SELECT state_key_nid, event_nid, membership
@@ -37,7 +37,7 @@ WHERE m.room_nid = $1::int
 """
 
 
-class CurrentRow(NamedTuple):
+class CurrentEntryRow(NamedTuple):
     """An entry of the current state."""
 
     state_key_nid: int
@@ -64,7 +64,7 @@ class StateEventRow(NamedTuple):
     is_member: bool
 
 
-class MembershipRow(NamedTuple):
+class LocalMembershipRow(NamedTuple):
     """A local user's membership."""
 
     user_id: str
@@ -72,10 +72,10 @@ class MembershipRow(NamedTuple):
     membership: int
 
 
-async def check_current_state(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_current_state(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """The entries are those of the room's current state group ("current_state")."""
     entries = await current_entries(conn, room)
-    found = {row.state_key_nid: row for row in await conn.fetch(SQL_CURRENT, room.nid, row=CurrentRow)}
+    found = {row.state_key_nid: row for row in await conn.fetch(SQL_CURRENT, room.nid, row=CurrentEntryRow)}
     events = await _state_events(conn, entries.values())
     for key in sorted(entries.keys() | found.keys()):
         row, nid = found.get(key), entries.get(key)
@@ -87,14 +87,14 @@ async def check_current_state(conn: Connection, room: Room) -> AsyncIterator[Fin
             yield room.finding("current_state", [f"state key {key}"], told, wanted)
 
 
-async def check_member_counts(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_member_counts(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """A room knows how many are joined and invited by its current state ("member_counts")."""
     row = await conn.fetchrow(SQL_COUNTS, room.nid, row=CountsRow)
     if row is not None and row[:2] != row[2:]:
         yield room.finding("member_counts", [], f"joined, invited {row[:2]}", row[2:])
 
 
-async def check_memberships(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_memberships(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Local users are what the current state says, or an event that came out of band ("memberships").
 
     Such an event (an invite or knock over federation, or its end) may contradict the current state, which this server
@@ -103,7 +103,7 @@ async def check_memberships(conn: Connection, room: Room) -> AsyncIterator[Findi
     entries = await current_entries(conn, room)
     state = {event.state_key: event for event in (await _state_events(conn, entries.values())).values() if event.is_member}
     local = {user: event for user, event in state.items() if user.endswith(f":{room.server_name}")}
-    rows = {row.user_id: row for row in await conn.fetch(SQL_MEMBERSHIPS, room.nid, row=MembershipRow)}
+    rows = {row.user_id: row for row in await conn.fetch(SQL_MEMBERSHIPS, room.nid, row=LocalMembershipRow)}
     events = await _state_events(conn, (row.event_nid for row in rows.values()))
     for user in sorted(local.keys() | rows.keys()):
         row, event = rows.get(user), local.get(user)
@@ -115,7 +115,7 @@ async def check_memberships(conn: Connection, room: Room) -> AsyncIterator[Findi
             yield room.finding("memberships", [user], _told((row.event_nid, row.membership)), _told(wanted))
 
 
-async def current_entries(conn: Connection, room: Room) -> dict[int, int]:
+async def current_entries(conn: Connection, room: VerifiedRoom) -> dict[int, int]:
     """The current state by its group; empty where there is none, or none that can be read."""
     number = room.row.current_state_group
     groups = await room.states.load(conn, [] if number is None else [number])
@@ -126,7 +126,7 @@ async def _state_events(conn: Connection, nids: Iterable[int]) -> dict[int, Stat
     return {row.event_nid: row for row in await conn.fetch(SQL_STATE_EVENTS, list(nids), row=StateEventRow)}
 
 
-def _out_of_band(row: MembershipRow, event: StateEventRow | None) -> bool:
+def _out_of_band(row: LocalMembershipRow, event: StateEventRow | None) -> bool:
     """Whether a row may have come with an outlier."""
     if event is None or not event.is_member or event.state_key != row.user_id:
         return False

@@ -12,7 +12,7 @@ REPAIRABLE: Final = frozenset(
         "missing_events",
         "forward_extremities",
         "dropped_extremities",
-        "moved_events",
+        "reordered_events",
         "current_state_group",
         "current_state",
         "member_counts",

@@ -5,7 +5,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.room import Room, event_ids
+from storage.maintenance.verify.room import VerifiedRoom, event_ids
 
 SQL_OUT_OF_ORDER: Final[LiteralString] = """
 SELECT c.event_id AS child_id, c.topological_ordering AS child, p.event_id AS parent_id, p.topological_ordering AS parent
@@ -39,7 +39,7 @@ named AS (  -- what an accepted live event names, also behind events that can be
 gap AS (  -- as they should be
     SELECT n.event_nid,
         array_agg(DISTINCT c.event_nid ORDER BY c.event_nid) AS child_nids,
-        n.event_nid IN (SELECT event_nid FROM named) AS covered
+        n.event_nid IN (SELECT event_nid FROM named) AS superseded
     FROM events c
     CROSS JOIN unnest(c.prev_events) AS n (event_nid)
     LEFT JOIN events p ON p.event_nid = n.event_nid
@@ -47,20 +47,20 @@ gap AS (  -- as they should be
     GROUP BY n.event_nid
 ),
 found AS (
-    SELECT m.event_nid, m.event_id, m.covered, m.child_nids
+    SELECT m.event_nid, m.event_id, m.superseded, m.child_nids
     FROM missing_events m
     WHERE m.room_nid = $1::int
 )
 SELECT event_nid, COALESCE(f.event_id, e.event_id) AS event_id, f.child_nids AS found_nids, g.child_nids AS expected_nids,
-    f.covered AS found_covered, g.covered AS expected_covered, f.event_id = e.event_id AS same_id
+    f.superseded AS found_superseded, g.superseded AS expected_superseded, f.event_id = e.event_id AS same_id
 FROM gap g
 FULL JOIN found f USING (event_nid)
 LEFT JOIN events e USING (event_nid)
 WHERE f.event_nid IS NULL
     OR g.event_nid IS NULL
     OR NOT (f.child_nids @> g.child_nids AND g.child_nids @> f.child_nids)
-    OR g.covered > f.covered
-    OR (f.covered > g.covered AND NOT EXISTS (SELECT FROM purge_jobs j WHERE j.room_nid = $1::int))
+    OR g.superseded > f.superseded
+    OR (f.superseded > g.superseded AND NOT EXISTS (SELECT FROM purge_jobs j WHERE j.room_nid = $1::int))
     OR f.event_id <> e.event_id
 """
 
@@ -135,19 +135,19 @@ class MaximaRow(NamedTuple):
     stream_ordering: int | None
 
 
-class GapRow(NamedTuple):
+class WrongGapRow(NamedTuple):
     """A gap that differs: as the table has it and as it should be, either of them None."""
 
     event_nid: int
     event_id: str | None
     found_nids: list[int] | None
     expected_nids: list[int] | None
-    found_covered: bool | None
-    expected_covered: bool | None
+    found_superseded: bool | None
+    expected_superseded: bool | None
     same_id: bool | None
 
 
-async def check_order(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_order(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """A child sorts after each of its held parents ("topological_ordering"); the room knows its latest orderings ("rooms")."""
     for row in await conn.fetch(SQL_OUT_OF_ORDER, room.nid, row=OutOfOrderRow):
         yield room.finding("topological_ordering", [row.child_id, row.parent_id], row.child, f"more than the parent's {row.parent}")
@@ -160,35 +160,35 @@ async def check_order(conn: Connection, room: Room) -> AsyncIterator[Finding]:
         yield room.finding("rooms", [room.row.room_id], found, maxima.stream_ordering)
 
 
-async def check_gaps(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_gaps(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """The missing events are exactly the parents that are not in the timeline, each with its children ("missing_events")."""
-    rows = await conn.fetch(SQL_GAPS, room.nid, row=GapRow)
+    rows = await conn.fetch(SQL_GAPS, room.nid, row=WrongGapRow)
     ids = await event_ids(conn, (nid for row in rows for nid in (row.event_nid, *(row.found_nids or ()), *(row.expected_nids or ()))))
     for row in rows:
-        found = _gap(row.found_nids, ids, covered=row.found_covered)
-        expected = _gap(row.expected_nids, ids, covered=row.expected_covered)
+        found = _gap(row.found_nids, ids, superseded=row.found_superseded)
+        expected = _gap(row.expected_nids, ids, superseded=row.expected_superseded)
         if row.same_id is False:
             expected += f", as {ids[row.event_nid]}"
         yield room.finding("missing_events", [row.event_id or ids[row.event_nid]], found, expected)
 
 
-def _gap(child_nids: list[int] | None, ids: dict[int, str], *, covered: bool | None) -> str:
+def _gap(child_nids: list[int] | None, ids: dict[int, str], *, superseded: bool | None) -> str:
     if child_nids is None:
         return "no gap"
-    return f"{'covered ' if covered else ''}gap below {', '.join(sorted(ids[nid] for nid in child_nids))}"
+    return f"{'superseded ' if superseded else ''}gap below {', '.join(sorted(ids[nid] for nid in child_nids))}"
 
 
-async def check_after_gaps(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_after_gaps(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Live events that arrived before one of their parents are known as such ("after_gap")."""
     for row in await conn.fetch(SQL_AFTER_GAPS, room.nid, row=AfterGapRow):
         yield room.finding("after_gap", [row.event_id], row.found, row.expected)
 
 
-async def check_ends(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_extremities(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """The forward extremities are exactly the accepted live events that no accepted live event names ("forward_extremities").
 
-    What stands behind events that can be no extremity themselves counts as named (`storage.persist.place.ends_after`). Left out are those
-    that were dropped (`storage.persist.pruning`): whether they were covered at the time is not looked into; they must have been extremities.
+    What stands behind events that can be no extremity themselves counts as named (`storage.persist.plan.topology.extremities_after`). Left out are those
+    that were dropped (`storage.persist.plan.extremity_limit`): whether they were covered at the time is not looked into; they must have been extremities.
     """
     never = await conn.fetchvals(SQL_NEVER_ENDS, room.nid)
     names = await event_ids(conn, never)

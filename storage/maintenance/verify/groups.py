@@ -5,7 +5,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.room import BATCH, Room
+from storage.maintenance.verify.room import BATCH, VerifiedRoom
 from storage.state import levels
 from storage.state.groups import Group
 
@@ -79,7 +79,7 @@ class WrongEntryRow(NamedTuple):
     is_repeated: bool
 
 
-async def check_groups(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_groups(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Every state group can be read and says the truth about itself ("state_groups")."""
     numbers: list[int] = await conn.fetchvals(SQL_GROUPS, room.nid)
     for start in range(0, len(numbers), BATCH):
@@ -95,7 +95,7 @@ async def check_groups(conn: Connection, room: Room) -> AsyncIterator[Finding]:
             )
 
 
-def _path(room: Room, row: GroupFactsRow) -> Iterator[tuple[str, str]]:
+def _path(room: VerifiedRoom, row: GroupFactsRow) -> Iterator[tuple[str, str]]:
     """A path goes on from the whole path of the group before its end: so every row of it is there."""
     before = row.path[:-1]
     if before and row.ancestor_path is None:

@@ -71,7 +71,7 @@ ORDER BY 1
 """
 
 
-class BehindRow(NamedTuple):
+class LaggingWriterRow(NamedTuple):
     """A writer whose position is behind its facts."""
 
     stream_name: str
@@ -80,7 +80,7 @@ class BehindRow(NamedTuple):
     position: int | None
 
 
-class SequenceRow(NamedTuple):
+class LaggingIdSequenceRow(NamedTuple):
     """A sequence that would give out a number again."""
 
     name: str
@@ -90,14 +90,14 @@ class SequenceRow(NamedTuple):
 
 async def check_positions(conn: Connection) -> AsyncIterator[Finding]:
     """No writer's position is behind one of its facts ("stream_positions")."""
-    for row in await conn.fetch(SQL_BEHIND, row=BehindRow):
+    for row in await conn.fetch(SQL_BEHIND, row=LaggingWriterRow):
         subject = (row.stream_name, row.instance_name or "unknown writer")
         yield Finding("stream_positions", None, subject, str(row.position), f"at least {row.latest}")
 
 
 async def check_sequences(conn: Connection) -> AsyncIterator[Finding]:
     """No sequence gives out a number that is in use ("sequences")."""
-    for row in await conn.fetch(SQL_SEQUENCES, list(STREAMS), [one.sequence for one in STREAMS.values()], row=SequenceRow):
+    for row in await conn.fetch(SQL_SEQUENCES, list(STREAMS), [one.sequence for one in STREAMS.values()], row=LaggingIdSequenceRow):
         yield Finding("sequences", None, (row.name,), f"next {row.next}", f"more than {row.largest}")
 
 

@@ -7,9 +7,9 @@ from storage.auth import keys_needed, redaction_allowed
 from storage.database.connection import Connection
 from storage.event import Event
 from storage.ids import StateKey
-from storage.maintenance.verify.contents import Contents
+from storage.maintenance.verify.event_loader import EventLoader
 from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.room import Room, event_ids
+from storage.maintenance.verify.room import VerifiedRoom, event_ids
 
 SQL_REDACTIONS: Final[LiteralString] = """
 SELECT event_nid, event_id, state_group_before, origin_server_ts, ineffective
@@ -30,7 +30,7 @@ SQL_REDACTED: Final[LiteralString] = """
 SELECT e.event_id, r.event_id AS redaction_id, e.redacted_by
 FROM events e
 LEFT JOIN events r ON r.event_nid = e.redacted_by
-LEFT JOIN purge_leavings l ON l.room_nid = e.room_nid AND l.event_nid = r.event_nid AND r.outlier  -- a purge came between the two
+LEFT JOIN purge_retained_events l ON l.room_nid = e.room_nid AND l.event_nid = r.event_nid AND r.outlier  -- a purge came between the two
 WHERE e.room_nid = $1::int AND NOT e.outlier AND l.event_nid IS NULL
     AND (e.redacted_by IS NOT NULL OR e.event_id IN (SELECT unnest($2::text[])))  -- hashed, as an array of parameters would not be
 """
@@ -69,7 +69,7 @@ class TargetRow(NamedTuple):
     accepted: bool
 
 
-class RedactedRow(NamedTuple):
+class NamedRedactionRow(NamedTuple):
     """An event with the redaction that the table names."""
 
     event_id: str
@@ -84,7 +84,7 @@ class WaitingRow(NamedTuple):
     target_event_id: str
 
 
-class Redactions(NamedTuple):
+class ExpectedRedactions(NamedTuple):
     """As they should be: target -> rank and id of the redaction in effect; nid of a waiting redaction -> target.
 
     ``mistaken`` are the redactions whose flag says otherwise: id -> whether it takes no effect.
@@ -95,7 +95,7 @@ class Redactions(NamedTuple):
     mistaken: dict[str, bool]
 
 
-async def check_redactions(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_redactions(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Of the redactions that may take effect the earliest does ("redacted_by"); those without their target wait ("waiting_redactions").
 
     Those that take none are marked ("ineffective").
@@ -115,22 +115,22 @@ async def check_redactions(conn: Connection, room: Room) -> AsyncIterator[Findin
             yield room.finding("waiting_redactions", [ids[nid]], *told)
 
 
-async def misnamed(conn: Connection, room: Room, expected: Redactions) -> dict[str, tuple[str | None, str | None]]:
+async def misnamed(conn: Connection, room: VerifiedRoom, expected: ExpectedRedactions) -> dict[str, tuple[str | None, str | None]]:
     """Events that name another redaction than the one in effect: id -> (what they name, what they should)."""
-    rows = await conn.fetch(SQL_REDACTED, room.nid, list(expected.effective), row=RedactedRow)
+    rows = await conn.fetch(SQL_REDACTED, room.nid, list(expected.effective), row=NamedRedactionRow)
     pairs = {row.event_id: (_named(row), expected.effective.get(row.event_id, (0, None))[1]) for row in rows}
     return {event_id: pair for event_id, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _named(row: RedactedRow) -> str | None:
+def _named(row: NamedRedactionRow) -> str | None:
     return row.redaction_id or (None if row.redacted_by is None else f"nid {row.redacted_by}")
 
 
-async def redactions(conn: Connection, room: Room) -> Redactions:
+async def redactions(conn: Connection, room: VerifiedRoom) -> ExpectedRedactions:
     """What the redactions of a room do."""
-    contents = Contents(room)
+    contents = EventLoader(room)
     rows = await conn.fetch(SQL_REDACTIONS, room.nid, row=RedactionRow)
-    result = Redactions({}, {}, {})
+    result = ExpectedRedactions({}, {}, {})
     for start in range(0, len(rows), TOGETHER):
         batch = rows[start : start + TOGETHER]
         events = await contents.load(conn, (row.event_nid for row in batch))
@@ -166,7 +166,7 @@ async def _targets(conn: Connection, ids: set[str]) -> Mapping[str, TargetRow]:
     return {row.event_id: row for row in await conn.fetch(SQL_TARGETS, list(ids), row=TargetRow)}
 
 
-async def _auth_state(conn: Connection, room: Room, contents: Contents, event: Event, state_group: int) -> dict[StateKey, Event]:
+async def _auth_state(conn: Connection, room: VerifiedRoom, contents: EventLoader, event: Event, state_group: int) -> dict[StateKey, Event]:
     """What a state has under the keys that the event is judged by."""
     group = (await room.states.load(conn, [state_group])).get(state_group)
     keys = keys_needed(event)

@@ -6,7 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.ids import RoomId
-from storage.maintenance.states import States
+from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.finding import Finding
 
 SQL_ROOM: Final[LiteralString] = """
@@ -42,7 +42,7 @@ BATCH: Final = 1_000  # events looked at together
 BEFORE_ALL: Final = -(1 << 63)
 
 
-class RoomRow(NamedTuple):
+class VerifiedRoomRow(NamedTuple):
     """A row of `rooms`. ``purged_below``: the topological ordering below which history was purged, None if none ever was."""
 
     room_nid: int
@@ -85,16 +85,16 @@ class NidRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class VerifiedRoom:
     """What every check is given. ``server_name``: whose users are local.
 
     ``row.room_version`` is the version to check by, ``stored_version`` the one in the table. ``said_version`` is that of the create event
     ``create_id`` where it differs from the table's.
     """
 
-    row: RoomRow
+    row: VerifiedRoomRow
     server_name: str
-    states: States = field(default_factory=States)
+    states: RoomStates = field(default_factory=RoomStates)
     stored_version: str = ""
     said_version: str | None = None
     create_id: str = ""

@@ -5,33 +5,33 @@ from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
 from storage.maintenance.indexes import Lie, lies
-from storage.maintenance.verify.content import check_contents
-from storage.maintenance.verify.cover import check_cover
+from storage.maintenance.verify.auth_results import check_auth_results
+from storage.maintenance.verify.chain_cover import check_cover
 from storage.maintenance.verify.current import check_current_state, check_member_counts, check_memberships
+from storage.maintenance.verify.event_columns import check_contents
 from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.graph import check_after_gaps, check_ends, check_gaps, check_order
+from storage.maintenance.verify.graph import check_after_gaps, check_extremities, check_gaps, check_order
 from storage.maintenance.verify.groups import check_groups
 from storage.maintenance.verify.indexes import finding_of, hide_facts
-from storage.maintenance.verify.moves import check_moves
 from storage.maintenance.verify.positions import check_indexes, check_positions, check_sequences
 from storage.maintenance.verify.redactions import check_redactions
-from storage.maintenance.verify.room import Room
+from storage.maintenance.verify.reorderings import check_reorderings
+from storage.maintenance.verify.room import VerifiedRoom
 from storage.maintenance.verify.states import check_current_group, check_states
-from storage.maintenance.verify.verdicts import check_verdicts
 from storage.maintenance.verify.version import check_version, read_room
 from storage.maintenance.verify.visibility import check_audiences, check_visibility, check_visibility_counts
 
-ROOM_CHECKS: Final[tuple[Callable[[Connection, Room], AsyncIterator[Finding]], ...]] = (
+ROOM_CHECKS: Final[tuple[Callable[[Connection, VerifiedRoom], AsyncIterator[Finding]], ...]] = (
     check_version,
     check_contents,
     check_order,
-    check_moves,
+    check_reorderings,
     check_gaps,
     check_after_gaps,
-    check_ends,
+    check_extremities,
     check_groups,
     check_states,
-    check_verdicts,
+    check_auth_results,
     check_current_group,
     check_current_state,
     check_member_counts,

@@ -5,10 +5,10 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.maintenance.verify.auth_graph import read_auth_graph
-from storage.maintenance.verify.contents import Contents
+from storage.maintenance.verify.event_loader import EventLoader
 from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.resolving import Resolver
-from storage.maintenance.verify.room import Room, TimelineRow, event_ids, timeline
+from storage.maintenance.verify.room import TimelineRow, VerifiedRoom, event_ids, timeline
+from storage.maintenance.verify.state_resolution import Resolver
 from storage.state.groups import Group, changed_keys
 
 SQL_PARENTS: Final[LiteralString] = """
@@ -21,15 +21,15 @@ WHERE event_nid = ANY($1::bigint[]) AND NOT outlier
 SHOWN_MAX: Final = 5  # differing keys that a finding names
 
 
-class States(NamedTuple):
+class StateCheck(NamedTuple):
     """What the check of states works with."""
 
-    room: Room
-    contents: Contents
+    room: VerifiedRoom
+    contents: EventLoader
     resolver: Resolver
 
 
-async def check_states(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_states(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """The state before an event is that after its parents, resolved; after it, its own key is set ("state_before", "state_after").
 
     Where parents were missing when an event came, the state before it was given, and is taken as it is.
@@ -53,7 +53,7 @@ async def check_states(conn: Connection, room: Room) -> AsyncIterator[Finding]:
                 yield finding
 
 
-async def check_current_group(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_current_group(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """The group of the current state is the resolution of the states after the forward extremities ("current_state_group")."""
     number = room.row.current_state_group
     ends = await conn.fetch(SQL_PARENTS, room.row.forward_extremities, row=TimelineRow)
@@ -72,10 +72,10 @@ async def check_current_group(conn: Connection, room: Room) -> AsyncIterator[Fin
             yield room.finding("current_state_group", [room.row.room_id, f"state group {number}"], found, expected)
 
 
-async def _states(conn: Connection, room: Room) -> States:
-    contents = Contents(room)
+async def _states(conn: Connection, room: VerifiedRoom) -> StateCheck:
+    contents = EventLoader(room)
     graph = await read_auth_graph(conn, room.nid)
-    return States(room, contents, Resolver(room.row.room_version, graph, contents))
+    return StateCheck(room, contents, Resolver(room.row.room_version, graph, contents))
 
 
 async def _parents(conn: Connection, rows: Sequence[TimelineRow]) -> dict[int, TimelineRow]:
@@ -87,7 +87,7 @@ async def _parents(conn: Connection, rows: Sequence[TimelineRow]) -> dict[int, T
 
 
 async def _before(
-    conn: Connection, states: States, row: TimelineRow, parents: Sequence[TimelineRow], groups: Mapping[int, Group]
+    conn: Connection, states: StateCheck, row: TimelineRow, parents: Sequence[TimelineRow], groups: Mapping[int, Group]
 ) -> AsyncIterator[Finding]:
     before = groups[row.state_group_before]
     afters = {parent.after for parent in parents}
@@ -104,7 +104,7 @@ async def _before(
 
 
 async def _resolution_differs(
-    conn: Connection, states: States, found: Group, groups: Sequence[Group], before: int
+    conn: Connection, states: StateCheck, found: Group, groups: Sequence[Group], before: int
 ) -> dict[int, tuple[int, int]]:
     """Key -> (found, expected) where a state is not what these states come to."""
     base = groups[0]
@@ -119,7 +119,7 @@ async def _resolution_differs(
     return wrong
 
 
-async def _told(conn: Connection, states: States, wrong: Mapping[int, tuple[int, int]]) -> tuple[str, str]:
+async def _told(conn: Connection, states: StateCheck, wrong: Mapping[int, tuple[int, int]]) -> tuple[str, str]:
     """The differing keys in words: as found, and as expected."""
     shown = dict(sorted(wrong.items())[:SHOWN_MAX])
     await states.contents.load_keys(conn, shown)
@@ -133,7 +133,7 @@ async def _told(conn: Connection, states: States, wrong: Mapping[int, tuple[int,
     return tell(0), tell(1)
 
 
-def _after(room: Room, row: TimelineRow, groups: Mapping[int, Group]) -> list[Finding]:
+def _after(room: VerifiedRoom, row: TimelineRow, groups: Mapping[int, Group]) -> list[Finding]:
     before, after, key = groups[row.state_group_before], groups[row.after], row.state_key_nid
     if key is None or row.rejected is not None:
         changes: dict[int, int] = {}

@@ -6,13 +6,13 @@ A store of an earlier release read events by the version of another room of thei
 from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
 
-from storage.checks import is_text
+from storage.arguments import is_text
 from storage.database.connection import Connection
 from storage.errors import InvalidEvent, UnknownRoom
 from storage.event import ROOM_VERSIONS, Event, glance, parse
 from storage.maintenance.censor import AS_RECEIVED
 from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.room import SQL_ROOM, Room, RoomRow
+from storage.maintenance.verify.room import SQL_ROOM, VerifiedRoom, VerifiedRoomRow
 
 SQL_CREATE_EVENTS: Final[LiteralString] = """
 SELECT event_id, rejected, encoding, json
@@ -31,20 +31,20 @@ class CreateRow(NamedTuple):
     json: bytes
 
 
-async def read_room(conn: Connection, room_id: str, server_name: str) -> Room:
+async def read_room(conn: Connection, room_id: str, server_name: str) -> VerifiedRoom:
     """Return a room with the version that its create event says, as far as that can be the room's. `UnknownRoom`."""
-    row = await conn.fetchrow(SQL_ROOM, room_id, row=RoomRow)
+    row = await conn.fetchrow(SQL_ROOM, room_id, row=VerifiedRoomRow)
     if row is None:
         raise UnknownRoom(room_id)
     create = _create_event(row, await conn.fetch(SQL_CREATE_EVENTS, row.room_nid, row=CreateRow))
     said = None if create is None else said_version(create.json)
     if create is None or said is None or said == row.room_version:
-        return Room(row, server_name, stored_version=row.room_version)
+        return VerifiedRoom(row, server_name, stored_version=row.room_version)
     right = row._replace(room_version=said) if _may_be(said, create, row.room_id) else row
-    return Room(right, server_name, stored_version=row.room_version, said_version=said, create_id=create.event_id)
+    return VerifiedRoom(right, server_name, stored_version=row.room_version, said_version=said, create_id=create.event_id)
 
 
-async def check_version(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_version(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """The room has the version of its create event ("room_version"), which can create the room ("create_event")."""
     del conn
     if room.row.room_version != room.stored_version:
@@ -66,7 +66,7 @@ def said_version(json: bytes) -> str | None:
     return version if is_text(version) else None
 
 
-def _create_event(row: RoomRow, creates: list[CreateRow]) -> CreateRow | None:
+def _create_event(row: VerifiedRoomRow, creates: list[CreateRow]) -> CreateRow | None:
     """The create event whose bytes say the version: the one that the room id names, or the only one. What was censored says nothing."""
     named = [create for create in creates if create.event_id == "$" + row.room_id[1:]]
     found = named or [create for create in creates if create.rejected is None] or creates

@@ -10,10 +10,10 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.room import Room
-from storage.maintenance.verify.sight import Admitted, by_invitation, read_facts
+from storage.maintenance.verify.room import VerifiedRoom
+from storage.maintenance.verify.visibility_model import AdmittedPrincipals, by_invitation, read_facts
 from storage.state.groups import Group
-from storage.visibility import ranges
+from storage.visibility import multirange
 
 SQL_POINTS: Final[LiteralString] = """
 WITH used AS (
@@ -79,7 +79,7 @@ JOIN events e USING (room_nid)
 LEFT JOIN line l ON l.audience = (e.audience >> 40) << 40
 WHERE r.room_nid = $1::int
     AND NOT e.outlier
-    AND NOT r.strays @> e.topological_ordering
+    AND NOT r.out_of_range @> e.topological_ordering
     AND EXISTS (
         SELECT FROM whole_visibility v
         JOIN principals p USING (principal_nid)
@@ -93,8 +93,8 @@ WHERE r.room_nid = $1::int
 """
 
 SQL_MISPLACED: Final[LiteralString] = """
-SELECT p.name, o.first_audience, o.opened_topological, o.stretches::text AS stretches, right_place.opened,
-    right_place.stretches::text AS right_stretches
+SELECT p.name, o.first_audience, o.opened_topological, o.topological_ranges::text AS topological_ranges, right_place.opened,
+    right_place.topological_ranges::text AS right_stretches
 FROM past_visibility o
 JOIN principals p USING (principal_nid)
 CROSS JOIN LATERAL (
@@ -104,17 +104,17 @@ CROSS JOIN LATERAL (
             WHERE a.room_nid = o.room_nid AND a.audience <= (o.first_audience >> 40) << 40 AND a.opened_topological IS NOT NULL
             ORDER BY a.audience DESC
             LIMIT 1
-        ), 0) AS opened, COALESCE(stretches_apart(o.room_nid, o.audiences, NULL, NULL, '{}'), '{}') AS stretches
+        ), 0) AS opened, COALESCE(disjoint_topological_ranges(o.room_nid, o.audiences, NULL, NULL, '{}'), '{}') AS topological_ranges
     OFFSET 0
 ) AS right_place
-WHERE o.room_nid = $1::int AND (o.opened_topological <> right_place.opened OR NOT o.stretches @> right_place.stretches)
+WHERE o.room_nid = $1::int AND (o.opened_topological <> right_place.opened OR NOT o.topological_ranges @> right_place.topological_ranges)
 ORDER BY p.name, o.first_audience
 """
 
 POINTS_TOGETHER: Final = 500
 
 
-class StrayRow(NamedTuple):
+class OutOfRangeRow(NamedTuple):
     """An event where reads do not look for it: outside of what its audience's place in the order is."""
 
     event_id: str
@@ -129,7 +129,7 @@ class MisplacedRow(NamedTuple):
     name: str
     first_audience: int
     opened_topological: int
-    stretches: str
+    topological_ranges: str
     opened: int
     right_stretches: str
 
@@ -144,7 +144,7 @@ class PointRow(NamedTuple):
     events: int
 
 
-class VisibleRow(NamedTuple):
+class StoredVisibilityRow(NamedTuple):
     """A row of `visibility`."""
 
     name: str
@@ -166,7 +166,7 @@ class LastJoinRow(NamedTuple):
 class Sweep:
     """Who sees the audience in hand by the table (``seeing``), and who differs from what the state in hand admits (``wrong``)."""
 
-    admitted: Admitted
+    admitted: AdmittedPrincipals
     boundaries: Sequence[tuple[int, str]]
     place: int = 0
     seeing: set[str] = field(default_factory=set)
@@ -205,11 +205,11 @@ class Tally:
     example: str = ""
 
 
-async def check_visibility(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_visibility(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Every principal sees exactly the audiences that the states allow ("visibility"), also those that come next."""
     facts = await read_facts(conn, room)
-    rows = await conn.fetch(SQL_VISIBILITY, room.nid, row=VisibleRow)
-    sweep = Sweep(Admitted(facts), _boundaries(rows))
+    rows = await conn.fetch(SQL_VISIBILITY, room.nid, row=StoredVisibilityRow)
+    sweep = Sweep(AdmittedPrincipals(facts), _boundaries(rows))
     tallies: dict[str, Tally] = {}
     points = await conn.fetch(SQL_POINTS, room.nid, row=PointRow)
     current = room.row.current_state_group
@@ -244,14 +244,14 @@ def _look(sweep: Sweep, point: PointRow, before: Group, after: Group, tallies: d
             tally.hidden += 1
 
 
-async def check_visibility_counts(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_visibility_counts(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Each principal's joined and invited users, and a local user's last join ("visibility_counts")."""
     facts = await read_facts(conn, room)
-    found = {row.name: row for row in await conn.fetch(SQL_VISIBILITY, room.nid, row=VisibleRow)}
+    found = {row.name: row for row in await conn.fetch(SQL_VISIBILITY, room.nid, row=StoredVisibilityRow)}
     joins = dict(await conn.fetch(SQL_LAST_JOINS, room.nid, room.server_name, row=LastJoinRow))
     current = room.row.current_state_group
     groups = await room.states.load(conn, [] if current is None else [current])
-    admitted = Admitted(facts)
+    admitted = AdmittedPrincipals(facts)
     for group in groups.values():
         admitted.move(group)
     for name in sorted(found.keys() | joins.keys() | admitted.joined.keys() | admitted.invited.keys()):
@@ -262,20 +262,20 @@ async def check_visibility_counts(conn: Connection, room: Room) -> AsyncIterator
             yield room.finding("visibility_counts", [name], _counts(*told), _counts(*wanted))
 
 
-async def check_audiences(conn: Connection, room: Room) -> AsyncIterator[Finding]:
+async def check_audiences(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Every audience in use is known, below the next one, and its events stand where reads look for them ("audiences")."""
     for audience in await conn.fetchvals(SQL_UNKNOWN_AUDIENCES, room.nid, room.row.next_audience):
         yield room.finding("audiences", [f"audience {audience}"], "not known", f"a row, below {room.row.next_audience}")
-    for row in await conn.fetch(SQL_STRAYS, room.nid, room.server_name, row=StrayRow):
+    for row in await conn.fetch(SQL_STRAYS, room.nid, room.server_name, row=OutOfRangeRow):
         expected = f"between {row.opened} and {row.closed}, or a stray"
         yield room.finding("audiences", [row.event_id], f"topological ordering {row.topological_ordering}", expected)
     for past in await conn.fetch(SQL_MISPLACED, room.nid, row=MisplacedRow):
-        found = f"opened at {past.opened_topological}, {past.stretches}"
+        found = f"opened at {past.opened_topological}, {past.topological_ranges}"
         expected = f"opened at {past.opened}, {past.right_stretches}"
         yield room.finding("audiences", [past.name, f"audiences from {past.first_audience} on"], found, expected)
 
 
-def _last_join(room: Room, held: int | None, found: int | None) -> int | None:
+def _last_join(room: VerifiedRoom, held: int | None, found: int | None) -> int | None:
     """A user's last join, by the events; or as the table says, if that one lay in history that was purged, and none came after it."""
     purged = found is not None and room.row.purged_below is not None and found < room.row.purged_below
     return found if purged and (held is None or held < (found or 0)) else held
@@ -285,13 +285,13 @@ def _counts(joined: int, invited: int, last_join: int | None) -> str:
     return f"{joined} joined, {invited} invited, last join at {last_join}"
 
 
-def _boundaries(rows: Sequence[VisibleRow]) -> list[tuple[int, str]]:
+def _boundaries(rows: Sequence[StoredVisibilityRow]) -> list[tuple[int, str]]:
     """Where ranges begin and end, ascending."""
 
     def ends() -> Iterator[tuple[int, str]]:
         for row in rows:
             for name, text in ((row.name, row.audiences), (by_invitation(row.name), row.invited_audiences)):
-                for low, high in ranges.from_text(text):
+                for low, high in multirange.from_text(text):
                     yield low, name
                     if high is not None:
                         yield high, name

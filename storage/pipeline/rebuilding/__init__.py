@@ -1,17 +1,17 @@
-"""Rebuilding a room from its received bytes, beside a live store, switched in at the end.
+"""Rebuild a room from its received bytes, while a live store uses it, and swap the result in at the end.
 
-    bytes, in the order of arrival ── plan (the planner of an append) ──> tables aside, in a session's temporary tables
-                                          then, holding the room: what came meanwhile; what differs goes into the live tables
+    bytes, in the order of arrival ── plan (the planner of an append) ──> shadow tables, in a session's temporary tables
+                                          then, with the room locked: what came meanwhile; differences go into the live tables
 
-arrivals    what there is to go by: bytes, positions, origins, and the state where none of the events tells it
-aside       temporary tables that stand before the live ones under the same names
-replaying   planning a room anew, under the numbers that it has
-matching    which of the new states the room has already
-switching   what differs, from the tables aside into the live ones
-run         the order of it all: `Rebuilder`
+arrivals        the input: bytes, positions, origins, and the state where none of the events tells it
+shadow_tables   temporary tables that stand before the live ones under the same names
+replan          planning a room anew, under the numbers that it has
+match           which of the new states the room has already
+swap            the differences, from the shadow tables into the live ones
+run             the order of it all: `Rebuilder`
 
-Writers wait for the switch alone. Whoever reads sees the room as it was or as it is to be, as both are one transaction apart. What ends a
-rebuild before, ends its session, and with it the tables aside: nothing has changed.
+Writers wait for the swap alone. Readers see the room before or after it, as both are one transaction apart. A rebuild that ends early ends its
+session, and with it the shadow tables: nothing has changed.
 """
 
 from storage.pipeline.rebuilding.run import Rebuilder, Rebuilt

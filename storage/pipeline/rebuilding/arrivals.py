@@ -10,9 +10,9 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import parse
-from storage.maintenance.states import States
-from storage.persist.results import Origin
-from storage.pipeline.slim import Slim, slim
+from storage.maintenance.room_states import RoomStates
+from storage.persist.model.results import Origin
+from storage.pipeline.imports.slim_event import SlimEvent, slim
 
 SQL_LIVE_ROOM: Final[LiteralString] = """
 SELECT room_nid, room_id, room_version
@@ -105,7 +105,7 @@ class ArrivalRow(NamedTuple):
             return "out_of_band"
         return "outlier" if self.outlier else "backfill" if self.backfilled else "live"
 
-    def line(self, version: str, origin: Origin | None = None) -> Slim:
+    def line(self, version: str, origin: Origin | None = None) -> SlimEvent:
         """The event for planning. `StorageCorrupt` if its bytes are of no event of this id."""
         try:
             event = parse(self.json, version)
@@ -113,7 +113,7 @@ class ArrivalRow(NamedTuple):
             raise StorageCorrupt(f"the bytes of an event cannot be read: {error.reason}", event_id=self.event_id) from None
         if event.event_id != self.event_id:
             raise StorageCorrupt("the bytes of an event are of another one", event_id=self.event_id, found=event.event_id)
-        return Slim._make(slim(event, self.stream_ordering or 0, self.event_nid, origin or self.origin, None))
+        return SlimEvent._make(slim(event, self.stream_ordering or 0, self.event_nid, origin or self.origin, None))
 
 
 class NamedRow(NamedTuple):
@@ -125,7 +125,7 @@ class NamedRow(NamedTuple):
     is_held: bool
 
 
-class ChainRow(NamedTuple):
+class ChainStartRow(NamedTuple):
     """An event that is the first of a chain."""
 
     event_nid: int
@@ -144,10 +144,10 @@ async def named(conn: Connection, event_ids: Iterable[str]) -> list[NamedRow]:
 
 async def chains_begun(conn: Connection, event_nids: Sequence[int]) -> dict[int, int]:
     """The chains of those that are the first of one."""
-    return dict(await conn.fetch(SQL_CHAINS_BEGUN, list(event_nids), row=ChainRow))
+    return dict(await conn.fetch(SQL_CHAINS_BEGUN, list(event_nids), row=ChainStartRow))
 
 
-async def state_given(conn: Connection, states: States, row: ArrivalRow) -> tuple[str, ...]:
+async def state_given(conn: Connection, states: RoomStates, row: ArrivalRow) -> tuple[str, ...]:
     """The ids of the state before an event, which the tables alone tell. `StorageCorrupt` if it cannot be read, or is not what it says."""
     number = row.state_group_before or 0
     group = (await states.load(conn, [number])).get(number)

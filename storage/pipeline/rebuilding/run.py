@@ -8,21 +8,20 @@ from typing import Final, LiteralString, NamedTuple, Self
 
 from storage.config import Config
 from storage.database.connection import Database, begun
-from storage.database.names import Names
+from storage.database.names import InternedNames
 from storage.errors import DatabaseConflict, StorageCorrupt, UnknownRoom
-from storage.maintenance.announce import introduce
-from storage.maintenance.hold import hold
+from storage.maintenance.invalidate_caches import register_writer
+from storage.maintenance.room_lock import lock_room
 from storage.maintenance.verify.groups import check_groups
-from storage.maintenance.verify.room import SQL_ROOM, RoomRow
-from storage.maintenance.verify.room import Room as VerifiedRoom
-from storage.pipeline.appending import PART
-from storage.pipeline.bulk import write_planned
-from storage.pipeline.planning import NAMES_REMEMBERED, Room
+from storage.maintenance.verify.room import SQL_ROOM, VerifiedRoom, VerifiedRoomRow
+from storage.pipeline.imports.append_events import PART
+from storage.pipeline.imports.bulk_write import write_planned
+from storage.pipeline.imports.plan_rooms import NAMES_REMEMBERED, PlannedRoom
 from storage.pipeline.rebuilding.arrivals import SQL_LIVE_ROOM, SQL_OUTLIER_NIDS, SQL_TIMELINE_NIDS, LiveRoomRow
-from storage.pipeline.rebuilding.aside import Aside
-from storage.pipeline.rebuilding.matching import Matching
-from storage.pipeline.rebuilding.replaying import CHUNK, Replay
-from storage.pipeline.rebuilding.switching import switch
+from storage.pipeline.rebuilding.match import Matching
+from storage.pipeline.rebuilding.replan import CHUNK, RoomReplan
+from storage.pipeline.rebuilding.shadow_tables import ShadowTables
+from storage.pipeline.rebuilding.swap import swap
 from storage.streams.in_flight import Author
 
 SQL_ROOM_NID: Final[LiteralString] = """
@@ -73,11 +72,11 @@ class Rebuilt(NamedTuple):
 class Rebuilder:
     """Rebuilds rooms. It takes two connections of its database: one for the tables aside, one that reads the live ones."""
 
-    def __init__(self, database: Database, aside: Aside, server_name: str) -> None:
+    def __init__(self, database: Database, aside: ShadowTables, server_name: str) -> None:
         self._database = database
         self._aside = aside
         self._server_name = server_name
-        self._names = Names(NAMES_REMEMBERED)
+        self._names = InternedNames(NAMES_REMEMBERED)
         self._events_aside = 0
         self._rooms_aside = set[str]()
 
@@ -92,8 +91,8 @@ class Rebuilder:
             instance_name="spark maintenance",
         )
         async with await Database.open(dsn, config=config) as database, database.connection() as conn:
-            await introduce(database)
-            yield cls(database, await Aside.of(conn), server_name)
+            await register_writer(database)
+            yield cls(database, await ShadowTables.of(conn), server_name)
 
     async def rebuild(self, room_id: str) -> Rebuilt:
         """One room. `UnknownRoom`; `StorageCorrupt` if what a rebuild goes by cannot be read: then nothing is changed."""
@@ -120,7 +119,7 @@ class Rebuilder:
     async def _wrong_groups(self, room_id: str) -> frozenset[int]:
         """The state groups of a room that cannot be read, or do not say the truth about themselves."""
         async with self._database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            row = await conn.fetchrow(SQL_ROOM, room_id, row=RoomRow)
+            row = await conn.fetchrow(SQL_ROOM, room_id, row=VerifiedRoomRow)
             if row is None:
                 raise UnknownRoom(room_id)
             findings = check_groups(conn, VerifiedRoom(row, self._server_name))
@@ -130,7 +129,9 @@ class Rebuilder:
 class _Work:
     """One room in hand."""
 
-    def __init__(self, database: Database, aside: Aside, live: LiveRoomRow, *, server_name: str, names: Names, matching: Matching) -> None:
+    def __init__(
+        self, database: Database, aside: ShadowTables, live: LiveRoomRow, *, server_name: str, names: InternedNames, matching: Matching
+    ) -> None:
         self._database = database
         self._aside = aside
         self._server_name = server_name
@@ -139,8 +140,8 @@ class _Work:
         self._position = 0
         self._is_held = False
         self.planned = 0
-        self.replay = Replay(aside, database, server_name, names, live)
-        self._room: Room = self.replay.begin(live.room_id)
+        self.replay = RoomReplan(aside, database, server_name, names, live)
+        self._room: PlannedRoom = self.replay.begin(live.room_id)
 
     async def run(self) -> Rebuilt:
         """Plan what is there, until little is left; then hold the room, plan that, and switch."""
@@ -163,7 +164,7 @@ class _Work:
         room_id = self._live.room_id
         async with begun(self._aside.conn) as conn:
             async with self._aside.live():
-                await hold(conn, room_id)
+                await lock_room(conn, room_id)
             self._is_held, since = True, time.perf_counter()
             await self._plan_outliers()
             await self._plan_timeline()
@@ -171,7 +172,7 @@ class _Work:
             await self._match_current()
             aside_nid: int = await conn.fetchval(SQL_ROOM_NID, room_id)
             async with self._aside.live(large=self.planned >= LARGE):
-                done = await switch(conn, self._live, aside_nid, self._matching, self._server_name)
+                done = await swap(conn, self._live, aside_nid, self._matching, self._server_name)
         return Rebuilt(room_id, self.planned, done.events, done.others, (time.perf_counter() - since) * 1000)
 
     async def _plan_outliers(self) -> None:
@@ -191,7 +192,7 @@ class _Work:
     async def _plan(self, nids: Sequence[int], *, outliers: bool = False) -> None:
         for start in range(0, len(nids), CHUNK):
             await self.replay.take(self._room, nids[start : start + CHUNK], outliers=outliers)
-            if len(self.replay.draft.new_events) >= PART:
+            if len(self.replay.change_set.new_events) >= PART:
                 await self._write()
         await self._write()
         self.planned += len(nids)
@@ -199,7 +200,7 @@ class _Work:
     async def _write(self) -> None:
         """What is planned, into the tables aside."""
         async with self._database.connection() as reader:
-            await self._matching.match(reader, self.replay.draft, self.replay.arrived)
+            await self._matching.match(reader, self.replay.change_set, self.replay.arrived)
         self.replay.arrived.clear()
         await self._aside.check()
         await write_planned(self.replay, AUTHOR, 0)

@@ -1,6 +1,6 @@
 """How far the streams are in a snapshot.
 
-A position and its facts are written in one transaction (storage/persist/write.py), so within one snapshot the positions are
+A position and its facts are written in one transaction (storage/persist/write/all_tables.py), so within one snapshot the positions are
 those of exactly the facts that can be read.
 """
 

@@ -186,7 +186,7 @@ SELECT r.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
 FROM begun r
 CROSS JOIN LATERAL (  -- with all that is told of an event: to look it up by number would be three more descents each
     SELECT e.*, e.place = $16::bigint AS is_last
-    FROM sight_of(r.room_nid, r.principal_nid) AS sight
+    FROM visibility_of(r.room_nid, r.principal_nid) AS sight
     CROSS JOIN filter
     CROSS JOIN LATERAL (
         SELECT *
@@ -230,7 +230,7 @@ WHERE stream_name = 'events'
 """With what `positions.SQL_POSITIONS` tells, in the same snapshot, in the columns of a room: no number, the stream, the writer, "lower"."""
 
 
-class RoomRow(NamedTuple):
+class RoomOrEventRow(NamedTuple):
     """A room to tell of; or, with none of that but its number, an event of its timeline, or that none was looked at any more.
 
     The columns of an event come last. It has been accepted, and is no outlier: `user_sees` lets nothing else pass.
@@ -261,8 +261,8 @@ class RoomRow(NamedTuple):
     json: bytes | None
 
 
-class Head(NamedTuple):
-    """A room to tell of: the columns of `RoomRow` before those of events, as they are where there is a room."""
+class RoomColumns(NamedTuple):
+    """A room to tell of: the columns of `RoomOrEventRow` before those of events, as they are where there is a room."""
 
     room_nid: int
     room_id: RoomId
@@ -281,19 +281,19 @@ class Head(NamedTuple):
     """Its state is to be told: whole, or as something of it has changed."""
 
 
-EVENT: Final = len(Head._fields)
+EVENT: Final = len(RoomColumns._fields)
 """Where the columns of the event begin."""
-LOWER: Final = Head._fields.index("lower")
+LOWER: Final = RoomColumns._fields.index("lower")
 
 
 @dataclass(slots=True)
-class Told:
+class ChangedRoom:
     """A room to tell of, and the events of its timeline, oldest first, perhaps one too many.
 
     ``cut``: the stretch may have more that is visible before the first of them: a gap lies there, or it was not looked at.
     """
 
-    row: Head
+    row: RoomColumns
     events: list[StoredEvent]
     cut: bool
 
@@ -303,7 +303,7 @@ class Told:
         return self.row.whole and self.row.membership != JOIN
 
 
-class Stretch(NamedTuple):
+class SyncRange(NamedTuple):
     """What is asked for: from (None: from the beginning) and up to which position, and how much."""
 
     since: VectorPosition | None
@@ -318,19 +318,19 @@ class Stretch(NamedTuple):
     rows_max: int = 20_000  # events of a room to look at
 
 
-async def rooms(conn: Connection, user_id: UserId, asked: Stretch) -> list[Told]:
+async def rooms(conn: Connection, user_id: UserId, asked: SyncRange) -> list[ChangedRoom]:
     """The rooms with something to tell, latest activity first; one more than ``rooms_limit`` if there are more."""
-    return _told(await conn.records(SQL_ROOMS, *_arguments(user_id, asked), row=RoomRow))
+    return _told(await conn.records(SQL_ROOMS, *_arguments(user_id, asked), row=RoomOrEventRow))
 
 
-async def rooms_and_writers(conn: Connection, user_id: UserId, asked: Stretch) -> tuple[list[Told], list[WriterRow]]:
+async def rooms_and_writers(conn: Connection, user_id: UserId, asked: SyncRange) -> tuple[list[ChangedRoom], list[WriterRow]]:
     """The same, with how far each writer is there (`positions.writers`)."""
-    records = await conn.records(SQL_ROOMS_AND_WRITERS, *_arguments(user_id, asked), row=RoomRow)
+    records = await conn.records(SQL_ROOMS_AND_WRITERS, *_arguments(user_id, asked), row=RoomOrEventRow)
     writers = [WriterRow(record[1], record[2], record[LOWER]) for record in records if record[0] is None]
     return _told([record for record in records if record[0] is not None]), writers
 
 
-def _arguments(user_id: UserId, asked: Stretch) -> tuple[object, ...]:
+def _arguments(user_id: UserId, asked: SyncRange) -> tuple[object, ...]:
     """Of the statement."""
     return (
         user_id,
@@ -350,9 +350,11 @@ def _arguments(user_id: UserId, asked: Stretch) -> tuple[object, ...]:
     )
 
 
-def _told(records: Sequence[Any]) -> list[Told]:
+def _told(records: Sequence[Any]) -> list[ChangedRoom]:
     """The rooms of these rows, each with its timeline."""
-    told = {record[0]: Told(head := Head._make(record[:EVENT]), [], head.after_gap) for record in records if record[1] is not None}
+    told = {
+        record[0]: ChangedRoom(head := RoomColumns._make(record[:EVENT]), [], head.after_gap) for record in records if record[1] is not None
+    }
     for record in records:
         if record[1] is None:
             _take(told[record[0]], record[EVENT:])
@@ -362,7 +364,7 @@ def _told(records: Sequence[Any]) -> list[Told]:
     return found
 
 
-def _take(room: Told, columns: Sequence[Any]) -> None:
+def _take(room: ChangedRoom, columns: Sequence[Any]) -> None:
     """A row of a timeline."""
     is_last, event_id, stream, topological, redacted_by, redacted_form, withheld, raw = columns
     if is_last:
@@ -372,7 +374,7 @@ def _take(room: Told, columns: Sequence[Any]) -> None:
         room.events.append(told_of(room.row.room_id, room.row.room_version, event, withheld=withheld))
 
 
-def _by_activity(room: Told) -> tuple[bool, int, int]:
+def _by_activity(room: ChangedRoom) -> tuple[bool, int, int]:
     """Ascending; what never was active comes last."""
     activity = room.row.activity
     return activity is None, activity or 0, room.row.room_nid

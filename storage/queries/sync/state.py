@@ -10,7 +10,7 @@ before it. It is not the state before it throughout: what was sent here meanwhil
 
 Most rooms with news have no deltas (rooms.py tells which), and are not asked for; if none has, there is no statement.
 
-The same statement reads what invited and knocking users are shown of a room (stripped.py), so that a sync has a statement to spare.
+The same statement reads what invited and knocking users are shown of a room (stripped_state.py), so that a sync has a statement to spare.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from storage.errors import StorageCorrupt
 from storage.ids import RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent, told_of
 from storage.queries.filters import ANY_EVENT, EventFilter
-from storage.queries.sync.results import RoomSummary
+from storage.queries.sync.types import RoomSummary
 
 SQL_STATE: Final[LiteralString] = r"""
 WITH
@@ -220,7 +220,7 @@ FROM due d
 """
 
 
-class StateRow(NamedTuple):
+class SyncStateRow(NamedTuple):
     """One state event of a room, or (``event_id`` None) a key that was removed, or (with counts) its summary.
 
     With none of these it says that rows of the room's state, or an event of it, are lost.
@@ -250,14 +250,14 @@ class StateRow(NamedTuple):
     heroes: list[str] | None
 
 
-EVENT: Final = StateRow._fields.index("event_id")
+EVENT: Final = SyncStateRow._fields.index("event_id")
 """Where the columns of the event begin."""
-EVENT_END: Final = StateRow._fields.index("removed_type")
+EVENT_END: Final = SyncStateRow._fields.index("removed_type")
 """Where they end."""
-STRIPPED: Final = StateRow._fields.index("stripped_state")
+STRIPPED: Final = SyncStateRow._fields.index("stripped_state")
 
 
-class Room(NamedTuple):
+class SyncedRoom(NamedTuple):
     """What all events of a room share."""
 
     room_nid: int
@@ -265,20 +265,20 @@ class Room(NamedTuple):
     room_version: str
 
 
-class Shown(NamedTuple):
+class SyncedUser(NamedTuple):
     """A room that the user is not in, but shown something of, with the nid of their membership event."""
 
-    room: Room
+    room: SyncedRoom
     member_nid: int
 
 
-class Wanted(NamedTuple):
+class StateRequest(NamedTuple):
     """The state of one room that is requested: after `lower` (or whole), before the event at `start` and at `upper`; of one key only, or of all.
 
     Without a `has_first` event the timeline is empty, and `start` is `upper`.
     """
 
-    room: Room
+    room: SyncedRoom
     whole: bool
     only_key_nid: int | None
     lower: int
@@ -293,7 +293,7 @@ class Wanted(NamedTuple):
 class RoomState(NamedTuple):
     """The answer for one room. ``shown`` and ``own`` are for stripped state, the rest is of rooms that are told."""
 
-    room: Room
+    room: SyncedRoom
     at_start: list[StoredEvent]
     at_end: list[StoredEvent]
     removed: list[StateKey]
@@ -306,11 +306,11 @@ class RoomState(NamedTuple):
 async def states(
     conn: Connection,
     user_id: UserId,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[StateRequest],
     *,
     members: Sequence[tuple[int, str]] | None,
     picked: EventFilter,
-    shown: Sequence[Shown],
+    shown: Sequence[SyncedUser],
 ) -> dict[int, RoomState]:
     """The state of each of these rooms, by room nid. ``members``: in which room whose membership matters; None: everybody's.
 
@@ -333,11 +333,11 @@ async def states(
         [one.room.room_nid for one in shown],
         [one.member_nid for one in shown],
         [one.has_first for one in asked],
-        row=StateRow,
+        row=SyncStateRow,
     )
     for row in rows:
         if row[EVENT] is None:
-            _take(found[row[0]], StateRow._make(row))
+            _take(found[row[0]], SyncStateRow._make(row))
         else:
             _take_event(found[row[0]], row)
     return found
@@ -348,7 +348,7 @@ def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
     return [[row[place] for row in rows] for place in range(count)]
 
 
-def _take(room: RoomState, row: StateRow) -> None:
+def _take(room: RoomState, row: SyncStateRow) -> None:
     """A summary, or a key that was removed. `StorageCorrupt` where rows of the state, or an event of it, are lost."""
     if row.joined_count is None:
         if row.removed_type is None:
@@ -362,7 +362,7 @@ def _take(room: RoomState, row: StateRow) -> None:
 
 
 def _take_event(state: RoomState, row: Any) -> None:
-    """A state event; ``row`` has the columns of `StateRow`."""
+    """A state event; ``row`` has the columns of `SyncStateRow`."""
     _, at_start, at_end, is_own = row[:EVENT]
     event = told_of(state.room.room_id, state.room.room_version, row[EVENT:EVENT_END])
     if is_own is not None:

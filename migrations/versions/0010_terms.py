@@ -1,0 +1,21 @@
+"""Tables, columns and functions get the names of the field: reordered, superseded, retained, visibility, topological ranges.
+
+Catalogue only, so it takes milliseconds. Processes of the release before know the old names: it is refused while one of them lives.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from storage.database.steps import Phase, run_script
+
+revision: Final = "0010"
+down_revision: Final = "0009"
+phase: Final[Phase] = "post"
+
+
+def upgrade() -> None:
+    run_script(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))
+
+
+def downgrade() -> None:
+    run_script(Path(__file__).with_name("0010_terms_down.sql").read_text(encoding="utf-8"))

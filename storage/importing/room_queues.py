@@ -1,0 +1,88 @@
+"""Each room's lines in order, rooms side by side.
+
+What a live event means depends on what came before it in its room, so a room's next batch waits for the answer to the last. Batches
+of different rooms are appended at the same time, and the store's writer commits them together.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Final, NamedTuple
+
+from storage.event.ndjson import Line, Origin
+
+BATCH_MAX: Final = 1_000
+WAITING_MAX: Final = 4_000
+WAITING_BYTES_MAX: Final = 16 << 20
+SIDE_BY_SIDE_MAX: Final = 256
+
+
+class QueuedLine(NamedTuple):
+    """A line on its way: where it stands, its bytes, what it holds."""
+
+    source: int
+    number: int
+    size: int
+    raw: bytes
+    line: Line
+
+    @property
+    def origin(self) -> Origin:
+        """Where the line does not say: live."""
+        return self.line.origin or "live"
+
+
+class RoomQueues:
+    """Takes lines, calls ``work`` with runs of them. Bounded: `put` waits while too much is on its way."""
+
+    def __init__(
+        self, group: asyncio.TaskGroup, work: Callable[[list[QueuedLine]], Awaitable[None]], *, batch_max: int = BATCH_MAX
+    ) -> None:
+        self._group = group
+        self._work = work
+        self._batch_max = batch_max
+        self._lanes: dict[Hashable, deque[QueuedLine]] = {}
+        self._side_by_side = asyncio.Semaphore(SIDE_BY_SIDE_MAX)
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._progress = asyncio.Condition()
+
+    async def put(self, room: Hashable, entry: QueuedLine) -> None:
+        """Queue a line of a room, when there is space."""
+        if self._waiting >= WAITING_MAX or self._waiting_bytes >= WAITING_BYTES_MAX:
+            async with self._progress:
+                await self._progress.wait_for(lambda: self._waiting < WAITING_MAX and self._waiting_bytes < WAITING_BYTES_MAX)
+        self._waiting += 1
+        self._waiting_bytes += len(entry.raw)
+        lane = self._lanes.get(room)
+        if lane is None:
+            self._lanes[room] = deque([entry])
+            self._group.create_task(self._drive(room))
+        else:
+            lane.append(entry)
+
+    async def drain(self) -> None:
+        """Wait until everything that was put has been worked on."""
+        async with self._progress:
+            await self._progress.wait_for(lambda: not self._lanes)
+
+    async def _drive(self, room: Hashable) -> None:
+        lane = self._lanes[room]
+        while lane:
+            async with self._side_by_side:
+                run = take_run(lane, self._batch_max)
+                await self._work(run)
+            self._waiting -= len(run)
+            self._waiting_bytes -= sum(len(entry.raw) for entry in run)
+            if not lane:
+                del self._lanes[room]
+            async with self._progress:
+                self._progress.notify_all()
+
+
+def take_run(lane: deque[QueuedLine], most: int) -> list[QueuedLine]:
+    """The next lines that can be appended in one call: of one origin and room version."""
+    run = [lane.popleft()]
+    while lane and len(run) < most and (lane[0].origin, lane[0].line.room_version) == (run[0].origin, run[0].line.room_version):
+        run.append(lane.popleft())
+    return run

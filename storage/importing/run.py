@@ -1,0 +1,216 @@
+"""The import: once through the files; then the lines that lacked something, again and again, until nothing more gets stored.
+
+An append is idempotent, so an import that was interrupted is simply run again: what is stored answers "duplicate".
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, closing, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import orjson
+
+from storage.errors import CommitUnknown, InputError, InvalidEvent, StorageError, UnknownRoomVersion
+from storage.event import ROOM_VERSIONS, parse
+from storage.event.ndjson import Line, read_line
+from storage.ids import EventId
+from storage.importing.reading import LINE_BYTES_MAX, FilePiece, RawLine, read_pieces
+from storage.importing.rejects import Reject, RejectOutcome, Rejects
+from storage.importing.retry_queue import IN_MEMORY_MAX, RetryLine, RetryQueue
+from storage.importing.room_queues import BATCH_MAX, QueuedLine, RoomQueues
+from storage.persist import AppendResult
+from storage.store.facade import Store
+
+COMMIT_ATTEMPTS: Final = 3
+NO_ROOM: Final = ""
+
+
+class Progress(Protocol):
+    """Whoever shows how far it is."""
+
+    def lines_done(self, count: int, size: int) -> None:
+        """So many lines have their answer, or wait for another try; they were ``size`` bytes."""
+
+    def round_begins(self, lines: int) -> None:
+        """The files are read; ``lines`` are tried again."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def lines_done(self, count: int, size: int) -> None:
+        """See `Progress`."""
+
+    def round_begins(self, lines: int) -> None:
+        """See `Progress`."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What became of the lines. ``outcomes`` are those of api.md, "Writing", and ``bad_line`` for what was no PDU at all."""
+
+    lines: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+    """How often lines that waited for something were tried again."""
+
+
+class Import:
+    """One import into one store. ``batch_max`` events go into one append, ``held_max`` waiting lines stay in memory."""
+
+    def __init__(
+        self,
+        store: Store,
+        rejects: Rejects,
+        *,
+        progress: Progress | None = None,
+        batch_max: int = BATCH_MAX,
+        held_max: int = IN_MEMORY_MAX,
+    ) -> None:
+        self.summary = Summary()
+        self._store = store
+        self._rejects = rejects
+        self._progress = progress or Silent()
+        self._batch_max = batch_max
+        self._held = RetryQueue(in_memory_max=held_max)
+        self._sources: list[str] = []
+
+    async def run(self, sources: Sequence[str]) -> Summary:
+        """Import the files, ``-`` for standard input, one after the other. `DatabaseError` ends it; run it again to go on."""
+        self._sources = list(sources)
+        with self._held:
+            async with self._lanes() as lanes:
+                for index, source in enumerate(self._sources):
+                    async with aclosing(read_pieces(source)) as pieces:
+                        async for piece in pieces:
+                            await self._read(index, piece, lanes)
+            await self._try_again()
+            with closing(self._held.drain()) as in_vain:
+                for line in in_vain:
+                    self._reject(self._sources[line.source], line.number, line.raw, Reject.decode(line.note))
+        return self.summary
+
+    @asynccontextmanager
+    async def _lanes(self) -> AsyncIterator[RoomQueues]:
+        """Lanes; at the end of the block all that was put into them is worked on. The first error ends everything."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                lanes = RoomQueues(group, self._append, batch_max=self._batch_max)
+                yield lanes
+                await lanes.drain()
+        except BaseExceptionGroup as errors:
+            if all(isinstance(error, StorageError) for error in errors.exceptions):
+                raise errors.exceptions[0] from errors.exceptions[0].__cause__
+            raise
+
+    async def _read(self, source: int, piece: FilePiece, lanes: RoomQueues) -> None:
+        """Put the lines of a piece into the lanes; those that are no lines at all are rejects."""
+        used = sum(len(line.raw) + 1 for line in piece.lines)
+        self._progress.lines_done(0, max(piece.size - used, 0))  # empty lines; the start of a line that goes on counts early
+        for raw in piece.lines:
+            self.summary.lines += 1
+            try:
+                line = _line_of(raw)
+            except InvalidEvent as error:
+                self._reject(raw.source, raw.number, raw.raw, Reject("bad_line", error.reason))
+                self._progress.lines_done(1, len(raw.raw) + 1)
+            else:
+                await lanes.put(room_of(line), QueuedLine(source, raw.number, len(raw.raw) + 1, raw.raw, line))
+
+    async def _try_again(self) -> None:
+        """Rounds over the lines that wait, until one stores nothing."""
+        settled = -1
+        while len(self._held) and settled:
+            before = len(self._held)
+            self.summary.rounds += 1
+            self._progress.round_begins(before)
+            async with self._lanes() as lanes:
+                with closing(self._held.drain()) as waiting:
+                    for held in waiting:
+                        line = read_line(held.raw)
+                        await lanes.put(room_of(line), QueuedLine(held.source, held.number, 0, held.raw, line))
+            settled = before - len(self._held)
+
+    async def _append(self, run: list[QueuedLine]) -> None:
+        """Append a run and note what became of each line."""
+        for entry, result in zip(run, await self._answers(run), strict=True):
+            if result.outcome == "missing_parents" or _lacks_its_room(entry, result):
+                self._hold(entry, result)
+            elif result.outcome == "invalid":
+                reject = Reject("invalid", result.reason or "", result.event_id)
+                self._reject(self._sources[entry.source], entry.number, entry.raw, reject)
+            else:
+                self.summary.outcomes[result.outcome] += 1
+        self._progress.lines_done(len(run), sum(entry.size for entry in run))
+
+    async def _answers(self, run: list[QueuedLine]) -> list[AppendResult]:
+        """Return the answers; lines with a `state_before` that is no state are invalid, and the others are appended without them."""
+        try:
+            return await self._appended(run)
+        except InputError as error:
+            if len(run) == 1:
+                return [AppendResult(next((event_id for event_id, _ in _state_given(run[0].line)), None), "invalid", str(error))]
+        return [answer for entry in run for answer in await self._answers([entry])]
+
+    async def _appended(self, run: list[QueuedLine]) -> list[AppendResult]:
+        """One append; again where the answer to a COMMIT was lost."""
+        version, origin = run[0].line.room_version, run[0].origin
+        given = {event_id: tuple(map(EventId, ids)) for entry in run for event_id, ids in _state_given(entry.line)}
+        shown = {event_id: stripped for entry in run for event_id, stripped in _shown(entry.line)}
+        pdus = [entry.line.pdu for entry in run]
+        for _ in range(1, COMMIT_ATTEMPTS):
+            try:
+                return await self._store.append(pdus, room_version=version, origin=origin, state_before=given, stripped_state=shown)
+            except CommitUnknown:
+                continue
+        return await self._store.append(pdus, room_version=version, origin=origin, state_before=given, stripped_state=shown)
+
+    def _hold(self, entry: QueuedLine, result: AppendResult) -> None:
+        outcome: RejectOutcome = "missing_parents" if result.outcome == "missing_parents" else "invalid"
+        reject = Reject(outcome, result.reason or "", result.event_id, result.missing)
+        self._held.add(RetryLine(entry.line.depth or 0.0, entry.source, entry.number, entry.raw, reject.encode()))
+
+    def _reject(self, source: str, number: int, raw: bytes, reject: Reject) -> None:
+        self.summary.outcomes[reject.outcome] += 1
+        self._rejects.write(source, number, raw, reject)
+
+
+def room_of(line: Line) -> str:
+    """The room of a line, to keep its lines in order; empty where it cannot be told (the PDU is invalid then)."""
+    if line.room_id is not None:
+        return line.room_id
+    try:
+        pdu = orjson.loads(line.pdu)
+        return parse(line.pdu, str(pdu["content"]["room_version"])).room_id  # a create event: the room's id is its hash
+    except (orjson.JSONDecodeError, KeyError, TypeError, InvalidEvent, UnknownRoomVersion):
+        return NO_ROOM
+
+
+def _line_of(raw: RawLine) -> Line:
+    if not raw.whole:
+        raise InvalidEvent(f"longer than {LINE_BYTES_MAX} bytes")
+    line = read_line(raw.raw)
+    if line.state_before is not None and line.room_version not in ROOM_VERSIONS:
+        raise InvalidEvent("state_before needs a room_version that is known")
+    return line
+
+
+def _state_given(line: Line) -> Iterator[tuple[EventId, tuple[str, ...]]]:
+    """The event of a line that gives the state before it, with that state; nothing for other lines."""
+    if line.state_before is not None and line.room_version is not None:
+        with suppress(InvalidEvent):  # the append is going to say so
+            yield parse(line.pdu, line.room_version).event_id, line.state_before
+
+
+def _shown(line: Line) -> Iterator[tuple[EventId, tuple[dict[str, Any], ...]]]:
+    """The event of a line that gives stripped state, with that; nothing for other lines."""
+    if line.stripped_state is not None and line.room_version is not None and line.room_version in ROOM_VERSIONS:
+        with suppress(InvalidEvent):  # the append is going to say so
+            yield parse(line.pdu, line.room_version).event_id, line.stripped_state
+
+
+def _lacks_its_room(entry: QueuedLine, result: AppendResult) -> bool:
+    """Nobody knows the room's version: its create event may stand further down."""
+    return result.outcome == "invalid" and result.event_id is None and entry.line.room_version is None and room_of(entry.line) != NO_ROOM

@@ -1,0 +1,85 @@
+"""Telling every process what to forget: a cache of reads after a repair or a whole room, what has gone after each batch of a purge.
+
+One row, however much has changed. It is a fact of the stream "caches" under a writer of its own, "maintenance". Nobody
+runs under that name, so other processes move its positions along as those of a writer that is gone; the lock on its row keeps them from
+passing an id that is not committed yet.
+"""
+
+from collections.abc import Iterable
+from typing import Final, LiteralString
+
+from storage.database.connection import Connection, Database
+from storage.streams.caches import CURRENT_STATE, REMOVED, Kind
+from storage.streams.startup import SQL_FIND_WRITER, enter
+
+INSTANCE_NAME: Final = "maintenance"
+
+SQL_LOCK_POSITION: Final[LiteralString] = """
+SELECT stream_id
+FROM stream_positions
+WHERE stream_name = 'caches' AND instance_name = $1::text
+FOR UPDATE
+"""
+
+SQL_ANNOUNCE: Final[LiteralString] = """
+WITH fact AS (
+    INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
+    SELECT nextval('caches_stream'), (extract(epoch FROM clock_timestamp()) * 1000)::bigint, w.writer_nid, $2::text, NULL
+    FROM writers w
+    WHERE w.instance_name = $1::text
+    RETURNING stream_id
+)
+UPDATE stream_positions p
+SET stream_id = GREATEST(p.stream_id, fact.stream_id)
+FROM fact
+WHERE p.stream_name = 'caches' AND p.instance_name = $1::text
+"""
+
+SQL_ANNOUNCE_REMOVED: Final[LiteralString] = """
+WITH
+room AS (
+    UPDATE rooms
+    SET removals = removals + 1
+    WHERE room_id = $2::text
+    RETURNING removals
+),
+fact AS (
+    INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
+    SELECT nextval('caches_stream'), (extract(epoch FROM clock_timestamp()) * 1000)::bigint, w.writer_nid, $3::text,
+        ARRAY[$2::text, room.removals::text, $4::text] || $5::text[]
+    FROM room
+    JOIN writers w ON w.instance_name = $1::text
+    RETURNING stream_id
+)
+UPDATE stream_positions p
+SET stream_id = GREATEST(p.stream_id, fact.stream_id)
+FROM fact
+WHERE p.stream_name = 'caches' AND p.instance_name = $1::text
+"""
+
+
+async def register_writer(database: Database) -> None:
+    """Make the writer known, once and for ever. In a transaction of its own: it waits for the writes under way."""
+    async with database.connection() as conn:
+        known = await conn.fetchval(SQL_FIND_WRITER, INSTANCE_NAME)
+    if known is None:
+        async with database.transaction() as conn:
+            await enter(conn, INSTANCE_NAME)
+
+
+async def invalidate_caches(conn: Connection, cache_name: str = CURRENT_STATE) -> None:
+    """Have a cache emptied everywhere, from the commit of this transaction on. The last thing in it, after `register_writer` in another one.
+
+    `storage.streams.caches`: "events", "current_state", "rooms_of"; `CURRENT_STATE` stands for the latter two.
+    """
+    await conn.fetchval(SQL_LOCK_POSITION, INSTANCE_NAME)
+    await conn.execute(SQL_ANNOUNCE, INSTANCE_NAME, cache_name)
+
+
+async def publish_removed(conn: Connection, room_id: str, kind: Kind, ids: Iterable[str]) -> None:
+    """Say what has gone of a room in this transaction, in which it is held still, and have the plans look that build on such things.
+
+    ``ids``: event ids (of what is not held any more also numbers, after a ``#``), or state groups. The last thing in the transaction, after `register_writer` in another one.
+    """
+    await conn.fetchval(SQL_LOCK_POSITION, INSTANCE_NAME)
+    await conn.execute(SQL_ANNOUNCE_REMOVED, INSTANCE_NAME, room_id, REMOVED, kind, list(ids))

@@ -1,0 +1,217 @@
+"""What stays and refers to what goes: children of purged events, redactions of them, events that are cited or have redacted something.
+
+It is looked up before anything goes, without holding anybody up, a page at a time; and again under the room's lock in each transaction, of
+what has arrived since. As nothing that arrives after a job began is ever taken by it, that is all that can change; but where forged depths
+make events move up in the order, everything is looked up anew (`ReorderedMeanwhile`).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection, Database
+from storage.event import load
+from storage.maintenance.purge.cut_point import CutPoint
+from storage.maintenance.room_lock import lock_room_keeping_plans
+
+PAGE: Final = 2_000
+POSITIONS: Final = 50_000  # of the stream that all rooms share, looked through by one statement
+
+SQL_STAND: Final[LiteralString] = """
+SELECT moves, forward_extremities, last_stream_ordering, (SELECT last_value FROM events_stream) AS position, write_version
+FROM rooms
+WHERE room_nid = $1::int
+"""
+
+SQL_ABOVE: Final[LiteralString] = """
+SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
+    e.type_nid = 7 AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
+    ARRAY(
+        SELECT n.event_nid
+        FROM unnest(e.prev_events) AS n (event_nid)
+        CROSS JOIN LATERAL (SELECT x.topological_ordering FROM events x WHERE x.event_nid = n.event_nid OFFSET 0) AS p
+        WHERE p.topological_ordering < $4::bigint
+    ) AS going,
+    CASE WHEN e.rejected IS NULL THEN '{}' ELSE e.auth_events END AS cited
+FROM (
+    SELECT *
+    FROM events
+    WHERE room_nid = $1::int AND NOT outlier AND (topological_ordering, stream_ordering) > ($2::bigint, $3::bigint)
+    ORDER BY topological_ordering, stream_ordering
+    LIMIT $5::bigint
+) AS e
+ORDER BY e.topological_ordering, e.stream_ordering
+"""
+
+SQL_LATE: Final[LiteralString] = """
+SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
+    e.type_nid = 7 AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
+    CASE WHEN e.topological_ordering < $3::bigint THEN e.prev_events ELSE '{}' END AS going,
+    CASE WHEN e.rejected IS NULL THEN '{}' ELSE e.auth_events END AS cited
+FROM (
+    SELECT *
+    FROM events
+    WHERE room_nid = $1::int AND NOT outlier AND NOT backfilled AND stream_ordering > $2::bigint
+    ORDER BY stream_ordering
+    LIMIT $4::bigint
+) AS e
+ORDER BY e.stream_ordering
+"""
+
+SQL_SINCE: Final[LiteralString] = """
+SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
+    e.type_nid = 7 AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
+    e.prev_events AS going,
+    CASE WHEN e.rejected IS NULL THEN '{}' ELSE e.auth_events END AS cited
+FROM events e
+WHERE e.room_nid = $1::int AND NOT e.outlier AND e.stream_ordering > $2::bigint AND e.stream_ordering <= $3::bigint
+ORDER BY e.stream_ordering
+"""
+
+SQL_OUTLIERS: Final[LiteralString] = """
+SELECT o.auth_nid
+FROM (
+    SELECT unnest(e.auth_events) AS auth_nid
+    FROM events e
+    WHERE e.room_nid = $1::int AND e.outlier AND e.rejected IS NOT NULL
+) AS o
+GROUP BY o.auth_nid
+"""
+
+SQL_REDACTS: Final[LiteralString] = """
+SELECT event_nid, event_id, json, redacted_form
+FROM events
+WHERE event_nid = ANY($1::bigint[])
+"""
+
+
+class RoomOrderVersion(NamedTuple):
+    """A room as it is now. ``position``: nothing that is committed in the room lies above it."""
+
+    moves: int
+    forward_extremities: list[int]
+    last_stream_ordering: int | None
+    position: int
+    write_version: int
+
+
+class KeptRow(NamedTuple):
+    """An event that stays, with its parents that may go (or all of them), and what it cites if it was rejected."""
+
+    event_nid: int
+    topological_ordering: int
+    stream_ordering: int
+    backfilled: bool
+    redacted_by: int | None
+    is_redaction: bool
+    going: list[int]
+    cited: list[int]
+
+
+class RedactsRow(NamedTuple):
+    """A redaction with its bytes."""
+
+    event_nid: int
+    event_id: str
+    json: bytes
+    redacted_form: bool
+
+
+class ReorderedMeanwhile(Exception):  # noqa: N818  # a turn of the work, not an error
+    """Events of the room moved in the order since it was looked at: look again."""
+
+
+class References:
+    """What is known of the events of a room that stay, as far as it concerns those that go.
+
+    ``children``: by the nid of a parent that may go, those that stay and name it. ``redactions``: by the id of a target, those that stay.
+    ``held``: events that are no state and stay in the timeline all the same, because of what refers to them. ``gone``: what stayed until the
+    end of the purge, and is gone now.
+    """
+
+    def __init__(self, room_nid: int, room_version: str, cut: CutPoint, arrived_upto: int, stand: RoomOrderVersion) -> None:
+        self.room_nid = room_nid
+        self.cut = cut
+        self.arrived_upto = arrived_upto
+        self.moves = stand.moves
+        self.position = stand.position
+        self.children: dict[int, set[int]] = {}
+        self.redactions: dict[str, list[int]] = {}
+        self.held: set[int] = set()
+        self.gone: set[int] = set()
+        self._room_version = room_version
+
+    def stays(self, topological: int, stream: int, *, backfilled: bool) -> bool:
+        """Whether an event is not this job's to take, by its place and when it came."""
+        return topological >= self.cut.topological or stream > (self.arrived_upto if backfilled else self.cut.stream)
+
+    def name(self, child: int, parents: Iterable[int]) -> None:
+        """An event that stays names these parents."""
+        for parent in parents:
+            self.children.setdefault(parent, set()).add(child)
+
+    async def since(self, conn: Connection) -> RoomOrderVersion:
+        """Take in what has arrived since the last look, with the room held; go on from the position told, once that is committed."""
+        stand = await stand_of(conn, self.room_nid)
+        if stand.moves != self.moves:
+            raise ReorderedMeanwhile
+        await self._take(conn, await conn.fetch(SQL_SINCE, self.room_nid, self.position, stand.position, row=KeptRow))
+        return stand
+
+    async def look(self, database: Database) -> None:
+        """Take in everything that stays."""
+        at = (self.cut.topological - 1, 1 << 62)
+        while True:
+            async with database.connection() as conn:
+                rows = await conn.fetch(SQL_ABOVE, self.room_nid, *at, self.cut.topological, PAGE, row=KeptRow)
+                await self._take(conn, rows)
+            if len(rows) < PAGE:
+                break
+            at = (rows[-1].topological_ordering, rows[-1].stream_ordering)
+        late = self.cut.stream
+        while True:
+            async with database.connection() as conn:
+                rows = await conn.fetch(SQL_LATE, self.room_nid, late, self.cut.topological, PAGE, row=KeptRow)
+                await self._take(conn, rows)
+            if len(rows) < PAGE:
+                break
+            late = rows[-1].stream_ordering
+        for start in range(self.arrived_upto, self.position, POSITIONS):  # of a job that goes on after an interruption
+            async with database.connection() as conn:
+                upto = min(start + POSITIONS, self.position)
+                await self._take(conn, await conn.fetch(SQL_SINCE, self.room_nid, start, upto, row=KeptRow))
+        async with database.connection() as conn:
+            self.held.update(await conn.fetchvals(SQL_OUTLIERS, self.room_nid))
+
+    async def _take(self, conn: Connection, rows: Sequence[KeptRow]) -> None:
+        redactions: list[int] = []
+        for row in rows:
+            if not self.stays(row.topological_ordering, row.stream_ordering, backfilled=row.backfilled):
+                continue
+            self.name(row.event_nid, row.going)
+            self.held.update(row.cited)
+            if row.redacted_by is not None:
+                self.held.add(row.redacted_by)
+            if row.is_redaction:
+                redactions.append(row.event_nid)
+        for one in await conn.fetch(SQL_REDACTS, redactions, row=RedactsRow) if redactions else ():
+            event = load(one.json, self._room_version, one.event_id, redacted=one.redacted_form)
+            if event.redacts is not None and one.event_nid not in self.redactions.get(event.redacts, ()):
+                self.redactions.setdefault(event.redacts, []).append(one.event_nid)
+
+
+async def stand_of(conn: Connection, room_nid: int) -> RoomOrderVersion:
+    """The room's row, as far as a purge looks at it."""
+    rows = await conn.fetch(SQL_STAND, room_nid, row=RoomOrderVersion)
+    return rows[0]
+
+
+async def keeping(database: Database, room_id: str, room_version: str, cut: CutPoint, arrived_upto: int) -> References:
+    """Look up what stays in a room."""
+
+    async def begin(conn: Connection) -> References:
+        room_nid = await lock_room_keeping_plans(conn, room_id)  # who writes to it has committed: what comes later has a larger position
+        return References(room_nid, room_version, cut, arrived_upto, await stand_of(conn, room_nid))
+
+    kept = await database.run(begin)
+    await kept.look(database)
+    return kept

@@ -1,0 +1,189 @@
+"""A whole room goes: first out of everybody's sight, then from every table, some rows at a time.
+
+The first transaction takes the room from its users: no membership, no current state, no forward extremity and no sight are left, as of a room
+that is known by outliers only. What follows reads nothing of all that. Whoever writes to the room meanwhile loses what they wrote: the row of the
+room goes last, when there is no event left. Interned names stay, and other rooms' numbers are never touched.
+"""
+
+from typing import Final, LiteralString
+
+from storage.database.connection import Connection
+from storage.errors import PurgeRefused
+from storage.maintenance.invalidate_caches import invalidate_caches
+from storage.maintenance.purge.history import PurgeContext
+from storage.maintenance.purge.job import PurgeJob, count
+from storage.maintenance.room_lock import lock_room
+from storage.streams.caches import CURRENT_STATE
+
+SQL_JOINED: Final[LiteralString] = """
+SELECT p.name
+FROM current_state c
+JOIN state_keys k USING (state_key_nid)
+JOIN principals p ON p.name = k.state_key
+JOIN memberships m ON m.principal_nid = p.principal_nid AND m.room_nid = c.room_nid
+WHERE c.room_nid = $1::int AND c.membership = 5 AND m.membership = 5
+ORDER BY p.name
+LIMIT 1
+"""
+
+SQL_HIDE: Final[LiteralString] = """
+WITH
+member AS (DELETE FROM memberships WHERE room_nid = $1::int),
+out_of_band AS (DELETE FROM out_of_band_memberships WHERE room_nid = $1::int),
+sight AS (DELETE FROM visibility WHERE room_nid = $1::int),
+past AS (DELETE FROM past_visibility WHERE room_nid = $1::int),
+state AS (DELETE FROM current_state WHERE room_nid = $1::int),
+receipt AS (DELETE FROM receipts WHERE room_nid = $1::int),
+account AS (DELETE FROM account_data WHERE room_nid = $1::int),
+purged AS (  -- up to where local users came and went; those who are there still, by force, begin anew wherever they are
+    INSERT INTO purged_streams (stream_name, purged_upto)
+    SELECT 'events', GREATEST(max(m.stream_ordering), max(r.last_stream_ordering) FILTER (WHERE m.membership >= 3))
+    FROM rooms r
+    JOIN memberships m USING (room_nid)
+    WHERE r.room_nid = $1::int
+    HAVING count(*) > 0
+    ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto, EXCLUDED.purged_upto)
+)
+UPDATE rooms
+SET forward_extremities = '{}',
+    current_state_group = NULL,
+    last_stream_ordering = NULL,
+    current_audience = 0,
+    joined_count = 0,
+    invited_count = 0,
+    out_of_range = '{}'
+WHERE room_nid = $1::int
+"""
+
+SQL_EVENTS: Final[LiteralString] = """
+WITH
+gone AS (
+    DELETE FROM events
+    WHERE event_nid = ANY(ARRAY(
+        SELECT event_nid
+        FROM (
+            (SELECT event_nid FROM events WHERE room_nid = $1::int AND NOT outlier LIMIT $2::bigint)
+            UNION ALL
+            (SELECT event_nid FROM events WHERE room_nid = $1::int AND outlier LIMIT $2::bigint)
+        ) AS e
+        LIMIT $2::bigint
+    ))
+    RETURNING event_nid
+),
+place AS (
+    DELETE FROM auth_chains
+    WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM gone))
+    RETURNING chain_nid, sequence_number
+),
+link AS (
+    DELETE FROM auth_chain_links l
+    USING place
+    WHERE l.chain_nid = place.chain_nid AND l.sequence_number = place.sequence_number
+),
+invitation AS (
+    DELETE FROM outlier_memberships
+    WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM gone))
+)
+SELECT count(*)
+FROM gone
+"""
+
+SQL_GROUPS: Final[LiteralString] = """
+WITH gone AS (
+    DELETE FROM state_groups
+    WHERE state_group = ANY(ARRAY(SELECT state_group FROM state_groups WHERE room_nid = $1::int LIMIT $2::bigint))
+    RETURNING state_group
+)
+SELECT count(*)
+FROM gone
+"""
+
+SQL_REST: Final[LiteralString] = """
+WITH
+delta AS (
+    DELETE FROM state_deltas
+    WHERE (room_nid, stream_ordering, state_key_nid) IN (
+        SELECT room_nid, stream_ordering, state_key_nid FROM state_deltas WHERE room_nid = $1::int LIMIT $2::bigint
+    )
+    RETURNING 1
+),
+number AS (
+    DELETE FROM audiences
+    WHERE (room_nid, audience) IN (SELECT room_nid, audience FROM audiences WHERE room_nid = $1::int LIMIT $2::bigint)
+    RETURNING 1
+),
+moved AS (
+    DELETE FROM reordered_events
+    WHERE (room_nid, moves, event_nid) IN (SELECT room_nid, moves, event_nid FROM reordered_events WHERE room_nid = $1::int LIMIT $2::bigint)
+    RETURNING 1
+),
+gap AS (
+    DELETE FROM missing_events
+    WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM missing_events WHERE room_nid = $1::int LIMIT $2::bigint))
+    RETURNING 1
+),
+leaving AS (
+    DELETE FROM purge_retained_events
+    WHERE (room_nid, event_nid) IN (SELECT room_nid, event_nid FROM purge_retained_events WHERE room_nid = $1::int LIMIT $2::bigint)
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM delta) + (SELECT count(*) FROM number) + (SELECT count(*) FROM moved) + (SELECT count(*) FROM gap)
+    + (SELECT count(*) FROM leaving)
+"""
+
+SQL_LAST: Final[LiteralString] = """
+WITH
+waiting AS (DELETE FROM waiting_redactions WHERE room_nid = $1::int),
+dropped AS (DELETE FROM dropped_extremities WHERE room_nid = $1::int),
+member AS (DELETE FROM memberships WHERE room_nid = $1::int),
+out_of_band AS (DELETE FROM out_of_band_memberships WHERE room_nid = $1::int),
+sight AS (DELETE FROM visibility WHERE room_nid = $1::int),
+past AS (DELETE FROM past_visibility WHERE room_nid = $1::int),
+state AS (DELETE FROM current_state WHERE room_nid = $1::int),
+receipt AS (DELETE FROM receipts WHERE room_nid = $1::int),
+account AS (DELETE FROM account_data WHERE room_nid = $1::int)
+DELETE FROM rooms
+WHERE room_nid = $1::int
+"""
+
+
+async def refuse_joined(conn: Connection, room_id: str, room_nid: int) -> None:
+    """`PurgeRefused` while a local user is joined."""
+    joined = await conn.fetchval(SQL_JOINED, room_nid)
+    if joined is not None:
+        raise PurgeRefused(f"{joined} is joined: let local users leave first, or force it (--force)", room_id=room_id)
+
+
+async def hide(conn: Connection, room_nid: int) -> None:
+    """The first transaction of the job, in which the room is held; `register_writer` came before."""
+    await conn.execute(SQL_HIDE, room_nid)
+    await invalidate_caches(conn, CURRENT_STATE)
+
+
+async def purge_tables(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
+    """Everything else, and the room itself at last."""
+    while job.phase != "done":
+        with asked.pace.measured():
+            job = await _take(asked, job)
+        await asked.pace.rest(job)
+    return job
+
+
+async def _take(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
+    room_nid, batch = job.room_nid, asked.pace.batch
+
+    async def work(conn: Connection) -> PurgeJob:
+        await lock_room(conn, job.room_id)
+        asked.pace.held()
+        if gone := int(await conn.fetchval(SQL_EVENTS, room_nid, batch)):
+            return await count(conn, job, deleted=gone, phase="room")
+        groups = int(await conn.fetchval(SQL_GROUPS, room_nid, batch))
+        if groups + int(await conn.fetchval(SQL_REST, room_nid, batch)):
+            return await count(conn, job, state_groups=groups, phase="room")
+        await conn.execute(SQL_LAST, room_nid)
+        done = await count(conn, job, phase="done")
+        await invalidate_caches(conn, CURRENT_STATE)
+        await invalidate_caches(conn, "events")
+        return done
+
+    return await asked.database.run(work)

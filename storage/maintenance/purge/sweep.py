@@ -1,0 +1,281 @@
+"""What a purge has left behind, at its end: what nothing needs any more goes for good.
+
+An event is needed if a state group names it, the current state, a membership, or an event that is itself no leaving or needed: as auth event, or as
+what redacted it. All that is looked up without holding anybody up, some at a time; and what was written since once more under the room's
+lock, before each batch goes. Who cites goes before what is cited, so between two batches everything that is there is whole, and chains of the
+auth cover lose their ends only.
+"""
+
+from collections.abc import Iterable
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection, Database
+from storage.maintenance.invalidate_caches import publish_removed
+from storage.maintenance.purge.history import PurgeContext
+from storage.maintenance.purge.job import PurgeJob, count
+from storage.maintenance.purge.references import References, RoomOrderVersion, stand_of
+from storage.maintenance.purge.removal import PurgedEventRow, Removal, delete, follow, take
+from storage.maintenance.room_lock import lock_room_keeping_plans
+from storage.maintenance.xmin_horizon import xmin_horizon
+
+PAGE: Final = 2_000
+GROUPS: Final = 500
+BATCHES: Final = 4
+"""Batches that go at once: what holds the room up is the second look, hardly the rows of retained events."""
+
+SQL_BACK: Final[LiteralString] = """
+DELETE FROM purge_retained_events l
+WHERE l.room_nid = $1::int AND NOT EXISTS (
+    SELECT
+    FROM events e
+    WHERE e.event_nid = l.event_nid AND (e.outlier OR (e.topological_ordering < $2::bigint AND e.stream_ordering <= $3::bigint))
+)
+"""
+
+SQL_LEAVINGS: Final[LiteralString] = """
+SELECT l.event_nid, e.event_id, l.local, e.outlier, array_remove(array_append(e.auth_events, e.redacted_by), NULL) AS named
+FROM (
+    SELECT *
+    FROM purge_retained_events
+    WHERE room_nid = $1::int AND event_nid > $2::bigint
+    ORDER BY event_nid
+    LIMIT $3::bigint
+) AS l
+CROSS JOIN LATERAL (SELECT x.* FROM events x WHERE x.event_nid = l.event_nid OFFSET 0) AS e
+ORDER BY l.event_nid
+"""
+
+SQL_GROUPS: Final[LiteralString] = """
+SELECT state_group AS nid, COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
+FROM state_groups
+WHERE room_nid = $1::int AND state_group > $2::bigint
+ORDER BY state_group
+LIMIT $3::bigint
+"""
+
+SQL_NEW_GROUPS: Final[LiteralString] = """
+SELECT state_group AS nid, COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
+FROM state_groups
+WHERE room_nid = $1::int AND age(xmin) <= age($2::text::xid)
+"""
+
+SQL_TIMELINE: Final[LiteralString] = """
+SELECT event_nid, topological_ordering, stream_ordering, array_remove(array_append(auth_events, redacted_by), NULL) AS named
+FROM events
+WHERE room_nid = $1::int AND NOT outlier AND (topological_ordering, stream_ordering) > ($2::bigint, $3::bigint)
+ORDER BY topological_ordering, stream_ordering
+LIMIT $4::bigint
+"""
+
+SQL_OUTLIERS: Final[LiteralString] = """
+SELECT event_nid AS nid, array_remove(array_append(auth_events, redacted_by), NULL) AS event_nids
+FROM events
+WHERE room_nid = $1::int AND outlier AND event_nid > $2::bigint
+ORDER BY event_nid
+LIMIT $3::bigint
+"""
+
+SQL_SINCE: Final[LiteralString] = """
+SELECT event_nid AS nid, array_remove(array_append(auth_events, redacted_by), NULL) AS event_nids
+FROM events
+WHERE room_nid = $1::int AND NOT outlier AND stream_ordering > $2::bigint
+UNION ALL
+SELECT event_nid AS nid, array_remove(array_append(auth_events, redacted_by), NULL)
+FROM events
+WHERE room_nid = $1::int AND outlier AND age(xmin) <= age($3::text::xid)
+"""
+
+SQL_MEMBERS: Final[LiteralString] = """
+SELECT event_nid
+FROM current_state
+WHERE room_nid = $1::int
+UNION
+SELECT m.event_nid
+FROM unnest($2::bigint[]) AS l (event_nid)
+CROSS JOIN LATERAL (SELECT x.state_key_nid FROM events x WHERE x.event_nid = l.event_nid AND x.membership IS NOT NULL OFFSET 0) AS e
+JOIN state_keys k USING (state_key_nid)
+JOIN principals p ON p.name = k.state_key
+JOIN memberships m ON m.principal_nid = p.principal_nid AND m.room_nid = $1::int
+UNION
+SELECT o.event_nid
+FROM outlier_memberships o
+WHERE o.event_nid = ANY($2::bigint[])
+"""
+
+SQL_ROWS: Final[LiteralString] = """
+SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.type_nid, e.state_key_nid IS NOT NULL AS is_state,
+    e.rejected IS NOT NULL AS is_rejected, e.soft_failed, e.ineffective, e.backfilled, false AS local, e.prev_events
+FROM events e
+WHERE e.event_nid = ANY($1::bigint[]) AND NOT e.outlier
+"""
+
+
+class RetainedEventRow(NamedTuple):
+    """A leaving, and what it names: its auth events, and what redacted it."""
+
+    event_nid: int
+    event_id: str
+    local: bool
+    outlier: bool
+    named: list[int]
+
+
+class NamingRow(NamedTuple):
+    """An event, or a state group, and the events that it names."""
+
+    nid: int
+    event_nids: list[int]
+
+
+class PlacedRow(NamedTuple):
+    """An event of the timeline, and the events that it names."""
+
+    event_nid: int
+    topological_ordering: int
+    stream_ordering: int
+    named: list[int]
+
+
+class RetainedEvents:
+    """The retained events of a room, and who needs which. ``horizon``: what was committed by an older transaction (xid) has been looked at."""
+
+    def __init__(self, job: PurgeJob, position: int, write_version: int, horizon: str) -> None:
+        self.job = job
+        self.position = position
+        self.write_version = write_version
+        self.horizon = horizon
+        self.rows: dict[int, RetainedEventRow] = {}
+        self.needed: set[int] = set()
+
+    def need(self, nids: Iterable[int]) -> None:
+        """These are needed, and what they name."""
+        front = [nid for nid in nids if nid in self.rows and nid not in self.needed]
+        while front:
+            nid = front.pop()
+            if nid not in self.needed:
+                self.needed.add(nid)
+                front.extend(one for one in self.rows[nid].named if one in self.rows)
+
+    def free(self) -> list[int]:
+        """Those that nothing needs, each before those that it names."""
+        free = self.rows.keys() - self.needed
+        naming = dict.fromkeys(free, 0)
+        for nid in free:
+            for one in set(self.rows[nid].named) & free:
+                naming[one] += 1
+        front = sorted(nid for nid, number in naming.items() if not number)
+        ordered: list[int] = []
+        while front:
+            nid = front.pop()
+            ordered.append(nid)
+            for one in set(self.rows[nid].named) & free:
+                naming[one] -= 1
+                if not naming[one]:
+                    front.append(one)
+        return ordered
+
+
+async def sweep(asked: PurgeContext, job: PurgeJob, kept: References) -> PurgeJob:
+    """Let go of what nothing needs."""
+    retained = await _look(asked.database, job)
+    front = retained.free()
+    while front:
+        batch = front[: BATCHES * asked.pace.batch]
+        job, gone = await _sweep(asked, job, kept, retained, batch)
+        kept.gone |= gone
+        for nid in batch:
+            if nid in gone:
+                del retained.rows[nid]
+        front = retained.free() if len(gone) < len(batch) else front[len(batch) :]
+        await asked.pace.rest(job)
+    return job
+
+
+async def _look(database: Database, job: PurgeJob) -> RetainedEvents:
+    """What is left, and what of it is needed."""
+
+    async def begin(conn: Connection) -> RetainedEvents:
+        await lock_room_keeping_plans(conn, job.room_id)
+        stand = await stand_of(conn, job.room_nid)
+        return RetainedEvents(job, stand.position, stand.write_version, await xmin_horizon(conn))
+
+    retained = await database.run(begin)
+    room_nid, cut = job.room_nid, job.cut
+    async with database.connection() as conn:
+        await conn.execute(SQL_BACK, room_nid, 0 if cut is None else cut.topological, job.arrived_upto)
+        at = 0
+        while rows := await conn.fetch(SQL_LEAVINGS, room_nid, at, PAGE, row=RetainedEventRow):
+            retained.rows.update((row.event_nid, row) for row in rows)
+            at = rows[-1].event_nid
+        retained.need(nid for nid, row in retained.rows.items() if row.local and not job.local)
+        await _roots(conn, retained)
+    return retained
+
+
+async def _roots(conn: Connection, retained: RetainedEvents) -> None:
+    room_nid = retained.job.room_nid
+    at = 0
+    while groups := await conn.fetch(SQL_GROUPS, room_nid, at, GROUPS, row=NamingRow):
+        for group in groups:
+            retained.need(group.event_nids)
+        at = groups[-1].nid
+    nids = list(retained.rows)
+    for start in range(0, len(nids) or 1, PAGE):
+        retained.need(await conn.fetchvals(SQL_MEMBERS, room_nid, nids[start : start + PAGE]))
+    place = (-(1 << 62), 0)
+    while rows := await conn.fetch(SQL_TIMELINE, room_nid, *place, PAGE, row=PlacedRow):
+        for row in rows:
+            if row.event_nid not in retained.rows:
+                retained.need(row.named)
+        place = (rows[-1].topological_ordering, rows[-1].stream_ordering)
+    at = 0
+    while outliers := await conn.fetch(SQL_OUTLIERS, room_nid, at, PAGE, row=NamingRow):
+        for one in outliers:
+            if one.nid not in retained.rows:
+                retained.need(one.event_nids)
+        at = outliers[-1].nid
+
+
+async def _sweep(
+    asked: PurgeContext, job: PurgeJob, kept: References, retained: RetainedEvents, batch: list[int]
+) -> tuple[PurgeJob, set[int]]:
+    """One batch, but for what has come to be needed since; the job, and what is gone."""
+
+    async def work(conn: Connection) -> tuple[PurgeJob, set[int], RoomOrderVersion]:
+        await lock_room_keeping_plans(conn, job.room_id)
+        asked.pace.held()
+        stand = await kept.since(conn)
+        if stand.write_version != retained.write_version:
+            await _since(conn, retained)
+        retained.need(stand.forward_extremities)  # such as came back, with nothing on top of it
+        going = [nid for nid in batch if nid not in retained.needed]
+        staying = [nid for nid in going if not retained.rows[nid].outlier]
+        changed: list[str] = []
+        if staying:
+            removal = Removal(deleted=await conn.fetch(SQL_ROWS, staying, row=PurgedEventRow))
+            await take(conn, job.room_nid, removal)
+            changed = await follow(conn, kept, removal)
+        outliers = [nid for nid in going if retained.rows[nid].outlier]
+        swept = await delete(conn, job.room_nid, outliers, outliers, outliers_only=True)
+        counted = await count(conn, job, swept=swept, deleted=len(staying), phase="sweep")
+        if going:
+            gone = (f"#{nid}" for nid in going)
+            await publish_removed(conn, job.room_id, "held", {*changed, *(retained.rows[nid].event_id for nid in going), *gone})
+        return counted, set(going), stand
+
+    with asked.pace.measured():
+        job, gone, stand = await asked.database.run(work)
+    kept.position = retained.position = stand.position
+    retained.write_version = stand.write_version
+    return job, gone
+
+
+async def _since(conn: Connection, retained: RetainedEvents) -> None:
+    """What was written since the last look may need some of the retained events."""
+    room_nid, seen = retained.job.room_nid, await xmin_horizon(conn)
+    for one in await conn.fetch(SQL_SINCE, room_nid, retained.position, retained.horizon, row=NamingRow):
+        if one.nid not in retained.rows:
+            retained.need(one.event_nids)
+    for group in await conn.fetch(SQL_NEW_GROUPS, room_nid, retained.horizon, row=NamingRow):
+        retained.need(group.event_nids)
+    retained.horizon = seen

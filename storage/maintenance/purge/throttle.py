@@ -1,0 +1,49 @@
+"""How a purge stays out of the way: transactions that hold a room up for a bounded time, and pauses between them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Final
+
+from storage.config import Config
+from storage.maintenance.purge.job import PurgeJob
+
+BATCH_MIN: Final = 20
+
+Watcher = Callable[[PurgeJob], Awaitable[None]]
+
+
+class PurgeThrottle:
+    """Batches as large as fit into `Config.purge_hold_ms`, and `Config.purge_pause_ms` after each. ``watcher`` is told of each, after its commit."""
+
+    def __init__(self, config: Config, watcher: Watcher | None = None) -> None:
+        self.batch = max(config.purge_batch_max // 4, BATCH_MIN)
+        self._most = max(config.purge_batch_max, 1)
+        self._hold_ms = config.purge_hold_ms
+        self._pause_ms = config.purge_pause_ms
+        self._watcher = watcher
+        self._start = self._waited_s = 0.0
+        self.batch = min(self.batch, self._most)
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """The block is one transaction; the next batch follows from how long it held the room (`held`)."""
+        start = self._start = perf_counter()
+        yield
+        took_ms = (perf_counter() - self._start) * 1000
+        self._waited_s = self._start - start
+        if took_ms > self._hold_ms:
+            self.batch = max(self.batch // 2, min(BATCH_MIN, self._most))
+        elif took_ms < self._hold_ms / 2:
+            self.batch = min(self.batch * 2, self._most)
+
+    def held(self) -> None:
+        """The room is held from now on: what it waited for writers before is none of its time."""
+        self._start = perf_counter()
+
+    async def rest(self, job: PurgeJob) -> None:
+        """Let the others have their turn: for at least as long as they had the room while this waited for it."""
+        if self._watcher is not None:
+            await self._watcher(job)
+        await asyncio.sleep(max(self._pause_ms / 1000, self._waited_s))

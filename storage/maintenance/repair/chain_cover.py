@@ -1,0 +1,78 @@
+"""The chain cover of a room from nothing, with the same function that extends it event by event."""
+
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.graph.chains import Chain, ChainEntry, ChainParent, ChainPosition, enter, extended
+from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
+from storage.persist.load.by_kind import fill_blocks
+from storage.persist.model.change_set import NidBlocks
+
+SQL_STATE_KEYS: Final[LiteralString] = """
+SELECT e.event_nid, k.state_key
+FROM events e
+JOIN state_keys k USING (state_key_nid)
+WHERE e.room_nid = $1::int
+"""
+
+SQL_DELETE_COVER: Final[LiteralString] = """
+WITH gone AS (
+    DELETE FROM auth_chains a
+    USING events e
+    WHERE e.event_nid = a.event_nid AND e.room_nid = $1::int
+    RETURNING a.chain_nid
+)
+DELETE FROM auth_chain_links
+WHERE chain_nid IN (SELECT chain_nid FROM gone)
+"""
+
+
+class CoveredStateKeyRow(NamedTuple):
+    """A state event's key."""
+
+    event_nid: int
+    state_key: str
+
+
+async def rebuild_cover(conn: Connection, room_nid: int) -> int:
+    """Give every state event that needs one its place; how many there are."""
+    graph = await read_auth_graph(conn, room_nid)
+    placed = _placed(graph)
+    blocks = NidBlocks()
+    await fill_blocks(conn, blocks, {"auth_chain_nids": len(placed)})
+    entries = _entries(graph, placed, blocks)
+    await conn.execute(SQL_DELETE_COVER, room_nid)
+    state_keys = dict(await conn.fetch(SQL_STATE_KEYS, room_nid, row=CoveredStateKeyRow))
+    places = ((nid, *entry.place, graph.rows[nid].event_id, state_keys[nid]) for nid, entry in entries.items())
+    await conn.copy_in("auth_chains", ("event_nid", "chain_nid", "sequence_number", "event_id", "state_key"), places)
+    links = ((*entry.place, *link) for entry in entries.values() for link in entry.links.items())
+    await conn.copy_in("auth_chain_links", ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"), links)
+    return len(entries)
+
+
+def _placed(graph: AuthGraph) -> set[int]:
+    """The accepted state events, and what they name: an auth event may have been rejected only after it was named."""
+    accepted = {nid for nid, row in graph.rows.items() if not row.rejected}
+    return (accepted | graph.chain(accepted)) & graph.rows.keys()
+
+
+def _entries(graph: AuthGraph, placed: set[int], blocks: NidBlocks) -> dict[int, ChainEntry]:
+    entries: dict[int, ChainEntry] = {}
+    chains: dict[int, Chain] = {}
+    for nid in graph.in_order():
+        if nid in placed:
+            entry = _enter(graph, nid, entries, chains, blocks)
+            entries[nid] = entry
+            known = None if entry.place.sequence_number == 1 else chains[entry.place.chain_nid]
+            chains[entry.place.chain_nid] = extended(known, entry)
+    return entries
+
+
+def _enter(graph: AuthGraph, nid: int, entries: dict[int, ChainEntry], chains: dict[int, Chain], blocks: NidBlocks) -> ChainEntry:
+    row = graph.rows[nid]
+    rows = [graph.rows[auth] for auth in row.auth_events if auth in entries]
+    parents = [ChainParent(auth.event_nid, entries[auth.event_nid].place, auth.auth_events) for auth in rows]
+    own: list[ChainPosition] = [entries[auth.event_nid].place for auth in rows if auth.state_key_nid == row.state_key_nid]
+    predecessor = max(own, default=None)
+    chain = None if predecessor is None else chains[predecessor.chain_nid]
+    return enter(predecessor, chain, blocks.take("auth_chain_nids"), parents)

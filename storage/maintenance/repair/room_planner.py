@@ -1,0 +1,95 @@
+"""Planning as the live path does it, for a room that is held: the same pure functions, the same loading, writes of its own.
+
+What planning asks for is loaded from the tables (`storage.persist.load.by_kind`), but for states, which are shared among the thousands that
+a room has (`storage.maintenance.room_states`). Nothing of it reaches the caches of a writer.
+"""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from storage.database.connection import Connection
+from storage.database.names import TYPE_MEMBER
+from storage.errors import StorageCorrupt
+from storage.maintenance.room_states import RoomStates
+from storage.persist.load.by_kind import load
+from storage.persist.model.caches import WriterCaches
+from storage.persist.model.change_set import ChangeSet, NidBlocks, RoomChanges
+from storage.persist.model.event_changes import EventChanges
+from storage.persist.model.missing_data import MissingData
+from storage.persist.model.rows import RoomRow
+from storage.state.rows import GROUP_COLUMNS, row_of
+
+T = TypeVar("T")
+
+MEMORY: Final = {"events": 20_000, "groups": 1, "state_entries": 1, "rooms": 10, "names": 500_000}
+
+
+class RepairPlanner:
+    """Runs functions of `storage.persist` on one room."""
+
+    def __init__(self, row: RoomRow, server_name: str, states: RoomStates, change_set: ChangeSet | None = None) -> None:
+        self.row = row
+        self.states = states
+        self.change_set = change_set or ChangeSet(new_caches(), NidBlocks(), server_name)
+        self.room = RoomChanges.of(row)
+
+    @classmethod
+    async def of(cls, conn: Connection, room_id: str, server_name: str, states: RoomStates) -> "RepairPlanner":
+        """For a room that is held."""
+        return cls(await stored_room(conn, room_id), server_name, states)
+
+    async def plan(self, conn: Connection, work: Callable[[EventChanges], T]) -> T:
+        """Run a decision to its end, loading what it lacks, and keep what it changed."""
+        while True:
+            changes = EventChanges(self.change_set, self.room)
+            try:
+                result = work(changes)
+            except MissingData as needs:
+                lacking = needs
+            else:
+                changes.commit()
+                return result
+            await self.load(conn, lacking)
+
+    async def load(self, conn: Connection, needs: MissingData) -> None:
+        """What a decision lacks."""
+        if needs.kind != "groups":
+            await load(conn, self.change_set, needs)
+            return
+        wanted = {key for key in needs.keys if isinstance(key, int)}
+        groups = await self.states.load(conn, wanted)
+        lost = wanted - groups.keys()
+        if lost:
+            raise StorageCorrupt("state groups cannot be read", room_nid=self.row.room_nid, state_groups=sorted(lost))
+        self.change_set.groups.update(groups)
+
+    async def write_groups(self, conn: Connection) -> None:
+        """Insert the groups that were planned."""
+        groups = list(self.change_set.new_groups.values())
+        while True:
+            try:
+                self.change_set.ensure_state_key_names(key for group in groups for key in group.steps[-1].delta)
+            except MissingData as needs:
+                lacking = needs
+            else:
+                break
+            await load(conn, self.change_set, lacking)
+        await conn.copy_in("state_groups", GROUP_COLUMNS, [row_of(group, self._is_member) for group in groups])
+
+    def _is_member(self, key_nid: int) -> bool:
+        return self.change_set.state_key_name(key_nid)[0] == TYPE_MEMBER
+
+
+def new_caches() -> WriterCaches:
+    """Caches of the planner's own."""
+    return WriterCaches(**MEMORY)
+
+
+async def stored_room(conn: Connection, room_id: str) -> RoomRow:
+    """The row of a room."""
+    change_set = ChangeSet(new_caches(), NidBlocks(), "")
+    await load(conn, change_set, MissingData("rooms", [room_id]))
+    row = change_set.rooms[room_id]
+    if row is None:
+        raise StorageCorrupt("a room that is held is gone", room_id=room_id)
+    return row

@@ -1,0 +1,116 @@
+"""Many states of a room at once, sharing what they have in common: for work that walks over all of them.
+
+`storage.state.read` builds each state by itself, which is right for a few. Here a state is built from the longest part of its
+path that was built before, so that going through the groups of a room costs their deltas, not their sizes. A group whose
+rows are not all there is left out: whoever asks decides what that means.
+"""
+
+from collections.abc import Iterable
+from typing import Final, LiteralString, NamedTuple
+
+from immutables import Map
+
+from storage.database.connection import Connection
+from storage.state import levels
+from storage.state.groups import DeltaRow, Group, applied, digest_of, entry_digest, signed
+from storage.state.rows import GroupRow, entries_of
+
+SQL_PATHS: Final[LiteralString] = """
+SELECT state_group, path_of(state_group, back) AS path
+FROM state_groups
+WHERE state_group = ANY($1::bigint[])
+"""
+
+SQL_ROWS: Final[LiteralString] = """
+SELECT state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids, member_key_nids, member_event_nids
+FROM state_groups
+WHERE state_group = ANY($1::bigint[])
+"""
+
+ROWS_MAX: Final = 20_000  # rows of groups remembered
+STATES_MAX: Final = 5_000  # states remembered; they share their entries
+
+
+class GroupPathRow(NamedTuple):
+    """A group and its path."""
+
+    state_group: int
+    path: list[int]
+
+
+class FoldedPath(NamedTuple):
+    """A part of a path: the state it comes to, and that state's digest, worked out from the entries."""
+
+    entries: "Map[int, int]"
+    digest: int
+
+
+class RoomStates:
+    """The states of a room, read on demand. `Group.digest` is worked out here, not read."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, GroupRow] = {}
+        self._deltas: dict[int, dict[int, int]] = {}
+        self._folded: dict[tuple[int, ...], FoldedPath] = {}
+        self._groups: dict[int, Group] = {}
+
+    async def load(self, conn: Connection, state_groups: Iterable[int]) -> dict[int, Group]:
+        """These groups, but for those that are not there or miss rows of their path."""
+        wanted = set(state_groups)
+        self._trim()
+        lacking = [group for group in wanted if group not in self._groups]
+        if lacking:
+            paths = dict(await conn.fetch(SQL_PATHS, lacking, row=GroupPathRow))
+            await self._load_rows(conn, {part for path in paths.values() for part in path} | paths.keys())
+            for state_group in lacking:
+                self._build(state_group)
+        return {group: self._groups[group] for group in wanted if group in self._groups}
+
+    def forget(self) -> None:
+        """Read everything again from now on."""
+        self.__init__()  # type: ignore[misc]  # back to the beginning
+
+    async def _load_rows(self, conn: Connection, state_groups: set[int]) -> None:
+        lacking = [group for group in state_groups if group not in self._rows]
+        if lacking:
+            for row in await conn.fetch(SQL_ROWS, lacking, row=GroupRow):
+                self._rows[row.state_group] = row
+                self._deltas[row.state_group] = entries_of(row)
+
+    def _build(self, state_group: int) -> None:
+        row = self._rows.get(state_group)
+        path = () if row is None else tuple(row.path)
+        if row is None or any(part not in self._rows for part in path):
+            return
+        folded = self._fold(path)
+        steps = tuple(DeltaRow(part, self._deltas[part]) for part in path)
+        self._groups[state_group] = Group(
+            state_group, row.room_nid, folded.entries, steps, levels.unpack(row.runs), folded.digest, row.audience
+        )
+
+    def _fold(self, path: tuple[int, ...]) -> FoldedPath:
+        """The state of a path, from the longest part of it that is known."""
+        known = next((length for length in range(len(path), 0, -1) if path[:length] in self._folded), 0)
+        if not known:
+            entries = Map({key: event for key, event in self._deltas[path[0]].items() if event})
+            folded, known = FoldedPath(entries, digest_of(entries)), 1
+            self._folded[path[:1]] = folded
+        else:
+            folded = self._folded[path[:known]]
+        for length in range(known + 1, len(path) + 1):
+            folded = _changed(folded, self._deltas[path[length - 1]])
+            self._folded[path[:length]] = folded
+        return folded
+
+    def _trim(self) -> None:
+        """Forget everything once it is too much: what comes next is built again from its rows."""
+        if len(self._rows) > ROWS_MAX or len(self._groups) > STATES_MAX:
+            self.forget()
+
+
+def _changed(folded: FoldedPath, delta: dict[int, int]) -> FoldedPath:
+    digest = folded.digest
+    for key, event in delta.items():
+        before = folded.entries.get(key)
+        digest += (entry_digest(key, event) if event else 0) - (0 if before is None else entry_digest(key, before))
+    return FoldedPath(applied(folded.entries, delta), signed(digest))

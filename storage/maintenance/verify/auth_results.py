@@ -1,0 +1,160 @@
+"""The checks of receipt done again: which events the auth rules reject, by their auth events and by the state before them.
+
+Not done again: soft failure, which depended on the room's current state at that moment, and which nothing derives from but the
+extremities.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from storage.auth import check, check_auth_events, keys_needed
+from storage.database.connection import Connection
+from storage.errors import AuthDenied
+from storage.event import Event
+from storage.ids import EventId, StateKey
+from storage.maintenance.verify.event_loader import EventLoader, StoredContent
+from storage.maintenance.verify.finding import ACCEPTED, Finding
+from storage.maintenance.verify.room import VerifiedRoom, timeline
+from storage.maintenance.verify.state_resolution import LoadedLookup
+from storage.state.groups import Group
+
+SQL_OUTLIERS: Final[LiteralString] = """
+SELECT event_nid
+FROM events e
+WHERE e.room_nid = $1::int AND e.outlier AND NOT is_out_of_band(e)  -- what came out of band nobody has authorised yet
+ORDER BY event_nid
+"""
+
+SQL_CREATES: Final[LiteralString] = """
+SELECT event_id
+FROM events
+WHERE room_nid = $1::int AND type_nid = 1 AND rejected IS NULL
+ORDER BY event_id
+"""
+
+SQL_REJECTED: Final[LiteralString] = """
+SELECT event_nid, state_group_before
+FROM events
+WHERE room_nid = $1::int AND rejected IS NOT NULL
+ORDER BY event_nid
+"""
+
+JUDGED_TOGETHER: Final = 500
+CREATE: Final = "m.room.create"
+CREATE_KEY: Final[StateKey] = (CREATE, "")
+
+
+class RejectedRow(NamedTuple):
+    """A rejected event, and the state before it; None for an outlier."""
+
+    event_nid: int
+    state_group_before: int | None
+
+
+class AuthCase(NamedTuple):
+    """An event to be judged: with its auth events, the state it is judged by (None for an outlier), and the room's create events."""
+
+    held: StoredContent
+    auth: Sequence[StoredContent]
+    state: Mapping[StateKey, Event] | None
+    creates: Sequence[str]
+
+
+async def check_auth_results(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
+    """An event is rejected exactly if the auth rules refuse it, and for that reason ("rejected")."""
+    contents = EventLoader(room)
+    creates: list[str] = await conn.fetchvals(SQL_CREATES, room.nid)
+    if len(creates) > 1:
+        yield room.finding("rejected", creates, "several create events accepted", "one")
+    async for rows in timeline(conn, room.nid, JUDGED_TOGETHER):
+        befores = {row.event_nid: row.state_group_before for row in rows}
+        groups = await room.states.load(conn, befores.values())
+        states = {nid: groups[group] for nid, group in befores.items() if group in groups}
+        for finding in await _judge(conn, room, contents, creates, states):
+            yield finding
+    outliers: list[int] = await conn.fetchvals(SQL_OUTLIERS, room.nid)
+    for start in range(0, len(outliers), JUDGED_TOGETHER):
+        batch: dict[int, Group | None] = dict.fromkeys(outliers[start : start + JUDGED_TOGETHER])
+        for finding in await _judge(conn, room, contents, creates, batch):
+            yield finding
+
+
+async def wrongly_rejected(conn: Connection, room: VerifiedRoom) -> set[int]:
+    """Return the nids of the rejected events that the auth rules accept, as the tables stand."""
+    contents = EventLoader(room)
+    creates: list[str] = await conn.fetchvals(SQL_CREATES, room.nid)
+    rows = await conn.fetch(SQL_REJECTED, room.nid, row=RejectedRow)
+    found = set[int]()
+    for start in range(0, len(rows), JUDGED_TOGETHER):
+        batch = rows[start : start + JUDGED_TOGETHER]
+        groups = await room.states.load(conn, {row.state_group_before for row in batch if row.state_group_before is not None})
+        states = {row.event_nid: groups.get(row.state_group_before or 0) for row in batch if not _is_lost(row, groups)}
+        findings = await _judge(conn, room, contents, creates, states)
+        accepted = {finding.subject[0] for finding in findings if finding.is_wrongly_rejected}
+        found |= {nid for nid, held in (await contents.load(conn, states)).items() if held.event.event_id in accepted}
+    return found
+
+
+def _is_lost(row: RejectedRow, groups: Mapping[int, Group]) -> bool:
+    return row.state_group_before is not None and row.state_group_before not in groups
+
+
+async def _judge(
+    conn: Connection, room: VerifiedRoom, contents: EventLoader, creates: Sequence[str], befores: Mapping[int, Group | None]
+) -> list[Finding]:
+    """The events given by nid, each with the state before it."""
+    judged = await contents.load(conn, befores)
+    auth = await contents.load(conn, (nid for held in judged.values() for nid in held.auth_nids))
+    named = await contents.load_ids(conn, {one for held in judged.values() if (one := _named_create(held.event)) is not None})
+    needed = {nid: {CREATE_KEY, *keys_needed(held.event)} for nid, held in judged.items() if befores[nid] is not None}
+    numbers = await contents.load_key_nids(conn, (key for keys in needed.values() for key in keys))
+    state_nids = {nid: _entries(befores[nid], keys, numbers) for nid, keys in needed.items()}
+    states = await contents.load(conn, (event for entries in state_nids.values() for event in entries.values()))
+    findings: list[Finding] = []
+    for nid, held in judged.items():
+        cited = [auth[one] for one in held.auth_nids if one in auth]
+        create = _named_create(held.event)
+        cited += [named[create]] if create in named and named[create] not in cited else []
+        entries = state_nids.get(nid)
+        state = None if entries is None else {key: states[event].event for key, event in entries.items() if event in states}
+        findings += _findings(room, AuthCase(held, cited, state, creates))
+    return findings
+
+
+def _named_create(event: Event) -> EventId | None:
+    """From room version 12 on, the create event that the room id names."""
+    return EventId("$" + event.room_id[1:]) if event.room_version.create_room_id and event.type != CREATE else None
+
+
+def _entries(group: Group | None, keys: set[StateKey], numbers: Mapping[StateKey, int | None]) -> dict[StateKey, int]:
+    entries = {} if group is None else {key: group.entries.get(numbers[key] or 0) for key in keys}
+    return {key: nid for key, nid in entries.items() if nid is not None}
+
+
+def _findings(room: VerifiedRoom, case: AuthCase) -> Iterator[Finding]:
+    verdicts = [_verdict(case, LoadedLookup(case.held.stream_ordering, late)) for late in (True, False)]
+    found = case.held.rejected
+    if all(_rule(verdict) != _rule(found) for verdict in verdicts):
+        expected = verdicts[0] or ACCEPTED
+        yield room.finding("rejected", [case.held.event.event_id], found or ACCEPTED, expected)
+
+
+def _rule(reason: str | None) -> str | None:
+    """The rule of a reason; the values in it are not compared."""
+    return None if reason is None else reason.partition(":")[0]
+
+
+def _verdict(case: AuthCase, eyes: LoadedLookup) -> str | None:
+    """Why an event is rejected, or None."""
+    event = case.held.event
+    others = [one for one in case.creates if one != event.event_id]
+    if event.type == CREATE and others and (case.held.rejected or "").startswith("create.second"):
+        return f"create.second: the room has the create event {others[0]}"
+    rejected = {one.event.event_id for one in case.auth if eyes.see_rejected(one)}
+    try:
+        check_auth_events(event, {one.event.event_id: one.event for one in case.auth}, rejected)
+        if case.state is not None and event.type != CREATE:
+            check(event, case.state, event.room_version)
+    except AuthDenied as denied:
+        return f"{denied.rule}: {denied.reason}"
+    return None

@@ -1,0 +1,157 @@
+"""The chain cover: every accepted state event has a place, and what places say is reached is what the auth events reach.
+
+The check goes through the events after their auth events, and keeps of each, for as long as others name it, how far it reaches on
+each chain. An event's place and links are right if they lead to its own auth events only, and to all of them: what lies
+behind those was looked at before.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.graph.chains import ChainPosition
+from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.room import VerifiedRoom
+
+SQL_PLACES: Final[LiteralString] = """
+SELECT a.event_nid, a.chain_nid, a.sequence_number
+FROM events e
+JOIN auth_chains a USING (event_nid)
+WHERE e.room_nid = $1::int
+"""
+
+SQL_MISNAMED: Final[LiteralString] = """
+SELECT e.event_id
+FROM events e
+JOIN auth_chains a USING (event_nid)
+JOIN state_keys k USING (state_key_nid)
+WHERE e.room_nid = $1::int AND (a.event_id <> e.event_id OR a.state_key <> k.state_key)
+"""
+
+SQL_LINKS: Final[LiteralString] = """
+SELECT chain_nid, sequence_number, target_chain_nid, target_sequence_number
+FROM auth_chain_links
+WHERE chain_nid = ANY($1::bigint[])
+"""
+
+Reach = dict[int, int]  # chain -> number up to which it is reached
+
+
+class CoverPositionRow(NamedTuple):
+    """A place in the cover."""
+
+    event_nid: int
+    chain_nid: int
+    sequence_number: int
+
+
+class LinkRow(NamedTuple):
+    """A link from a place on."""
+
+    chain_nid: int
+    sequence_number: int
+    target_chain_nid: int
+    target_sequence_number: int
+
+
+class ChainCover(NamedTuple):
+    """The cover of a room: places of events, events of places, links by the place they begin at."""
+
+    places: Mapping[int, ChainPosition]
+    events: Mapping[ChainPosition, int]
+    links: Mapping[ChainPosition, list[ChainPosition]]
+
+
+async def check_cover(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
+    """The cover agrees with the auth events ("auth_chains")."""
+    graph = await read_auth_graph(conn, room.nid)
+    cover = await read_cover(conn, room.nid)
+    for finding in (*_out_of_range(room, cover, graph), *_places(room, cover, graph)):
+        yield finding
+    for event_id in await conn.fetchvals(SQL_MISNAMED, room.nid):
+        yield room.finding("auth_chains", [event_id], "a place under another id or state key", "its own")
+
+
+def _out_of_range(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator[Finding]:
+    """Places and links of what is no state event."""
+    for nid, place in cover.places.items():
+        if nid not in graph.rows:
+            yield room.finding("auth_chains", [f"nid {nid}"], f"{_told(place)} for what is no state event", "no place")
+    for place, targets in cover.links.items():
+        if place not in cover.events or any(target not in cover.events for target in targets):
+            yield room.finding("auth_chains", [_told(place)], "a link to or from a place without an event", "no link")
+
+
+def _places(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator[Finding]:
+    """Go through the events, keeping how far each reaches until the last that names it has been looked at."""
+    left = {nid: len(graph.citing.get(nid, ())) for nid in graph.rows}
+    reaches: dict[int, Reach] = {}
+    for nid in graph.in_order():
+        row = graph.rows[nid]
+        reaches[nid] = _reach(cover, graph, reaches, nid)
+        if nid in cover.places:
+            for found, wanted in _differences(cover, graph, reaches, nid):
+                yield room.finding("auth_chains", [row.event_id], found, wanted)
+        elif not row.rejected:
+            yield room.finding("auth_chains", [row.event_id], "no place", "a place")
+        for auth in {*row.auth_events} & left.keys():
+            left[auth] -= 1
+        for done in [one for one in {nid, *row.auth_events} & left.keys() if left[one] <= 0]:
+            reaches.pop(done, None)
+
+
+async def read_cover(conn: Connection, room_nid: int) -> ChainCover:
+    """The cover of a room."""
+    places = {
+        row.event_nid: ChainPosition(row.chain_nid, row.sequence_number)
+        for row in await conn.fetch(SQL_PLACES, room_nid, row=CoverPositionRow)
+    }
+    links: dict[ChainPosition, list[ChainPosition]] = {}
+    for row in await conn.fetch(SQL_LINKS, list({place.chain_nid for place in places.values()}), row=LinkRow):
+        links.setdefault(ChainPosition(*row[:2]), []).append(ChainPosition(*row[2:]))
+    return ChainCover(places, {place: nid for nid, place in places.items()}, links)
+
+
+def _reach(cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], nid: int) -> Reach:
+    """How far the auth events of an event reach, themselves included."""
+    reach: Reach = {}
+    for auth in graph.rows[nid].auth_events:
+        _add(reach, reaches.get(auth, {}))
+        if auth in cover.places:
+            _add(reach, dict([cover.places[auth]]))
+    return reach
+
+
+def _differences(cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], nid: int) -> list[tuple[str, str]]:
+    """What the place and the links of an event say wrongly, or do not say."""
+    place = cover.places[nid]
+    auth = set(graph.rows[nid].auth_events)
+    before = cover.events.get(ChainPosition(place.chain_nid, place.sequence_number - 1))
+    wrong: list[tuple[str, str]] = []
+    if place.sequence_number > 1 and before not in auth:
+        wrong.append((f"{_told(place)}, after an event that is none of its auth events", "a chain of auth events"))
+    said: Reach = {}
+    for one in [before, *(cover.events.get(target) for target in cover.links.get(place, ()))]:
+        if one is None:
+            continue
+        if one in auth:
+            _add(said, reaches.get(one, {}))
+            _add(said, dict([cover.places[one]]))
+        elif one != before:
+            wrong.append((f"a link to {graph.rows[one].event_id}", "links to its auth events only"))
+    for one in auth:
+        target = cover.places.get(one)
+        if target is None or target.sequence_number > said.get(target.chain_nid, 0):
+            wrong.append((f"{graph.rows[one].event_id if one in graph.rows else one} not reached", "every auth event reached"))
+    return wrong
+
+
+def _add(reach: Reach, other: Mapping[int, int]) -> None:
+    for chain, number in other.items():
+        if number > reach.get(chain, 0):
+            reach[chain] = number
+
+
+def _told(place: ChainPosition) -> str:
+    return f"number {place.sequence_number} of chain {place.chain_nid}"

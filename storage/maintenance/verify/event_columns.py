@@ -1,0 +1,149 @@
+"""The received bytes, and the columns that repeat what they say."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.database.names import TYPE_MEMBER, membership_code
+from storage.errors import InvalidEvent
+from storage.event import Event, parse, redact, relation_of
+from storage.event.hashes import canonical
+from storage.event.reading import read_trusted
+from storage.event.relation import target_key
+from storage.event.versions import version_of
+from storage.maintenance.censor import AS_RECEIVED, CENSORED
+from storage.maintenance.verify.finding import Finding
+from storage.maintenance.verify.room import VerifiedRoom, event_ids
+from storage.maintenance.verify.version import version_of_id
+
+SQL_CONTENTS: Final[LiteralString] = """
+SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.redacted_by, e.outlier, e.json, t.type, p.name AS sender, k.state_key,
+    k.type_nid AS key_type_nid, e.type_nid, e.depth, e.origin_server_ts, e.membership, e.prev_events, e.auth_events,
+    e.relates_to, x.type AS rel_type, e.replaces, e.has_url, is_out_of_band(e) AS is_out_of_band
+FROM events e
+LEFT JOIN event_types t USING (type_nid)
+LEFT JOIN event_types x ON x.type_nid = e.rel_type_nid
+LEFT JOIN principals p ON p.principal_nid = e.sender_nid
+LEFT JOIN state_keys k USING (state_key_nid)
+WHERE e.event_nid = ANY($1::bigint[])
+"""
+
+SQL_NIDS: Final[LiteralString] = """
+SELECT event_nid
+FROM events
+WHERE room_nid = $1::int
+ORDER BY event_nid
+"""
+
+CONTENTS: Final = 200  # events read together with their bytes
+INT8_MAX: Final = (1 << 63) - 1
+
+
+class ContentsRow(NamedTuple):
+    """An event with its bytes and the columns that come from them, numbers turned into names."""
+
+    event_nid: int
+    event_id: str
+    encoding: int
+    redacted_form: bool
+    redacted_by: int | None
+    outlier: bool
+    json: bytes
+    type: str | None
+    sender: str | None
+    state_key: str | None
+    key_type_nid: int | None
+    type_nid: int
+    depth: int
+    origin_server_ts: int
+    membership: int | None
+    prev_events: list[int]
+    auth_events: list[int]
+    relates_to: int | None
+    rel_type: str | None
+    replaces: bool | None
+    has_url: bool | None
+    is_out_of_band: bool
+
+
+async def check_contents(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
+    """The event id and the content hash follow from the bytes ("bytes"); the columns say what the JSON says ("columns", "relations").
+
+    An id that follows from them by the rules of another room version is told apart ("event_ids").
+    """
+    nids: list[int] = await conn.fetchvals(SQL_NIDS, room.nid)
+    for start in range(0, len(nids), CONTENTS):
+        rows = await conn.fetch(SQL_CONTENTS, nids[start : start + CONTENTS], row=ContentsRow)
+        ids = await event_ids(conn, (nid for row in rows for nid in (*row.prev_events, *row.auth_events)))
+        for row in rows:
+            try:
+                event = parse(row.json, room.row.room_version)
+            except InvalidEvent as error:
+                yield room.finding("bytes", [row.event_id], error.reason, "a valid event")
+                continue
+            for finding in (*_bytes(room, row, event), *_columns(room, row, event, ids), *_relation(room, row, event)):
+                yield finding
+
+
+def _bytes(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Finding]:
+    if event.event_id != row.event_id:
+        yield _other_id(room, row, event)
+    if row.encoding == CENSORED:
+        yield from _censored(room, row)
+    elif row.encoding != AS_RECEIVED:
+        yield room.finding("bytes", [row.event_id], f"encoding {row.encoding}", f"{AS_RECEIVED} or {CENSORED}")
+    elif event.content_hash_valid == row.redacted_form:
+        yield room.finding("bytes", [row.event_id], f"redacted_form {row.redacted_form}", not event.content_hash_valid)
+
+
+def _other_id(room: VerifiedRoom, row: ContentsRow, event: Event) -> Finding:
+    """Bytes that have another id: the one by another room version, or any other."""
+    version = version_of_id(row.json, row.event_id)
+    if version is None:
+        return room.finding("bytes", [row.event_id], "another event id", f"bytes of {event.event_id}")
+    return room.finding("event_ids", [row.event_id], f"the id in room version {version}", event.event_id)
+
+
+def _censored(room: VerifiedRoom, row: ContentsRow) -> Iterator[Finding]:
+    """Only what is redacted is censored, and then just the redacted form is there; the content hash says nothing of that."""
+    if row.redacted_by is None and not row.redacted_form:
+        yield room.finding("bytes", [row.event_id], "censored", "not redacted")
+    version = version_of(room.row.room_version)
+    if row.json != canonical(redact(read_trusted(row.json, strict=version.strict_canonical_json), version)):
+        yield room.finding("bytes", [row.event_id], "censored", "the canonical JSON of the redacted form")
+
+
+def _columns(room: VerifiedRoom, row: ContentsRow, event: Event, ids: Mapping[int, str]) -> Iterator[Finding]:
+    key_type = None if event.state_key is None else row.type_nid
+    is_member = row.type_nid == TYPE_MEMBER and event.state_key is not None
+    expected = {
+        "room_id": (room.row.room_id, event.room_id),
+        "type": (row.type, event.type),
+        "sender": (row.sender, event.sender),
+        "state_key": ((row.state_key, row.key_type_nid), (event.state_key, key_type)),
+        "depth": (row.depth, _int8(event.depth)),
+        "origin_server_ts": (row.origin_server_ts, _int8(event.origin_server_ts)),
+        "membership": (row.membership, membership_code(event.content.get("membership")) if is_member else None),
+        "has_url": (row.has_url, True if "url" in event.content else None),
+        "prev_events": ([ids[nid] for nid in row.prev_events], [] if row.outlier else list(dict.fromkeys(event.prev_event_ids))),
+        "auth_events": ([ids[nid] for nid in row.auth_events], [] if row.is_out_of_band else list(dict.fromkeys(event.auth_event_ids))),
+    }
+    for column, (found, wanted) in expected.items():
+        if found != wanted:
+            yield room.finding("columns", [row.event_id], f"{column} {found}", wanted)
+
+
+def _relation(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Finding]:
+    found, wanted = (row.relates_to, row.rel_type, row.replaces), relation_columns(event)
+    if found != wanted:
+        yield room.finding("relations", [row.event_id], found, wanted)
+
+
+def relation_columns(event: Event) -> tuple[int | None, str | None, bool | None]:
+    """What an event relates to (by key), the type of the relation, and whether it may replace that; three None if nothing."""
+    relation = relation_of(event)
+    return (None, None, None) if relation is None else (target_key(relation.event_id), relation.rel_type, relation.replaces)
+
+
+def _int8(number: int) -> int:
+    return max(-INT8_MAX - 1, min(number, INT8_MAX))

@@ -1,0 +1,131 @@
+"""Who may see what by the states themselves, for the comparison with the table: admitted principals, moved from state to state."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.database.names import INVITE, JOIN, KEY_HISTORY_VISIBILITY
+from storage.ids import server_name_of
+from storage.maintenance.verify.event_loader import EventLoader
+from storage.maintenance.verify.room import VerifiedRoom
+from storage.state.groups import Group, changed_keys
+
+SQL_MEMBERS: Final[LiteralString] = """
+SELECT e.event_nid, e.membership, k.state_key_nid, k.state_key AS user_id
+FROM events e
+JOIN state_keys k USING (state_key_nid)
+WHERE e.room_nid = $1::int AND e.type_nid = 2
+"""
+
+SQL_VISIBILITY_EVENTS: Final[LiteralString] = """
+SELECT event_nid
+FROM events
+WHERE room_nid = $1::int AND state_key_nid = 5
+"""
+
+EVERYBODY: Final = "*everybody"
+BY_INVITATION: Final = " (by an invitation alone)"
+SHARED: Final = "*shared"
+
+
+class MemberRow(NamedTuple):
+    """A membership event."""
+
+    event_nid: int
+    membership: int
+    state_key_nid: int
+    user_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class VisibilityFacts:
+    """What states say about sight: memberships and history visibilities by event, principals by state key."""
+
+    memberships: Mapping[int, int]
+    visibilities: Mapping[int, str]
+    principals: Mapping[int, tuple[str, ...]]
+
+
+async def read_facts(conn: Connection, room: VerifiedRoom) -> VisibilityFacts:
+    """The facts of a room: one entry for each membership event in it."""
+    rows = await conn.fetch(SQL_MEMBERS, room.nid, row=MemberRow)
+    contents = EventLoader(room)
+    held = await contents.load(conn, await conn.fetchvals(SQL_VISIBILITY_EVENTS, room.nid))
+    return VisibilityFacts(
+        {row.event_nid: row.membership for row in rows},
+        {nid: known(one.event.content.get("history_visibility")) for nid, one in held.items()},
+        {row.state_key_nid: principals_of(row.user_id, room.server_name) for row in rows},
+    )
+
+
+def known(visibility: object) -> str:
+    """One of the four; "shared" for anything else."""
+    return visibility if isinstance(visibility, str) and visibility in {"world_readable", "invited", "joined"} else "shared"
+
+
+def by_invitation(principal: str) -> str:
+    """The name under which it is kept whether a principal is in an audience by an invitation alone."""
+    return principal + BY_INVITATION
+
+
+def principals_of(user_id: str, server_name: str) -> tuple[str, ...]:
+    """Whom a user's membership concerns: their server, and themselves if they are local."""
+    server = server_name_of(user_id)
+    names = (server, user_id) if server == server_name else (server,)
+    return tuple(name for name in names if name)
+
+
+@dataclass(slots=True)
+class AdmittedPrincipals:
+    """Who is in the audience of one state. `move` goes to another state by what differs."""
+
+    facts: VisibilityFacts
+    group: Group | None = None
+    visibility: str = "shared"
+    joined: dict[str, int] = field(default_factory=dict)
+    invited: dict[str, int] = field(default_factory=dict)
+    were_joined: set[str] = field(default_factory=set)  # before the last move, of those whom it touched
+
+    def __contains__(self, principal: str) -> bool:
+        if self.group is None:
+            return False
+        if principal == EVERYBODY:
+            return self.visibility == "world_readable"
+        if principal == SHARED:
+            return self.visibility in {"world_readable", "shared"}
+        name = principal.removesuffix(BY_INVITATION)
+        joined = self.joined.get(name, 0) > 0
+        invited = self.visibility == "invited" and self.invited.get(name, 0) > 0
+        return joined or invited if name == principal else invited and not joined
+
+    def either(self, principal: str) -> bool:
+        """Of one who is admitted before or after the last move, not both: whether at an event that moves so. Joined counts more."""
+        name = principal.removesuffix(BY_INVITATION)
+        return name == principal or not (name in self.were_joined or self.joined.get(name, 0) > 0)
+
+    def move(self, target: Group) -> set[str]:
+        """Go to a state; who is admitted in just one of the two."""
+        old = self.group
+        gains: list[tuple[dict[str, int], str, int]] = []
+        for key in set(target.entries) if old is None else changed_keys(old, target):
+            gains += self._gains(key, None if old is None else old.entries.get(key), target.entries.get(key))
+        visibility = self.facts.visibilities.get(target.entries.get(KEY_HISTORY_VISIBILITY, 0), "shared")
+        touched = {principal for _, principal, _ in gains}
+        if old is None or visibility != self.visibility:
+            touched |= {EVERYBODY, SHARED, *(principal for principal, count in self.invited.items() if count)}
+        self.were_joined = {principal for principal in touched if self.joined.get(principal, 0) > 0}
+        touched |= {by_invitation(principal) for principal in touched}
+        before = {principal for principal in touched if principal in self}
+        for counts, principal, gained in gains:
+            counts[principal] = counts.get(principal, 0) + gained
+        self.visibility = visibility
+        self.group = target
+        return {principal for principal in touched if (principal in self) != (principal in before)}
+
+    def _gains(self, key: int, old: int | None, new: int | None) -> list[tuple[dict[str, int], str, int]]:
+        """What another event under a key means: which count, of which principal, by how much."""
+        principals = self.facts.principals.get(key, ())
+        was, becomes = self.facts.memberships.get(old or 0), self.facts.memberships.get(new or 0)
+        gains = [(self.joined, (becomes == JOIN) - (was == JOIN)), (self.invited, (becomes == INVITE) - (was == INVITE))]
+        return [(counts, principal, gained) for counts, gained in gains if gained for principal in principals]

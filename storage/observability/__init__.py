@@ -1,0 +1,1 @@
+"""What a process counts, times and traces of itself, and how it is read."""

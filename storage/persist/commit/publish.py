@@ -1,0 +1,120 @@
+"""What a change set holds goes into the caches when it is sent; once it is committed it is told to whoever follows the streams."""
+
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from typing import TypeVar
+
+from storage.event.model import without_json
+from storage.persist.model.caches import WriterCaches
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.resolution_records import newest
+from storage.persist.model.rows import EventRow, RoomRow
+from storage.persist.write.all_tables import WriteResult
+from storage.streams.feed import Fact
+from storage.streams.registry import Streams
+
+K = TypeVar("K", bound=Hashable)
+
+
+def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
+    """Take a change set into the caches, before or after it is committed."""
+    new = change_set.new_events
+    rows = [row if row.event_nid in new else _with_known_position(caches, row) for row in change_set.rows.values() if row is not None]
+    caches.trim()  # before: what is in the change set must not be forgotten until it is committed
+    for row in rows:
+        caches.add_row(row)
+    for nid, event in change_set.events.items():
+        if event.state_key is not None:
+            caches.events[nid] = without_json(event)
+    caches.groups.keep(change_set.groups)
+    caches.visibility.update(change_set.visibility)
+    caches.audiences.update(change_set.audiences)
+    caches.counts.update(change_set.counts)
+    caches.places.update(change_set.places)
+    caches.chains.update(change_set.chains)
+    caches.closures.update(change_set.closures)
+    caches.allowed.update(change_set.allowed)
+    for room_nid, records in change_set.records.items():
+        caches.records.pop(room_nid, None)  # to the end: it is the newest
+        caches.records[room_nid] = newest(records)
+    caches.records.trim()
+    for event_id, gap in change_set.missing.items():
+        if gap is None:
+            caches.missing.pop(event_id, None)
+        else:
+            caches.missing[event_id] = gap
+    _absorb_names(caches, change_set)
+    _absorb_rooms(caches, change_set)
+
+
+def _with_known_position(caches: WriterCaches, row: EventRow) -> EventRow:
+    """The row as it is, but for a position that became known since the row was read."""
+    if row.stream_ordering is not None or row.outlier:
+        return row
+    known = caches.rows.get(row.event_id)
+    return row if known is None or known.stream_ordering is None else row.at(known.stream_ordering)
+
+
+def place(caches: WriterCaches, change_set: ChangeSet, positions: dict[int, int]) -> None:
+    """The positions that the events of a committed change set took."""
+    for nid, position in positions.items():
+        row = caches.rows.get(change_set.row_ids.get(nid, ""))
+        if row is not None and not row.outlier:
+            caches.rows[row.event_id] = row.at(position)
+
+
+def _absorb_names(caches: WriterCaches, change_set: ChangeSet) -> None:
+    """Learn the names of a change set. Those that are new are written only together with an event: an event that was left has them as well."""
+    is_written = change_set.has_changes
+    caches.names.learn(
+        types=_known(change_set.types, () if is_written else change_set.new_types),
+        state_keys=_known(change_set.state_keys, () if is_written else change_set.new_state_keys),
+        principals=_known(change_set.principals, () if is_written else change_set.new_principals),
+    )
+    unwritten = () if is_written else set(change_set.new_state_keys.values())
+    for nid, key in change_set.state_key_names.items():
+        if nid not in unwritten:
+            caches.names.state_key_names[nid] = key
+
+
+def _known(names: Mapping[K, int | None], unwritten: Collection[K]) -> Iterator[tuple[K, int]]:
+    return ((name, nid) for name, nid in names.items() if nid is not None and name not in unwritten)
+
+
+def _absorb_rooms(caches: WriterCaches, change_set: ChangeSet) -> None:
+    for room_id, row in change_set.rooms.items():
+        if row is not None and row.write_version:
+            caches.rooms[room_id] = row
+    for room in change_set.room_changes.values():
+        caches.merged.update(room.merged)
+        if room.changed:
+            caches.rooms[room.row.room_id] = RoomRow(
+                room_nid=room.row.room_nid,
+                room_id=room.row.room_id,
+                room_version=room.row.room_version,
+                write_version=room.row.write_version + 1,
+                next_audience=room.next_audience,
+                current_state_group=room.current,
+                max_topological_ordering=room.max_order,
+                forward_extremities=tuple(room.extremities),
+                current_audience=room.audience,
+                out_of_range=room.out_of_range,
+                removals=room.row.removals,
+            )
+
+
+def publish(streams: Streams, change_set: ChangeSet, written: WriteResult) -> None:
+    """Advance the streams over what was committed."""
+    facts: dict[str, list[Fact]] = {
+        "caches": [Fact(at, streams.instance_name, row) for at, row in written.invalidations],
+        "backfill": [],
+        "events": [],
+    }
+    for nid, position in written.positions.items():
+        event = change_set.events[nid]
+        backfilled = change_set.row_of(nid).backfilled
+        row = [event.event_id, event.room_id, event.type, event.state_key, event.redacts]
+        facts["backfill" if backfilled else "events"].append(Fact(position, streams.instance_name, row))
+    for name, told in facts.items():
+        if told:
+            told.sort(key=lambda fact: fact.stream_id)
+            streams.advance(name, streams.instance_name, told[-1].stream_id, told)

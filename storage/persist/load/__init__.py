@@ -1,0 +1,1 @@
+"""Load what planning needs, in as few statements as can be."""

@@ -1,0 +1,198 @@
+"""Questions that only the database can answer: what planning asks by `Reader.answer`. One statement each."""
+
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from typing import Any, Final, LiteralString, NamedTuple
+
+from storage.database.connection import Connection
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.rows import EventRow
+
+SQL_EVENTS_FROM_ORDER: Final[LiteralString] = """
+SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
+    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
+    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events, ineffective
+FROM events
+WHERE room_nid = $1::int
+    AND topological_ordering >= $2::bigint
+    AND NOT outlier
+ORDER BY topological_ordering, stream_ordering
+LIMIT $3::bigint
+"""
+
+SQL_DIGEST: Final[LiteralString] = """
+SELECT state_group
+FROM state_groups
+WHERE room_nid = $1::int AND digest = $2::bigint
+ORDER BY state_group
+"""
+
+SQL_AUTH_GRAPH: Final[LiteralString] = """
+WITH RECURSIVE chain AS (
+    SELECT event_nid, auth_events
+    FROM events
+    WHERE event_nid = ANY($1::bigint[])
+    UNION
+    SELECT e.event_nid, e.auth_events
+    FROM chain c
+    CROSS JOIN unnest(c.auth_events) AS parent (event_nid)
+    JOIN events e ON e.event_nid = parent.event_nid
+)
+SELECT event_nid, auth_events
+FROM chain
+"""
+
+SQL_REACHING: Final[LiteralString] = """
+SELECT x.event_nid AS reached_nid, r.event_nid, r.state_key_nid
+FROM unnest($1::bigint[]) AS x (event_nid)
+JOIN auth_chains p USING (event_nid)
+CROSS JOIN LATERAL (
+    WITH RECURSIVE up AS (  -- the chains that reach it, and from which number on
+        SELECT p.chain_nid, p.sequence_number
+        UNION
+        SELECT l.chain_nid, l.sequence_number
+        FROM up
+        JOIN auth_chain_links l ON l.target_chain_nid = up.chain_nid AND l.target_sequence_number >= up.sequence_number
+    )
+    SELECT a.event_nid, e.state_key_nid
+    FROM up
+    JOIN auth_chains a ON a.chain_nid = up.chain_nid AND a.sequence_number >= up.sequence_number
+    JOIN events e ON e.event_nid = a.event_nid
+    WHERE a.event_nid <> x.event_nid
+    LIMIT $2::bigint
+) AS r
+"""
+
+SQL_CREATE: Final[LiteralString] = """
+SELECT event_id
+FROM events
+WHERE room_nid = $1::int AND type_nid = 1 AND state_key_nid = 1 AND rejected IS NULL
+"""
+
+SQL_INVITED: Final[LiteralString] = """
+SELECT state_key_nid
+FROM events
+WHERE event_nid = ANY($1::bigint[]) AND membership = 4
+"""
+
+SQL_MEMBERSHIP: Final[LiteralString] = """
+SELECT membership, event_nid
+FROM memberships
+WHERE room_nid = $1::int AND principal_nid = $2::int
+"""
+
+SQL_OUT_OF_BAND: Final[LiteralString] = """
+SELECT o.principal_nid, m.membership, o.event_nid
+FROM out_of_band_memberships o
+JOIN memberships m USING (principal_nid, room_nid, event_nid)
+WHERE o.room_nid = $1::int
+"""
+
+SQL_ROOM_PRINCIPALS: Final[LiteralString] = """
+SELECT principal_nid
+FROM visibility
+WHERE room_nid = $1::int
+"""
+
+
+SQL_HAS_PAST: Final[LiteralString] = """
+SELECT code_revision >= '0005'
+FROM schema_compatibility
+"""
+
+
+class AuthGraphRow(NamedTuple):
+    """An event of the auth graph."""
+
+    event_nid: int
+    auth_events: list[int]
+
+
+class StoredMembershipRow(NamedTuple):
+    """A local user's membership in a room, and the event that gave it."""
+
+    membership: int
+    event_nid: int
+
+
+class OutOfBandRow(NamedTuple):
+    """A membership that came out of band."""
+
+    principal_nid: int
+    membership: int
+    event_nid: int
+
+
+class ReachingRow(NamedTuple):
+    """An event, one of those that reach it, and that one's state key."""
+
+    reached_nid: int
+    event_nid: int
+    state_key_nid: int
+
+
+def keep_rows(change_set: ChangeSet, rows: Iterable[EventRow]) -> list[EventRow]:
+    """Rows from the database; those that this change set has changed stay as the change set has them."""
+    kept = []
+    for row in rows:
+        known = change_set.rows.get(row.event_id)
+        if known is None:
+            known = row._replace(prev_events=tuple(row.prev_events), auth_events=tuple(row.auth_events))
+            change_set.rows[row.event_id] = known
+        change_set.row_ids[row.event_nid] = row.event_id
+        kept.append(known)
+    return kept
+
+
+async def _digest(conn: Connection, _: ChangeSet, room_nid: int, digest: int) -> list[int]:
+    return await conn.fetchvals(SQL_DIGEST, room_nid, digest)
+
+
+async def _auth_graph(conn: Connection, _: ChangeSet, nids: frozenset[int]) -> dict[int, tuple[int, ...]]:
+    return {row.event_nid: tuple(row.auth_events) for row in await conn.fetch(SQL_AUTH_GRAPH, list(nids), row=AuthGraphRow)}
+
+
+async def _reaching(conn: Connection, _: ChangeSet, nids: frozenset[int], limit: int) -> list[ReachingRow]:
+    return await conn.fetch(SQL_REACHING, list(nids), limit, row=ReachingRow)
+
+
+async def _create(conn: Connection, _: ChangeSet, room_nid: int) -> list[str]:
+    return await conn.fetchvals(SQL_CREATE, room_nid)
+
+
+async def _order(conn: Connection, change_set: ChangeSet, room_nid: int, lowest: int, limit: int) -> list[EventRow]:
+    return keep_rows(change_set, await conn.fetch(SQL_EVENTS_FROM_ORDER, room_nid, lowest, limit, row=EventRow))
+
+
+async def _invited(conn: Connection, _: ChangeSet, nids: frozenset[int]) -> list[int]:
+    return await conn.fetchvals(SQL_INVITED, list(nids))
+
+
+async def _room_principals(conn: Connection, _: ChangeSet, room_nid: int) -> list[int]:
+    return await conn.fetchvals(SQL_ROOM_PRINCIPALS, room_nid)
+
+
+async def _membership(conn: Connection, _: ChangeSet, room_nid: int, principal_nid: int) -> StoredMembershipRow | None:
+    return await conn.fetchrow(SQL_MEMBERSHIP, room_nid, principal_nid, row=StoredMembershipRow)
+
+
+async def _out_of_band(conn: Connection, _: ChangeSet, room_nid: int) -> list[OutOfBandRow]:
+    return await conn.fetch(SQL_OUT_OF_BAND, room_nid, row=OutOfBandRow)
+
+
+async def _has_past(conn: Connection, change_set: ChangeSet) -> bool:
+    change_set.caches.has_past = bool(await conn.fetchval(SQL_HAS_PAST))
+    return change_set.caches.has_past
+
+
+LOOKUPS: Final[dict[Hashable, Callable[..., Awaitable[Any]]]] = {
+    "digest": _digest,
+    "auth_graph": _auth_graph,
+    "reaching": _reaching,
+    "create": _create,
+    "order": _order,
+    "invited": _invited,
+    "principals": _room_principals,
+    "has_past": _has_past,
+    "membership": _membership,
+    "out_of_band": _out_of_band,
+}

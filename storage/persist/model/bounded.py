@@ -1,0 +1,21 @@
+"""A dictionary with a limit, for caches that are trimmed between batches."""
+
+from collections.abc import Hashable
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class BoundedCache(dict[K, V]):
+    """A dict that forgets its older half when it has outgrown its limit. Trimmed between batches, never while planning."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def trim(self) -> None:
+        """Forget the older half if there are too many entries."""
+        if len(self) > self.limit:
+            for key in list(self)[: len(self) - self.limit // 2]:
+                del self[key]

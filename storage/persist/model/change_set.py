@@ -1,0 +1,377 @@
+"""What one write will change, as it grows event by event.
+
+A `ChangeSet` overlays the caches (see `storage.persist.model.cache_view.CacheView`) and collects the rows that `storage.persist.write.all_tables`
+sends in one statement. Nothing in it reaches the caches before the commit.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from storage.database.array_text import transposed
+from storage.event import Event, relation_of
+from storage.event.relation import target_key
+from storage.graph.chains import ChainEntry, extended
+from storage.persist.model.cache_view import CacheView
+from storage.persist.model.caches import WriterCaches
+from storage.persist.model.missing_data import MissingData
+from storage.persist.model.rows import AudienceRow, EventRow, MissingRow, PastRow, RoomRow, VisibilityRow
+from storage.state.groups import Group
+from storage.visibility.audience_numbering import FIRST, NOTHING
+from storage.visibility.multirange import EMPTY, Ranges
+
+BLOCK_LENGTHS: Final = {  # the increments of the sequences in the schema
+    "event_nids": 1000,
+    "state_group_nids": 1000,
+    "state_key_nids": 100,
+    "type_nids": 10,
+    "principal_nids": 100,
+    "room_nids": 10,
+    "auth_chain_nids": 1000,
+}
+
+
+class NidBlocks:
+    """Numbers taken from the sequences ahead of need, a block at a time; those left over at the end are lost, which is harmless."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, deque[int]] = {name: deque() for name in BLOCK_LENGTHS}
+
+    def put(self, sequence: str, first: int) -> None:
+        """A new block."""
+        self._numbers[sequence].extend(range(first, first + BLOCK_LENGTHS[sequence]))
+
+    def left(self, sequence: str) -> int:
+        """How many numbers are at hand."""
+        return len(self._numbers[sequence])
+
+    def take(self, sequence: str) -> int:
+        """The next number; `MissingData` if there is none at hand."""
+        try:
+            return self._numbers[sequence].popleft()
+        except IndexError:
+            raise MissingData("nids", (sequence,)) from None
+
+
+class RelationColumns(NamedTuple):
+    """The columns of an event that tell its relation."""
+
+    relates_to: int | None
+    rel_type_nid: int | None
+    replaces: bool | None
+
+
+UNRELATED: Final = RelationColumns(None, None, None)
+
+
+class NewEvent(NamedTuple):
+    """A row to insert into `events`: its columns, the received bytes, and what no decision depends on: its relation, whether it has a URL."""
+
+    row: EventRow
+    raw: bytes
+    related: RelationColumns
+    has_url: bool | None
+
+
+class StateDelta(NamedTuple):
+    """A change of a room's current state, at the position of the event that caused it."""
+
+    room_nid: int
+    cause_nid: int
+    state_key_nid: int
+    event_nid: int | None
+    prev_event_nid: int | None
+
+
+class MembershipChange(NamedTuple):
+    """A local user's new membership in a room. ``cause_nid`` None: an outlier, which has no position of its own."""
+
+    principal_nid: int
+    room_nid: int
+    membership: int
+    event_nid: int
+    cause_nid: int | None
+
+
+class Reordering(NamedTuple):
+    """A row of `reordered_events`: where an event stood before this write."""
+
+    room_nid: int
+    topological_before: int
+
+
+class PendingResolution(Protocol):
+    """A state resolution that is under way, or done (`storage.persist.plan.state_resolution`). ``seconds``: the processor time that it took so far."""
+
+    seconds: float
+
+    def run(self, change_set: "ChangeSet") -> dict[int, int]:
+        """Go on until it is done; `MissingData` if something has to be loaded first, or the turn is over."""
+
+
+@dataclass(slots=True)
+class RoomChanges:
+    """A room while a batch is planned."""
+
+    row: RoomRow
+    extremities: dict[int, None]
+    current: int | None
+    next_audience: int
+    max_order: int
+    audience: int
+    out_of_range: Ranges
+    changed: bool = False
+    live_nids: list[int] = field(default_factory=list)
+    group_digests: dict[int, list[int]] = field(default_factory=dict)
+    merged: dict[frozenset[int], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, row: RoomRow) -> "RoomChanges":
+        """The room as it is in the table."""
+        extremities = dict.fromkeys(row.forward_extremities)
+        return cls(
+            row,
+            extremities,
+            row.current_state_group,
+            row.next_audience,
+            row.max_topological_ordering,
+            row.current_audience,
+            row.out_of_range,
+        )
+
+
+class ChangeSet(CacheView):
+    """The rows that one write inserts and changes, over what the process knows."""
+
+    is_live = True
+    """Events come from somewhere, rather than from the tables, where they were stored once."""
+
+    def __init__(self, caches: WriterCaches, blocks: NidBlocks, server_name: str, *, extremities_max: int | None = None) -> None:
+        """``extremities_max``: of a room (`storage.persist.plan.extremity_limit`); None: any number."""
+        super().__init__(caches)
+        self.extremities_max = extremities_max
+        self.blocks = blocks
+        self.server_name = server_name
+        self.room_changes: dict[str, RoomChanges] = {}
+        self.new_types: dict[str, int] = {}
+        self.new_state_keys: dict[tuple[int, str], int] = {}
+        self.new_principals: dict[str, int] = {}
+        self.reserved: dict[str, int] = {}
+        self.new_events: dict[int, NewEvent] = {}
+        self.changed_events: dict[int, EventRow] = {}
+        self.placed: dict[int, None] = {}  # nids that take a position, in order
+        self.new_missing: dict[str, MissingRow] = {}
+        self.gone_missing: dict[str, MissingRow] = {}
+        self.new_groups: dict[int, Group] = {}
+        self.new_places: dict[int, ChainEntry] = {}
+        self.reserved_chains: dict[int, int] = {}
+        self.reserved_groups: dict[Hashable, int] = {}  # for the event in hand
+        self.resolving: dict[frozenset[int], PendingResolution] = {}  # for the event in hand
+        self.current_changes: dict[tuple[int, int], tuple[int, int | None]] = {}
+        self.deltas: list[StateDelta] = []
+        self.memberships: dict[tuple[int, int], MembershipChange] = {}
+        self.new_visibility: dict[tuple[int, int], VisibilityRow] = {}
+        self.new_past: dict[tuple[int, int, int], PastRow] = {}
+        self.new_audiences: dict[tuple[int, int], AudienceRow] = {}
+        self.new_rooms: dict[str, RoomRow] = {}
+        self.new_waiting: dict[int, tuple[int, str]] = {}
+        self.gone_waiting: dict[int, None] = {}
+        self.dropped: dict[int, int] = {}  # extremities left out, with their rooms
+        self.moved: dict[int, Reordering] = {}  # by nid
+        self.authorised: dict[int, None] = {}  # nids that came out of band before, and have their auth events now
+        self.overruled: list[
+            tuple[int, int, str]
+        ] = []  # room, state key and user of what came out of band, and ends with a join of this server
+        self.stripped: dict[tuple[int, int], str] = {}  # stripped state as JSON, by principal and room
+        self.after_gaps: set[int] = set()  # live events that arrive before one of their parents
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything to write."""
+        return any(room.changed for room in self.room_changes.values())
+
+    # ---------------------------------------------------------------------------------------------- names
+
+    def type_nid(self, name: str) -> int:
+        """The nid of an event type, given out now if it has none."""
+        nid = self.new_types.get(name) or self.find_type(name)
+        if nid is None:
+            nid = self.blocks.take("type_nids")
+            self.new_types[name] = self.types[name] = nid
+            self.type_names[nid] = name
+        return nid
+
+    def related(self, event: Event) -> RelationColumns:
+        """What an event relates to; its type of relation is given a nid now if it has none."""
+        relation = relation_of(event)
+        if relation is None:
+            return UNRELATED
+        return RelationColumns(target_key(relation.event_id), self.type_nid(relation.rel_type), relation.replaces)
+
+    @property
+    def new_relations(self) -> list[list[object]]:
+        """The relations of the new events, as columns in their order; empty ones if there is none, which unnest takes for NULLs."""
+        related = [new.related for new in self.new_events.values()]
+        return transposed(related if any(one is not UNRELATED for one in related) else (), 3)
+
+    @property
+    def new_urls(self) -> list[bool | None]:
+        """Whether the new events have URLs, as a column; empty if none has, likewise."""
+        urls = [new.has_url for new in self.new_events.values()]
+        return urls if any(urls) else []
+
+    def state_key_nid(self, type_nid: int, state_key: str) -> int:
+        """The nid of a state key, given out now if it has none."""
+        key = (type_nid, state_key)
+        nid = self.find_state_key(type_nid, state_key)
+        if nid is None:
+            nid = self.blocks.take("state_key_nids")
+            self.new_state_keys[key] = self.state_keys[key] = nid
+            self.state_key_names[nid] = key
+        return nid
+
+    def principal_nid(self, name: str) -> int:
+        """The nid of a user or server, given out now if it has none."""
+        nid = self.find_principal(name)
+        if nid is None:
+            nid = self.blocks.take("principal_nids")
+            self.new_principals[name] = self.principals[name] = nid
+            self.newcomers.add(nid)
+        return nid
+
+    def new_room(self, room_id: str, room_version: str) -> RoomRow:
+        """A room that the store does not know yet."""
+        row = RoomRow(self.blocks.take("room_nids"), room_id, room_version, 0, FIRST, None, 0, (), NOTHING, EMPTY)
+        self.rooms[room_id] = self.new_rooms[room_id] = row
+        self.fresh_rooms.add(row.room_nid)
+        return row
+
+    # ---------------------------------------------------------------------------------------------- events
+
+    def nid_for(self, event_id: str) -> int:
+        """The nid for an event that has none yet; the same one each time it is asked for in this change set."""
+        nid = self.reserved.get(event_id)
+        if nid is None:
+            nid = self.reserved[event_id] = self.blocks.take("event_nids")
+        return nid
+
+    def waiting_for(self, event_id: str) -> tuple[int, ...]:
+        """The nids of the redactions that wait for an event, those of this change set among them."""
+        new = tuple(nid for nid, (_, target) in self.new_waiting.items() if target == event_id)
+        return (*super().waiting_for(event_id), *new)
+
+    def add_event(self, row: EventRow, event: Event) -> None:
+        """A new event; a timeline event takes the next position."""
+        related = self.related(event)  # what may be lacking for it is asked for before anything is changed
+        self.rows[row.event_id] = row
+        self.row_ids[row.event_nid] = row.event_id
+        self.events[row.event_nid] = event
+        self.new_events[row.event_nid] = NewEvent(row, event.raw, related, True if "url" in event.content else None)
+        if not row.outlier:
+            self.placed[row.event_nid] = None
+
+    def change_event(self, row: EventRow) -> None:
+        """New values for an event that is held, or that this change set adds."""
+        self.rows[row.event_id] = row
+        self.row_ids[row.event_nid] = row.event_id
+        if row.event_nid in self.new_events:
+            self.new_events[row.event_nid] = self.new_events[row.event_nid]._replace(row=row)
+        else:
+            self.changed_events[row.event_nid] = row
+
+    def move_up(self, row: EventRow, topological_ordering: int) -> None:
+        """A higher place for an event. Where it stood first is remembered; what arrives with this write has stood nowhere."""
+        if row.event_nid not in self.placed:
+            self.moved.setdefault(row.event_nid, Reordering(row.room_nid, row.order))
+        self.change_event(row._replace(topological_ordering=topological_ordering))
+
+    def place_outlier(self, row: EventRow, event: Event) -> None:
+        """An outlier that arrives in the timeline: it keeps its nid and takes a position."""
+        self.events[row.event_nid] = event
+        self.change_event(row)
+        self.placed[row.event_nid] = None
+        self.allowed.clear()  # it may be rejected now, and have been named as auth event
+        self.caches.allowed.clear()
+        self.records.clear()
+        self.caches.records.clear()
+
+    def authorise(self, row: EventRow, event: Event) -> None:
+        """An event that came out of band, with its auth events: what it may be named by is known now."""
+        self.events[row.event_nid] = event
+        self.change_event(row)
+        self.authorised[row.event_nid] = None
+        self.loose.discard(row.event_nid)
+        self.allowed.clear()
+        self.caches.allowed.clear()
+
+    def add_missing(self, row: MissingRow) -> None:
+        """A parent that is not held, or one more child of it."""
+        self.missing[row.event_id] = self.new_missing[row.event_id] = row
+        self.gap_ids[row.event_nid] = row.event_id
+
+    def drop_missing(self, row: MissingRow) -> None:
+        """A missing parent that has arrived."""
+        self.missing[row.event_id] = None
+        self.new_missing.pop(row.event_id, None)
+        self.gone_missing[row.event_id] = row
+
+    # ---------------------------------------------------------------------------------------------- state and audiences
+
+    def add_groups(self, room: RoomChanges, groups: Iterable[Group]) -> None:
+        """New state groups."""
+        for group in groups:
+            self.groups[group.state_group] = self.new_groups[group.state_group] = group
+            room.group_digests.setdefault(group.digest, []).append(group.state_group)
+
+    def group_nid_for(self, base: Group, change: Mapping[int, int]) -> int:
+        """The nid for a state that differs so from another; the same one each time it is asked for, for one event."""
+        key = base.state_group, frozenset(change.items())
+        nid = self.reserved_groups.get(key)
+        if nid is None:
+            nid = self.reserved_groups[key] = self.blocks.take("state_group_nids")
+        return nid
+
+    def chain_nid_for(self, event_nid: int) -> int:
+        """The nid of the chain that an event would begin; the same one each time it is asked for in this change set."""
+        nid = self.reserved_chains.get(event_nid)
+        if nid is None:
+            nid = self.reserved_chains[event_nid] = self.blocks.take("auth_chain_nids")
+        return nid
+
+    def add_place(self, event_nid: int, entry: ChainEntry) -> None:
+        """A new event's place in the chain cover."""
+        self.new_places[event_nid] = entry
+        self.places[event_nid] = entry.place
+        chain_nid = entry.place.chain_nid
+        known = None if entry.place.sequence_number == 1 else self.chain(chain_nid)
+        self.chains[chain_nid] = extended(known, entry)
+
+    def knows_visibility(self, room_nid: int, principal_nid: int) -> bool:
+        """Whether the row of a principal need not be asked for."""
+        key = (room_nid, principal_nid)
+        return principal_nid in self.newcomers or key in self.visibility or key in self.caches.visibility
+
+    def set_visibility(self, key: tuple[int, int], row: VisibilityRow) -> None:
+        """A principal's new row."""
+        self.visibility[key] = self.new_visibility[key] = row
+
+    def set_past(self, key: tuple[int, int], row: PastRow) -> None:
+        """A principal's row of old audiences, new or changed."""
+        self.past.setdefault(key, {})[row.first_audience] = self.new_past[(*key, row.first_audience)] = row
+
+    def set_audience(self, key: tuple[int, int], row: AudienceRow) -> None:
+        """An audience's new row."""
+        self.audiences[key] = self.new_audiences[key] = row
+
+
+def room_of(change_set: ChangeSet, event: Event) -> RoomChanges:
+    """Return the room of an event, made known if it is new. While nothing of a room is stored, it has the version of the event."""
+    known = change_set.room_changes.get(event.room_id)
+    version = event.room_version.identifier
+    if known is None or not (known.changed or known.row.write_version or known.row.room_version == version):
+        row = change_set.room(event.room_id)
+        if row is None or (row.write_version == 0 and row.room_version != version):
+            row = change_set.new_room(event.room_id, version)
+        known = change_set.room_changes[event.room_id] = RoomChanges.of(row)
+    return known

@@ -1,0 +1,147 @@
+"""Scratch space of one event: what deciding about it would change. It reaches the change set only when the decision is complete."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from storage.persist.model.change_set import ChangeSet, RoomChanges
+from storage.persist.model.rows import AudienceRow, PastRow, PrincipalStanding, VisibilityRow
+from storage.state.groups import Group
+from storage.visibility import audience_numbering, audience_ranges, multirange
+from storage.visibility.multirange import Range
+
+
+class EventChanges:
+    """Reads through to the change set; `commit` moves what it holds into the change set and cannot fail."""
+
+    def __init__(self, change_set: ChangeSet, room: RoomChanges) -> None:
+        self.change_set = change_set
+        self.room = room
+        self.groups: dict[int, Group] = {}
+        self.visibility: dict[int, VisibilityRow] = {}
+        self.past: dict[tuple[int, int], PastRow] = {}  # by principal and first audience
+        self.audiences: dict[int, AudienceRow] = {}
+        self.merged: dict[frozenset[int], int] = {}
+        self.next_audience = room.next_audience
+        self.main = room.current
+        self.current_audience = room.audience
+        self.out_of_range = room.out_of_range
+        self.order = 0  # of the event, once it has a place
+
+    @property
+    def room_nid(self) -> int:
+        """The room."""
+        return self.room.row.room_nid
+
+    def group(self, state_group: int) -> Group:
+        """A state group, new or held."""
+        return self.groups.get(state_group) or self.change_set.group(state_group)
+
+    def main_group(self) -> Group | None:
+        """The group whose audience has the ranges without an end; None for a room without any state."""
+        return None if self.main is None else self.group(self.main)
+
+    def merged_before(self, groups: frozenset[int]) -> Group | None:
+        """The resolution of these groups, if it was worked out before."""
+        known = self.merged.get(groups) or self.room.merged.get(groups) or self.change_set.caches.merged.get(groups)
+        return None if known is None else self.group(known)
+
+    def visible(self, principal_nid: int) -> VisibilityRow:
+        """A principal's row."""
+        return self.visibility.get(principal_nid) or self.change_set.visible(self.room_nid, principal_nid)
+
+    def ensure_visible(self, principal_nids: Iterable[int]) -> None:
+        """Have the rows of these principals."""
+        self.change_set.ensure_visible(self.room_nid, (nid for nid in principal_nids if nid not in self.visibility))
+
+    def audience(self, number: int) -> AudienceRow:
+        """An audience's row."""
+        return self.audiences.get(number) or self.change_set.audience(self.room_nid, number)
+
+    def stretch(self, low: int, high: int | None) -> Range:
+        """Return where in the topological order the events of the audiences in ``[low, high)`` stand, as disjoint_topological_ranges in the schema."""
+        closed = None if high is None else self.closed(high)
+        return self.opened(low) - audience_ranges.SLACK, None if closed is None else closed + audience_ranges.SLACK + 1
+
+    def opened(self, number: int) -> int:
+        """Return where the order had come to when the block of an audience was opened."""
+        for block in range(audience_numbering.main(number), 0, -audience_numbering.UNIT[0]):
+            opened = self.audience(block).opened_topological
+            if opened is not None:
+                return opened
+        return 0
+
+    def closed(self, number: int) -> int | None:
+        """Return where the order had come to when all audiences below a number were over; None if they are not."""
+        for block in range(
+            audience_numbering.main(number - 1) + audience_numbering.UNIT[0], self.current_audience + 1, audience_numbering.UNIT[0]
+        ):
+            opened = self.audience(block).opened_topological
+            if opened is not None:
+                return opened
+        return None
+
+    def add_group(self, group: Group) -> Group:
+        """A new group."""
+        self.groups[group.state_group] = group
+        return group
+
+    def standing(self, principal_nid: int, number: int) -> PrincipalStanding:
+        """Return how a principal stands to an audience, however old."""
+        row = self.visible(principal_nid)
+        return row.at(number) if row.tells_of(number) else self._past(principal_nid, number).at(number)
+
+    def set_visible(self, rows: Mapping[int, VisibilityRow]) -> None:
+        """New rows of principals; ranges that are too many for one go to rows that are past."""
+        for principal, row in rows.items():
+            gone, kept = row.cut() if self.change_set.cuts(row) else ([], row)
+            self.visibility[principal] = kept
+            self._set_past(principal, gone)
+
+    def place(self, principal_nid: int, low: int, high: int | None, standing: PrincipalStanding) -> None:
+        """Have a principal stand so to the audiences in ``[low, high)``, which are of one line and new, or of one block."""
+        row = self.visible(principal_nid)
+        if row.tells_of(low):
+            self.set_visible({principal_nid: row.placed(low, high, standing)})
+            return
+        self._set_past(principal_nid, self._past(principal_nid, low).placed(low, high, standing).cut())
+
+    def _set_past(self, principal_nid: int, rows: Sequence[PastRow]) -> None:
+        """New rows of a principal for old audiences, with where in the order these lie."""
+        if not rows:
+            return
+        blocks = {audience_numbering.main(low) for row in rows for low, _ in row.audiences}
+        blocks |= {
+            audience_numbering.main(high - 1) + audience_numbering.UNIT[0] for row in rows for _, high in row.audiences if high is not None
+        }
+        self.change_set.ensure_audiences(
+            self.room_nid, (block for block in blocks - self.audiences.keys() if block <= self.current_audience)
+        )
+        for row in rows:
+            topological_ranges = tuple(self.stretch(low, high) for low, high in row.audiences)
+            placed = row._replace(
+                opened_topological=self.opened(row.first_audience), topological_ranges=multirange.union(topological_ranges)
+            )
+            self.past[principal_nid, row.first_audience] = placed
+
+    def _past(self, principal_nid: int, number: int) -> PastRow:
+        """The row of a principal that tells of an audience older than those of its row in use."""
+        for (principal, _), row in self.past.items():
+            if principal == principal_nid and row.tells_of(number):
+                return row
+        return self.change_set.past_row(self.room_nid, principal_nid, number)
+
+    def commit(self) -> None:
+        """Into the change set."""
+        self.change_set.add_groups(self.room, self.groups.values())
+        self.room.merged.update(self.merged)
+        self.change_set.reserved_groups.clear()
+        self.change_set.resolving.clear()
+        for principal, visible in self.visibility.items():
+            self.change_set.set_visibility((self.room_nid, principal), visible)
+        for (principal, _), past in self.past.items():
+            self.change_set.set_past((self.room_nid, principal), past)
+        for number, row in self.audiences.items():
+            self.change_set.set_audience((self.room_nid, number), row)
+        self.room.next_audience = self.next_audience
+        self.room.current = self.main
+        self.room.audience = self.current_audience
+        self.room.out_of_range = self.out_of_range

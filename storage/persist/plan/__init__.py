@@ -1,0 +1,1 @@
+"""Decide what an event changes. Pure: reads a `CacheView`, fills a `ChangeSet`, raises `MissingData` for what is not at hand."""

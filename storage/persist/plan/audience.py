@@ -1,0 +1,290 @@
+"""Audiences at persist time: which number a state gets, and whose ranges change by it.
+
+The set of principals that an audience stands for is a function of a state: everybody joined, those invited where the
+history visibility is "invited", and the two that stand for "shared" and "world readable" (`storage.visibility.audience_numbering` tells how
+numbers are chosen, design.md section 6 why). Only the keys in which two states differ are looked at.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from immutables import Map
+
+from storage.database.names import INVITE, JOIN, KEY_HISTORY_VISIBILITY, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED, TYPE_MEMBER
+from storage.ids import server_name_of
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.event_changes import EventChanges
+from storage.persist.model.rows import AudienceRow, Counts, EventRow, PrincipalStanding, VisibilityRow
+from storage.state.groups import Group, changed_keys
+from storage.visibility import audience_numbering, audience_ranges
+
+RANKS: Final = {"joined": 0, "invited": 1, "shared": 2, "world_readable": 3}
+MISSING: Final = "shared"  # what a room without the event, or with an unknown value, has
+
+
+def history_visibility(change_set: ChangeSet, group: Group | None) -> str:
+    """The history visibility of a state; "shared" if it has none that is known."""
+    nid = None if group is None else group.entries.get(KEY_HISTORY_VISIBILITY)
+    if nid is None:
+        return MISSING
+    value = change_set.events_of((nid,))[nid].content.get("history_visibility")
+    return value if isinstance(value, str) and value in RANKS else MISSING
+
+
+def _visibilities(change_set: ChangeSet, base: Group | None, target: Group) -> tuple[str, str]:
+    """The history visibilities of two states, which are mostly the same."""
+    after = history_visibility(change_set, target)
+    same = base is not None and base.entries.get(KEY_HISTORY_VISIBILITY) == target.entries.get(KEY_HISTORY_VISIBILITY)
+    return after if same else history_visibility(change_set, base), after
+
+
+def admits(visibility: str, counts: Counts) -> PrincipalStanding:
+    """How a principal with so many joined and invited users stands to the audience."""
+    joined, invited = counts
+    if joined > 0:
+        return PrincipalStanding.IN
+    return PrincipalStanding.INVITED if visibility == "invited" and invited > 0 else PrincipalStanding.OUT
+
+
+def advance(changes: EventChanges, target: Group) -> int | None:
+    """The room's current state becomes ``target``: open and close ranges. The new number, or None if nobody's sight changes."""
+    if changes.main == target.state_group:
+        return None
+    main = changes.main_group()
+    before, after = _visibilities(changes.change_set, main, target)
+    moved = _moved(changes, main, target)
+    changed: dict[int, VisibilityRow] = {}
+    number = changes.next_audience
+    opened = False
+    concerned = moved.keys() | _invited(changes, main, target, before, after)
+    changes.ensure_visible({*concerned, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED})
+    for principal in concerned:
+        row = changes.visible(principal)
+        counts = _sum(row, moved.get(principal, (0, 0)))
+        standing = admits(after, counts)
+        placed = row if standing is row.current else row.placed(number, None, standing)
+        opened |= standing is not row.current
+        if (moved_to := placed._replace(joined_count=counts[0], invited_count=counts[1])) != row:
+            changed[principal] = moved_to
+    for principal, standing in () if main is not None and before == after else _flags(after):
+        row = changes.visible(principal)
+        if row.current is not standing:
+            changed[principal] = row.placed(number, None, standing)
+            opened = True
+    changes.set_visible(changed)
+    changes.main = target.state_group
+    if not opened:
+        return None
+    changes.current_audience = _next_main(changes, max(changes.room.max_order, changes.order - 1))
+    return changes.current_audience
+
+
+def branch(changes: EventChanges, base: Group, target: Group) -> int:
+    """The number for a state that is not the current one and was derived from ``base``."""
+    before, after = _visibilities(changes.change_set, base, target)
+    differs: dict[int, PrincipalStanding] = {}
+    moved = _moved(changes, base, target)
+    concerned = moved.keys() | _invited(changes, base, target, before, after)
+    changes.ensure_visible({*concerned, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED})
+    counts = _counts(changes, base, concerned)
+    reached = {principal: _plus(counts[principal], moved.get(principal, (0, 0))) for principal in concerned}
+    changes.change_set.counts[target.state_group] = counts.update(reached)
+    for principal in concerned:
+        standing = admits(after, reached[principal])
+        if standing is not admits(before, counts[principal]):
+            differs[principal] = standing
+    old = dict(_flags(before))
+    differs.update((principal, standing) for principal, standing in _flags(after) if old[principal] is not standing)
+    return _off(changes, number_of(changes, base), differs) if differs else number_of(changes, base)
+
+
+def either(changes: EventChanges, one: Group, other: Group) -> int:
+    """The number for an event that changes the history visibility: who may see it under either value."""
+    values = [history_visibility(changes.change_set, one), history_visibility(changes.change_set, other)]
+    ranks = [RANKS[value] for value in values]
+    if RANKS["invited"] in ranks and max(ranks) > RANKS["invited"]:
+        invited = one if values[0] == "invited" else other
+        flags = _flags(values[1] if invited is one else values[0])
+        return _off(
+            changes, number_of(changes, invited), {principal: standing for principal, standing in flags if standing is PrincipalStanding.IN}
+        )
+    return number_of(changes, one if ranks[0] > ranks[1] else other)
+
+
+def _off(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]) -> int:
+    """A new number off ``base``'s, at which these principals' sight is as told and everybody else's as at ``base``."""
+    row = changes.audience(base)
+    continues = None if row.continued or audience_numbering.depth(base) == 0 else audience_numbering.following(base)
+    new = continues or audience_numbering.branching(base, row.branches)
+    if new is None:
+        return _alone(changes, base, differs)
+    changes.audiences[base] = row._replace(continued=True) if continues else row._replace(branches=row.branches + 1)
+    changes.audiences[new.number] = AudienceRow(0, continued=False, opened_topological=None)
+    for principal, standing in differs.items():
+        changes.place(principal, new.number, new.end, standing)
+    return new.number
+
+
+def _alone(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]) -> int:
+    """No room left near ``base``: a number of the main line for one state alone, told for every principal of the room."""
+    number = _next_main(changes, None)
+    end = number + audience_numbering.UNIT[0]
+    written = {principal for room, principal in changes.change_set.new_visibility if room == changes.room_nid}
+    for principal in {*changes.change_set.answer(("principals", changes.room_nid)), *written, *changes.visibility, *differs}:
+        standing = differs.get(principal) or changes.standing(principal, base)
+        if standing is not changes.visible(principal).current:
+            changes.place(principal, number, end, standing)
+    return number
+
+
+def _next_main(changes: EventChanges, opened: int | None) -> int:
+    number = changes.next_audience
+    changes.audiences[number] = AudienceRow(0, continued=False, opened_topological=opened)
+    changes.next_audience = number + audience_numbering.UNIT[0]
+    return number
+
+
+def _flags(visibility: str) -> tuple[tuple[int, PrincipalStanding], tuple[int, PrincipalStanding]]:
+    everybody, shared = visibility == "world_readable", RANKS[visibility] >= RANKS["shared"]
+    return (PRINCIPAL_EVERYBODY, PrincipalStanding.IN if everybody else PrincipalStanding.OUT), (
+        PRINCIPAL_SHARED,
+        PrincipalStanding.IN if shared else PrincipalStanding.OUT,
+    )
+
+
+def _moved(changes: EventChanges, base: Group | None, target: Group) -> dict[int, Counts]:
+    """By how much the joined and invited users of each principal grow from one state to another; no entry where nothing moves."""
+    keys = set(target.entries) if base is None else changed_keys(base, target)
+    moved: dict[int, Counts] = {}
+    for user, old, new in _memberships(changes.change_set, base, target, keys):
+        gained = ((new == JOIN) - (old == JOIN), (new == INVITE) - (old == INVITE))
+        if gained != (0, 0):
+            for principal in principals_of(changes.change_set, user):
+                total = moved.get(principal, (0, 0))
+                moved[principal] = (total[0] + gained[0], total[1] + gained[1])
+    return moved
+
+
+def _memberships(change_set: ChangeSet, base: Group | None, target: Group, keys: Iterable[int]) -> list[tuple[str, int | None, int | None]]:
+    """(user, membership in one state, in the other) for the member keys among these."""
+    keys = list(keys)
+    change_set.ensure_state_key_names(keys)
+    members = {key: name[1] for key in keys if (name := change_set.state_key_name(key))[0] == TYPE_MEMBER}
+    if not members:
+        return []
+    entries = [target.entries] if base is None else [base.entries, target.entries]
+    change_set.ensure_rows(nid for key in members for state in entries if (nid := state.get(key)))
+    change_set.ensure_principals(name for user in members.values() for name in _principal_names(change_set, user))
+    return [
+        (user, None if base is None else _membership(change_set, base.entries.get(key)), _membership(change_set, target.entries.get(key)))
+        for key, user in members.items()
+    ]
+
+
+def _membership(change_set: ChangeSet, nid: int | None) -> int | None:
+    return None if nid is None else change_set.row_of(nid).membership
+
+
+def principals_of(change_set: ChangeSet, user: str) -> list[int]:
+    """Whose rows a user's membership concerns: the server's, and the user's own if it is local."""
+    return [change_set.principal_nid(name) for name in _principal_names(change_set, user)]
+
+
+def _principal_names(change_set: ChangeSet, user: str) -> list[str]:
+    server = server_name_of(user)
+    names = [server] if server != change_set.server_name else [server, user]
+    return [name for name in names if name]
+
+
+def _counts(changes: EventChanges, group: Group, principals: Iterable[int]) -> Map[int, Counts]:
+    """The users of these principals, and of others, in a state.
+
+    Kept for each state: that of the next event of a branch differs by one key, while the current state may be far away.
+    """
+    main = changes.main_group()
+    is_current = main is None or main.state_group == group.state_group
+    known: Map[int, Counts] = Map() if is_current else changes.change_set.counts_of(group.state_group)
+    lacking = [principal for principal in principals if principal not in known]
+    if lacking:
+        offset = {} if is_current else _moved(changes, main, group)
+        known = known.update({principal: _sum(changes.visible(principal), offset.get(principal, (0, 0))) for principal in lacking})
+        changes.change_set.counts[group.state_group] = known
+    return known
+
+
+def _sum(row: VisibilityRow, gained: Counts) -> Counts:
+    """The users of a principal in another state than the current one, of which ``gained`` tells the difference."""
+    return _plus((row.joined_count, row.invited_count), gained)
+
+
+def _plus(one: Counts, other: Counts) -> Counts:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def _invited(changes: EventChanges, base: Group | None, target: Group, before: str, after: str) -> set[int]:
+    """The principals with invited users, where the visibility changes so that invitations begin or cease to matter."""
+    if before == after or "invited" not in (before, after):
+        return set()
+    keys = set[int]()
+    for group in (base, target):
+        if group is not None:
+            keys |= _invited_keys(changes.change_set, group)
+    return {principal for key in keys for principal in principals_of(changes.change_set, changes.change_set.state_key_name(key)[1])}
+
+
+def _invited_keys(change_set: ChangeSet, group: Group) -> set[int]:
+    new = {nid: change_set.new_events[nid].row for nid in group.entries.values() if nid in change_set.new_events}
+    held = frozenset(nid for nid in group.entries.values() if nid not in new)
+    known = {nid: row for nid in held if (row := change_set.known_row(nid)) is not None}
+    found = {row.state_key_nid for row in known.values() if row.membership == INVITE and row.state_key_nid is not None}
+    held = frozenset(nid for nid in held if nid not in known)
+    found |= set(change_set.answer(("invited", held))) if held else set()
+    return found | {row.state_key_nid for row in new.values() if row.membership == INVITE and row.state_key_nid is not None}
+
+
+def note_join(changes: EventChanges, user: str, order: int) -> None:
+    """An accepted join of a local user stands at this place of the order: what is "shared" and before it becomes the user's."""
+    if server_name_of(user) != changes.change_set.server_name:
+        return
+    principal = changes.change_set.principal_nid(user)
+    row = changes.visible(principal)
+    if row.last_join_topological is None or row.last_join_topological < order:
+        changes.visibility[principal] = row._replace(last_join_topological=order)
+
+
+def of_event(changes: EventChanges, row: EventRow, before: Group, after: Group) -> int:
+    """The audience of an event: of the state before it, or after it where that shows more to those concerned."""
+    number = number_of(changes, before)
+    if before.state_group == after.state_group or number == number_of(changes, after):
+        return number
+    if row.state_key_nid == KEY_HISTORY_VISIBILITY:
+        return either(changes, before, after)
+    old = before.entries.get(row.state_key_nid or 0)
+    rank = {JOIN: 2, INVITE: 1}
+    was = rank.get(_membership(changes.change_set, old) or 0, 0)
+    return number_of(changes, after) if rank.get(row.membership or 0, 0) >= was else number
+
+
+def number_of(changes: EventChanges, group: Group) -> int:
+    """The audience of a state. The current one has that of the main line, though its group may have got another number on a fork."""
+    if group.state_group == changes.main:
+        return changes.current_audience
+    return changes.room.audience if group.state_group == changes.room.current else group.audience
+
+
+def note_place(changes: EventChanges, number: int, order: int) -> None:
+    """An event of this audience stands at this place of the order: a stray where reads would not look for it, but somebody sees it."""
+    block = audience_numbering.main(number)
+    if block == changes.current_audience and order > changes.room.max_order:
+        return
+    opened = changes.audience(block).opened_topological
+    closed = None if block >= changes.current_audience else changes.closed(block + 1)
+    if (opened is None or not audience_ranges.expected(order, opened, closed)) and _seen_here(changes, number):
+        changes.out_of_range = audience_ranges.with_out_of_range(changes.out_of_range, order)
+
+
+def _seen_here(changes: EventChanges, number: int) -> bool:
+    """Whether any local user may ever see this audience: their server is in it where they are. Who is in one is settled with its number."""
+    concerned = (changes.change_set.principal_nid(changes.change_set.server_name), PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED)
+    changes.ensure_visible(concerned)
+    return any(changes.standing(principal, number) is not PrincipalStanding.OUT for principal in concerned)

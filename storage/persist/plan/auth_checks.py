@@ -1,0 +1,117 @@
+"""The checks of a received PDU against its own auth events, the state before it and the room's current state.
+
+Source: server-server API, "Checks performed on receipt of a PDU", steps 4 to 6. Signatures and hashes came before
+(storage.event); what the verdict means for the tables comes after (storage.persist.plan.event).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from storage.auth import check, check_auth_events, keys_needed
+from storage.database.names import TYPE_CREATE
+from storage.errors import AuthDenied
+from storage.event import Event
+from storage.ids import EventId, StateKey
+from storage.persist.model.change_set import ChangeSet, RoomChanges
+from storage.persist.model.rows import EventRow
+from storage.persist.plan.out_of_band import usable
+from storage.state.groups import Group
+
+CREATE_KEY: StateKey = ("m.room.create", "")
+
+
+class AuthResult(NamedTuple):
+    """``rejected`` holds the reason, or None. A soft-failed event has its reason in ``soft_failed``."""
+
+    rejected: str | None = None
+    soft_failed: str | None = None
+
+
+def auth_rows_of(change_set: ChangeSet, event: Event) -> tuple[list[EventRow], list[EventId]]:
+    """The rows of the auth events (from version 12 on with the create event that the room id names), and the ids not held."""
+    ids = list(dict.fromkeys(event.auth_event_ids))
+    if event.room_version.create_room_id and event.type != "m.room.create":
+        create_id = EventId("$" + event.room_id[1:])
+        ids += [] if create_id in ids else [create_id]
+    change_set.ensure_ids(ids)
+    rows = [usable(change_set.row(one)) for one in ids]
+    return [row for row in rows if row is not None], [one for one, row in zip(ids, rows, strict=True) if row is None]
+
+
+def auth_nids(event: Event, auth_rows: Iterable[EventRow]) -> tuple[int, ...]:
+    """The nids of those of these rows that the event names itself, each once."""
+    auth = {row.event_id: row.event_nid for row in auth_rows}
+    return tuple(auth[one] for one in dict.fromkeys(event.auth_event_ids) if one in auth)
+
+
+def auth_result(
+    change_set: ChangeSet, room: RoomChanges, event: Event, auth_rows: Iterable[EventRow], *, before: Group | None, current: Group | None
+) -> AuthResult:
+    """What the auth rules say. ``before`` None: an outlier, checked by its auth events alone; ``current`` None: no soft failure."""
+    rows = list(auth_rows)
+    events = change_set.events_of(row.event_nid for row in rows)
+    claimed = {one.event_id: one for one in events.values()}
+    rejected = {EventId(row.event_id) for row in rows if row.rejected is not None}
+    has_state = before is not None and event.type != CREATE_KEY[0]
+    state = {} if before is None or not has_state else auth_state(change_set, before, keys_needed(event))
+    first = _first_create(change_set, room, event)
+    if first is not None:
+        return AuthResult(rejected=f"create.second: the room has the create event {first}")
+    try:
+        check_auth_events(event, claimed, rejected)
+        if has_state and not _same(state, claimed):
+            check(event, state, event.room_version)
+    except AuthDenied as denied:
+        return AuthResult(rejected=_reason(denied))
+    if before is None or current is None or current.state_group == before.state_group:
+        return AuthResult()
+    return _soft(change_set, event, state, current)
+
+
+def _first_create(change_set: ChangeSet, room: RoomChanges, event: Event) -> str | None:
+    """The accepted create event that the room of a create event has already, if any: the rules by their letter let in a second."""
+    if event.type != CREATE_KEY[0]:
+        return None
+    new = (one.row for one in change_set.new_events.values() if one.row.room_nid == room.row.room_nid and one.row.type_nid == TYPE_CREATE)
+    known = [row.event_id for row in new if row.rejected is None]
+    if room.row.write_version:
+        known += change_set.answer(("create", room.row.room_nid))
+    return next((one for one in known if one != event.event_id), None)
+
+
+def _soft(change_set: ChangeSet, event: Event, checked: Mapping[StateKey, Event], current: Group) -> AuthResult:
+    state = auth_state(change_set, current, keys_needed(event))
+    if state == checked:
+        return AuthResult()
+    try:
+        check(event, state, event.room_version)
+    except AuthDenied as denied:
+        return AuthResult(soft_failed=_reason(denied))
+    return AuthResult()
+
+
+def auth_state(change_set: ChangeSet, group: Group, keys: Iterable[StateKey]) -> dict[StateKey, Event]:
+    """The events of a state under these keys, and its create event."""
+    nids: dict[StateKey, int] = {}
+    for key in {CREATE_KEY, *keys}:
+        nid = state_nid(change_set, group, key)
+        if nid is not None:
+            nids[key] = nid
+    events = change_set.events_of(nids.values())
+    return {key: events[nid] for key, nid in nids.items()}
+
+
+def state_nid(change_set: ChangeSet, group: Group, key: StateKey) -> int | None:
+    """The event nid of a state under a key, or None."""
+    type_nid = change_set.find_type(key[0])
+    key_nid = None if type_nid is None else change_set.find_state_key(type_nid, key[1])
+    return None if key_nid is None else group.entries.get(key_nid)
+
+
+def _same(state: Mapping[StateKey, Event], claimed: Mapping[EventId, Event]) -> bool:
+    """Whether the state's events are just those that the event names, which have been checked already."""
+    return len(state) == len(claimed) and all(one.event_id in claimed for one in state.values())
+
+
+def _reason(denied: AuthDenied) -> str:
+    return f"{denied.rule}: {denied.reason}"

@@ -1,0 +1,384 @@
+"""The decision about one event, from its checks to the rows it adds. Pure: reads and fills a `ChangeSet`, no I/O.
+
+An event goes through: is it held already; are its auth events and parents held; its place in the order; the state before
+it; the verdict of the auth rules; the state after it; the room's extremities and current state; its audience; redactions.
+Everything up to `_store` only reads (it may stop with `MissingData` and be asked again); `_store` only writes.
+"""
+
+from typing import NamedTuple
+
+from storage.database.names import JOIN, TYPE_MEMBER, membership_code
+from storage.errors import InvalidEvent
+from storage.event import Event
+from storage.graph.chains import ChainEntry
+from storage.ids import EventId
+from storage.persist.model.change_set import ChangeSet, MembershipChange, RoomChanges, StateDelta, room_of
+from storage.persist.model.event_changes import EventChanges
+from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.results import AppendResult, Origin, stored
+from storage.persist.model.rows import EventRow
+from storage.persist.plan import audience, extremity_limit, fast_path, out_of_band, redactions
+from storage.persist.plan.auth_checks import AuthResult, auth_nids, auth_result, auth_rows_of
+from storage.persist.plan.chain_cover import cover_event
+from storage.persist.plan.state import after_event, before_event, current_after
+from storage.persist.plan.topology import (
+    ExtremityChange,
+    ParentEvents,
+    Placement,
+    extremities_after,
+    is_extremity_again,
+    parents_of,
+    placement_of,
+)
+from storage.state.groups import Group, changed_keys
+
+INT8_MAX = (1 << 63) - 1
+
+
+class EventDecision(NamedTuple):
+    """What becomes of a timeline event."""
+
+    row: EventRow
+    placement: Placement
+    before: Group
+    after: Group
+    current: Group | None
+    ends: ExtremityChange | None
+    entry: ChainEntry | None
+    redactions: redactions.RedactionEffects
+    held: EventRow | None
+    overruled: list[out_of_band.OverruledMembership]
+
+
+def plan_event(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
+    """Decide, and add the rows to the change set. `MissingData` if something has to be loaded first; then nothing was added."""
+    ordinary = fast_path.plan_message(change_set, incoming.event) if incoming.origin == "live" else None
+    return plan_whole(change_set, incoming) if ordinary is None else ordinary
+
+
+def plan_whole(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
+    """The same for any event, ordinary ones as well."""
+    event = incoming.event
+    change_set.pending = change_set.pending_event = None
+    row = change_set.row(event.event_id)
+    if row is not None and not _goes_on(row, incoming.origin):
+        return AppendResult(event.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering)
+    room = room_of(change_set, event)
+    unfit = _unfit(room, event, row)
+    if unfit is not None:
+        return unfit
+    if incoming.origin == "out_of_band":
+        return _plan_out_of_band(change_set, room, incoming)
+    if row is not None:
+        event = change_set.events_of([row.event_nid])[row.event_nid]  # an outlier keeps the bytes that came first
+        incoming = incoming._replace(event=event)
+    auth_rows, missing = auth_rows_of(change_set, event)
+    parents = parents_of(change_set, room, event)
+    if incoming.origin != "outlier":
+        missing += _unknown_state(change_set, room, incoming, parents)
+    if missing:
+        return _refused(event, missing)
+    if incoming.origin == "outlier":
+        return _plan_outlier(change_set, room, incoming, auth_rows, held=row)
+    return _plan_timeline(change_set, room, incoming, parents, auth_rows, held=row)
+
+
+def _plan_timeline(
+    change_set: ChangeSet,
+    room: RoomChanges,
+    incoming: IncomingEvent,
+    parents: ParentEvents,
+    auth_rows: list[EventRow],
+    *,
+    held: EventRow | None,
+) -> AppendResult:
+    nid = _nid(change_set, incoming.event, held)
+    changes = EventChanges(change_set, room)
+    try:
+        decision, judged = _decide(changes, incoming, nid, parents, auth_rows, held=held)
+    except InvalidEvent as error:
+        return AppendResult(incoming.event.event_id, "invalid", error.reason)
+    _store(changes, decision, incoming.event)
+    return _result(incoming.event, decision.row, judged)
+
+
+def _unfit(room: RoomChanges, event: Event, held: EventRow | None) -> AppendResult | None:
+    """Return the answer to an event that its room, or the outlier that is stored under its id, does not fit; else None.
+
+    The room may have become known after the event was read. The room id of a create event of version 12 proves the version; such an id is
+    refused with any other version, or the room would have that one for ever.
+    """
+    version, of_room = event.room_version.identifier, room.row.room_version
+    if not event.room_version.may_have_room(event.room_id):
+        stored = ", which it is stored under: `room-storage verify --repair`" if room.row.write_version else ""
+        return AppendResult(None, "invalid", f"{event.room_id} is not the id of a room of version {version}{stored}")
+    if version != of_room and not (event.type == "m.room.create" and event.room_version.create_room_id):
+        return AppendResult(None, "invalid", f"read as an event of version {version}, while the room has version {of_room}")
+    if held is not None and held.room_nid != room.row.room_nid:  # in versions 1 and 2 senders choose the ids
+        return AppendResult(event.event_id, "duplicate")
+    return None
+
+
+def _goes_on(row: EventRow, origin: Origin) -> bool:
+    """Whether an event that is held becomes more than it is: an outlier in the timeline, or what came out of band with its auth events."""
+    if origin == "out_of_band":
+        return False
+    return row.outlier and (origin != "outlier" or row.is_out_of_band)
+
+
+def _plan_out_of_band(change_set: ChangeSet, room: RoomChanges, incoming: IncomingEvent) -> AppendResult:
+    event = incoming.event
+    reason = out_of_band.refusal(change_set, room, event) if change_set.is_live else None
+    if reason is not None:
+        return AppendResult(event.event_id, "invalid", reason)
+    row = _row(EventChanges(change_set, room), incoming, [], AuthResult(), nid=_nid(change_set, event, None))
+    own = out_of_band.membership_of(change_set, row, event.state_key or "")
+    change_set.add_event(row, event)
+    _store_membership(change_set, own)
+    if incoming.stripped_state is not None:
+        change_set.stripped[own.principal_nid, own.room_nid] = incoming.stripped_state
+    room.changed = True
+    return stored(event, None)
+
+
+def _store_membership(change_set: ChangeSet, one: MembershipChange) -> None:
+    change_set.stripped.pop((one.principal_nid, one.room_nid), None)
+    change_set.memberships[one.principal_nid, one.room_nid] = one
+
+
+def _unknown_state(change_set: ChangeSet, room: RoomChanges, incoming: IncomingEvent, parents: ParentEvents) -> list[EventId]:
+    """The ids that are lacking to know the state before an event; none if it is known."""
+    if not parents.missing:
+        return []
+    if incoming.state_before is None:
+        return [EventId(one) for one in parents.missing]
+    change_set.ensure_ids(incoming.state_before)
+    rows = [(one, out_of_band.usable(change_set.row(one))) for one in incoming.state_before]
+    return [one for one, row in rows if row is None or row.state_key_nid is None or row.room_nid != room.row.room_nid]
+
+
+def _plan_outlier(
+    change_set: ChangeSet, room: RoomChanges, incoming: IncomingEvent, auth_rows: list[EventRow], *, held: EventRow | None
+) -> AppendResult:
+    """``held``: it came out of band before. Then its membership is known already, and may have changed since."""
+    event = incoming.event
+    judged = auth_result(change_set, room, event, auth_rows, before=None, current=None)
+    changes = EventChanges(change_set, room)
+    row = _row(changes, incoming, auth_rows, judged, nid=_nid(change_set, event, held))
+    membership = _own_membership(changes, row, event) if held is None else None
+    entry = cover_event(change_set, row)
+    if entry is not None:
+        change_set.add_place(row.event_nid, entry)
+    if held is None:
+        change_set.add_event(row, event)
+    else:
+        change_set.authorise(row, event)
+    if membership is not None:
+        _store_membership(change_set, membership)
+    room.changed = True
+    return _result(event, row, judged)
+
+
+def _nid(change_set: ChangeSet, event: Event, row: EventRow | None) -> int:
+    """The nid of an event: that of the outlier, of the gap that waits for it, or a new one."""
+    if row is not None:
+        return row.event_nid
+    gap = change_set.missing_row(event.event_id)
+    return change_set.nid_for(event.event_id) if gap is None else gap.event_nid
+
+
+def _own_membership(changes: EventChanges, row: EventRow, event: Event) -> MembershipChange | None:
+    """What an outlier says of a local user where this server is not in the room: an invite or knock over federation, or its end."""
+    change_set = changes.change_set
+    if row.membership is None or row.rejected is not None or event.state_key is None:
+        return None
+    if not event.state_key.endswith(":" + change_set.server_name) or row.membership == JOIN:
+        return None
+    if changes.room.current is not None and changes.visible(change_set.principal_nid(change_set.server_name)).joined_count:
+        return None
+    return MembershipChange(change_set.principal_nid(event.state_key), row.room_nid, row.membership, row.event_nid, None)
+
+
+def _decide(
+    changes: EventChanges, incoming: IncomingEvent, nid: int, parents: ParentEvents, auth_rows: list[EventRow], *, held: EventRow | None
+) -> tuple[EventDecision, AuthResult]:
+    change_set, room, event = changes.change_set, changes.room, incoming.event
+    live = incoming.origin == "live"
+    placement = placement_of(change_set, room, event, nid, parents)
+    changes.order = placement.order
+    before = before_event(changes, incoming.state_before, parents)
+    is_back = bool(parents.missing) and out_of_band.brings_back(change_set, room, event)  # the current state is of when this server left
+    current = changes.main_group() if live and room.extremities and not is_back else None
+    judged = auth_result(change_set, room, event, auth_rows, before=before, current=current)
+    row = _row(changes, incoming, auth_rows, judged, nid=nid, placement=placement, before=before)
+    change_set.pending, change_set.pending_event = row, event  # found by its nid while its own effects are worked out
+    ends = _ends(changes, row, parents, placement, live=live)
+    after, current, ends = _states(changes, row, before, ends)
+    if row.membership == JOIN and row.accepted:
+        audience.note_join(changes, event.state_key or "", placement.order)
+    row = row.with_state(None if after is before else after.state_group, audience.of_event(changes, row, before, after))
+    audience.note_place(changes, row.audience or 0, placement.order)
+    _note_moves(changes, placement)
+    found = redactions.find(changes, row, event, before)
+    if found.redacted_by is not None or found.ineffective:
+        row = row._replace(redacted_by=found.redacted_by, ineffective=found.ineffective)
+    has_place = held is not None and held.rejected is None and not held.is_out_of_band
+    entry = None if has_place else cover_event(change_set, row)
+    overruled = out_of_band.overruled(changes, current, nid)
+    return EventDecision(row, placement, before, after, current, ends, entry, found, held, overruled), judged
+
+
+def _ends(changes: EventChanges, row: EventRow, parents: ParentEvents, placement: Placement, *, live: bool) -> ExtremityChange | None:
+    """The room's ends if the event changes them: it is accepted and live, or an extremity stands on it."""
+    gap = placement.arrived
+    superseded = gap is not None and gap.superseded
+    if not (superseded or (live and row.accepted)):
+        return None
+    ends = extremities_after(changes.change_set, changes.room, row, parents.held, superseded=superseded)
+    return (
+        ends._replace(dropped=[row.event_nid])
+        if gap is not None and is_extremity_again(changes.change_set, changes.room, row, gap)
+        else ends
+    )
+
+
+def _states(
+    changes: EventChanges, row: EventRow, before: Group, ends: ExtremityChange | None
+) -> tuple[Group, Group | None, ExtremityChange | None]:
+    """The state after the event; if it changes the extremities, the room's current state, and those that stay."""
+    extremities = {} if ends is None else ends.extremities
+    alone = list(extremities) == [row.event_nid]
+    after = before if row.rejected is not None else after_event(changes, row, before, becomes_current=alone)
+    if ends is None or alone:
+        return after, None if ends is None else after, ends
+    kept = extremity_limit.kept_extremities(changes, extremities, row, after)
+    ends = ends._replace(extremities=kept, dropped=[*ends.dropped, *(nid for nid in extremities if nid not in kept)])
+    return after, current_after(changes, kept, row.event_nid, after), ends
+
+
+def _note_moves(changes: EventChanges, placement: Placement) -> None:
+    for nid, order in placement.moves.items():
+        row = changes.change_set.row_of(nid)
+        audience.note_place(changes, row.audience or 0, order)
+        if row.membership == JOIN and row.accepted and row.state_key_nid is not None:
+            audience.note_join(changes, changes.change_set.state_key_name(row.state_key_nid)[1], order)
+
+
+def _row(
+    changes: EventChanges,
+    incoming: IncomingEvent,
+    auth_rows: list[EventRow],
+    judged: AuthResult,
+    *,
+    nid: int,
+    placement: Placement | None = None,
+    before: Group | None = None,
+) -> EventRow:
+    """The row of an event before its own effects are known; without a place it is an outlier."""
+    change_set, event = changes.change_set, incoming.event
+    type_nid = change_set.type_nid(event.type)
+    change_set.related(event)  # what may be lacking for it is asked for now
+    return EventRow(
+        event_nid=nid,
+        event_id=event.event_id,
+        room_nid=changes.room_nid,
+        stream_ordering=None,
+        topological_ordering=None if placement is None else placement.order,
+        depth=_int8(event.depth),
+        origin_server_ts=_int8(event.origin_server_ts),
+        state_group_before=None if before is None else before.state_group,
+        state_group_after=None,
+        audience=None,
+        redacted_by=None,
+        sender_nid=change_set.principal_nid(event.sender),
+        type_nid=type_nid,
+        state_key_nid=None if event.state_key is None else change_set.state_key_nid(type_nid, event.state_key),
+        membership=None if event.state_key is None or type_nid != TYPE_MEMBER else membership_code(event.content.get("membership")),
+        outlier=placement is None,
+        backfilled=incoming.origin == "backfill",
+        soft_failed=judged.soft_failed is not None,
+        redacted_form=not event.content_hash_valid,
+        rejected=judged.rejected,
+        prev_events=() if placement is None else placement.prev_events,
+        auth_events=auth_nids(event, auth_rows),
+        ineffective=False,
+    )
+
+
+def _int8(number: int) -> int:
+    return max(-INT8_MAX - 1, min(number, INT8_MAX))
+
+
+def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None:
+    """Move a complete decision into the change set."""
+    change_set, room, row, placement = changes.change_set, changes.room, decision.row, decision.placement
+    change_set.pending = change_set.pending_event = None
+    old = room.current
+    changes.commit()
+    if decision.entry is not None:
+        change_set.add_place(row.event_nid, decision.entry)
+    _store_event(change_set, decision, event)
+    if placement.missing and not row.backfilled:
+        change_set.after_gaps.add(row.event_nid)
+    for gap in placement.missing:
+        change_set.add_missing(gap._replace(superseded=gap.superseded or decision.ends is not None))
+    for gap in decision.ends.superseded if decision.ends is not None else ():
+        change_set.add_missing(gap)
+    if placement.arrived is not None:
+        change_set.drop_missing(placement.arrived)
+    for nid, order in placement.moves.items():
+        change_set.move_up(change_set.row_of(nid), order)
+    room.max_order = max(room.max_order, placement.order, *placement.moves.values())
+    room.changed = True
+    redactions.store(change_set, decision.redactions, row)
+    if decision.ends is not None:
+        room.extremities = decision.ends.extremities
+        change_set.dropped.update(dict.fromkeys(decision.ends.dropped, room.row.room_nid))
+    _store_overruled(change_set, decision)
+    if decision.current is not None:
+        _store_current(change_set, room, row.event_nid, None if old is None else change_set.group(old), decision.current)
+
+
+def _store_event(change_set: ChangeSet, decision: EventDecision, event: Event) -> None:
+    if decision.held is None:
+        change_set.add_event(decision.row, event)
+        return
+    if decision.held.is_out_of_band:
+        change_set.authorise(decision.row, event)
+    change_set.place_outlier(decision.row, event)
+
+
+def _store_overruled(change_set: ChangeSet, decision: EventDecision) -> None:
+    for one in decision.overruled:
+        _store_membership(change_set, one.membership)
+        change_set.overruled.append((decision.row.room_nid, one.state_key_nid, one.user))
+
+
+def _store_current(change_set: ChangeSet, room: RoomChanges, cause_nid: int, old: Group | None, new: Group) -> None:
+    """The differences between the old and the new current state."""
+    room_nid = room.row.room_nid
+    for key in sorted(set(new.entries) if old is None else changed_keys(old, new)):
+        before = None if old is None else old.entries.get(key)
+        nid = new.entries.get(key)
+        membership = None if nid is None else change_set.row_of(nid).membership
+        change_set.deltas.append(StateDelta(room_nid, cause_nid, key, nid, before))
+        change_set.current_changes[room_nid, key] = (nid or 0, membership)
+        type_nid, user = change_set.state_key_name(key)
+        if type_nid == TYPE_MEMBER and user.endswith(":" + change_set.server_name):
+            principal = change_set.principal_nid(user)
+            _store_membership(change_set, MembershipChange(principal, room_nid, membership or 0, nid or 0, cause_nid))
+
+
+def _refused(event: Event, missing: list[EventId]) -> AppendResult:
+    return AppendResult(
+        event.event_id, "missing_parents", f"{len(missing)} events that it builds on are not held", missing=tuple(dict.fromkeys(missing))
+    )
+
+
+def _result(event: Event, row: EventRow, judged: AuthResult) -> AppendResult:
+    order = row.topological_ordering
+    if judged.rejected is not None:
+        return AppendResult(event.event_id, "rejected", judged.rejected, None, order)
+    if judged.soft_failed is not None:
+        return AppendResult(event.event_id, "soft_failed", judged.soft_failed, None, order)
+    return stored(event, order)

@@ -1,0 +1,151 @@
+"""The decision about an ordinary message, in a sixth of the time that the whole plan takes for it.
+
+Nearly all that arrives is no state event and stands on extremities of the room that have one state, or beside one that has the same state.
+Then the state after it is that state, and the states of the room's extremities are the same with it as without it: so is the current
+state, whatever it is. What the auth rules say is remembered for all that they look at: of the event its type, sender and auth events, of
+the state the create event, the power levels and the sender's membership. Where any of this does not hold `plan_message` answers None, and
+`storage.persist.plan.event` decides. A test has both decide about the same events.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from storage.auth import CONTENT_MATTERS
+from storage.database.names import KEY_CREATE, KEY_POWER_LEVELS, TYPE_MEMBER
+from storage.event import Event
+from storage.persist.model.change_set import ChangeSet, RoomChanges, room_of
+from storage.persist.model.event_changes import EventChanges
+from storage.persist.model.results import AppendResult, stored
+from storage.persist.model.rows import AuthorisedBefore, EventRow
+from storage.persist.plan import audience
+from storage.persist.plan.auth_checks import AuthResult, auth_nids, auth_result, auth_rows_of
+from storage.state.groups import Group
+from storage.visibility.multirange import Ranges
+
+UNKNOWN: Final = object()
+ALLOWED: Final = AuthResult()
+
+
+def plan_message(change_set: ChangeSet, event: Event) -> AppendResult | None:
+    """Decide about a live event and add it to the change set, if it is an ordinary message; else None, and nothing is changed."""
+    if event.state_key is not None or not _is_new(change_set, event.event_id):
+        return None
+    room = room_of(change_set, event)
+    parents = _parents(change_set, room, event)
+    if parents is None or room.current is None or room.row.room_version != event.room_version.identifier:
+        return None
+    before, current = change_set.group(parents[0].after), change_set.group(room.current)
+    allowed = _allowed(change_set, room, event, before, current)
+    if allowed is None:
+        return None
+    number = room.audience if before is current else before.audience
+    order = max([parent.order for parent in parents]) + 1
+    out_of_range = _out_of_range(change_set, room, number, order)
+    row = EventRow(  # by position: names would cost half as much again
+        change_set.nid_for(event.event_id),
+        event.event_id,
+        room.row.room_nid,
+        None,
+        order,
+        event.depth,
+        event.origin_server_ts,
+        before.state_group,
+        None,
+        number,
+        None,
+        allowed.sender_nid,
+        allowed.type_nid,
+        None,
+        None,
+        False,
+        False,
+        False,
+        not event.content_hash_valid,
+        None,
+        tuple([parent.event_nid for parent in parents]),
+        allowed.auth_events,
+        False,
+    )
+    change_set.add_event(row, event)
+    for parent in parents:
+        room.extremities.pop(parent.event_nid, None)
+    room.extremities[row.event_nid] = None
+    room.max_order = max(room.max_order, order)
+    room.out_of_range = out_of_range
+    room.changed = True
+    return stored(event, order)
+
+
+def _is_new(change_set: ChangeSet, event_id: str) -> bool:
+    """Whether nothing is known of the event, and nothing waits for it."""
+    return (
+        change_set.rows.get(event_id, UNKNOWN) is None
+        and change_set.missing.get(event_id, UNKNOWN) is None
+        and change_set.waiting.get(event_id) == ()
+        and not change_set.new_waiting
+    )
+
+
+def _parents(change_set: ChangeSet, room: RoomChanges, event: Event) -> list[EventRow] | None:
+    """The parents, if they have one state and the event leaves the states of the extremities as they are; else None."""
+    rows = []
+    for parent_id in event.prev_event_ids:
+        row = change_set.rows.get(parent_id) or change_set.caches.rows.get(parent_id)
+        if row is None or row.room_nid != room.row.room_nid or row.outlier or row.backfilled or not row.accepted:
+            return None
+        rows.append(row)
+    if not rows or (len(rows) > 1 and not _have_one_state(rows)):
+        return None
+    limit = change_set.extremities_max or sys.maxsize
+    count = len(room.extremities)
+    if not room.extremities.keys().isdisjoint([row.event_nid for row in rows]):
+        return rows if count <= limit else None
+    return rows if count < limit and any(change_set.row_of(nid).after == rows[0].after for nid in room.extremities) else None
+
+
+def _have_one_state(rows: Sequence[EventRow]) -> bool:
+    """Whether they are different events, and have the same state."""
+    return len({row.after for row in rows}) == 1 and len({row.event_nid for row in rows}) == len(rows)
+
+
+def _out_of_range(change_set: ChangeSet, room: RoomChanges, number: int, order: int) -> Ranges:
+    if number == room.audience and order > room.max_order:
+        return room.out_of_range
+    changes = EventChanges(change_set, room)
+    audience.note_place(changes, number, order)
+    return changes.out_of_range
+
+
+def _allowed(change_set: ChangeSet, room: RoomChanges, event: Event, before: Group, current: Group) -> AuthorisedBefore | None:
+    """What is known of an event that the state before it and the room's current state allow; None if it depends on the content, too."""
+    like = event.sender, event.type, event.auth_event_ids, event.room_id  # all that the rules look at
+    known = change_set.caches.allowed.get(like) or change_set.allowed.get(like)
+    if known is not None and _is_like(known, before) and (before is current or _is_like(known, current)):
+        return known
+    judged = None if event.type in CONTENT_MATTERS else _judged(change_set, room, event, before, current)
+    if judged is not None:
+        change_set.allowed[like] = judged
+    return judged
+
+
+def _is_like(known: AuthorisedBefore, group: Group) -> bool:
+    return _state(group, known.member_key) == known.state
+
+
+def _state(group: Group, member_key: int) -> tuple[int | None, int | None, int | None]:
+    """The nids of the events of a state that the rules look at."""
+    get = group.entries.get
+    return get(member_key), get(KEY_POWER_LEVELS), get(KEY_CREATE)
+
+
+def _judged(change_set: ChangeSet, room: RoomChanges, event: Event, *states: Group) -> AuthorisedBefore | None:
+    before, current = states
+    rows, missing = auth_rows_of(change_set, event)
+    if missing or auth_result(change_set, room, event, rows, before=before, current=current) != ALLOWED:
+        return None
+    member_key = change_set.find_state_key(TYPE_MEMBER, event.sender)
+    if member_key is None:
+        return None
+    nids = change_set.principal_nid(event.sender), change_set.type_nid(event.type)
+    return AuthorisedBefore(*nids, auth_nids(event, rows), member_key, _state(before, member_key))

@@ -1,0 +1,86 @@
+"""The state where several states meet: resolved if they disagree, stored as the smallest difference to any of them.
+
+Only the keys in which the states differ are looked at, and only the auth events that can matter are loaded; nothing here
+costs work proportional to the size of the room's state.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from storage.persist.model.event_changes import EventChanges
+from storage.persist.plan.state_resolution import StateResolution
+from storage.state.groups import REMOVED, Group, changed_keys, derive
+
+Derive = Callable[[Group, Mapping[int, int]], Group]
+
+
+def merged_state(changes: EventChanges, groups: Sequence[Group], new: Derive) -> Group:
+    """The group of the resolution of these states. ``new`` makes a group from a base and a change; it may not be called at all."""
+    distinct = {group.state_group: group for group in groups}
+    if len(distinct) == 1:
+        return groups[0]
+    question = frozenset(distinct)
+    known = changes.merged_before(question)
+    if known is not None:
+        return known
+    states = sorted(distinct.values(), key=lambda group: group.state_group)
+    resolved = resolution(changes, states)
+    result = _smallest(changes, states, resolved, new)
+    changes.merged[question] = result.state_group
+    return result
+
+
+def resolution(changes: EventChanges, states: Sequence[Group]) -> dict[int, int]:
+    """The value of each key in which these states differ, no two of which are equal; `REMOVED` where resolution took it away."""
+    if len(states) == 1:
+        return {}
+    change_set, question = changes.change_set, frozenset(group.state_group for group in states)
+    work = change_set.resolving.get(question)
+    if work is None:
+        work = change_set.resolving[question] = StateResolution(change_set, changes.room.row, states)
+    return work.run(change_set)
+
+
+def _smallest(changes: EventChanges, states: Sequence[Group], resolved: Mapping[int, int], new: Derive) -> Group:
+    """A group that has the resolved state already, else one derived from the state that it differs least from."""
+    base, change = min(_changes(changes, states, resolved), key=lambda pair: len(pair[1]))
+    if not change:
+        return base
+    return same_state(changes, derive(base, change, 0, 0)) or new(base, change)
+
+
+def _changes(changes: EventChanges, states: Sequence[Group], resolved: Mapping[int, int]) -> Iterator[tuple[Group, dict[int, int]]]:
+    """Groups that the resolved state may be derived from, each with the change; at least one with the fewest keys.
+
+    The room's current state comes first: while a fork grows, each event of a branch changes it by one key. Then only a state with no change
+    at all is better, and another one mostly differs in the first keys already.
+    """
+    main = changes.main_group()
+    if main is not None:
+        keys = changed_keys(main, states[0]) - resolved.keys()
+        change = _change(main, {**resolved, **{key: states[0].entries.get(key, REMOVED) for key in keys}})
+        yield main, change
+        if len(change) <= 1:
+            yield from ((group, {}) for group in states if _has(group, resolved))
+            return
+    for group in states:
+        yield group, _change(group, resolved)
+
+
+def _has(group: Group, target: Mapping[int, int]) -> bool:
+    return all(group.entries.get(key, REMOVED) == value for key, value in target.items())
+
+
+def _change(base: Group, target: Mapping[int, int]) -> dict[int, int]:
+    return {key: value for key, value in target.items() if base.entries.get(key, REMOVED) != value}
+
+
+def same_state(changes: EventChanges, wanted: Group) -> Group | None:
+    """A group of the room that holds just this state, or None. ``wanted`` need not be a group that is going to be written."""
+    digest = wanted.digest
+    candidates = [*changes.room.group_digests.get(digest, ()), *(group.state_group for group in changes.groups.values())]
+    candidates += changes.change_set.answer(("digest", changes.room_nid, digest))
+    for number in candidates:
+        group = changes.group(number)
+        if group.digest == digest and not changed_keys(group, wanted):
+            return group
+    return None

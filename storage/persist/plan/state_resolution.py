@@ -1,0 +1,279 @@
+"""A state resolution as the plan of an event makes it: in turns, and going on from what the room's last resolution decided.
+
+It is a generator, which the change set keeps while it is not done. Where something has to be loaded, or the turn is over, planning stops with
+`MissingData` and begins again; the generator goes on where it stopped. So neither a long auth chain nor many auth checks hold the event loop,
+and what was walked is not walked again.
+
+The conflict of the states is remembered (`storage.persist.model.resolution_records`). The next question of the room mostly differs from that in one state
+that has gone on by an event. Then the auth difference changes only by what that state's chain gains or loses: that is walked, and
+`storage.auth.Resolution` resolves the change. Where more is different, and for what the chain cover does not know, all is done anew.
+Version 1 of the algorithm looks at the states alone, and has nothing to go on from.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from storage.auth import Change, needed_events, resolve_conflicts
+from storage.errors import StorageCorrupt
+from storage.event import RoomVersion
+from storage.event.versions import version_of
+from storage.ids import EventId, StateKey
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.missing_data import TimeSliceOver
+from storage.persist.model.resolution_records import ResolutionRecord
+from storage.persist.model.rows import RoomRow
+from storage.persist.plan.auth_difference import (
+    ChainReach,
+    NotInChainCover,
+    Steps,
+    asking,
+    between,
+    differing,
+    farthest_of,
+    lowest_of,
+    reached_anew,
+)
+from storage.persist.plan.auth_walk import walked
+from storage.persist.plan.resolution_events import ResolutionEvents, ResolutionState, UnconflictedState, event_id_of, nid_of, text_key
+from storage.state.groups import REMOVED, Group, changed_keys
+
+NEAR: Final = 64  # keys in which a state may differ from the one whose place it takes
+
+
+class StateResolution:
+    """One resolution: a question that is worked on until it is answered."""
+
+    def __init__(self, change_set: ChangeSet, room: RoomRow, states: Sequence[Group]) -> None:
+        self._steps = _resolved(change_set, room, states)
+        self._room_id = room.room_id
+        self.seconds = 0.0
+        self._result: dict[int, int] | None = None
+
+    def run(self, change_set: ChangeSet) -> dict[int, int]:
+        """Return the value of each key in conflict, `REMOVED` where it has none. `MissingData` to load something, `TimeSliceOver` when the turn is over."""
+        began, worked = time.perf_counter(), time.thread_time()  # of the thread: a busy machine makes no room heavy
+        try:
+            while self._result is None:
+                self._step(change_set, began)
+        finally:
+            seconds = time.thread_time() - worked
+            self.seconds += seconds
+            change_set.resolving_seconds[self._room_id] = change_set.resolving_seconds.get(self._room_id, 0) + seconds
+            if self._result is not None:
+                change_set.caches.resolutions.add(self.seconds)
+        return self._result
+
+    def _step(self, change_set: ChangeSet, began: float) -> None:
+        try:
+            needs = next(self._steps)
+        except StopIteration as done:
+            self._result = done.value
+            return
+        if needs is not None:
+            raise needs
+        if change_set.time_slice.is_over and change_set.time_slice.is_long(
+            time.perf_counter() - began
+        ):  # all before it is done again: it gets its own turn
+            raise TimeSliceOver
+
+
+def _resolved(change_set: ChangeSet, room: RoomRow, states: Sequence[Group]) -> Steps[dict[int, int]]:
+    version = version_of(room.room_version)
+    if version.state_resolution == "v1":
+        return (yield from _version_1(change_set, version, states))
+    conflict = StateGroupConflict(change_set, version, {group.state_group: group for group in states})
+    known = change_set.records_of(room.room_nid)
+    record = _nearest(known, conflict.states)
+    try:
+        if record is None:
+            record = yield from conflict.begun()
+        else:
+            known.remove(record)  # it is changed in place
+            yield from conflict.gone_on(record)
+        is_whole = True
+    except NotInChainCover:
+        record = yield from conflict.walked()
+        is_whole = False
+    if is_whole and not conflict.loaded.absent:
+        known.append(record)
+    return (yield from asking(conflict.values, record))
+
+
+def _nearest(records: Sequence[ResolutionRecord], states: Mapping[int, Group]) -> ResolutionRecord | None:
+    for record in reversed(records):
+        odd = record.odd(states)
+        if odd is not None and len(changed_keys(*odd)) <= NEAR:
+            return record
+    return None
+
+
+class StateGroupConflict:
+    """The states in question, of a room with version 2 or 2.1 of the algorithm."""
+
+    def __init__(self, change_set: ChangeSet, version: RoomVersion, states: dict[int, Group]) -> None:
+        self.states = states
+        self.loaded = ResolutionEvents(change_set)
+        self._change_set = change_set
+        self._is_newer = version.state_resolution == "v2.1"
+        self._groups = list(states.values())
+
+    def begun(self) -> Steps[ResolutionRecord]:
+        """Resolve all of it. `NotInChainCover` if the chain cover does not know an event of it."""
+        record = self._record()
+        values = record.conflicted
+        record.differing = yield from differing(self._change_set, self._groups, record.keys)
+        record.lowest = lowest_of(self._change_set, values)
+        record.farthest = yield from asking(farthest_of, self._change_set, values)
+        passed = yield from between(self._change_set, values, record.lowest)
+        yield from self._resolve(record, passed, record.keys)
+        return record
+
+    def walked(self) -> Steps[ResolutionRecord]:
+        """Resolve all of it without the chain cover."""
+        record = self._record()
+        record.differing, passed = yield from asking(walked, self._change_set, self._groups, record.keys)
+        yield from self._resolve(record, passed, record.keys)
+        return record
+
+    def _record(self) -> ResolutionRecord:
+        keys = set[int]().union(*(changed_keys(self._groups[0], other) for other in self._groups[1:]))
+        return ResolutionRecord(self.states, keys, {key: self._under(key) for key in keys})
+
+    def _under(self, key: int) -> set[int]:
+        return {group.entries[key] for group in self._groups if key in group.entries}
+
+    def gone_on(self, record: ResolutionRecord) -> Steps[None]:
+        """Resolve what is different since the record. `NotInChainCover` if the chain cover does not know an event of it."""
+        odd = record.odd(self.states)
+        if odd is None:
+            raise ValueError("more than one state is different")
+        old, new = odd
+        changed = changed_keys(old, new)
+        before = _under_keys(record, changed)
+        keys_before = set(record.keys)
+        for key in changed:
+            self._update_key(record, key)
+        gained = yield from reached_anew(self._change_set, _entries(new, changed), ChainReach(self._change_set, old, keys_before, changed))
+        lost = yield from reached_anew(self._change_set, _entries(old, changed), ChainReach(self._change_set, new, record.keys, changed))
+        others = [ChainReach(self._change_set, group, record.keys, changed) for group in self._groups if group is not new]
+        yield from self._update_difference(record, gained, lost, others)
+        record.states = self.states
+        passed = yield from self._passed(record, _under_keys(record, changed) - before)
+        yield from self._resolve(record, passed, changed)
+
+    def _update_key(self, record: ResolutionRecord, key: int) -> None:
+        is_conflict = len({group.entries.get(key) for group in self._groups}) > 1
+        record.change_key(key, self._under(key) if is_conflict else set())
+
+    def _update_difference(self, record: ResolutionRecord, gained: set[int], lost: set[int], others: Sequence[ChainReach]) -> Steps[None]:
+        """What a state gains and no state had is different now, as is what it loses and all had. Of the rest the other states decide."""
+        enter = (gained | lost) - record.differing
+        leave = set()
+        for nid in (gained | lost) & record.differing:
+            reached = [nid in gained]  # of two states, the other one has what is different and this one had not
+            if len(others) > 1:
+                reached = yield from asking(_reached, others, nid)
+            if all(reached) if nid in gained else not any(reached):
+                leave.add(nid)
+            yield None
+        record.differing |= enter
+        record.differing -= leave
+
+    def _passed(self, record: ResolutionRecord, new: set[int]) -> Steps[set[int]]:
+        """The events on auth paths between conflicted events; in version 2 at least those that are not in the record's walk.
+
+        Such a path leads from an event that is new in the conflict, or to one.
+        """
+        values = record.conflicted
+        if self._is_newer:
+            record.lowest = lowest_of(self._change_set, values)
+            return (yield from between(self._change_set, values, record.lowest))
+        if not record.full <= values | record.differing:  # what leaves may be on a path still
+            record.lowest = lowest_of(self._change_set, values)
+            record.farthest = yield from asking(farthest_of, self._change_set, values)
+            return (yield from between(self._change_set, values, record.lowest))
+        lowest = lowest_of(self._change_set, new)
+        for chain_nid, number in lowest.items():
+            record.lowest[chain_nid] = min(number, record.lowest.get(chain_nid, number))
+        passed = yield from between(self._change_set, new, record.lowest, record.walk)
+        if any(record.farthest.get(chain_nid, 0) >= number for chain_nid, number in lowest.items()):
+            passed |= yield from between(self._change_set, values, lowest)
+        farthest = yield from asking(farthest_of, self._change_set, new)
+        for chain_nid, number in farthest.items():
+            record.farthest[chain_nid] = max(number, record.farthest.get(chain_nid, 0))
+        return passed
+
+    def _resolve(self, record: ResolutionRecord, passed: set[int], changed: Collection[int]) -> Steps[None]:
+        """Resolve what is different from the record's full conflicted set and walk."""
+        change_set, before = self._change_set, record.full
+        record.full = record.conflicted | record.differing
+        if self._is_newer:
+            record.full |= passed
+        removed = before - record.full
+        record.walk -= removed
+        fresh = passed - record.walk - record.full
+        record.walk |= record.full | passed
+        change = yield from asking(
+            lambda: Change(
+                self._ids(record.full - before), self._ids(removed), self._ids(fresh), [text_key(change_set, key) for key in changed]
+            )
+        )
+        base = {} if self._is_newer else UnconflictedState(change_set, self._groups[0], record.keys)
+        source = ResolutionState(change_set, self.loaded, base)
+        for lacking in record.resolution.change(change, source):
+            yield source.needs() if lacking else None
+
+    def _ids(self, nids: Collection[int]) -> list[EventId]:
+        self._change_set.ensure_rows(nids)
+        return [event_id_of(self._change_set, nid) for nid in nids]
+
+    def values(self, record: ResolutionRecord) -> dict[int, int]:
+        """The value of each key in conflict, and of those that no state has but the auth difference."""
+        changed = record.resolution.ledger.changed
+        while changed:
+            key = next(iter(changed))
+            self._note_decided(record, key)
+            changed.discard(key)
+        values, entries = dict.fromkeys(record.keys, REMOVED), self._groups[0].entries
+        for one, nid in record.decided.values():
+            if one in values or one not in entries:
+                values[one] = nid
+        return values
+
+    def _note_decided(self, record: ResolutionRecord, key: StateKey) -> None:
+        event_id = record.resolution.ledger.value(key)
+        if event_id is None:
+            record.decided.pop(key, None)
+            return
+        row = self._change_set.row(event_id)
+        if row is None or row.state_key_nid is None:
+            raise StorageCorrupt("state resolution chose an event that is not held", event_id=event_id)
+        record.decided[key] = row.state_key_nid, row.event_nid
+
+
+def _under_keys(record: ResolutionRecord, keys: Iterable[int]) -> set[int]:
+    return set().union(*(record.values.get(key, ()) for key in keys))
+
+
+def _reached(states: Iterable[ChainReach], nid: int) -> list[bool]:
+    return [state.has(nid) for state in states]
+
+
+def _entries(group: Group, keys: Iterable[int]) -> list[int]:
+    return [nid for key in keys if (nid := group.entries.get(key)) is not None]
+
+
+def _version_1(change_set: ChangeSet, version: RoomVersion, states: Sequence[Group]) -> Steps[dict[int, int]]:
+    keys = set[int]().union(*(changed_keys(states[0], other) for other in states[1:]))
+    values = {key: {group.entries[key] for group in states if key in group.entries} for key in keys}
+    yield from asking(lambda: change_set.ensure_rows(set().union(*values.values())))
+    names = yield from asking(lambda: {key: text_key(change_set, key) for key in keys})
+    conflicted = {names[key]: {event_id_of(change_set, nid) for nid in nids} for key, nids in values.items()}
+    events = ResolutionEvents(change_set)
+    arguments = (version, UnconflictedState(change_set, states[0], keys), conflicted, frozenset[EventId]())
+    while wanted := (yield from asking(lambda: needed_events(*arguments, events, rejected=events.rejected, absent=events.absent))):
+        yield from asking(events.add, wanted)  # in rounds: what is found tells what to look for next
+        yield None
+    result = yield from asking(lambda: resolve_conflicts(*arguments, events, rejected=events.rejected))
+    return (yield from asking(lambda: {key: nid_of(change_set, result.get(name)) for key, name in names.items()}))

@@ -1,0 +1,1 @@
+"""Write a `ChangeSet` in one statement, or nothing of it."""

@@ -1,0 +1,168 @@
+"""Events into the store by the writer of the live path, in executors: for rooms that the store holds already, and for data frames.
+
+Each task opens a writer of its own under a name of its own, with two connections at most; what other tasks write it is not told.
+An append is idempotent, so a task that is repeated goes on where it was.
+"""
+
+import asyncio
+import gc
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Self
+
+import uvloop
+from pyspark import TaskContext
+
+from storage.config import Config
+from storage.errors import CommitUnknown, DatabaseConflict, InstanceNameTaken
+from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.results import AppendResult
+from storage.store.open import OpenWriter, open_writer
+
+CONNECTIONS: Final = 2
+ATTEMPTS: Final = 3
+BATCH_MAX: Final = 1_000
+PART: Final = 5_000
+LOCK_TIMEOUT_MS: Final = 2_000
+ENTER_PAUSE_SECONDS: Final = 3.0
+ENTER_WAIT_MS: Final = 1_000
+NAMES_TRIED: Final = 8
+COLLECTED_AFTER: Final = 100_000
+BULK_TIMEOUT_MS: Final = 3_600_000
+"""A statement, and the pause between two of them, of tasks that move much at once."""
+
+
+def spare_collector() -> None:
+    """Tell the collector that this process makes many objects that stay for a while, and few circles."""
+    gc.freeze()
+    gc.set_threshold(COLLECTED_AFTER, 20, 20)
+
+
+class ArrivedEvent(NamedTuple):
+    """An event to store, and where it stands in the input."""
+
+    incoming: IncomingEvent
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTarget:
+    """The store to write to. ``instance_name``: tasks write under this and their number. ``part``: events of one write in bulk, about.
+
+    ``config``: of the driver, as executors may have another environment.
+    """
+
+    dsn: str
+    server_name: str | None
+    instance_name: str = "spark"
+    part: int = PART
+    config: Config = field(default_factory=Config.from_env)
+
+    def name(self, attempt: "TaskAttempt") -> str:
+        """The name that an attempt at a task writes under: each has its own, as an earlier or speculative one may be at work still."""
+        return f"{self.instance_name}-{attempt.task}" + (f"-{attempt.number}" if attempt.number else "")
+
+
+class TaskAttempt(NamedTuple):
+    """An attempt at a task. ``number``: how many there were before it, or are beside it, in this attempt at the stage."""
+
+    task: int
+    number: int = 0
+
+    @classmethod
+    def of(cls, context: TaskContext | None) -> Self:
+        """The attempt that runs in this process; outside of Spark the first at task 0."""
+        if context is None:
+            return cls(0)
+        return cls(context.partitionId(), context.attemptNumber())
+
+    @property
+    def next(self) -> Self:
+        """The attempt to take for it where its name is taken: Spark counts from 0 again when it repeats a stage."""
+        return self._replace(number=self.number + 1)
+
+
+class Loader:
+    """The writer of a store in this process, to be used without an event loop of one's own."""
+
+    def __init__(self, target: StoreTarget, attempt: TaskAttempt) -> None:
+        self._target = target
+        self._attempt = attempt
+        self.outcomes: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._stack = AsyncExitStack()
+        try:
+            self.store: OpenWriter = self.runner.run(self._open())
+        except BaseException:
+            self.runner.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.runner.run(self._stack.aclose())
+        finally:
+            self.runner.close()
+
+    async def _open(self) -> OpenWriter:
+        """Under the first free name. `InstanceNameTaken` if there is none among `NAMES_TRIED`."""
+        attempt = self._attempt
+        for _ in range(1, NAMES_TRIED):
+            try:
+                return await self._open_as(self._target.name(attempt))
+            except InstanceNameTaken:
+                attempt = attempt.next
+        return await self._open_as(self._target.name(attempt))
+
+    async def _open_as(self, instance_name: str) -> OpenWriter:
+        """A writer enters between two writes of others, and what waits for that holds up who writes: so it is tried for short times."""
+        config = replace(
+            self._target.config,
+            instance_name=instance_name,
+            enter_wait_ms=min(self._target.config.enter_wait_ms, ENTER_WAIT_MS),
+            pool_size_max=CONNECTIONS,
+            statement_timeout_ms=BULK_TIMEOUT_MS,
+            lock_timeout_ms=LOCK_TIMEOUT_MS,
+        )
+        deadline = time.monotonic() + BULK_TIMEOUT_MS / 1000
+        while True:
+            try:
+                opened = open_writer(self._target.dsn, server_name=self._target.server_name, config=config)
+                return await self._stack.enter_async_context(opened)
+            except DatabaseConflict:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(ENTER_PAUSE_SECONDS)
+
+    def append(self, arrivals: list[ArrivedEvent]) -> list[tuple[ArrivedEvent, AppendResult]]:
+        """Store these in order; those that were not stored, with their answers."""
+        return self.runner.run(self.appended(arrivals))
+
+    async def appended(self, arrivals: list[ArrivedEvent]) -> list[tuple[ArrivedEvent, AppendResult]]:
+        """The same within the loop."""
+        results = await self._append_all([one.incoming for one in arrivals])
+        self.outcomes.update(result.outcome for result in results if result.is_stored)
+        return [(one, result) for one, result in zip(arrivals, results, strict=True) if not result.is_stored]
+
+    async def _append_all(self, incoming: list[IncomingEvent]) -> list[AppendResult]:
+        """Batch after batch: the writer takes them in this order, and plans the next while one is being written.
+
+        If one fails, those behind it may have lacked its events: all are appended once more, which is idempotent.
+        """
+        batches = [incoming[start : start + BATCH_MAX] for start in range(0, len(incoming), BATCH_MAX)]
+        answers = await asyncio.gather(*map(self.store.writer.append, batches), return_exceptions=True)
+        if any(isinstance(answer, BaseException) for answer in answers):
+            return [result for batch in batches for result in await self._append(batch)]
+        return [result for answer in answers if not isinstance(answer, BaseException) for result in answer]
+
+    async def _append(self, incoming: list[IncomingEvent]) -> list[AppendResult]:
+        for _ in range(1, ATTEMPTS):
+            try:
+                return await self.store.writer.append(incoming)
+            except (CommitUnknown, DatabaseConflict):
+                continue
+        return await self.store.writer.append(incoming)

@@ -1,0 +1,181 @@
+"""The files of an import, and the stretches that executors read.
+
+NDJSON by bytes, with true line numbers; Parquet by row groups; files with answers of /backfill whole: one answer, or one on each line.
+Those are known by their name, ``….json``, or by how they begin.
+Paths are local or on a file system that pyarrow knows (``s3://``, ``hdfs://``), and must mean the same on every executor.
+"""
+
+import heapq
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from storage.errors import InputError
+from storage.pipeline.imports.lines import FILE_SHIFT, FileRange, answered, opened
+
+STRETCH_BYTES_MAX: Final = 32 << 20
+STRETCH_BYTES_MIN: Final = 1 << 20
+STRETCHES_EACH: Final = 3
+"""Stretches of NDJSON for each task that runs at once, as long as they do not become too small or too large."""
+
+SMALL_FILES_MAX: Final = 1_000
+"""So many small stretches are one task's at most."""
+
+ANSWER: Final = re.compile(rb'\s*\{(?:\s*"(?:origin|origin_server_ts)"\s*:\s*(?:"[^"]*"|[0-9]+)\s*,)*\s*"pdus"\s*:\s*\[')
+"""How a file with answers of /backfill begins."""
+
+HEAD_BYTES: Final = 4096
+
+
+class ArchiveFile(NamedTuple):
+    """A file to import. ``at``: the place of its path among those given; ``within``: its own in it.
+
+    ``groups``: rows of its row groups, of Parquet. ``is_answer``: it has answers of /backfill.
+    """
+
+    at: int
+    within: int
+    path: str
+    size: int
+    groups: tuple[int, ...] | None = None
+    is_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFiles:
+    """What is to be imported; ``broken``: Parquet files that cannot be read, with the reason."""
+
+    files: tuple[ArchiveFile, ...]
+    broken: Mapping[str, str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What dead letters call the files."""
+        return tuple(one.path for one in self.files)
+
+    def told(self, file: int, number: int) -> tuple[int | None, int | None]:
+        """What dead letters say of a number in a file: the line or row, and of an answer of /backfill which PDU."""
+        line, pdu = answered(number) if self.files[file].is_answer else (number, 0)
+        return line or None, pdu or None
+
+    def stretches(self, tasks: int) -> list[FileRange]:
+        """All stretches, in the order of the files; lines are numbered later (`numbered`). Of one file as many for each task, so that none waits long."""
+        total = sum(one.size for one in self.files if one.groups is None)
+        each = max(STRETCHES_EACH, ceil(total / (tasks * STRETCH_BYTES_MAX)))
+        length = max(ceil(total / (tasks * each)), STRETCH_BYTES_MIN)
+        return [stretch for file, one in enumerate(self.files) for stretch in _of_file(file, one, length)]
+
+
+def found(paths: Sequence[str]) -> ArchiveFiles:
+    """The files of these paths. `InputError` for what is not there, or of another form."""
+    files: list[ArchiveFile] = []
+    broken: dict[str, str] = {}
+    for at, path in enumerate(paths):
+        where, inner = opened(path)
+        info = where.get_file_info(inner)
+        if info.type == fs.FileType.NotFound:
+            raise InputError(f"{path}: there is no such file or folder")
+        infos = [info] if info.type == fs.FileType.File else _files(where, inner)
+        tables = [one for one in infos if one.path.endswith(".parquet")]
+        if not tables and any(one.path.endswith((".gz", ".zst", ".zip")) for one in infos):
+            raise InputError(f"{path}: packed files cannot be read in stretches: unpack them")
+        for within, one in enumerate(tables or infos):
+            full = path.partition("://")[0] + "://" + one.path if "://" in path else one.path
+            try:
+                groups = _groups(where, one.path) if tables else None
+                files.append(ArchiveFile(at, within, full, one.size, groups, is_answer=groups is None and _is_answer(where, one.path)))
+            except (pa.ArrowException, OSError, InputError) as error:
+                broken[one.path] = str(error)
+    return ArchiveFiles(tuple(files), broken)
+
+
+def literal(path: str) -> str:
+    """A path as Spark reads it by its letters: some would stand for patterns."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
+
+
+def numbered(stretches: Iterable[FileRange], counts: Mapping[tuple[int, int], int]) -> Iterator[FileRange]:
+    """The stretches with the number of the first line of each. ``counts``: lines by file and first byte."""
+    number, file = 1, None
+    for one in stretches:
+        if one.kind != "lines":
+            yield one
+            continue
+        number, file = (number if one.file == file else 1), one.file
+        count = counts[one.file, one.begin]
+        yield one._replace(number=number, lines=count)
+        number += count
+
+
+def together(stretches: Sequence[FileRange]) -> list[list[FileRange]]:
+    """What each task reads: one stretch, or as many small ones that follow each other as make up a sensible one."""
+    tasks: list[list[FileRange]] = []
+    room = 0
+    for one in stretches:
+        size = _size(one)
+        if size > room or len(tasks[-1]) >= SMALL_FILES_MAX:
+            tasks.append([])
+            room = STRETCH_BYTES_MIN
+        tasks[-1].append(one)
+        room -= size
+    return tasks
+
+
+def bounded(tasks: Sequence[list[FileRange]], most: int | None) -> list[list[FileRange]]:
+    """The same in at most so many tasks, where that is given: the next always to the task that has least. So no more run at once."""
+    if most is None or len(tasks) <= most:
+        return list(tasks)
+    shares: list[list[FileRange]] = [[] for _ in range(most)]
+    loads = [(0, index) for index in range(most)]
+    for some in tasks:
+        load, index = heapq.heappop(loads)
+        shares[index] += some
+        heapq.heappush(loads, (load + sum(_size(one) for one in some), index))
+    return shares
+
+
+def _size(one: FileRange) -> int:
+    return one.end - one.begin if one.kind in {"lines", "answer"} else STRETCH_BYTES_MIN
+
+
+def _of_file(file: int, one: ArchiveFile, length: int) -> Iterator[FileRange]:
+    if one.is_answer:
+        yield FileRange("answer", one.at, file, one.within, one.path, 0, one.size, 0, 1 << FILE_SHIFT)
+        return
+    if one.groups is None:
+        for begin in range(0, one.size, length):
+            yield FileRange("lines", one.at, file, one.within, one.path, begin, min(begin + length, one.size))
+        return
+    number = 1
+    for group, rows in enumerate(one.groups):
+        yield FileRange("rows", one.at, file, one.within, one.path, group, group + 1, number, rows)
+        number += rows
+
+
+def _is_answer(where: Any, path: str) -> bool:
+    if path.endswith(".json"):
+        return True
+    with where.open_input_file(path) as file:
+        return ANSWER.match(file.read(HEAD_BYTES)) is not None
+
+
+def _files(where: Any, folder: str) -> list[Any]:
+    """Data files below a folder, by name; what begins with ``_`` or ``.`` is not data (Spark writes such)."""
+    infos = where.get_file_info(fs.FileSelector(folder, recursive=True))
+    files = [info for info in infos if info.type == fs.FileType.File and info.base_name[0] not in "_."]
+    return sorted(files, key=lambda info: str(info.path))
+
+
+def _groups(where: Any, path: str) -> tuple[int, ...]:
+    """How many rows each row group of a Parquet file has, as its end tells."""
+    with where.open_input_file(path) as file:
+        parquet = pq.ParquetFile(file)
+        if "pdu" not in parquet.schema_arrow.names:
+            raise InputError("it has no column pdu")
+        return tuple(parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))

@@ -1,0 +1,159 @@
+"""The second stage of an import: rooms into the store, in executors.
+
+A task takes whole rooms, small ones together. Those that the store does not hold are planned in memory and written in bulk, each whole
+or not at all (`planning`, `bulk`). Of those that it holds, as after an import that ended at any moment or where events come after the
+first import, the new lines are put in order and appended in batches, as the live path does.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+
+from storage.errors import CommitUnknown, DatabaseConflict, DatabaseUnavailable
+from storage.event import load
+from storage.event.ndjson import OUTLIERS
+from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.results import AppendResult
+from storage.pipeline.imports.append_events import BATCH_MAX, ArrivedEvent, Loader, StoreTarget, TaskAttempt, spare_collector
+from storage.pipeline.imports.bulk_write import BulkWriter, LoadedLines
+from storage.pipeline.imports.bundle_files import BundleReader
+from storage.pipeline.imports.line_order import LineWithoutPdu as Line
+from storage.pipeline.imports.line_order import order
+from storage.pipeline.imports.plan_rooms import CannotPlan
+from storage.pipeline.imports.room_bundles import BundledRoom, rooms_of
+from storage.pipeline.imports.slim_event import SlimEvent, needs
+from storage.pipeline.imports.stage import staged
+from storage.pipeline.imports.validate import SQL_HELD, AlreadyStoredRow
+
+ATTEMPTS: Final = 3
+
+LOADED: Final = pa.schema(
+    [
+        ("place", pa.int64()),
+        ("outcome", pa.string()),
+        ("events", pa.int64()),
+        ("event_id", pa.string()),
+        ("reason", pa.string()),
+        ("missing", pa.list_(pa.string())),
+        ("pdu", pa.binary()),
+    ]
+)
+"""What became of the events: of those that were not stored a row each, of the others how many there were of each outcome."""
+
+
+def load_rooms(
+    target: StoreTarget, number: int, work: str, attempt: TaskAttempt, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Store the rooms of sorted bundles, which lie in the folder ``work``; gives `LOADED`. ``number``: of the import; ``attempt``: at the task."""
+    spare_collector()
+    with BundleReader(work) as reader, Loader(target, attempt) as loader:
+        rooms = RoomLoader(loader, number, target.part)
+        for group in grouped(rooms_of(batches, reader), target.part):
+            yield from rooms.load(group)
+        yield rooms.counts()
+
+
+def grouped(rooms: Iterable[BundledRoom], part: int) -> Iterator[list[BundledRoom]]:
+    """As many rooms as make up a write; a large one alone."""
+    group: list[BundledRoom] = []
+    for room in rooms:
+        if group and sum(one.events for one in group) + room.events > part:
+            yield group
+            group = []
+        group.append(room)
+    if group:
+        yield group
+
+
+class RoomLoader:
+    """Stores rooms, in bulk where that can be."""
+
+    def __init__(self, loader: Loader, number: int, part: int) -> None:
+        self._loader = loader
+        self._number = number
+        self._bulk = BulkWriter(loader.store, number, part)
+        self._loaded = LoadedLines()
+
+    def load(self, rooms: Sequence[BundledRoom]) -> Iterator[pa.RecordBatch]:
+        """Store these rooms; gives what was not stored."""
+        self._loader.runner.run(self._load(rooms))
+        failed, self._loaded.failed = self._loaded.failed, []
+        if failed:
+            yield self._loader.runner.run(self._rejects(failed))
+
+    def counts(self) -> pa.RecordBatch:
+        """A row for each outcome."""
+        outcomes = self._loaded.outcomes + self._loader.outcomes  # of those that are there
+        return pa.RecordBatch.from_pylist([{"outcome": name, "events": count} for name, count in sorted(outcomes.items())], schema=LOADED)
+
+    async def _load(self, rooms: Sequence[BundledRoom]) -> None:
+        if await self._in_bulk(rooms):
+            return
+        for room in rooms:
+            if len(rooms) == 1 or not await self._in_bulk([room]):
+                await self._append(room)
+
+    async def _in_bulk(self, rooms: Sequence[BundledRoom]) -> bool:
+        """Whether they are stored now. `DatabaseUnavailable` if there is no getting through to the database."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                await self._bulk.load(rooms, self._loaded)
+            except CannotPlan:
+                return False
+            except DatabaseConflict:
+                if attempt == ATTEMPTS:
+                    return False
+            except (CommitUnknown, DatabaseUnavailable):
+                if attempt == ATTEMPTS:
+                    raise
+            else:
+                return True
+        return False
+
+    async def _append(self, room: BundledRoom) -> None:
+        """The way of the live path: in the order of a patient reader, by ids alone. What is held already is passed over."""
+        lines = [(version, one) for version, some in room.lines(BATCH_MAX) for one in await self._lacking(some)]
+        ordered = order([Line(one.event_id, one.origin in OUTLIERS, needs(one, room.room_id, version)) for version, one in lines])
+        queue = iter(lines if ordered is None else [lines[index] for index in ordered])
+        while some := list(islice(queue, BATCH_MAX)):
+            pdus = await self._staged([one for _, one in some])
+            arrivals = [_arrival(pdu, version, one) for pdu, (version, one) in zip(pdus, some, strict=True)]
+            slims = {one.place: one for _, one in some}
+            self._loaded.failed += [(slims[one.place], result) for one, result in await self._loader.appended(arrivals)]
+
+    async def _lacking(self, lines: Sequence[SlimEvent]) -> list[SlimEvent]:
+        """Without those that the store holds; an outlier may still come into the timeline."""
+        async with self._loader.store.database.connection() as conn:
+            rows = await conn.fetch(SQL_HELD, [one.event_id for one in lines], row=AlreadyStoredRow)
+        held = {row.event_id: row.outlier for row in rows}
+        lacking = [one for one in lines if one.event_id not in held or (held[one.event_id] and one.origin not in OUTLIERS)]
+        self._loaded.outcomes["duplicate"] += len(lines) - len(lacking)
+        return lacking
+
+    async def _staged(self, lines: Sequence[SlimEvent]) -> list[bytes]:
+        async with self._loader.store.database.connection() as conn:
+            return await staged(conn, self._number, [one.place for one in lines])
+
+    async def _rejects(self, failed: Sequence[tuple[SlimEvent, AppendResult]]) -> pa.RecordBatch:
+        """A row each."""
+        pdus = await self._staged([one for one, _ in failed])
+        rows: list[dict[str, Any]] = [
+            {
+                "place": one.place,
+                "outcome": result.outcome,
+                "events": 1,
+                "event_id": one.event_id,
+                "reason": result.reason,
+                "missing": list(result.missing),
+                "pdu": pdu,
+            }
+            for (one, result), pdu in zip(failed, pdus, strict=True)
+        ]
+        return pa.RecordBatch.from_pylist(rows, schema=LOADED)
+
+
+def _arrival(pdu: bytes, version: str, one: SlimEvent) -> ArrivedEvent:
+    event = load(pdu, version, one.event_id, redacted=not one.valid)
+    return ArrivedEvent(IncomingEvent(event, one.origin, one.state_before), one.place)  # type: ignore[arg-type]  # ids of events

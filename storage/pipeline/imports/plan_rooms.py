@@ -1,0 +1,228 @@
+"""Planning rooms that the store does not hold, in memory, by the planner of the live path (`storage.persist.plan.event`).
+
+Of such a room the database has nothing but what the load itself has written, so what is not in memory is not there, and need not be asked
+for. Events come as slim ones, in the order of the lines. One that lacks something waits until that is stored, and goes then before all
+that comes later: again and again the first line that lacks nothing, which is what a patient reader would append line by line.
+
+A room too large to be planned at once is written in parts, in one transaction. What the caches have forgotten by then is read from there.
+"""
+
+import heapq
+import sys
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, LiteralString
+
+from storage.database.connection import Connection, Database
+from storage.database.names import InternedNames
+from storage.errors import StorageCorrupt
+from storage.event import Event
+from storage.persist.commit.publish import absorb, place
+from storage.persist.load.by_kind import load
+from storage.persist.model.caches import WriterCaches
+from storage.persist.model.change_set import ChangeSet, NidBlocks, RoomChanges
+from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.missing_data import MissingData
+from storage.persist.model.results import AppendResult
+from storage.persist.plan.event import plan_event
+from storage.pipeline.imports.intern_names import intern, members_known
+from storage.pipeline.imports.slim_event import SlimEvent, event_of
+
+SQL_HELD_IDS: Final[LiteralString] = """
+SELECT event_id
+FROM events
+WHERE event_id = ANY($1::text[])
+"""
+
+ROUNDS_MAX: Final = 10_000
+EVENTS_REMEMBERED: Final = 100_000
+GROUPS_REMEMBERED: Final = 4_000
+STATE_ENTRIES_REMEMBERED: Final = 2_000_000
+NAMES_REMEMBERED: Final = 1_000_000
+NO_ANSWER: Final[dict[str, Any]] = {"digest": [], "order": [], "create": [], "invited": [], "principals": [], "reaching": []}
+
+
+class CannotPlan(Exception):  # noqa: N818  # a turn of the load, not an error
+    """A room that has to do with others that the store holds: it is appended instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An event that lacked something, by its turn among the lines."""
+
+    turn: int
+    one: SlimEvent
+    event: Event
+    result: AppendResult
+
+
+class NewRoomChangeSet(ChangeSet):
+    """A change set for rooms of which the database holds nothing, or (``is_first`` False) only what this transaction wrote."""
+
+    is_first = True
+
+    def answer(self, question: Hashable) -> Any:
+        """What the database would say: nothing. Of equal states the change set itself knows all."""
+        kind = question[0]  # type: ignore[index]  # questions are tuples
+        return NO_ANSWER[kind] if kind in NO_ANSWER and (self.is_first or kind == "digest") else super().answer(question)
+
+
+@dataclass(slots=True)
+class PlannedRoom:
+    """What is kept of a room while it is planned."""
+
+    room_id: str
+    turn: int = 0
+    turns: dict[int, Waiting] = field(default_factory=dict)
+    waiting_for: dict[str, list[int]] = field(default_factory=dict)
+    ready: list[int] = field(default_factory=list)
+
+
+class RoomPlanner:
+    """Plans the rooms of one transaction, one after the other, into one change set. ``names``, ``blocks``: shared with later ones."""
+
+    def __init__(self, conn: Connection, database: Database, names: InternedNames, blocks: NidBlocks, server_name: str) -> None:
+        """``conn``: in the transaction; names are given numbers by another connection of ``database``."""
+        self.connection = conn
+        self._database = database
+        self._server_name = server_name
+        self._blocks = blocks
+        self._extremities_max = max(database.config.forward_extremities_max, 1)
+        self._caches = WriterCaches(
+            events=EVENTS_REMEMBERED,
+            groups=GROUPS_REMEMBERED,
+            state_entries=STATE_ENTRIES_REMEMBERED,
+            rooms=sys.maxsize,
+            names=sys.maxsize,
+        )
+        self._caches.names = names
+        for kept in (self._caches.missing, self._caches.visibility, self._caches.audiences):
+            kept.limit = sys.maxsize  # what is not there is not in the database either
+        self._written: set[str] = set()
+        self._redactions: dict[str, tuple[int, ...]] = {}
+        self._fresh_rooms: set[int] = set()
+        self._announced: set[str] = set()
+        self.places: dict[str, int] = {}
+        self.results: list[AppendResult] = []
+        self.failed: list[tuple[SlimEvent, AppendResult]] = []
+        self.change_set = self._fresh()
+
+    def _fresh(self) -> NewRoomChangeSet:
+        change_set = self._new_draft()
+        change_set.is_first = not self._written
+        change_set.fresh_rooms |= self._fresh_rooms
+        change_set.rooms.update((room_id, None) for room_id in self._announced if room_id not in self._caches.rooms)
+        return change_set
+
+    def _new_draft(self) -> NewRoomChangeSet:
+        return NewRoomChangeSet(self._caches, self._blocks, self._server_name, extremities_max=self._extremities_max)
+
+    def begin(self, room_id: str) -> PlannedRoom:
+        """A room that the store does not hold."""
+        self._announced.add(room_id)
+        self.change_set.rooms[room_id] = None
+        return PlannedRoom(room_id)
+
+    async def plan(self, room: PlannedRoom, version: str, lines: Sequence[SlimEvent]) -> None:
+        """The next lines of a room."""
+        events = [event_of(one, room.room_id, version) for one in lines]
+        async with self._database.connection() as aside:
+            await intern(aside, self._blocks, self._caches.names, events, self._server_name)
+            for key in await members_known(aside, self._caches.names, {event.sender for event in events}):
+                self.change_set.state_keys.setdefault(key, None)
+            await self._know(aside, events, lines)
+        for one, event in zip(lines, events, strict=True):
+            room.turn += 1
+            await self._try(room, room.turn, one, event)
+            while room.ready:
+                again = room.turns.pop(heapq.heappop(room.ready))
+                await self._try(room, again.turn, again.one, again.event)
+
+    def end(self, room: PlannedRoom) -> None:
+        """All lines were there: what still waits lacks something for good."""
+        self.failed += [(one.one, one.result) for _, one in sorted(room.turns.items())]
+
+    def wrote(self, positions: dict[int, int]) -> None:
+        """The change set is written: go on with an empty one."""
+        change_set = self.change_set
+        self._written |= {new.row.event_id for new in change_set.new_events.values()}
+        for nid, (_, target) in change_set.new_waiting.items():
+            self._redactions[target] = (*self._redactions.get(target, ()), nid)
+        for target, nids in list(self._redactions.items()):
+            left = tuple(nid for nid in nids if nid not in change_set.gone_waiting)
+            if left != nids:
+                self._redactions[target] = left
+        self._fresh_rooms |= change_set.fresh_rooms
+        absorb(self._caches, change_set)
+        place(self._caches, change_set, positions)
+        self.places.clear()
+        self.change_set = self._fresh()
+        for room_id, room in change_set.room_changes.items():
+            if room.changed:
+                again = RoomChanges.of(self._caches.rooms[room_id])
+                again.group_digests = room.group_digests
+                self.change_set.room_changes[room_id] = again
+
+    # ---------------------------------------------------------------------------------------------- one line
+
+    async def _try(self, room: PlannedRoom, turn: int, one: SlimEvent, event: Event) -> None:
+        result = await self._planned(IncomingEvent(event, one.origin, one.state_before))  # type: ignore[arg-type]  # ids of events
+        if result.outcome == "missing_parents":
+            room.turns[turn] = Waiting(turn, one, event, result)
+            room.waiting_for.setdefault(result.missing[0], []).append(turn)
+        elif result.is_stored:
+            self.results.append(result)
+            self.places.setdefault(event.event_id, one.place)
+            for waiting in room.waiting_for.pop(event.event_id, ()):
+                heapq.heappush(room.ready, waiting)
+        else:
+            self.failed.append((one, result))
+
+    async def _planned(self, incoming: IncomingEvent) -> AppendResult:
+        for _ in range(ROUNDS_MAX):
+            try:
+                return plan_event(self.change_set, incoming)
+            except MissingData as needs:
+                await self._load(incoming.event, needs)
+        raise StorageCorrupt("planning does not come to an end", event_id=incoming.event.event_id)
+
+    async def _load(self, event: Event, needs: MissingData) -> None:
+        if needs.kind in {"event_ids", "cited"} and (unknown := [str(one) for one in needs.keys if one not in self._written]):
+            self._absent(unknown)  # of an event that waited while a part was written
+            if len(unknown) == len(needs.keys):
+                return
+        if needs.kind == "rooms" and not self._written:
+            raise StorageCorrupt("a room was not announced", event_id=event.event_id)
+        await load(self.connection, self.change_set, needs)
+
+    # ---------------------------------------------------------------------------------------------- what is not there
+
+    async def _know(self, aside: Connection, events: Iterable[Event], lines: Iterable[SlimEvent]) -> None:
+        """What these events name and the store does not hold (`_held`)."""
+        own = {event.event_id for event in events}
+        named = set[str]()
+        for event, one in zip(events, lines, strict=True):
+            named.update(event.prev_event_ids, event.auth_event_ids, one.state_before or ())
+            if event.redacts is not None:
+                named.add(event.redacts)
+            if event.room_version.create_room_id and event.type != "m.room.create":
+                named.add("$" + event.room_id[1:])
+        unknown = {one for one in named - own if not self._is_known(one)}
+        self._absent(unknown - await self._held(aside, unknown))
+        self._absent(one for one in own if not self._is_known(one))
+
+    async def _held(self, aside: Connection, event_ids: set[str]) -> set[str]:
+        """Which of these are to be read from the tables. `CannotPlan` if the store holds any."""
+        if event_ids and await aside.fetchvals(SQL_HELD_IDS, list(event_ids)):
+            raise CannotPlan
+        return set()
+
+    def _is_known(self, event_id: str) -> bool:
+        return event_id in self.change_set.rows or event_id in self._caches.rows or event_id in self._written
+
+    def _absent(self, event_ids: Iterable[str]) -> None:
+        change_set = self.change_set
+        for event_id in event_ids:
+            change_set.rows[event_id] = None
+            change_set.missing[event_id] = self._caches.missing.get(event_id)
+            change_set.waiting[event_id] = self._redactions.get(event_id, ())

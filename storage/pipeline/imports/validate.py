@@ -1,0 +1,281 @@
+"""The first stage of an import: each line by itself, in executors. Read once, parsed, hashed, its signatures checked where keys are given.
+
+Embarrassingly parallel, and the same pure functions as `Store.append`. The bytes of what is well are put aside in the database by COPY,
+one transaction a stretch; on goes only what planning needs (`storage.pipeline.imports.slim_event`), a room's in bundles, which wait in files. What is wrong
+with a line becomes a reason. What the store holds already is a duplicate, and costs no more than its id.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Final, LiteralString, NamedTuple
+
+import pyarrow as pa
+import uvloop
+from signedjson.key import decode_verify_key_bytes
+from signedjson.types import VerifyKey
+from unpaddedbase64 import decode_base64, encode_base64
+
+from storage.config import Config
+from storage.database.connection import Connection, Database
+from storage.errors import InvalidEvent
+from storage.event import Event
+from storage.event.ndjson import OUTLIERS
+from storage.persist import receive
+from storage.persist.model.results import AppendResult
+from storage.pipeline.imports import stage as stages
+from storage.pipeline.imports.append_events import BULK_TIMEOUT_MS, spare_collector
+from storage.pipeline.imports.bundle_files import BundleWriter
+from storage.pipeline.imports.lines import FileRange, LineContent, ParsedLine, given_of, lines_with, place_of, read
+from storage.pipeline.imports.slim_event import packed, slim
+from storage.pipeline.synapse.source import read_synapse
+
+SQL_HELD: Final[LiteralString] = """
+SELECT event_id, outlier
+FROM events
+WHERE event_id = ANY($1::text[])
+"""
+
+EXAMINED: Final = pa.schema(
+    [
+        ("room_id", pa.string()),
+        ("room_version", pa.string()),
+        ("path_index", pa.int32()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("events", pa.int64()),
+        ("file", pa.string()),
+        ("start", pa.int64()),
+        ("length", pa.int64()),
+        ("place", pa.int64()),
+        ("outcome", pa.string()),
+        ("event_id", pa.string()),
+        ("reason", pa.string()),
+        ("pdu", pa.binary()),
+    ]
+)
+"""Bundles of a room's events, by rank from ``first`` to ``last``, and where they lie; or (with an ``outcome``) a reject, or how many duplicates there were."""
+
+CHUNK: Final = 1_000
+BUNDLE: Final = 2_000
+"""Events of one bundle: half a megabyte."""
+
+
+class AlreadyStoredRow(NamedTuple):
+    """An event that the store holds."""
+
+    event_id: str
+    outlier: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LineValidator:
+    """What lines are examined by. ``versions``: of known rooms; ``room_version``: for rooms that nobody knows.
+
+    ``keys``: (server, key id) to the unpadded base64 of a verify key; empty: signatures are not checked. ``held``: rooms that the store has.
+    """
+
+    versions: Mapping[str, str]
+    room_version: str | None = None
+    keys: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
+
+    def verify_keys(self) -> dict[tuple[str, str], VerifyKey]:
+        """The keys, ready for use."""
+        return {(server, key_id): verify_key(key_id, text) for (server, key_id), text in self.keys.items()}
+
+    def parsed(self, given: LineContent) -> Event | AppendResult:
+        """The event; or what is wrong with it."""
+        room = given.glanced.get("room_id")
+        version = self.versions.get(room) if isinstance(room, str) else None
+        if version is None:
+            [version] = receive.versions(
+                [given.pdu], [given.glanced], receive.room_ids([given.glanced]), self.versions, given.room_version or self.room_version
+            )
+        return receive.read(given.pdu, given.glanced, version)
+
+
+@dataclass(slots=True)
+class Bundle:
+    """Events of one room, in the order of a stretch."""
+
+    path_index: int
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def emitted(self, room_id: str, version: str, writer: BundleWriter) -> dict[str, Any]:
+        """A row of `EXAMINED`."""
+        rows, self.rows = self.rows, []
+        ranks = [row[0] for row in rows]
+        place = writer.put(packed(rows))
+        return {
+            "room_id": room_id,
+            "room_version": version,
+            "path_index": self.path_index,
+            "first": min(ranks),
+            "last": max(ranks),
+            "events": len(rows),
+            **place._asdict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TaskValidation:
+    """The stage: lines of stretches into bundles in the folder ``work``, their bytes into the database of ``dsn`` under the import's ``number``."""
+
+    examiner: LineValidator
+    dsn: str
+    number: int
+    work: str
+    config: Config = field(default_factory=Config.from_env)
+
+    def run(self, stretches: Iterable[FileRange]) -> Iterator[pa.RecordBatch]:
+        """`EXAMINED`, a batch or more a stretch."""
+        spare_collector()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, BundleWriter(self.work) as writer:
+            stack = AsyncExitStack()
+            try:
+                database = runner.run(self._opened(stack))
+                for stretch in stretches:
+                    yield from runner.run(self._stretch(database, stretch, writer))
+            finally:
+                runner.run(stack.aclose())
+
+    async def _opened(self, stack: AsyncExitStack) -> Database:
+        config = replace(self.config, pool_size_max=1, statement_timeout_ms=BULK_TIMEOUT_MS)
+        return await stack.enter_async_context(await Database.open(self.dsn, config=config))
+
+    async def _stretch(self, database: Database, stretch: FileRange, writer: BundleWriter) -> list[pa.RecordBatch]:
+        work = _Stretch(self, stretch.at, writer)
+        async with database.transaction() as conn:
+            await stages.work_for_import(conn, self.number)
+            await stages.forget(conn, self.number, *stretch.places)
+            try:
+                rows = read_synapse(stretch) if stretch.kind == "synapse" else read(stretch)
+                while chunk := list(islice(rows, CHUNK)):
+                    await work.take(conn, chunk)
+            except (pa.ArrowException, OSError) as error:
+                work.reject(place_of(stretch.file, 0), "bad_file", None, f"{type(error).__name__}: {error}", None)
+        return [pa.RecordBatch.from_pylist(rows, schema=EXAMINED) for rows in work.batches()]
+
+
+class _Stretch:
+    """One stretch while it is examined."""
+
+    def __init__(self, stage: TaskValidation, path_index: int, writer: BundleWriter) -> None:
+        self._examiner = stage.examiner
+        self._number = stage.number
+        self._keys = stage.examiner.verify_keys()
+        self._path_index = path_index
+        self._writer = writer
+        self._bundles: dict[tuple[str, str], Bundle] = {}
+        self._done: list[dict[str, Any]] = []
+        self._duplicates = Counter[str]()
+
+    async def take(self, conn: Connection, chunk: Sequence[ParsedLine]) -> None:
+        """Examine some lines, and put their bytes aside."""
+        events: list[tuple[ParsedLine, LineContent, Event]] = []
+        for row in chunk:
+            event = self._parsed(row)
+            if event is not None and isinstance(row.given, LineContent):
+                events.append((row, row.given, event))
+        held = await self._held(conn, events)
+        aside: list[tuple[int, bytes]] = []
+        for row, given, event in events:
+            if event.event_id in held and not (held[event.event_id] and given.origin not in OUTLIERS):
+                self._duplicates["duplicate"] += 1
+            elif await self._is_signed(row, event):
+                self._add(row, given, event)
+                aside.append((row.place, event.raw))
+        await stages.put(conn, self._number, aside)
+
+    def _parsed(self, row: ParsedLine) -> Event | None:
+        if isinstance(row.given, InvalidEvent):
+            self.reject(row.place, "bad_line", None, row.given.reason, row.raw)
+            return None
+        read_ = self._examiner.parsed(row.given)
+        if isinstance(read_, Event):
+            return read_
+        self.reject(row.place, read_.outcome, read_.event_id, read_.reason, row.given.pdu)
+        return None
+
+    async def _held(self, conn: Connection, events: Iterable[tuple[ParsedLine, LineContent, Event]]) -> dict[str, bool]:
+        """Of events of rooms that the store has: which it holds, and whether as outliers only."""
+        ids = [event.event_id for _, _, event in events if event.room_id in self._examiner.held]
+        return {row.event_id: row.outlier for row in await conn.fetch(SQL_HELD, ids, row=AlreadyStoredRow)} if ids else {}
+
+    async def _is_signed(self, row: ParsedLine, event: Event) -> bool:
+        if not self._keys or (wrong := await receive.check_signatures(event, self._keys)) is None:
+            return True
+        self.reject(row.place, wrong.outcome, wrong.event_id, wrong.reason, event.raw)
+        return False
+
+    def _add(self, row: ParsedLine, given: LineContent, event: Event) -> None:
+        key = event.room_id, event.room_version.identifier
+        bundle = self._bundles.get(key)
+        if bundle is None:
+            bundle = self._bundles[key] = Bundle(self._path_index)
+        bundle.rows.append(slim(event, row.rank, row.place, given.origin, given.state_before))
+        if len(bundle.rows) >= BUNDLE:
+            self._done.append(bundle.emitted(*key, self._writer))
+
+    def reject(self, place: int, outcome: str, event_id: str | None, reason: str | None, raw: bytes | None) -> None:
+        """A line that is not imported."""
+        self._done.append({"place": place, "outcome": outcome, "event_id": event_id, "reason": reason, "events": 1, "pdu": raw})
+
+    def batches(self) -> Iterator[list[dict[str, Any]]]:
+        """All rows of the stretch."""
+        self._done += [{"outcome": name, "events": count} for name, count in self._duplicates.items()]
+        self._done += [bundle.emitted(*key, self._writer) for key, bundle in self._bundles.items() if bundle.rows]
+        for start in range(0, len(self._done), CHUNK):
+            yield self._done[start : start + CHUNK]
+
+
+def looked_over(stretch: FileRange) -> tuple[int, dict[str, str]]:
+    """How many lines a stretch of NDJSON has, and the versions of the rooms whose create events are among them; of answers these alone."""
+    if stretch.kind == "answer":
+        return 0, _created_in_answers(stretch)
+    found = dict[str, str]()
+    count, creating = lines_with(stretch, b"m.room.create")
+    for raw in creating:
+        for room, version in created(raw).items():
+            receive.note_created(found, room, version)
+    return count, found
+
+
+def _created_in_answers(stretch: FileRange) -> dict[str, str]:
+    found = dict[str, str]()
+    for row in read(stretch):
+        if isinstance(row.given, LineContent):
+            for room, version in created_by(row.given).items():
+                receive.note_created(found, room, version)
+    return found
+
+
+def created(raw: bytes) -> dict[str, str]:
+    """The version of the room whose create event is in this line; nothing for other lines."""
+    try:
+        given = given_of(raw)
+    except InvalidEvent:
+        return {}  # told of when it is examined
+    return created_by(given)
+
+
+def created_by(given: LineContent) -> dict[str, str]:
+    """The version of the room that this creates, if it is a create event."""
+    if given.glanced.get("type") != "m.room.create" or given.glanced.get("state_key") != "":
+        return {}
+    event = LineValidator({}, given.room_version).parsed(given)
+    return {event.room_id: event.room_version.identifier} if isinstance(event, Event) else {}
+
+
+def key_texts(keys: Mapping[tuple[str, str], VerifyKey]) -> dict[tuple[str, str], str]:
+    """Verify keys as text, to be sent to executors."""
+    return {name: encode_base64(bytes(key)) for name, key in keys.items()}
+
+
+def verify_key(key_id: str, text: str) -> VerifyKey:
+    """The key of `key_texts`."""
+    return decode_verify_key_bytes(key_id, decode_base64(text))

@@ -1,0 +1,67 @@
+"""Which of the states planned anew the room has already, under which number: so a switch need not touch the events of states that are sound.
+
+The state before an event, and that after it, has a group aside and one among the live ones. These are the same if both come to the same entries,
+and if nothing is wrong with the live one, nor with any group that it is folded of.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from storage.database.connection import Connection
+from storage.maintenance.room_states import RoomStates
+from storage.persist.model.change_set import ChangeSet
+from storage.persist.model.rows import EventRow
+from storage.pipeline.rebuilding.arrivals import ArrivalRow
+
+
+class Size(NamedTuple):
+    """What tells states apart: the digest over the entries, and their number."""
+
+    digest: int
+    entries: int
+
+
+class Matching:
+    """The groups aside that are the same as live ones. ``wrong``: live groups whose rows do not fit."""
+
+    def __init__(self, wrong: frozenset[int]) -> None:
+        self.wrong = wrong
+        self.same: dict[int, int] = {}
+        self._left: dict[int, Size] = {}
+        self._states = RoomStates()
+
+    async def match(self, reader: Connection, change_set: ChangeSet, arrived: Mapping[int, ArrivalRow]) -> None:
+        """Look at the states of a change set that is about to be written; ``arrived``: its events in the live tables."""
+        self._left.update((number, Size(group.digest, len(group.entries))) for number, group in change_set.new_groups.items())
+        rows = [new.row for new in change_set.new_events.values()] + list(change_set.changed_events.values())
+        await self._compare(reader, _pairs(rows, arrived))
+
+    async def match_current(self, reader: Connection, aside: int, live: int) -> None:
+        """The current states."""
+        await self._compare(reader, [(aside, live)])
+
+    async def _compare(self, reader: Connection, pairs: Iterable[tuple[int, int]]) -> None:
+        wanted: dict[int, set[int]] = defaultdict(set)
+        for aside, live in pairs:
+            if aside in self._left:
+                wanted[aside].add(live)
+        groups = await self._states.load(reader, {live for candidates in wanted.values() for live in candidates})
+        for aside, candidates in wanted.items():
+            for live in sorted(candidates & groups.keys()):
+                group = groups[live]
+                sound = self.wrong.isdisjoint(step.state_group for step in group.steps)
+                if sound and self._left[aside] == (group.digest, len(group.entries)):
+                    self.same[aside] = live
+                    del self._left[aside]
+                    break
+
+
+def _pairs(rows: Iterable[EventRow], arrived: Mapping[int, ArrivalRow]) -> Iterable[tuple[int, int]]:
+    for row in rows:
+        live = arrived.get(row.event_nid)
+        if live is None or live.state_group_before is None or row.state_group_before is None:
+            continue
+        yield row.state_group_before, live.state_group_before
+        if row.state_group_after is not None and live.state_group_after is not None:
+            yield row.state_group_after, live.state_group_after

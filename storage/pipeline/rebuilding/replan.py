@@ -1,0 +1,134 @@
+"""Planning a room anew, as an import plans one that the store does not hold: under the numbers that the room has, and in the order of arrival.
+
+Where an event needs what came only later, that had been an outlier until then, and is planned as one first. Where it came before its parents,
+the state before it was given by somebody; it is taken from the states that are stored.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from storage.database.connection import Connection, Database
+from storage.database.names import InternedNames
+from storage.event import Event
+from storage.ids import EventId
+from storage.maintenance.room_states import RoomStates
+from storage.persist.model.change_set import NidBlocks
+from storage.persist.model.incoming import IncomingEvent
+from storage.persist.model.results import AppendResult
+from storage.pipeline.imports.plan_rooms import NewRoomChangeSet, PlannedRoom, RoomPlanner
+from storage.pipeline.imports.slim_event import event_of
+from storage.pipeline.rebuilding.arrivals import ArrivalRow, LiveRoomRow, arrivals, chains_begun, named, state_given
+from storage.pipeline.rebuilding.shadow_tables import ShadowTables
+
+CHUNK: Final = 1_000
+
+
+class Numbers:
+    """The numbers that a room's events and chains have in the live tables, as far as they were asked for."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, int] = {}
+        self.chains: dict[int, int] = {}
+
+
+class NumberedChangeSet(NewRoomChangeSet):
+    """A change set whose new events and chains have the numbers of the live tables, where these have any."""
+
+    is_live = False
+    numbers: Numbers
+
+    def nid_for(self, event_id: str) -> int:
+        """The number of the event, held or missing; a new one for what the live tables do not name."""
+        return self.numbers.events.get(event_id) or super().nid_for(event_id)
+
+    def chain_nid_for(self, event_nid: int) -> int:
+        """The number of the chain that the event begins, if it does so in the live tables."""
+        return self.numbers.chains.get(event_nid) or super().chain_nid_for(event_nid)
+
+
+class RoomReplan(RoomPlanner):
+    """Plans one room into the tables aside. ``database``: where the live tables are read, on connections without tables aside."""
+
+    def __init__(self, aside: ShadowTables, database: Database, server_name: str, names: InternedNames, live: LiveRoomRow) -> None:
+        self._numbers = Numbers()
+        self._aside = aside
+        self._live = database
+        self._held_as = live
+        self._states = RoomStates()
+        self._outliers: set[int] = set()
+        self.has_foreign = False
+        """Whether events of other rooms stand in the tables aside."""
+        self._is_early = False
+        self.arrived: dict[int, ArrivalRow] = {}
+        """Since the last write, without bytes."""
+        super().__init__(aside.conn, database, names, NidBlocks(), server_name)
+
+    async def take(self, room: PlannedRoom, event_nids: Sequence[int], *, outliers: bool = False) -> None:
+        """Plan these events; of outliers those that were not planned before."""
+        wanted = [nid for nid in event_nids if not (outliers and nid in self._outliers)]
+        async with self._live.connection() as reader:
+            rows = await arrivals(reader, wanted)
+            self._numbers.chains.update(await chains_begun(reader, wanted))
+        self._numbers.events.update((row.event_id, row.event_nid) for row in rows)
+        self.arrived.update((row.event_nid, row._replace(json=b"")) for row in rows)
+        if outliers:
+            self._outliers.update(wanted)
+        version = self._held_as.room_version
+        await self.plan(room, version, [row.line(version) for row in rows])
+        self.results.clear()
+
+    def _new_draft(self) -> NumberedChangeSet:
+        change_set = NumberedChangeSet(self._caches, self._blocks, self._server_name, extremities_max=self._extremities_max)
+        change_set.numbers = self._numbers
+        return change_set
+
+    async def _held(self, aside: Connection, event_ids: set[str]) -> set[str]:
+        """Events of other rooms; of the others only the numbers are learned."""
+        rows = await named(aside, event_ids) if event_ids else []
+        self._numbers.events.update((row.event_id, row.event_nid) for row in rows if row.room_nid == self._held_as.room_nid)
+        foreign = {row.event_id for row in rows if row.is_held and row.room_nid != self._held_as.room_nid}
+        if foreign:
+            self.has_foreign = True
+            self._written |= foreign  # so that they are loaded from the tables aside
+            await self._aside.copy_foreign(foreign)
+        return foreign
+
+    # ------------------------------------------------------------------------------------------------- what comes early
+
+    async def _planned(self, incoming: IncomingEvent) -> AppendResult:
+        result = await super()._planned(incoming)
+        if result.outcome != "missing_parents" or (incoming.origin == "outlier" and not self._is_early):
+            return result
+        event = incoming.event
+        state = incoming.state_before
+        parents = set(event.prev_event_ids)
+        if incoming.origin != "outlier" and not parents.isdisjoint(result.missing):
+            state = await self._state_given(event)
+        needed = set(result.missing) - (parents - set(event.auth_event_ids)) | set(state or ())
+        await self._early(one for one in needed if self._is_absent(one))
+        return await super()._planned(incoming._replace(state_before=state))
+
+    def _is_absent(self, event_id: str) -> bool:
+        return self.change_set.rows.get(event_id) is None and event_id not in self._caches.rows and event_id not in self._written
+
+    async def _state_given(self, event: Event) -> tuple[EventId, ...]:
+        async with self._live.connection() as reader:
+            [row] = await arrivals(reader, [self._numbers.events[event.event_id]])
+            return tuple(map(EventId, await state_given(reader, self._states, row)))
+
+    async def _early(self, event_ids: Iterable[str]) -> None:
+        """Plan these as outliers, and before them what they need in turn."""
+        async with self._live.connection() as reader:
+            held = [row for row in await named(reader, event_ids) if row.is_held and row.room_nid == self._held_as.room_nid]
+            rows = await arrivals(reader, [row.event_nid for row in held])
+            self._numbers.chains.update(await chains_begun(reader, [row.event_nid for row in held]))
+        was_early, self._is_early = self._is_early, True
+        for row in rows:
+            self._numbers.events[row.event_id] = row.event_nid
+            line = row.line(self._held_as.room_version, "outlier")
+            event = event_of(line, self._held_as.room_id, self._held_as.room_version)
+            async with self._live.connection() as reader:
+                await self._know(reader, [event], [line])
+            if (await self._planned(IncomingEvent(event, "outlier"))).is_stored:
+                self.places.setdefault(event.event_id, row.event_nid)
+        self._is_early = was_early

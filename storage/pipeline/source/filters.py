@@ -1,0 +1,296 @@
+"""Which events a task reads: the filters that Postgres applies, the ranges that tasks share, the numbers of the events in each.
+
+Where a filter chooses events, rooms, stream orderings or times of receipt, a task finds its events by the index for these. The other filters
+are applied to what it finds.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, LiteralString, NamedTuple
+
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
+
+from storage.database.arrow import ArrowConnection
+from storage.pipeline.source.token_bounds import Bounds
+
+PART_EVENTS: Final[LiteralString] = """
+SELECT e.event_nid
+FROM events e
+"""
+PART_EVENTS_OF_ROOMS: Final[LiteralString] = """
+SELECT e.event_nid
+FROM rooms r
+CROSS JOIN LATERAL (
+    SELECT * FROM events WHERE room_nid = r.room_nid AND NOT outlier
+    UNION ALL
+    SELECT * FROM events WHERE room_nid = r.room_nid AND outlier AND $9::boolean
+    OFFSET 0
+) AS e
+"""
+PART_EVENTS_OF_IDS: Final[LiteralString] = """
+SELECT e.event_nid
+FROM unnest($14::text[]) AS wanted (event_id)
+CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.event_id OFFSET 0) AS e
+"""
+PART_WANTED: Final[LiteralString] = """
+LEFT JOIN unnest($1::bigint[], $2::bool[], $3::bigint[], $4::bigint[]) AS b (writer_nid, backfilled, after_id, upto_id)
+    ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
+WHERE ((e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id AND e.stream_ordering BETWEEN $10::bigint AND $11::bigint)
+        OR (e.outlier AND $9::boolean))
+    AND ($5::text[] IS NULL OR e.room_nid IN (SELECT room_nid FROM rooms WHERE room_id = ANY($5::text[])))
+    AND ($6::text[] IS NULL OR e.type_nid IN (SELECT type_nid FROM event_types WHERE type = ANY($6::text[])))
+    AND ($7::text[] IS NULL OR e.sender_nid IN (SELECT principal_nid FROM principals WHERE name = ANY($7::text[])))
+    AND ($8::text[] IS NULL OR e.event_id = ANY($8::text[]))
+    AND e.received_ts BETWEEN $12::bigint AND $13::bigint
+"""
+"""What every read asks for, whatever the index that it goes by: `Bounds.columns` and `Chosen.columns`."""
+
+PART_BY_NUMBER: Final[LiteralString] = """
+    AND e.event_nid >= $14::bigint AND e.event_nid < $15::bigint
+ORDER BY e.event_nid
+"""
+PART_BY_POSITION: Final[LiteralString] = """
+    AND e.stream_ordering >= $14::bigint AND e.stream_ordering < $15::bigint
+ORDER BY e.stream_ordering
+"""
+PART_BY_RECEIPT: Final[LiteralString] = """
+    AND e.received_ts >= $14::bigint AND e.received_ts < $15::bigint
+ORDER BY e.event_nid
+"""
+PART_OUTLIERS_BY_ROOM: Final[LiteralString] = """
+    AND e.outlier AND e.room_nid >= $14::bigint AND e.room_nid < $15::bigint
+ORDER BY e.event_nid
+"""
+PART_BY_ROOM: Final[LiteralString] = """
+    AND r.room_id = ANY($14::text[])
+ORDER BY e.event_nid
+"""
+PART_BY_ID: Final[LiteralString] = """
+ORDER BY e.event_nid
+"""
+
+SQL_NIDS_BY_NUMBER: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_BY_NUMBER
+SQL_NIDS_BY_POSITION: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_BY_POSITION
+SQL_NIDS_BY_RECEIPT: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_BY_RECEIPT
+SQL_OUTLIER_NIDS: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_OUTLIERS_BY_ROOM
+SQL_NIDS_BY_ROOM: Final[LiteralString] = PART_EVENTS_OF_ROOMS + PART_WANTED + PART_BY_ROOM
+SQL_NIDS_BY_ID: Final[LiteralString] = PART_EVENTS_OF_IDS + PART_WANTED + PART_BY_ID
+
+SQL_BY_INDEX: Final[LiteralString] = """
+SET LOCAL enable_seqscan = off
+"""
+"""One room may be a tenth of a small table, which Postgres would read from end to end."""
+
+SQL_RECEIPTS: Final[LiteralString] = """
+SELECT COALESCE(min(received_ts), 0)::bigint AS first, COALESCE(max(received_ts), -1)::bigint AS last
+FROM events
+"""
+
+SQL_ROOM_NUMBERS: Final[LiteralString] = """
+SELECT COALESCE(min(room_nid), 0)::bigint AS first, COALESCE(max(room_nid), 0)::bigint AS last
+FROM rooms
+"""
+
+SQL_NUMBERS: Final[LiteralString] = """
+SELECT COALESCE(min(event_nid), 0) AS first, COALESCE(max(event_nid), 0) AS last
+FROM events
+"""
+
+SQL_FIRST_POSITION: Final[LiteralString] = """
+SELECT e.stream_ordering
+FROM events e
+WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
+ORDER BY e.stream_ordering
+LIMIT 1
+"""
+
+SQL_NTH_POSITION: Final[LiteralString] = """
+SELECT e.stream_ordering
+FROM events e
+JOIN unnest($3::bigint[], $4::bool[], $5::bigint[], $6::bigint[]) AS b (writer_nid, backfilled, after_id, upto_id)
+    ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
+WHERE e.stream_ordering > $1::bigint AND e.stream_ordering <= $2::bigint
+    AND e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id
+ORDER BY e.stream_ordering
+OFFSET $7::bigint - 1
+LIMIT 1
+"""
+
+LOWEST: Final = -(2**63)
+HIGHEST: Final = 2**63 - 1
+RANGE: Final = 20_000
+"""Numbers looked through by one statement."""
+
+Select = Callable[[ArrowConnection, int, int, Bounds, "Chosen"], Iterator[list[int]]]
+"""Finds the numbers of the events to read, some at a time."""
+
+
+class Range(NamedTuple):
+    """Whole numbers from ``first`` to ``last``, both included."""
+
+    first: int = LOWEST
+    last: int = HIGHEST
+
+    def take(self, wanted: Filter) -> "Range | None":
+        """With this filter too; None where it is no comparison with a whole number of 64 bits."""
+        value = getattr(wanted, "value", None)
+        if type(wanted) not in COMPARISONS or type(value) is not int:
+            return None
+        low, high = COMPARISONS[type(wanted)]
+        first = self.first if low is None else max(self.first, value + low)
+        last = self.last if high is None else min(self.last, value + high)
+        return Range(first, last) if first <= HIGHEST and last >= LOWEST else None
+
+
+ALL: Final = Range()
+
+COMPARISONS: Final[Mapping[type[Filter], tuple[int | None, int | None]]] = {
+    EqualTo: (0, 0),
+    GreaterThan: (1, None),
+    GreaterThanOrEqual: (0, None),
+    LessThan: (None, -1),
+    LessThanOrEqual: (None, 0),
+}
+"""What to add to the value of a filter to get the first and the last number that pass it; None: it does not bound that side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Filters that Postgres applies; None: all. What Spark passes on as ``room_id = …`` or ``room_id IN (…)``, and so for the others.
+
+    ``stream_ordering``, ``received_ts``: ranges, from comparisons. ``outliers``: whether outliers are read at all.
+    """
+
+    room_id: tuple[str, ...] | None = None
+    type: tuple[str, ...] | None = None
+    sender: tuple[str, ...] | None = None
+    event_id: tuple[str, ...] | None = None
+    stream_ordering: Range = ALL
+    received_ts: Range = ALL
+    outliers: bool = True
+
+    def take(self, wanted: Filter) -> "Chosen | None":
+        """With this filter too; None where it is not one of these."""
+        name = ".".join(getattr(wanted, "attribute", ()))
+        if name in RANGES:
+            held: Range = getattr(self, name)
+            narrowed = held.take(wanted)
+            return None if narrowed is None else self._with(name, narrowed)
+        return self._among(name, wanted) if name in TEXTS else None
+
+    def _among(self, name: str, wanted: Filter) -> "Chosen | None":
+        if not isinstance(wanted, EqualTo | In):
+            return None
+        values = (wanted.value,) if isinstance(wanted, EqualTo) else tuple(wanted.value)
+        if not all(isinstance(one, str) for one in values):
+            return None
+        held: tuple[str, ...] | None = getattr(self, name)
+        return self._with(name, values if held is None else tuple(one for one in held if one in values))
+
+    def _with(self, name: str, value: object) -> "Chosen":
+        changes: dict[str, Any] = {name: value}
+        return replace(self, **changes)
+
+    def columns(self) -> tuple[object, ...]:
+        """As arguments of `PART_WANTED`. An outlier has no stream ordering, so none passes a comparison with it."""
+        texts: Iterator[tuple[str, ...] | None] = (getattr(self, name) for name in TEXTS)
+        outliers = self.outliers and self.stream_ordering == ALL
+        return *(None if held is None else list(held) for held in texts), outliers, *self.stream_ordering, *self.received_ts
+
+
+TEXTS: Final = ("room_id", "type", "sender", "event_id")
+RANGES: Final = ("stream_ordering", "received_ts")
+
+
+def both(one: Range, other: Range) -> Range:
+    """The numbers that are in both ranges."""
+    return Range(max(one.first, other.first), min(one.last, other.last))
+
+
+def split(first: int, last: int, parts: int) -> Iterator[tuple[int, int]]:
+    """``first`` to ``last`` in at most so many stretches (begin, end), the end not included."""
+    size = max(-(-(last + 1 - first) // parts), 1)
+    for begin in range(first, last + 1, size):
+        yield begin, min(begin + size, last + 1)
+
+
+def by_number(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+    """The events with numbers from ``begin`` to before ``end`` that the bounds cover, and outliers, some at a time."""
+    for first, after in split(begin, end - 1, max((end - begin) // RANGE, 1)):
+        yield _nids(conn.table(SQL_NIDS_BY_NUMBER, *bounds.columns(), *chosen.columns(), first, after))
+
+
+def by_position(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+    """The events with stream orderings from ``begin`` to before ``end`` that the bounds cover, in stream order, some at a time.
+
+    Where there is none for long, as above what a restore took back, nothing is looked through.
+    """
+    at = begin
+    while rows := conn.rows(SQL_FIRST_POSITION, at, end):
+        first = rows[0]["stream_ordering"]
+        at = min(first + RANGE, end)
+        yield _nids(conn.table(SQL_NIDS_BY_POSITION, *bounds.columns(), *chosen.columns(), first, at))
+
+
+def by_receipt(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+    """The events received from the millisecond ``begin`` to before ``end`` that the bounds cover, and outliers."""
+    conn.execute(SQL_BY_INDEX)
+    yield _nids(conn.table(SQL_NIDS_BY_RECEIPT, *bounds.columns(), *chosen.columns(), begin, end))
+
+
+def by_room(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+    """The events of the chosen rooms from the one at index ``begin`` to before ``end`` that the bounds cover, and outliers, room by room."""
+    conn.execute(SQL_BY_INDEX)
+    for room_id in (chosen.room_id or ())[begin:end]:
+        yield _nids(conn.table(SQL_NIDS_BY_ROOM, *bounds.columns(), *chosen.columns(), [room_id]))
+
+
+def by_id(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+    """The chosen events from the one at index ``begin`` to before ``end`` that the bounds cover, and outliers."""
+    yield _nids(conn.table(SQL_NIDS_BY_ID, *bounds.columns(), *chosen.columns(), list(chosen.event_id or ())[begin:end]))
+
+
+def outliers_of(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+    """The outliers of the rooms with numbers from ``begin`` to before ``end``, whatever the bounds."""
+    yield _nids(conn.table(SQL_OUTLIER_NIDS, *bounds.columns(), *chosen.columns(), begin, end))
+
+
+def received_between(conn: ArrowConnection) -> Range:
+    """The first and the last time of receipt of all events; an empty range where there is none."""
+    [row] = conn.rows(SQL_RECEIPTS)
+    return Range(row["first"], row["last"])
+
+
+def room_numbers(conn: ArrowConnection) -> tuple[int, int]:
+    """The smallest and the largest number of a room; 0, 0 where there is none."""
+    [row] = conn.rows(SQL_ROOM_NUMBERS)
+    return row["first"], row["last"]
+
+
+def numbers(conn: ArrowConnection) -> tuple[int, int]:
+    """The smallest and the largest number of an event; 0, 0 where there is none."""
+    [row] = conn.rows(SQL_NUMBERS)
+    return row["first"], row["last"]
+
+
+def nth_position(conn: ArrowConnection, bounds: Bounds, count: int) -> int | None:
+    """The stream ordering of the event at which ``count`` are reached; None if there are fewer."""
+    rows = conn.rows(SQL_NTH_POSITION, bounds.after, bounds.upto, *bounds.columns(), count)
+    return rows[0]["stream_ordering"] if rows else None
+
+
+def _nids(table: Any) -> list[int]:
+    found: list[int] = table.column(0).to_pylist()
+    return found
+
+
+def taken(filters: Iterable[Filter], chosen: Chosen) -> tuple[Chosen, list[Filter]]:
+    """What Postgres applies, and what is left to Spark."""
+    left: list[Filter] = []
+    for one in filters:
+        more = chosen.take(one)
+        if more is None:
+            left.append(one)
+        else:
+            chosen = more
+    return chosen, left

@@ -1,0 +1,175 @@
+"""`RoomEvents`: the events of a store as a data source of Spark, format "room_events".
+
+    spark.dataSource.register(RoomEvents)
+    spark.read.format("room_events").option("dsn", dsn).load()
+
+A batch read sees what was committed when it was planned: tasks share the numbers of the events in stretches, and each leaves out what the
+position of that moment does not cover. Columns: those of the schema or of the option ``columns``; others are not fetched (Spark does not tell
+a Python source which columns a query uses). With the option ``pushdown`` Postgres applies filters on room, type, sender and id by equality,
+and comparisons of stream_ordering and received_ts. Those on id, room, stream_ordering and received_ts reach an index: a task reads what
+passes them. Set ``spark.sql.python.filterPushdown.enabled`` as well: without it Spark refuses a source that takes filters.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from storage.config import Config
+from storage.database.arrow import ArrowConnection, arrow_snapshot
+from storage.pipeline.imports.data_frame_writer import EventWriter
+from storage.pipeline.source.dsn_redaction import redact_dsns
+from storage.pipeline.source.filters import (
+    ALL,
+    Chosen,
+    Range,
+    Select,
+    both,
+    by_id,
+    by_number,
+    by_position,
+    by_receipt,
+    by_room,
+    numbers,
+    outliers_of,
+    received_between,
+    room_numbers,
+    split,
+    taken,
+)
+from storage.pipeline.source.options import Options
+from storage.pipeline.source.rows import ddl, read_rows
+from storage.pipeline.source.stream import EventStream
+from storage.pipeline.source.token_bounds import Bounds, between, current, deployment_of, token_of
+from storage.streams import SyncToken
+
+Kind = Literal["numbers", "positions", "outliers", "receipts", "rooms", "ids"]
+SELECT: Final[Mapping[Kind, Select]] = {
+    "numbers": by_number,
+    "positions": by_position,
+    "outliers": outliers_of,
+    "receipts": by_receipt,
+    "rooms": by_room,
+    "ids": by_id,
+}
+Ranges = Mapping[Kind, Range]
+"""What is to be read, by each kind."""
+
+
+@dataclass
+class ReadRange(InputPartition):
+    """What one task reads, from ``begin`` to before ``end``.
+
+    By ``kind``: numbers of events, stream orderings, numbers of rooms with outliers, times of receipt, or indexes of chosen rooms or events.
+    """
+
+    begin: int
+    end: int
+    bounds: Bounds
+    kind: Kind
+
+
+class RoomEvents(DataSource):
+    """The data source. Options: `storage.pipeline.source.options.Options`."""
+
+    config: Config | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name. `register` calls this on the driver: from then on the session redacts DSNs."""
+        redact_dsns()
+        return "room_events"
+
+    @classmethod
+    def with_config(cls, config: Config) -> type["RoomEvents"]:
+        """Return the data source to register for this config. Executors use it; else they use that of the environment of the driver's JVM."""
+        return type("RoomEvents", (cls,), {"config": config})
+
+    def schema(self) -> str:
+        """The columns asked for, all unless there is an option ``columns``."""
+        return ddl(Options.of(self.options).columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads events once."""
+        asked = self._asked(schema)
+        return FilteringReader(asked) if asked.pushdown else EventReader(asked)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """Follows the streams of events."""
+        return EventStream(self._asked(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Appends events; ``overwrite`` is refused."""
+        return EventWriter(self._options(), schema.fieldNames(), overwrite=overwrite)
+
+    def _options(self) -> Options:
+        found = Options.of(self.options)
+        return found if self.config is None else replace(found, config=self.config)
+
+    def _asked(self, schema: StructType) -> Options:
+        """The options, with the columns of the schema that is read by."""
+        found = self._options()
+        return replace(found, columns=Options.of({"dsn": found.dsn, "columns": ",".join(schema.fieldNames())}).columns)
+
+
+class EventReader(DataSourceReader):
+    """One batch read."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.chosen = Chosen()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """What each task reads: as the filters choose, else stretches of numbers, or after a token of stream orderings."""
+        options = self.options
+        self.chosen = replace(self.chosen, outliers=options.outliers)
+        with arrow_snapshot(options.dsn, config=options.config) as conn:
+            deployment = deployment_of(conn)
+            since = SyncToken() if options.since is None else token_of(conn, options.since, deployment)
+            upto = current(conn) if options.upto is None else token_of(conn, options.upto, deployment)
+            bounds = between(conn, since, upto)
+            ranges = self._chosen_ranges(conn, bounds) or self._all_ranges(conn, bounds)
+        return [
+            ReadRange(begin, end, bounds, kind)
+            for kind, (first, last) in ranges.items()
+            for begin, end in split(first, last, options.partitions if kind != "outliers" else 1)
+        ]
+
+    def _chosen_ranges(self, conn: ArrowConnection, bounds: Bounds) -> Ranges:
+        """What an index finds; nothing without a filter that reaches one."""
+        chosen = self.chosen
+        if chosen.event_id is not None:
+            return {"ids": Range(0, len(chosen.event_id) - 1)}
+        if chosen.room_id is not None:
+            return {"rooms": Range(0, len(chosen.room_id) - 1)}
+        if chosen.stream_ordering != ALL:
+            return {"positions": both(chosen.stream_ordering, Range(bounds.after + 1, bounds.upto))}
+        if chosen.received_ts != ALL:
+            return {"receipts": both(chosen.received_ts, received_between(conn))}
+        return {}
+
+    def _all_ranges(self, conn: ArrowConnection, bounds: Bounds) -> Ranges:
+        if self.options.since is None and self.options.outliers:
+            return {"numbers": Range(*numbers(conn))}
+        positions: dict[Kind, Range] = {"positions": Range(bounds.after + 1, bounds.upto)}
+        return {**positions, "outliers": Range(*room_numbers(conn))} if self.options.outliers else positions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The events of a stretch; none where `partitions` found nothing to read, for which Spark gives a partition of its own."""
+        if not isinstance(partition, ReadRange):
+            return
+        with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
+            for nids in SELECT[partition.kind](conn, partition.begin, partition.end, partition.bounds, self.chosen):
+                yield from read_rows(conn, nids, self.options.columns)
+
+
+class FilteringReader(EventReader):
+    """One batch read that takes filters of the query."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
+        """Keep those that Postgres applies; the others are Spark's."""
+        self.chosen, left = taken(filters, self.chosen)
+        return left

@@ -1,0 +1,229 @@
+"""Events as rows: the columns of the data source and of the export, and how they are read.
+
+Text at the border: ids, types and users are text here, as in the protocol. ``pdu`` has the received bytes. ``state_before`` stands only
+where the events alone do not tell it (a parent is missing, or came later), so that what was read can be stored again as it was.
+
+Rows come as Arrow batches and are never rows of Python. Edges come as numbers: which ids these have is mostly in the same batch, else asked
+for once for each number, and put together column by column.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final, LiteralString
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.database.arrow import ArrowConnection
+
+IDS: Final = pa.list_(pa.string())
+ARROW_SCHEMA: Final = pa.schema(
+    [
+        ("event_id", pa.string()),
+        ("room_id", pa.string()),
+        ("room_version", pa.string()),
+        ("type", pa.string()),
+        ("state_key", pa.string()),
+        ("sender", pa.string()),
+        ("origin", pa.string()),
+        ("stream_ordering", pa.int64()),
+        ("topological_ordering", pa.int64()),
+        ("depth", pa.int64()),
+        ("origin_server_ts", pa.int64()),
+        ("received_ts", pa.int64()),
+        ("soft_failed", pa.bool_()),
+        ("rejected", pa.string()),
+        ("redacted_form", pa.bool_()),
+        ("redacted_by", pa.string()),
+        ("audience", pa.int64()),
+        ("prev_events", IDS),
+        ("auth_events", IDS),
+        ("state_before", IDS),
+        ("pdu", pa.binary()),
+    ]
+)
+COLUMNS: Final = tuple(ARROW_SCHEMA.names)
+OF_EDGES: Final = frozenset({"prev_events", "auth_events", "redacted_by", "state_before"})
+
+_SPARK_TYPES: Final = {"string": "string", "int32": "int", "int64": "bigint", "bool": "boolean", "binary": "binary"}
+
+SQL_EVENT_ROWS: Final[LiteralString] = """
+SELECT
+    e.event_nid,
+    e.event_id,
+    r.room_id,
+    r.room_version,
+    t.type,
+    k.state_key,
+    p.name AS sender,
+    CASE WHEN is_out_of_band(e) THEN 'out_of_band' WHEN e.outlier THEN 'outlier' WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
+    e.stream_ordering,
+    e.topological_ordering,
+    e.depth,
+    e.origin_server_ts,
+    e.received_ts,
+    e.soft_failed,
+    e.rejected,
+    e.redacted_form,
+    e.audience,
+    e.redacted_by AS redacted_by_nid,
+    CASE WHEN $2::boolean THEN e.prev_events ELSE '{}' END AS prev_nids,
+    CASE WHEN $2::boolean THEN e.auth_events ELSE '{}' END AS auth_nids,
+    CASE WHEN $3::boolean THEN e.json END AS pdu
+FROM unnest($1::bigint[]) AS wanted (event_nid)
+JOIN events e USING (event_nid)
+JOIN rooms r USING (room_nid)
+JOIN event_types t USING (type_nid)
+JOIN principals p ON p.principal_nid = e.sender_nid
+LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
+"""
+
+SQL_EDGE_IDS: Final[LiteralString] = """
+SELECT e.event_nid, e.event_id, e.stream_ordering
+FROM events e
+WHERE e.event_nid = ANY($1::bigint[])
+UNION ALL
+SELECT m.event_nid, m.event_id, NULL
+FROM missing_events m
+WHERE m.event_nid = ANY($1::bigint[]) AND NOT EXISTS (SELECT FROM events e WHERE e.event_nid = m.event_nid)
+"""
+
+SQL_STATES_BEFORE: Final[LiteralString] = """
+SELECT wanted.event_nid, ARRAY(
+    -- The rows of the group's path, folded: of each key the one that stands last.
+    SELECT x.event_id
+    FROM (
+        SELECT DISTINCT ON (entry.key_nid) entry.event_nid
+        FROM state_groups s
+        CROSS JOIN unnest(s.back) WITH ORDINALITY AS b (back, place)
+        JOIN state_groups g ON g.state_group = s.state_group - b.back
+        CROSS JOIN LATERAL (
+            SELECT * FROM unnest(g.key_nids, g.event_nids)
+            UNION ALL
+            SELECT * FROM unnest(g.member_key_nids, g.member_event_nids)
+        ) AS entry (key_nid, event_nid)
+        WHERE s.state_group = e.state_group_before
+        ORDER BY entry.key_nid, b.place DESC
+    ) AS folded
+    JOIN events x ON x.event_nid = folded.event_nid
+    ORDER BY x.event_id
+) AS state_before
+FROM unnest($1::bigint[]) AS wanted (event_nid)
+JOIN events e USING (event_nid)
+"""
+
+PAGE: Final = 5_000
+"""Events read by one statement: some megabytes."""
+OUTLIER: Final = -(2**63)
+"""The position of what has none, to sort by."""
+
+
+def ddl(columns: Sequence[str] = COLUMNS) -> str:
+    """The schema of these columns as Spark writes it."""
+    return spark_ddl(pa.schema([ARROW_SCHEMA.field(name) for name in columns]))
+
+
+def spark_ddl(schema: pa.Schema) -> str:
+    """An Arrow schema as Spark writes it."""
+    return ", ".join(f"`{field.name}` {_spark_type(field.type)}" for field in schema)
+
+
+def _spark_type(kind: pa.DataType) -> str:
+    return f"array<{_spark_type(kind.value_type)}>" if pa.types.is_list(kind) else _SPARK_TYPES[str(kind)]
+
+
+def read_rows(conn: ArrowConnection, event_nids: Sequence[int], columns: Collection[str]) -> Iterator[pa.RecordBatch]:
+    """These events in batches, with these columns in this order; what is not asked for is not read from the rows either.
+
+    Within each batch by position, outliers first. They are put in order here: Postgres would write the bytes of a page to disk for that.
+    """
+    wanted = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
+    edges = not OF_EDGES.isdisjoint(columns)
+    for start in range(0, len(event_nids), PAGE):
+        table = _ordered(conn.table(SQL_EVENT_ROWS, list(event_nids[start : start + PAGE]), edges, "pdu" in columns).combine_chunks())
+        if edges:
+            table = _with_edges(conn, table, states="state_before" in columns)
+        yield from table.select(list(columns)).cast(wanted).combine_chunks().to_batches()
+
+
+def _ordered(table: pa.Table) -> pa.Table:
+    """By position, what has none first, then by number: so it comes, mostly."""
+    positions = pc.fill_null(_column(table, "stream_ordering", pa.int64()), OUTLIER)
+    keys = pa.table({"position": positions, "event_nid": _column(table, "event_nid", pa.int64())})
+    places = pc.sort_indices(keys, sort_keys=[("position", "ascending"), ("event_nid", "ascending")])
+    return table if places.equals(pa.array(range(len(places)), places.type)) else table.take(places)
+
+
+# ----------------------------------------------------------------------------------------------------------------- edges
+
+
+def _with_edges(conn: ArrowConnection, table: pa.Table, *, states: bool) -> pa.Table:
+    """The columns of ids, from those of numbers."""
+    prev, auth = (_column(table, name, pa.list_(pa.int64())) for name in ("prev_nids", "auth_nids"))
+    redacted = _column(table, "redacted_by_nid", pa.int64())
+    known = KnownEvents.of(conn, table, pa.concat_arrays([prev.flatten(), auth.flatten(), redacted.drop_null()]))
+    table = table.append_column("prev_events", known.lists(prev))
+    table = table.append_column("auth_events", known.lists(auth))
+    table = table.append_column("redacted_by", known.ids_of(redacted))
+    return table.append_column("state_before", _states(conn, table, prev, known) if states else pa.nulls(table.num_rows, IDS))
+
+
+class KnownEvents:
+    """Numbers of events, their ids, and their positions (null: not in the timeline)."""
+
+    def __init__(self, nids: pa.Array, ids: pa.Array, positions: pa.Array) -> None:
+        self._nids = nids
+        self._ids = ids
+        self._positions = positions
+
+    @classmethod
+    def of(cls, conn: ArrowConnection, table: pa.Table, nids: pa.Array) -> "KnownEvents":
+        """The events of a page, and these."""
+        columns = [_column(table, name, kind) for name, kind in KNOWN.items()]
+        distinct = nids.unique()
+        others = distinct.filter(pc.invert(pc.is_in(distinct, value_set=columns[0])))
+        if len(others):
+            found = conn.table(SQL_EDGE_IDS, others.to_pylist()).combine_chunks()
+            columns = [
+                pa.concat_arrays([own, _column(found, name, kind)]) for own, (name, kind) in zip(columns, KNOWN.items(), strict=True)
+            ]
+        return cls(*columns)
+
+    def ids_of(self, nids: pa.Array) -> pa.Array:
+        """Their ids; null for null."""
+        return self._ids.take(pc.index_in(nids, value_set=self._nids))
+
+    def positions_of(self, nids: pa.Array) -> pa.Array:
+        """Their positions."""
+        return self._positions.take(pc.index_in(nids, value_set=self._nids))
+
+    def lists(self, lists: pa.Array) -> pa.Array:
+        """Lists of ids for lists of numbers."""
+        return pa.ListArray.from_arrays(_offsets(lists), self.ids_of(lists.flatten()))
+
+
+KNOWN: Final = {"event_nid": pa.int64(), "event_id": pa.string(), "stream_ordering": pa.int64()}
+
+
+def _offsets(lists: pa.Array) -> pa.Array:
+    """Where each list begins among all elements."""
+    ends = pc.cumulative_sum(pc.list_value_length(lists))
+    return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
+
+
+def _column(table: pa.Table, name: str, kind: pa.DataType) -> Any:
+    column = table.column(name).cast(kind)
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], kind), *column.chunks])
+
+
+def _states(conn: ArrowConnection, table: pa.Table, prev: pa.Array, known: KnownEvents) -> pa.Array:
+    """The state before those events in the timeline a parent of which is not there, or came later."""
+    own = _column(table, "stream_ordering", pa.int64()).take(pc.list_parent_indices(prev))
+    parents = known.positions_of(prev.flatten())
+    untold = pc.or_kleene(pc.is_null(parents), pc.fill_null(pc.greater(parents, own), False))
+    indices = pc.list_parent_indices(prev).filter(pc.and_(untold, pc.is_valid(own))).unique()
+    if not len(indices):
+        return pa.nulls(table.num_rows, IDS)
+    nids = _column(table, "event_nid", pa.int64())
+    found = conn.table(SQL_STATES_BEFORE, nids.take(indices).to_pylist()).combine_chunks()
+    states = _column(found, "state_before", IDS)
+    return states.take(pc.index_in(nids, value_set=_column(found, "event_nid", pa.int64())))

@@ -1,0 +1,1 @@
+"""Statistics of a store: aggregated on Spark, shown as a page."""

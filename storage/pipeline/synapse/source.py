@@ -1,0 +1,227 @@
+"""The database of a running Synapse as a source of an import: read only, and again and again until the switch.
+
+Read are `events`, `event_json`, `rooms`, `event_edges`, and, where the events do not tell the state before one (a parent is lacking, or came
+later, as after a join over federation), `event_to_state_groups`, `state_groups_state` and `state_group_edges`. The tables and columns are
+those of Synapse's published schema. What Synapse has rejected or soft-failed is judged anew, by the same rules; what it has pruned after a
+redaction comes in its redacted form, as `redacted`. Outliers stay outliers.
+
+Stream orderings are the places: positive ones live events and outliers, negative ones history. An import goes on from where an
+earlier one was (`Synapse.since`), some way back besides, as Synapse's writers commit out of order; what comes twice is a duplicate. What lacked
+something then is looked at again, wherever it is. Outliers
+that have joined the timeline since keep their old place there: `ex_outlier_stream` tells them, at positions of either sign.
+
+Not known there: the former value of a state event's own key, if its state group was stored whole.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, LiteralString, NamedTuple
+
+from storage.database.arrow import arrow_snapshot
+from storage.errors import InputError, InvalidEvent
+from storage.event import glance
+from storage.event.ndjson import Origin
+from storage.pipeline.imports.lines import FileRange, LineContent, ParsedLine, place_of, placed
+
+# Of another schema than ours: tests/source/sql.py leaves these out, tests/pipeline/test_synapse.py runs each.
+SQL_SYNAPSE_RANGES: Final[LiteralString] = """
+SELECT COALESCE(min(one.first), 0)::bigint AS first, COALESCE(max(one.last), 0)::bigint AS last
+FROM (
+    SELECT min(stream_ordering) AS first, max(stream_ordering) AS last
+    FROM events
+    UNION ALL
+    -- Positions that no event has.
+    SELECT min(event_stream_ordering) AS first, max(event_stream_ordering) AS last
+    FROM ex_outlier_stream
+) AS one
+"""
+
+SQL_SYNAPSE_EVENTS: Final[LiteralString] = """
+SELECT e.stream_ordering AS place, e.stream_ordering < 0 AS is_history, e.event_id, r.room_version, e.outlier, j.json,
+    NOT e.outlier AND EXISTS (
+        SELECT
+        FROM event_edges x
+        LEFT JOIN events p ON p.event_id = x.prev_event_id
+        WHERE x.event_id = e.event_id
+            AND (p.event_id IS NULL OR p.outlier OR (e.stream_ordering > 0 AND (p.stream_ordering < 0 OR p.stream_ordering > e.stream_ordering)))
+    ) AS is_untold
+FROM events e
+LEFT JOIN event_json j ON j.event_id = e.event_id
+LEFT JOIN rooms r ON r.room_id = e.room_id
+WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
+ORDER BY e.stream_ordering
+"""
+
+SQL_SYNAPSE_FORMER_OUTLIERS: Final[LiteralString] = """
+SELECT x.event_stream_ordering AS place, x.event_stream_ordering < 0 OR e.stream_ordering < 0 AS is_history, e.event_id, r.room_version,
+    e.outlier, j.json, true AS is_untold
+FROM ex_outlier_stream x
+JOIN events e ON e.event_id = x.event_id
+LEFT JOIN event_json j ON j.event_id = e.event_id
+LEFT JOIN rooms r ON r.room_id = e.room_id
+WHERE x.event_stream_ordering >= $1::bigint AND x.event_stream_ordering < $2::bigint
+ORDER BY x.event_stream_ordering
+"""
+
+SQL_SYNAPSE_JOINED_AS_HISTORY: Final[LiteralString] = """
+SELECT e.event_id, max(x.event_stream_ordering)::bigint AS place
+FROM ex_outlier_stream x
+JOIN events e ON e.event_id = x.event_id
+WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint AND x.event_stream_ordering < 0
+GROUP BY e.event_id
+"""
+
+SQL_SYNAPSE_STATES: Final[LiteralString] = """
+SELECT wanted.event_id, ARRAY(
+    SELECT folded.event_id
+    FROM (
+        WITH RECURSIVE up AS (  -- the groups that this one builds on: the nearest value of a key counts
+            SELECT g.state_group, 0 AS far
+            UNION ALL
+            SELECT x.prev_state_group, up.far + 1
+            FROM up
+            JOIN state_group_edges x ON x.state_group = up.state_group
+        )
+        SELECT DISTINCT ON (s.type, s.state_key) s.event_id
+        FROM up
+        JOIN state_groups_state s ON s.state_group = up.state_group
+        WHERE s.event_id <> wanted.event_id
+        ORDER BY s.type, s.state_key, up.far
+    ) AS folded
+    ORDER BY folded.event_id
+) AS state_before
+FROM unnest($1::text[]) AS wanted (event_id)
+JOIN event_to_state_groups g ON g.event_id = wanted.event_id
+"""
+
+LACKING_MAX: Final = 100_000
+"""So many events that lacked something are remembered."""
+
+PAGE: Final = 2_000
+"""Stream orderings read by one statement."""
+
+STRETCH: Final = 40_000
+NEAR: Final = 100
+OVERLAP: Final = 10_000
+HISTORY_LAST: Final = 1 << 50
+NAMES: Final = (
+    "events by stream ordering",
+    "history by stream ordering, negative",
+    "former outliers by stream ordering",
+    "former outliers by stream ordering, negative",
+)
+LIVE, HISTORY, FORMER, FORMER_HISTORY = range(4)
+
+
+class SynapseCheckpoint(NamedTuple):
+    """How far an import of a Synapse has come: the largest stream ordering, and the smallest."""
+
+    live: int
+    history: int
+
+    @classmethod
+    def parse(cls, text: str) -> "SynapseCheckpoint":
+        """Of its text, such as ``12345,-678``. `InputError`."""
+        live, _, history = text.partition(",")
+        try:
+            return cls(int(live), int(history))
+        except ValueError:
+            raise InputError(f"{text!r} is no position in a Synapse: it looks like 12345,-678") from None
+
+    def __str__(self) -> str:
+        return f"{self.live},{self.history}"
+
+
+@dataclass(frozen=True, slots=True)
+class Synapse:
+    """A source of an import. ``since``: where an earlier one ended; ``upto``: where this one does.
+
+    ``lacking``: places of events that lacked something then: they are looked at again, however far back.
+    """
+
+    dsn: str
+    since: SynapseCheckpoint | None
+    upto: SynapseCheckpoint
+    lacking: tuple[int, ...] = ()
+    broken: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, dsn: str, since: SynapseCheckpoint | None = None, lacking: Sequence[int] = ()) -> "Synapse":
+        """The events that are there now. `DatabaseUnavailable`."""
+        with arrow_snapshot(dsn, foreign=True) as conn:
+            [row] = conn.rows(SQL_SYNAPSE_RANGES)
+        return cls(dsn, since, SynapseCheckpoint(max(row["last"], 0), min(row["first"], 0)), tuple(lacking))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What dead letters call their sources; their lines are stream orderings."""
+        return NAMES
+
+    def told(self, file: int, number: int) -> tuple[int | None, int | None]:
+        """What dead letters say of a place: the stream ordering."""
+        return -number if file in {HISTORY, FORMER_HISTORY} else number, None
+
+    def stretches(self, tasks: int) -> list[FileRange]:
+        """What tasks read."""
+        del tasks
+        live = 1 if self.since is None else max(self.since.live - OVERLAP, 0) + 1
+        history = 0 if self.since is None else min(self.since.history + OVERLAP, 0)
+        found = [self._stretch(LIVE, begin, min(begin + STRETCH, self.upto.live + 1)) for begin in range(live, self.upto.live + 1, STRETCH)]
+        found += [self._stretch(HISTORY, max(end - STRETCH, self.upto.history), end) for end in range(history, self.upto.history, -STRETCH)]
+        if self.since is None:
+            return found
+        former = ((FORMER, live, self.upto.live + 1), (FORMER_HISTORY, self.upto.history, history))
+        found += [self._stretch(kind, begin, end) for kind, begin, end in former if begin < end]
+        return [*found, *self._again(found)]
+
+    def _again(self, stretches: Sequence[FileRange]) -> Iterator[FileRange]:
+        """What lacked something, and is in none of these. Positions near each other are read together: the rest of them are duplicates."""
+        lacking: dict[int, list[int]] = {}
+        for place in self.lacking:
+            kind, number = placed(place)
+            at = -number if kind in {HISTORY, FORMER_HISTORY} else number
+            if not any(one.file == kind and one.begin <= at < one.end for one in stretches):
+                lacking.setdefault(kind, []).append(at)
+        for kind, positions in lacking.items():
+            begin = last = min(positions)
+            for at in sorted(positions):
+                if at - last > NEAR or at - begin >= STRETCH:
+                    yield self._stretch(kind, begin, last + 1)
+                    begin = at
+                last = at
+            yield self._stretch(kind, begin, last + 1)
+
+    def _stretch(self, kind: int, begin: int, end: int) -> FileRange:
+        first = -(end - 1) if kind in {HISTORY, FORMER_HISTORY} else begin
+        return FileRange("synapse", 0, kind, kind, self.dsn, begin, end, first, end - begin)
+
+
+def read_synapse(stretch: FileRange) -> Iterator[ParsedLine]:
+    """The rows of a stretch, in pages; one snapshot."""
+    statement = SQL_SYNAPSE_FORMER_OUTLIERS if stretch.file in {FORMER, FORMER_HISTORY} else SQL_SYNAPSE_EVENTS
+    with arrow_snapshot(stretch.path, foreign=True) as conn:
+        found = conn.rows(SQL_SYNAPSE_JOINED_AS_HISTORY, stretch.begin, stretch.end) if stretch.file == LIVE else []
+        joined = {row["event_id"]: row["place"] for row in found}
+        for begin in range(stretch.begin, stretch.end, PAGE):
+            rows = conn.rows(statement, begin, min(begin + PAGE, stretch.end))
+            untold = [row["event_id"] for row in rows if row["is_untold"] and not row["outlier"]]
+            states = {row["event_id"]: row["state_before"] for row in conn.rows(SQL_SYNAPSE_STATES, untold)} if untold else {}
+            for row in rows:
+                yield _row(stretch.file, row, joined.get(row["event_id"]), states.get(row["event_id"]))
+
+
+def _row(file: int, row: Mapping[str, Any], joined: int | None, state: list[str] | None) -> ParsedLine:
+    """``joined``: the position, below 0, at which a former outlier has joined the timeline as history."""
+    place: int = row["place"]
+    is_history = row["is_history"] or joined is not None
+    rank = HISTORY_LAST - (joined or place) if is_history else place
+    origin: Origin = "outlier" if row["outlier"] else "backfill" if is_history else "live"
+    raw: bytes = (row["json"] or "").encode()
+    return ParsedLine(rank, place_of(file, abs(place)), _given(raw, row["room_version"], origin, state), raw)
+
+
+def _given(raw: bytes, version: str | None, origin: Origin, state: list[str] | None) -> LineContent | InvalidEvent:
+    glanced = glance(raw)
+    if glanced is None:
+        return InvalidEvent("not JSON" if raw else "this event has no row in event_json")
+    return LineContent(raw, glanced, version, origin, None if state is None else tuple(state))

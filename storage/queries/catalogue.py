@@ -1,0 +1,284 @@
+"""The questions that clients and servers wait for, by name, each with what it has to be told.
+
+`room-storage explain` asks one of them on the operator's database, the plan tests ask them all among a million events. To add
+one: a line in `QUESTIONS`. A question is asked as the store asks it, by the same function.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, LiteralString
+
+from storage import arguments as args
+from storage.config import Config
+from storage.database.connection import Connection
+from storage.errors import InputError
+from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
+from storage.queries import aggregations, auth_chain, context, events, federation, messages, relations, state, state_at
+from storage.queries import event_auth as auth_queries
+from storage.queries import timestamp_to_event as timestamps
+from storage.queries import visible_events as visibility_queries
+from storage.queries.filters import ANY_ROOM, SyncFilter
+from storage.queries.sync import SyncMemory, SyncRequest, brief, sync
+from storage.queries.sync.changed_rooms import rooms_of
+from storage.queries.sync.positions import positions
+from storage.streams import SyncToken, VectorPosition, startup
+from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
+
+SQL_DEPLOYMENT: Final[LiteralString] = """
+SELECT deployment_id
+FROM deployment
+"""
+
+CHANGED: Final = 10  # rooms, where it is remembered which have changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryArguments:
+    """What a question may be told. Which of these it needs stands in its `CatalogueQuery`."""
+
+    room: str | None = None
+    user: str | None = None
+    event: str | None = None
+    server: str | None = None
+    since: str | None = None
+    timestamp: int | None = None
+    limit: int = 10
+    deployment: str = ""
+    config: Config = field(default_factory=Config)
+
+
+Ask = Callable[[Connection, Any], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueQuery:
+    """A question. ``needs`` are fields of `QueryArguments`; ``ask`` has them for sure."""
+
+    about: str
+    needs: tuple[str, ...]
+    ask: Ask
+
+
+async def ask(conn: Connection, name: str, given: QueryArguments) -> object:
+    """The answer. `InputError` for an unknown name, or where something is not given; else as the question itself."""
+    question = QUESTIONS.get(name)
+    if question is None:
+        raise InputError(f"no query is named {name!r}: {', '.join(QUESTIONS)}")
+    lacking = [need for need in question.needs if getattr(given, need) is None]
+    if lacking:
+        raise InputError(f"{name} needs {', '.join(lacking)}")
+    _check(given)
+    return await question.ask(conn, given)
+
+
+def _check(given: QueryArguments) -> None:
+    """`InvalidIdentifier` for what has not the form of an id, `InputError` for a negative limit."""
+    if given.user is not None:
+        args.user(given.user)
+    if given.event is not None:
+        args.events([given.event])
+    if given.server is not None:
+        args.server(given.server)
+    args.limit(given.limit, given.config.page_limit_max)
+
+
+async def deployment_of(conn: Connection) -> str:
+    """The id of the deployment, which tokens carry; empty where no store was opened yet."""
+    return await conn.fetchval(SQL_DEPLOYMENT) or ""
+
+
+async def token_behind(conn: Connection, behind: int, deployment: str) -> str:
+    """The token of a client that has not seen the last so many positions of the events stream."""
+    current = (await positions(conn))["events"].furthest()
+    return SyncToken.of({"events": VectorPosition(max(current - behind, 0))}).print(deployment)
+
+
+# ----------------------------------------------------------------------------------------------------------- the questions
+
+
+def _asked(given: Any, wanted: SyncFilter = ANY_ROOM) -> SyncRequest:
+    return SyncRequest.of(
+        given.user,
+        given.since,
+        timeline_limit=given.limit,
+        rooms_limit=None,
+        full_state=False,
+        filter=wanted,
+        server_name=server_name_of(given.user),
+        deployment=given.deployment,
+        config=given.config,
+    )
+
+
+async def _sync(conn: Connection, given: Any) -> object:
+    return await sync(conn, _asked(given))
+
+
+async def _lazy_sync(conn: Connection, given: Any) -> object:
+    return await sync(conn, _asked(given, SyncFilter(lazy_load_members=True)))
+
+
+async def _sync_some(conn: Connection, given: Any) -> object:
+    """As by a process that heard of everything up to the token, and of nothing since; its first statement is ours."""
+    since = SyncToken.parse(given.since, given.deployment).position("events") or VectorPosition()
+    heard = dict(await startup.positions(conn))
+    heard["events"] = {writer: min(at, since.min) for writer, at in heard["events"].items()}
+    return await sync(
+        conn, _asked(given), memory=SyncMemory(lambda name: heard[name], Cache("rooms_of", 1), LastChange(1, 0), LastChange(1, 0))
+    )
+
+
+async def _sync_timelines(conn: Connection, given: Any) -> object:
+    """As by a process that heard of everything, where some of the user's rooms have had a message; its first two statements are ours."""
+    heard = await startup.positions(conn)
+    joined = await rooms_of(conn, UserId(given.user))
+    remembered: Cache[RoomsOf] = Cache("rooms_of", 1)
+    ticket = remembered.get(given.user)
+    if isinstance(ticket, Ticket):
+        remembered.fill(ticket, joined._replace(moved=0))
+    changes = LastChange(CHANGED, 0)
+    for room_id in list(joined.joined)[:CHANGED]:
+        changes.note(room_id, max(heard["events"].values(), default=0))
+    return await brief(conn, _asked(given), SyncMemory(lambda name: heard[name], remembered, changes, LastChange(1, 0)))
+
+
+def _pages(direction: messages.Direction) -> Ask:
+    async def page(conn: Connection, given: Any) -> object:
+        asked = messages.between(None, None, direction, given.limit, given.deployment)
+        return await messages.messages(
+            conn, RoomId(given.room), UserId(given.user), asked, given.deployment, rows_max=given.config.traversal_rows_max
+        )
+
+    return page
+
+
+async def _since(conn: Connection, given: Any) -> object:
+    asked = messages.between(None, given.since, "b", given.limit, given.deployment)
+    return await messages.messages(
+        conn, RoomId(given.room), UserId(given.user), asked, given.deployment, rows_max=given.config.traversal_rows_max
+    )
+
+
+async def _context(conn: Connection, given: Any) -> object:
+    return await context.context(conn, EventId(given.event), UserId(given.user), limit=given.limit, deployment=given.deployment)
+
+
+def _relations(*, recurse: bool) -> Ask:
+    async def related(conn: Connection, given: Any) -> object:
+        asked = messages.between(None, None, "b", given.limit, given.deployment)
+        wanted = relations.RelationFilter(recurse=recurse)
+        rows_max = given.config.traversal_rows_max
+        ids = EventId(given.event), UserId(given.user)
+        return await relations.relations(conn, *ids, wanted, asked, deployment=given.deployment, rows_max=rows_max)
+
+    return related
+
+
+async def _aggregations(conn: Connection, given: Any) -> object:
+    return await aggregations.aggregations(conn, UserId(given.user), [EventId(given.event)])
+
+
+def _near(direction: messages.Direction) -> Ask:
+    async def nearest(conn: Connection, given: Any) -> object:
+        rows_max = given.config.traversal_rows_max
+        return await timestamps.event_near(conn, RoomId(given.room), UserId(given.user), given.timestamp, direction, rows_max=rows_max)
+
+    return nearest
+
+
+async def _backfill(conn: Connection, given: Any) -> object:
+    rows_max = given.config.traversal_rows_max
+    return await federation.backfill(
+        conn, RoomId(given.room), [EventId(given.event)], given.limit, server_name=ServerName(given.server), rows_max=rows_max
+    )
+
+
+async def _missing_events(conn: Connection, given: Any) -> object:
+    return await federation.missing_events(
+        conn,
+        RoomId(given.room),
+        [],
+        [EventId(given.event)],
+        limit=given.limit,
+        min_depth=0,
+        server_name=ServerName(given.server),
+        rows_max=given.config.traversal_rows_max,
+    )
+
+
+def _of_event(read: Callable[[Connection, EventId], Awaitable[object]]) -> Ask:
+    async def about(conn: Connection, given: Any) -> object:
+        return await read(conn, EventId(given.event))
+
+    return about
+
+
+async def _whole_state(conn: Connection, event_id: EventId) -> object:
+    return await state_at.states_at(conn, [event_id], after=False)
+
+
+async def _few_keys(conn: Connection, event_id: EventId) -> object:
+    keys = [("m.room.power_levels", ""), ("m.room.join_rules", "")]
+    return await state_at.states_at(conn, [event_id], after=False, keys=keys)
+
+
+async def _but_members(conn: Connection, event_id: EventId) -> object:
+    return await state_at.states_at(conn, [event_id], after=False, types=["m.room.create", "m.room.name", "m.room.power_levels"])
+
+
+async def _current_state(conn: Connection, given: Any) -> object:
+    return await state.current_state(conn, RoomId(given.room))
+
+
+async def _rooms_of(conn: Connection, given: Any) -> object:
+    return await state.rooms_of(conn, UserId(given.user))
+
+
+async def _visible_to_user(conn: Connection, given: Any) -> object:
+    return await visibility_queries.visible_to_user(conn, UserId(given.user), [EventId(given.event)])
+
+
+async def _visible_to_server(conn: Connection, given: Any) -> object:
+    return await visibility_queries.visible_to_server(conn, ServerName(given.server), [EventId(given.event)])
+
+
+async def _is_resident(conn: Connection, given: Any) -> object:
+    return await federation.is_resident(conn, ServerName(given.server), RoomId(given.room))
+
+
+PAGED: Final = ("room", "user")
+TRAVERSED: Final = ("room", "event", "server")
+
+QUESTIONS: Final[Mapping[str, CatalogueQuery]] = {
+    "sync": CatalogueQuery("what is new to a user since a token", ("user", "since"), _sync),
+    "sync-remembered": CatalogueQuery("the same, where it is remembered which rooms can have changed", ("user", "since"), _sync_some),
+    "sync-timelines": CatalogueQuery("the same, where only some timelines have gone on", ("user", "since"), _sync_timelines),
+    "initial-sync": CatalogueQuery("everything of a user", ("user",), _sync),
+    "lazy-sync": CatalogueQuery("what is new to a user since a token, with the members that matter only", ("user", "since"), _lazy_sync),
+    "initial-lazy-sync": CatalogueQuery("everything of a user, with the members that matter only", ("user",), _lazy_sync),
+    "messages": CatalogueQuery("the last page of a room", PAGED, _pages("b")),
+    "messages-forwards": CatalogueQuery("the first page of a room", PAGED, _pages("f")),
+    "messages-since": CatalogueQuery("the last page of a room, down to where a client was", (*PAGED, "since"), _since),
+    "context": CatalogueQuery("an event amid others, and the state there", ("event", "user"), _context),
+    "relations": CatalogueQuery("the latest events that relate to one", ("event", "user"), _relations(recurse=False)),
+    "relations-indirect": CatalogueQuery("the same with indirect relations", ("event", "user"), _relations(recurse=True)),
+    "aggregations": CatalogueQuery("what is told of an event together with it", ("event", "user"), _aggregations),
+    "event-before": CatalogueQuery("the event nearest to a time, before it", (*PAGED, "timestamp"), _near("b")),
+    "event-after": CatalogueQuery("the event nearest to a time, after it", (*PAGED, "timestamp"), _near("f")),
+    "event": CatalogueQuery("one event", ("event",), _of_event(lambda conn, event_id: events.events(conn, [event_id]))),
+    "backfill": CatalogueQuery("an event and its ancestors, for a server", TRAVERSED, _backfill),
+    "missing-events": CatalogueQuery("the ancestors of an event, for a server", TRAVERSED, _missing_events),
+    "state-ids": CatalogueQuery("the state before an event with its auth chain", ("event",), _of_event(auth_queries.state_ids)),
+    "event-auth": CatalogueQuery("the auth chain of an event, whole", ("event",), _of_event(auth_queries.event_auth)),
+    "auth-chain": CatalogueQuery(
+        "the ids of the auth chain of an event", ("event",), _of_event(lambda conn, event_id: auth_chain.auth_chain_ids(conn, [event_id]))
+    ),
+    "state-at": CatalogueQuery("the whole state before an event", ("event",), _of_event(_whole_state)),
+    "state-keys": CatalogueQuery("a few keys of the state before an event", ("event",), _of_event(_few_keys)),
+    "state-types": CatalogueQuery("a few types of the state before an event", ("event",), _of_event(_but_members)),
+    "current-state": CatalogueQuery("the current state of a room", ("room",), _current_state),
+    "rooms-of": CatalogueQuery("the rooms that a user is in", ("user",), _rooms_of),
+    "visible-to-user": CatalogueQuery("whether a user may see an event", ("user", "event"), _visible_to_user),
+    "visible-to-server": CatalogueQuery("whether a server may have an event whole", ("server", "event"), _visible_to_server),
+    "is-resident": CatalogueQuery("whether a server is in a room now", ("server", "room"), _is_resident),
+}

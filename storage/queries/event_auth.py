@@ -1,0 +1,68 @@
+"""What another server needs to check an event: the state before it with its auth chain, or the event's own chain whole.
+
+Server-server API, /state_ids and /event_auth. Chains of ids alone are in auth_chain.py.
+"""
+
+from dataclasses import dataclass
+from typing import Final, LiteralString
+
+from storage.database.connection import Connection
+from storage.errors import UnknownEvent
+from storage.ids import EventId
+from storage.queries.auth_chain import state_and_chain_ids
+from storage.queries.events import StoredEvent, StoredEventRow, stored
+from storage.queries.state_at import event_nids_before
+
+SQL_EVENT_AUTH: Final[LiteralString] = """
+WITH RECURSIVE
+start AS MATERIALIZED (
+    SELECT event_nid, room_nid, auth_events
+    FROM events
+    WHERE event_id = $1::text
+),
+chain (event_nid) AS (  -- within the room: what a refused event cites of others is not given to who sent it
+    SELECT unnest(auth_events)
+    FROM start
+    UNION
+    SELECT cited.event_nid
+    FROM chain
+    JOIN events e USING (event_nid)
+    JOIN start USING (room_nid)
+    CROSS JOIN unnest(e.auth_events) AS cited (event_nid)
+)
+SELECT s.*
+FROM start
+CROSS JOIN LATERAL (SELECT start.event_nid UNION ALL SELECT event_nid FROM chain) AS wanted
+CROSS JOIN LATERAL (  -- one by one: the planner expects a long chain, and would read all rooms for it
+    SELECT s.*
+    FROM events e
+    JOIN stored_events s USING (event_nid)
+    WHERE e.event_nid = wanted.event_nid AND e.room_nid = start.room_nid
+    OFFSET 0
+) AS s
+ORDER BY s.depth, s.event_nid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StateIds:
+    """The state before an event, and the union of the auth chains of its events. Server-server API, /state_ids."""
+
+    state_ids: frozenset[EventId]
+    auth_chain_ids: frozenset[EventId]
+
+
+async def state_ids(conn: Connection, event_id: EventId) -> StateIds:
+    """The ids of the state before an event and of its auth chain. `UnknownEvent`, `StateUnknown` for an outlier.
+
+    Both never change, so two statements need no common snapshot.
+    """
+    return StateIds(*await state_and_chain_ids(conn, await event_nids_before(conn, event_id)))
+
+
+async def event_auth(conn: Connection, event_id: EventId) -> list[StoredEvent]:
+    """The whole auth chain of an event, without itself. Also of rejected events and outliers. `UnknownEvent`."""
+    rows = await conn.fetch(SQL_EVENT_AUTH, event_id, row=StoredEventRow)
+    if not rows:
+        raise UnknownEvent(event_id)
+    return [stored(row) for row in rows if row.event_id != event_id]

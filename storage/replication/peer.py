@@ -1,0 +1,257 @@
+"""One participant in replication, whatever the transport: says what this process writes, follows what others write.
+
+    async with Exchange(store, transport): …
+
+A participant has two sides. It *announces*: "own" facts, on transports where everybody hears everybody; "all" it learns of, where it is
+the hub of others (the TCP server); "none" (the TCP client). And it *follows*, or not. On every new link both sides introduce
+themselves, so that whatever was lost before is found.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, Literal, Protocol, Self
+
+from storage.config import Config
+from storage.database.connection import Database
+from storage.errors import StorageError
+from storage.replication.announcing import advance_commands, positions
+from storage.replication.commands import (
+    ClearUserSync,
+    Command,
+    FederationAck,
+    LockReleased,
+    Position,
+    Rdata,
+    RemoteServerUp,
+    Replicate,
+    UserSync,
+)
+from storage.replication.federation_ack import Acknowledgements
+from storage.replication.follower import Follower
+from storage.replication.handlers import Handlers
+from storage.replication.names import WorkerNames
+from storage.replication.syncing import Session, Syncing
+from storage.replication.targets import FollowTarget, HandlersTarget, StreamsTarget
+from storage.replication.transport import Link, Transport
+from storage.streams.feed import Advance
+from storage.streams.registry import Streams
+
+logger = logging.getLogger(__name__)
+
+Announces = Literal["own", "all", "none"]
+BY_NAME: Final = (UserSync, ClearUserSync, FederationAck, LockReleased)
+"""What a worker says of itself, by its name."""
+
+
+class ReplicatedStore(Protocol):
+    """What replication needs of a store."""
+
+    @property
+    def streams(self) -> Streams:
+        """Its streams, and the feed of what happens to them."""
+
+    @property
+    def database(self) -> Database:
+        """For its limits; rows are read through the streams."""
+
+    @property
+    def server_name(self) -> str:
+        """The homeserver's name."""
+
+    @property
+    def instance_name(self) -> str:
+        """This writer's name."""
+
+    async def server_up(self, server_name: str) -> None:
+        """Another homeserver can be reached again."""
+
+
+class ReplicationPeer:
+    """A participant. ``store`` may be handlers instead: then nothing is announced, and what comes is only told to them.
+
+    `syncing` knows who syncs on which worker, `acknowledged` how far each sending worker has got, `handlers` who wants to hear of commands.
+    """
+
+    def __init__(
+        self,
+        store: ReplicatedStore | Handlers,
+        transport: Transport,
+        *,
+        handlers: Handlers | None = None,
+        announces: Announces = "own",
+        follows: bool = True,
+        config: Config | None = None,
+        instance_name: str = "client",
+    ) -> None:
+        self.transport = transport
+        if isinstance(store, Handlers):
+            self.handlers, self.instance_name, self._config = store, instance_name, config or Config()
+            self._streams, self._announces, self._server_up = None, "none", None
+            target: FollowTarget = HandlersTarget(store)
+        else:
+            self.handlers, self.instance_name, self._config = handlers or Handlers(), store.instance_name, config or store.database.config
+            self._streams, self._announces, self._server_up = store.streams, announces, store.server_up
+            target = StreamsTarget(store.streams)
+        self.syncing = Syncing(self._config.replication_sessions_max)
+        self.acknowledged = Acknowledgements(self._config.replication_ack_keep_ms)
+        own = self.instance_name if announces == "all" else None
+        self._names = WorkerNames(own, self._config.replication_names_max, self._config.replication_ping_ms, self._forget)
+        self._follower = Follower(target, self._config) if follows else None
+        self._own_syncs: dict[Session, int] = {}
+        self._own_acknowledgement: int | None = None
+        self._heard: dict[str, float] = {}
+        self._ends: list[Callable[[], None]] = []
+        self._beating: asyncio.Task[None] | None = None
+        self._noting: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Take part from now on; needs a running event loop."""
+        if self._streams is not None and self._announces != "none":
+            self._ends.append(self._streams.feed.subscribe(self._advanced))
+        if self._server_up is not None:
+            self._ends.append(self.handlers.on(RemoteServerUp, self._note_up))
+        self._ends.append(self.transport.subscribe(self))
+        self.transport.start()
+        if self.transport.is_shared:
+            self._beating = asyncio.create_task(self._beat(), name="replication-beat")
+
+    async def close(self) -> None:
+        """Take no part any more. What was published is still sent; the transport is closed."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.wait([self._beating])
+        if self._own_syncs:
+            self.transport.publish(ClearUserSync(self.instance_name))
+        for end in self._ends:
+            end()
+        self._ends.clear()
+        await self.transport.close()
+        if self._noting:
+            await asyncio.wait(self._noting)
+        if self._follower is not None:
+            await self._follower.close()
+
+    # ---------------------------------------------------------------------------------------------- what this process says
+
+    def publish(self, *commands: Command) -> None:
+        """Say these to everybody else: REMOTE_SERVER_UP, USER_IP, LOCK_RELEASED … Nobody is told twice, and who is away not at all."""
+        self.transport.publish(*commands)
+
+    def user_syncs(self, user_id: str, device_id: str | None = None, *, syncing: bool, at_ms: int | None = None) -> None:
+        """A user has started or stopped syncing here. Told again to whoever connects later."""
+        at = time.time_ns() // 1_000_000 if at_ms is None else at_ms
+        command = UserSync(self.instance_name, user_id, device_id, syncing, at)
+        self._own_syncs.pop((user_id, device_id), None)
+        if syncing:
+            self._own_syncs[user_id, device_id] = at
+        self.transport.publish(command)
+
+    def acknowledge(self, token: int) -> None:
+        """This process has sent to other servers everything up to ``token``. Told again to whoever connects later."""
+        self._own_acknowledgement = max(token, self._own_acknowledgement or token)
+        self.transport.publish(FederationAck(self.instance_name, self._own_acknowledgement))
+
+    def _advanced(self, advance: Advance) -> None:
+        """A subscriber of the feed. That there is a new writer everybody has to know before anything that was written after it came."""
+        is_new_writer = not advance.previous and not advance.facts
+        if self.transport.links and (advance.local or is_new_writer or self._announces == "all"):
+            self.transport.publish(*advance_commands(advance))
+
+    def _positions(self) -> Iterator[Position]:
+        if self._streams is None or self._announces == "none":
+            return iter(())
+        return positions(self._streams, None if self._announces == "all" else self._streams.instance_name)
+
+    def _own_state(self) -> Iterator[Command]:
+        for (user_id, device_id), at in self._own_syncs.items():
+            yield UserSync(self.instance_name, user_id, device_id, is_syncing=True, last_sync_ms=at)
+        if self._own_acknowledgement is not None:
+            yield FederationAck(self.instance_name, self._own_acknowledgement)
+
+    async def _beat(self) -> None:
+        """Where a link does not end with its peer: show that this one is alive, and forget those who do not.
+
+        The positions that serve for it also show what was lost on the way.
+        """
+        while True:
+            await asyncio.sleep(self._config.replication_ping_ms / 1000)
+            self.transport.publish(*self._positions())
+            silent_since = time.monotonic() - self._config.replication_timeout_ms / 1000
+            for instance_name in [name for name, at in self._heard.items() if at < silent_since]:
+                del self._heard[instance_name]
+                self.syncing.clear(instance_name)
+                self.acknowledged.lost([instance_name])
+
+    # ---------------------------------------------------------------------------------------------- what the others say
+
+    def connected(self, link: Link) -> None:
+        """See `Subscriber`."""
+        if self._follower is not None:
+            link.send(Replicate())
+        if self._announces != "all":
+            link.send(*self._positions(), *self._own_state())
+
+    def disconnected(self, link: Link) -> None:
+        """See `Subscriber`."""
+        self.syncing.lost(link)
+        self.acknowledged.lost(self._names.lost(link))
+        if self._follower is not None:
+            self._follower.lost(link)
+
+    def received(self, command: Command, link: Link) -> None:
+        """See `Subscriber`. `ProtocolError` for what is said in the name of a worker that another link speaks for."""
+        self._note_name(command, link)
+        match command:
+            case Rdata():
+                if self._follower is not None:
+                    self._follower.rdata(command, link)
+            case Position():
+                if self._follower is not None:
+                    self._follower.position(command, link)
+            case Replicate():
+                link.send(*self._positions(), *(self._own_state() if self._announces != "all" else ()))
+            case UserSync():
+                self.syncing.told(command, link)
+            case ClearUserSync():
+                self.syncing.clear(command.instance_name)
+            case FederationAck():
+                self.acknowledged.told(command)
+            case _:
+                pass  # of interest to handlers only
+        self.handlers.tell(command)
+
+    def _note_name(self, command: Command, link: Link) -> None:
+        """Note who speaks; `ProtocolError` where another link does so by that name."""
+        if isinstance(command, BY_NAME):
+            self._names.claim(command.instance_name, link)
+        if self.transport.is_shared and isinstance(command, Rdata | Position | UserSync | ClearUserSync | FederationAck):
+            self._heard[command.instance_name] = time.monotonic()
+
+    def _forget(self, instance_name: str) -> None:
+        """A name is dropped: there were too many, or its worker is back over another link."""
+        self.syncing.clear(instance_name)
+        self.acknowledged.lost([instance_name])
+        self._heard.pop(instance_name, None)
+
+    def _note_up(self, command: RemoteServerUp) -> None:
+        """The store asks that server for missing events again."""
+        if self._server_up is not None:
+            task = asyncio.create_task(_note_up(self._server_up, command.server_name), name="replication-server-up")
+            self._noting.add(task)
+            task.add_done_callback(self._noting.discard)
+
+
+async def _note_up(server_up: Callable[[str], Awaitable[None]], server_name: str) -> None:
+    try:
+        await server_up(server_name)
+    except StorageError as error:  # no harm: it is asked again all the same, later
+        logger.warning("that %s is up again was not noted: %s", server_name, error)

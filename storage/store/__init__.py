@@ -1,0 +1,1 @@
+"""The store: what a homeserver holds, and how it is opened."""

@@ -1,0 +1,182 @@
+"""Garbage of state groups: what nothing refers to goes, every answer stays, also beside appends."""
+
+import asyncio
+
+import pytest
+
+import storage
+from storage import Store
+from storage.maintenance.reroot import make_roots, runs_after
+from storage.maintenance.room_lock import lock_room
+from storage.maintenance.state_group_gc import _delete, collect, collect_all, find
+from storage.testing import RoomBuilder, build_room
+from tests.maintenance.rooms import LIVELY, SERVER, deliver, everything_seen, findings
+from tests.persist.tables import logical_tables
+from tests.postgres import others_ended
+
+FORKY = LIVELY.replaced(fork_rate=0.3, fork_depth=3.0)
+
+
+@pytest.fixture(scope="module")
+def room() -> RoomBuilder:
+    return build_room(FORKY, 220, seed=5, sign=False)
+
+
+async def count(store: Store) -> int:
+    async with store.database.connection() as conn:
+        return int(await conn.fetchval("SELECT count(*) FROM state_groups"))
+
+
+async def forget_events(store: Store, events: int) -> None:
+    """Take the state from the latest events, as if they had been purged: their groups are garbage then, but for what others fold."""
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "UPDATE events SET state_group_before = (SELECT min(state_group_before) FROM events WHERE NOT outlier), state_group_after = NULL "
+            "WHERE event_nid IN (SELECT event_nid FROM events WHERE NOT outlier ORDER BY stream_ordering LIMIT $1::int)",
+            events,
+        )
+
+
+async def test_what_nothing_refers_to_goes_and_every_answer_stays(store: Store, room: RoomBuilder) -> None:
+    await deliver(store, room.generated(), batch=1)  # one at a time: every merge on the way leaves a group
+    before, tables = await count(store), await logical_tables(store.database)
+    seen = await everything_seen(store, room, [event.event_id for event in room.events])
+    await others_ended(store.database)
+    garbage = (await find(store.database, room.room_id)).state_groups
+    assert len(garbage) > 5, "a room without garbage says nothing"
+    freed = await collect(store.database, room.room_id, batch=3)
+    assert freed.state_groups == len(garbage)
+    assert await count(store) == before - freed.state_groups
+    assert await logical_tables(store.database) == tables
+    assert await everything_seen(store, room, seen[SERVER]) == {name: ids & seen[SERVER] for name, ids in seen.items()}
+    assert await findings(store) == []
+    assert [one async for one in collect_all(store.database)] == []
+
+
+async def test_the_room_goes_on_after_collecting(store: Store, room: RoomBuilder) -> None:
+    """Also by a writer that had the groups in its caches."""
+    generated = room.generated()
+    for event in generated.events[:150]:
+        await store.append([event.pdu])
+    await others_ended(store.database)
+    assert (await collect(store.database, room.room_id)).state_groups
+    for event in generated.events[150:]:
+        [result] = await store.append([event.pdu])
+        assert result.outcome in {"stored", "soft_failed"}
+    assert await store.current_state(room.room_id) == dict(room.state)
+    assert await findings(store) == []
+
+
+async def test_collecting_beside_appends(dsn: str, room: RoomBuilder) -> None:
+    """There is garbage from the beginning, so that something is freed however the collector and the writer take turns."""
+    appended = asyncio.Event()
+
+    async def collecting(store: Store) -> int:
+        freed = 0
+        while not appended.is_set():
+            freed += (await collect(store.database, room.room_id, batch=3)).state_groups
+        return freed
+
+    async with storage.open(dsn, server_name=SERVER, config=storage.Config(purge_pause_ms=1)) as store:
+        for pdu in room.pdus[:150]:
+            await store.append([pdu])
+        await others_ended(store.database)
+        collector = asyncio.create_task(collecting(store))
+        for at in range(150, len(room.pdus), 3):
+            results = await store.append(room.pdus[at : at + 3])
+            assert {result.outcome for result in results} <= {"stored", "soft_failed"}
+        appended.set()
+        assert await collector
+        assert await store.current_state(room.room_id) == dict(room.state)
+        assert await findings(store) == []
+
+
+async def test_a_group_that_was_taken_up_again_since_the_look_is_kept(store: Store, room: RoomBuilder) -> None:
+    """The second look, under the room's lock: an event refers to a group that was garbage in the snapshot."""
+    await deliver(store, room.generated(), batch=1)
+    await others_ended(store.database)
+    garbage = await find(store.database, room.room_id)
+    wanted = garbage.state_groups[-1]
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "UPDATE events SET state_group_before = $1::bigint, stream_ordering = $2::bigint + 1 "
+            "WHERE stream_ordering = $2::bigint AND state_group_after IS NULL",
+            wanted,
+            garbage.upto,
+        )
+        referred = await conn.fetchval("SELECT count(*) FROM events WHERE state_group_before = $1::bigint", wanted)
+        path: list[int] = await conn.fetchval("SELECT path_of(state_group, back) FROM state_groups WHERE state_group = $1::bigint", wanted)
+    assert referred == 1
+    freed = await _delete(store.database, room.room_id, garbage)
+    assert freed == len(set(garbage.state_groups) - set(path))
+    async with store.database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM state_groups WHERE state_group = ANY($1::bigint[])", path) == len(path)
+
+
+async def test_what_a_group_folds_that_was_written_since_is_kept(store: Store, room: RoomBuilder) -> None:
+    """As by a merge that was overtaken: no event refers to it, but whoever reads it needs its path."""
+    await deliver(store, room.generated(), batch=1)
+    await others_ended(store.database)
+    garbage = await find(store.database, room.room_id)
+    async with store.database.connection() as conn:
+        path: list[int] = await conn.fetchval(
+            "SELECT path_of(state_group, back) FROM state_groups WHERE state_group = ANY($1::bigint[]) ORDER BY cardinality(back) DESC LIMIT 1",
+            garbage.state_groups,
+        )
+        new = await conn.fetchval("SELECT max(state_group) + 1 FROM state_groups")
+        await conn.execute(
+            "INSERT INTO state_groups SELECT $2::bigint, digest, audience, room_nid, entry_count, runs, $3::int[], NULL, NULL, NULL, NULL "
+            "FROM state_groups WHERE state_group = $1::bigint",
+            path[-1],
+            new,
+            [*(new - one for one in sorted(path)), 0],
+        )
+    freed = await _delete(store.database, room.room_id, garbage)
+    assert 0 < freed == len(set(garbage.state_groups) - set(path))
+    async with store.database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM state_groups WHERE state_group = ANY($1::bigint[])", path) == len(path)
+
+
+async def test_states_stay_the_same_when_a_group_becomes_a_root(store: Store, room: RoomBuilder) -> None:
+    await deliver(store, room.generated(), batch=50)
+    tables = await logical_tables(store.database)
+    async with store.database.transaction() as conn:
+        await lock_room(conn, room.room_id)
+        middle = await conn.fetchvals(
+            "SELECT g.state_group FROM state_groups g JOIN (SELECT state_group - unnest(back[2:]) AS state_group FROM state_groups) AS u USING (state_group) "
+            "GROUP BY g.state_group HAVING count(*) > 2 ORDER BY count(*) DESC, 1 LIMIT 8"
+        )
+        assert len(middle) == 8
+        await make_roots(conn, middle)
+    assert await logical_tables(store.database) == tables
+    assert await findings(store) == []
+    async with store.database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM state_groups WHERE cardinality(back) = 1") >= 8
+    await collect(store.database, room.room_id)
+    last = room.topic(room.user(1), "goes on") if room.membership(room.user(1)) == "join" else None
+    if last is not None:
+        await store.append([last.pdu])
+    assert await findings(store) == []
+
+
+async def test_roots_instead_of_purged_ancestors(store: Store, room: RoomBuilder) -> None:
+    """What purging does: the events that are left need their states, and nothing else."""
+    await deliver(store, room.generated(), batch=50)
+    kept = [event.event_id for event in room.events[150:]]
+    states = {event_id: await store.state_before(event_id) for event_id in kept}
+    await forget_events(store, 150)
+    async with store.database.transaction() as conn:
+        await lock_room(conn, room.room_id)
+        oldest: list[int] = await conn.fetchvals(
+            "SELECT DISTINCT state_group_before FROM events WHERE event_id = ANY($1::text[]) ORDER BY 1", kept
+        )
+        await make_roots(conn, oldest[:10])
+    await others_ended(store.database)
+    freed = await collect(store.database, room.room_id)
+    assert freed.state_groups > 20
+    assert {event_id: await store.state_before(event_id) for event_id in kept} == states
+
+
+@pytest.mark.parametrize("runs,gone,left", [([2, 1, 3], 1, [1, 1, 3]), ([2, 1, 3], 2, [0, 1, 3]), ([2, 1, 3], 5, [0, 0, 1]), ([7], 7, [0])])
+def test_runs_of_what_is_left_of_a_path(runs: list[int], gone: int, left: list[int]) -> None:
+    assert list(runs_after(runs, gone)) == left

@@ -1,0 +1,78 @@
+"""Auth graphs of any shape, whatever the auth rules would say of them, with their places in the chain cover."""
+
+from collections.abc import Collection, Mapping, Sequence
+from random import Random
+
+from storage.persist.model.caches import WriterCaches
+from storage.persist.model.change_set import UNRELATED, NewEvent, NidBlocks
+from storage.persist.model.rows import EventRow
+from storage.persist.plan.chain_cover import cover_event
+from storage.pipeline.imports.plan_rooms import NewRoomChangeSet
+
+SERVER = "s1.test"
+KEYS = 8
+"""State keys of the graphs below: 1 of the create event, 2 of the power levels, the others of members and what they set."""
+
+Graph = Mapping[int, Sequence[int]]
+
+
+def caches() -> WriterCaches:
+    return WriterCaches(events=10_000, groups=1_000, state_entries=100_000, rooms=100, names=10_000)
+
+
+def chain(graph: Graph, nids: Collection[int]) -> set[int]:
+    reached: set[int] = set()
+    front = [auth for nid in nids for auth in graph[nid]]
+    while front:
+        nid = front.pop()
+        if nid not in reached:
+            reached.add(nid)
+            front += graph[nid]
+    return reached
+
+
+class AuthGraphWorld:
+    """A change set with events of any auth events, and the events by state key, older ones first. Nothing is in the database."""
+
+    def __init__(self) -> None:
+        self.change_set = NewRoomChangeSet(caches(), NidBlocks(), SERVER)
+        for first in range(1, 4_000, 1000):
+            self.change_set.blocks.put("auth_chain_nids", first)
+        self.graph: dict[int, tuple[int, ...]] = {}
+        self.of_key: dict[int, list[int]] = {key: [] for key in range(1, KEYS + 1)}
+        self.cited: list[int] = []
+
+    def add(self, nid: int, key: int, auth: Collection[int], *, rejected: bool = False) -> None:
+        row = EventRow(nid, f"${nid}", 1, None, 1, 1, 1, 1, None, None, None, 1, 1, key, None, False, False, False, False,
+                       "no" if rejected else None, (), tuple(auth), False)  # fmt: skip
+        self.change_set.rows[row.event_id], self.change_set.row_ids[nid] = row, row.event_id
+        self.change_set.state_key_names[key] = (1, str(key))
+        self.change_set.new_events[nid] = NewEvent(row, b"", UNRELATED, None)
+        entry = cover_event(self.change_set, row)
+        if entry is not None:
+            self.change_set.add_place(nid, entry)
+            self.cited.append(nid)
+        else:
+            self.change_set.loose.add(nid)  # as the database says of it
+        self.graph[nid] = row.auth_events
+        self.of_key[key].append(nid)
+
+
+def world_of(rng: Random, runs: int, *, rejected: bool) -> AuthGraphWorld:
+    """Events that cite any events that are there; in runs, each with the one before it; with nids in any order."""
+    world = AuthGraphWorld()
+    nids = iter(rng.sample(range(1, 100 * runs), 14 * runs + 1))
+    world.add(next(nids), 1, ())
+    for _ in range(runs):
+        key = rng.randint(2, KEYS)
+        placed = [nid for nid in world.of_key[key] if nid in world.change_set.places]
+        last = rng.choice(placed[-3:]) if placed and rng.random() < 0.6 else None
+        for _ in range(rng.choice((1, 1, 2, 12))):
+            auth = set(rng.sample(world.cited[-20:], min(len(world.cited), rng.randint(0, 3))))
+            auth |= {rng.choice(world.cited)} if rng.random() < 0.3 else set()
+            auth |= {last} if last else set()
+            last = next(nids)
+            world.add(last, key, auth)
+        if rejected and rng.random() < 0.5:
+            world.add(next(nids), key, rng.sample(list(world.graph), min(3, len(world.graph))), rejected=True)
+    return world

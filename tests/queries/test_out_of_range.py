@@ -1,0 +1,88 @@
+"""Events that stand elsewhere in the order than their audience: pages find them all the same, as they are remembered as strays."""
+
+import pytest
+
+from storage import Store
+from storage.persist.plan import audience
+from storage.queries import messages
+from storage.queries.filters import ANY_EVENT
+from storage.streams.positions import LARGEST_POSITION
+from storage.testing import BuiltEvent, RoomBuilder
+from storage.visibility import audience_ranges
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, new_room
+from tests.queries.test_plans import ALL, EDGE, NONE, plan_of
+
+HOW: tuple[object, ...] = (*ALL, *NONE, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION, *EDGE)
+
+
+async def paged(store: Store) -> tuple[set[str], set[str]]:
+    """What one who left sees by pages, and by the filter, of a room in which a server was cut off for longer than the slack."""
+    room = new_room(visibility="joined", members=[LOCAL])
+    main, cut_off = room.fork(2)
+    main.leave(LOCAL)
+    late = [cut_off.message(ADMIN) for _ in range(2 * audience_ranges.SLACK)]
+    for _ in range(3 * audience_ranges.SLACK):
+        main.message(ADMIN)
+    held = [event for event in room.events if event not in late]
+    await append(store, *held)
+    await append(store, *late)
+    pages = set[str]()
+    at = None
+    while True:
+        page = await store.messages(room.room_id, LOCAL, from_=at, limit=50)
+        pages |= {event.event_id for event in page.chunk}
+        at = page.end
+        if at is None:
+            return pages, {*await store.visible_to_user(LOCAL, [event.event_id for event in room.events])}
+
+
+async def test_a_server_that_was_cut_off(store: Store) -> None:
+    pages, visible = await paged(store)
+    assert pages == visible
+    assert len(visible) > 2 * audience_ranges.SLACK
+
+
+async def test_the_comparison_sees_strays_that_were_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audience, "note_place", lambda *_: None)
+    pages, visible = await paged(store)
+    assert pages < visible
+
+
+SQL_STRAYS = (
+    "SELECT COALESCE(sum(upper(part) - lower(part)), 0) FROM rooms CROSS JOIN unnest(out_of_range) AS part WHERE room_id = $1::text"
+)
+
+
+async def joined_over_a_gap(store: Store, visibility: str) -> tuple[RoomBuilder, list[BuiltEvent]]:
+    """A room that a local user has joined without its history, which then comes by backfill: (the room, the history)."""
+    room = RoomBuilder("11", sign=False)
+    room.start(REMOTE, history_visibility=visibility)
+    history = [room.message(REMOTE) for _ in range(3 * audience_ranges.AROUND)]
+    for number in range(10):
+        history += [room.join(f"@passing{number}:s2.test"), room.message(REMOTE), room.leave(f"@passing{number}:s2.test")]
+    state = list(room.state.values())
+    join = room.join(LOCAL)
+    await append(store, *(event for event in room.events if event.state_key is not None and event is not join), origin="outlier")
+    await append(store, join, state_before={join.event_id: state})
+    await append(store, *(room.message(REMOTE) for _ in range(3)))
+    await append(store, *room.events, origin="backfill")
+    return room, history
+
+
+@pytest.mark.parametrize("visibility", ["joined", "invited"])
+async def test_history_that_no_local_user_may_see_costs_no_reader_anything(store: Store, visibility: str) -> None:
+    room, history = await joined_over_a_gap(store, visibility)
+    page = await store.messages(room.room_id, LOCAL, limit=100)
+    assert [event.type for event in page.chunk[:4]] == ["m.room.message"] * 3 + ["m.room.member"]
+    async with store.database.connection() as conn:
+        assert await conn.fetchval(SQL_STRAYS, room.room_id) <= audience_ranges.AROUND
+    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, LOCAL, *HOW)
+    assert plan.event_rows < len(history) / 2
+
+
+async def test_shared_history_is_paged_through_and_not_by_those_who_were_never_there(store: Store) -> None:
+    room, history = await joined_over_a_gap(store, "shared")
+    page = await store.messages(room.room_id, LOCAL, limit=1000)
+    assert {event.event_id for event in page.chunk} == {event.event_id for event in room.events}
+    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, OTHER, *HOW)
+    assert plan.event_rows < len(history) / 2
