@@ -14,7 +14,9 @@ def pytest_configure() -> None:
     """Have random tests end with the first example that fails: nobody reads a smaller one."""
     from hypothesis import Phase, settings  # noqa: PLC0415  # its own plugin of pytest wants to be imported first
 
-    settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate), report_multiple_bugs=False)
+    settings.register_profile(
+        "mutants", phases=(Phase.explicit, Phase.generate), report_multiple_bugs=False
+    )
     settings.load_profile("mutants")
 
 
@@ -24,9 +26,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     layer = os.environ.get("MUTANT_UNDER_TEST", "").split(".")
     if layer[0] != "storage":
         return  # mutmut counts or lists the tests
-    own = [item for item in items if item.path.relative_to(Path.cwd()).parts[:2] == ("tests", layer[1])]
+    own = [
+        item for item in items if item.path.relative_to(Path.cwd()).parts[:2] == ("tests", layer[1])
+    ]
     config.hook.pytest_deselected(items=[item for item in items if item not in own])
-    took: dict[str, float] = json.loads(Path("mutmut-stats.json").read_text("utf-8"))["duration_by_test"]
+    took: dict[str, float] = json.loads(Path("mutmut-stats.json").read_text("utf-8"))[
+        "duration_by_test"
+    ]
     files = {str(item.path): 0.0 for item in own}
     for item in own:
         files[str(item.path)] += took.get(item.nodeid, 0.0)

@@ -50,15 +50,31 @@ def environment(dsn: str) -> dict[str, str]:
 
 def results() -> dict[str, str]:
     """Return the status of every mutant that was run, by its name."""
-    kept = [json.loads(path.read_text("utf-8"))["exit_code_by_key"] for path in sorted((ROOT / "mutants").rglob("*.py.meta"))]
-    return {name: status_by_exit_code[code] for codes in kept for name, code in codes.items() if code is not None}
+    kept = [
+        json.loads(path.read_text("utf-8"))["exit_code_by_key"]
+        for path in sorted((ROOT / "mutants").rglob("*.py.meta"))
+    ]
+    return {
+        name: status_by_exit_code[code]
+        for codes in kept
+        for name, code in codes.items()
+        if code is not None
+    }
 
 
 def sources(module: str) -> dict[str, list[str]]:
     """Return the lines of each mutant of a module, and of each original, by the name of its function."""
     text = (ROOT / "mutants" / Path(*module.split("."))).with_suffix(".py").read_text("utf-8")
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {node.name: text.splitlines()[node.lineno : node.end_lineno] for node in functions if "__mutmut_" in node.name}
+    functions = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return {
+        node.name: text.splitlines()[node.lineno : node.end_lineno]
+        for node in functions
+        if "__mutmut_" in node.name
+    }
 
 
 def change(name: str, made: dict[str, list[str]]) -> tuple[str, str]:
@@ -78,10 +94,18 @@ def function(name: str) -> str:
 def why(name: str, before: str, after: str) -> str | None:
     """Return why tests/mutants.toml says that a change makes no difference; None if it does not say so."""
     for rule in EXPLAINED.get("rule", []):
-        if re.fullmatch(rule["function"], function(name)) and re.search(rule["before"], before) and re.search(rule["after"], after):
+        if (
+            re.fullmatch(rule["function"], function(name))
+            and re.search(rule["before"], before)
+            and re.search(rule["after"], after)
+        ):
             return str(rule["why"])
     for one in EXPLAINED.get("equivalent", []):
-        if (one["function"], one["before"].strip(), one["after"].strip()) == (function(name), before, after):
+        if (one["function"], one["before"].strip(), one["after"].strip()) == (
+            function(name),
+            before,
+            after,
+        ):
             return str(one["why"])
     return None
 
@@ -114,7 +138,9 @@ def summary(modules: dict[str, Counter[str]], unexplained: int) -> int:
     Console(width=140).print(table)
     surviving = sum(total[status] for status in SURVIVED)
     share = surviving / max(total["mutants"], 1)
-    print(f"{total['mutants']} mutants, {surviving} survive ({share:.2%}), {unexplained} of them are not explained")
+    print(
+        f"{total['mutants']} mutants, {surviving} survive ({share:.2%}), {unexplained} of them are not explained"
+    )
     return 1 if share > ALLOWED or unexplained else 0
 
 
@@ -135,4 +161,10 @@ if __name__ == "__main__":
     arguments = sys.argv[1:]
     if arguments == ["--report"]:
         sys.exit(report(results()))
-    sys.exit(main([name for name, status in results().items() if status in SURVIVED] if arguments == ["--again"] else arguments))
+    sys.exit(
+        main(
+            [name for name, status in results().items() if status in SURVIVED]
+            if arguments == ["--again"]
+            else arguments
+        )
+    )

@@ -13,13 +13,21 @@ import uvloop
 from benchmarks import compare, readme, report
 from benchmarks.harness import RESULTS, Bench, bench_server, whole_run
 
-BY_NAME_ONLY = {"peer", "giant", "scaling"}  # one installs another engine on first use, one is for an hour, one starts a cluster
+BY_NAME_ONLY = {
+    "peer",
+    "giant",
+    "scaling",
+}  # one installs another engine on first use, one is for an hour, one starts a cluster
 OF_RESULTS = {"report": report.main, "compare": compare.main, "readme": readme.main}
 
 
 def names() -> list[str]:
     """The modules of this folder that measure something: those with a function `run`."""
-    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if "\nasync def run(" in path.read_text(encoding="utf-8"))
+    return sorted(
+        path.stem
+        for path in Path(__file__).parent.glob("*.py")
+        if "\nasync def run(" in path.read_text(encoding="utf-8")
+    )
 
 
 def main() -> int:
@@ -28,12 +36,32 @@ def main() -> int:
         return OF_RESULTS[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="name", help=f"of {', '.join(names())}; all but {', '.join(sorted(BY_NAME_ONLY))} if none is given"
+        "names",
+        nargs="*",
+        metavar="name",
+        help=f"of {', '.join(names())}; all but {', '.join(sorted(BY_NAME_ONLY))} if none is given",
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it works")
-    parser.add_argument("--events", type=int, metavar="N", help="events a round, where a benchmark leaves that open (peer)")
-    parser.add_argument("--profile", action="store_true", help="show where the time goes in Python, instead of measuring")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where results go (benchmarks/results)")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes and few rounds, to see that it works"
+    )
+    parser.add_argument(
+        "--events",
+        type=int,
+        metavar="N",
+        help="events a round, where a benchmark leaves that open (peer)",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="show where the time goes in Python, instead of measuring",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="FOLDER",
+        help="where results go (benchmarks/results)",
+    )
     chosen = parser.parse_args()
     unknown = set(chosen.names) - set(names())
     if unknown:
@@ -41,7 +69,14 @@ def main() -> int:
     with bench_server() as server:
         for name in chosen.names or [name for name in names() if name not in BY_NAME_ONLY]:
             module = importlib.import_module(f"benchmarks.{name}")
-            bench = Bench(name, server, results_folder=chosen.results, quick=chosen.quick, profile=chosen.profile, events=chosen.events)
+            bench = Bench(
+                name,
+                server,
+                results_folder=chosen.results,
+                quick=chosen.quick,
+                profile=chosen.profile,
+                events=chosen.events,
+            )
             with whole_run(name, server):
                 uvloop.run(module.run(bench))
     return 0

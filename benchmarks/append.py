@@ -20,7 +20,9 @@ from storage.testing import SHAPES, GeneratedEvent, generate_room
 BASE_EVENTS: Final = 60  # of each room, stored before any clock runs: creation and first members
 SEED: Final = 7_000
 
-RAW_TABLE: Final = """CREATE TABLE raw (event_id text COLLATE "C" PRIMARY KEY, json bytea NOT NULL)"""
+RAW_TABLE: Final = (
+    """CREATE TABLE raw (event_id text COLLATE "C" PRIMARY KEY, json bytea NOT NULL)"""
+)
 RAW_INSERT: Final = "INSERT INTO raw SELECT * FROM unnest($1::text[], $2::bytea[])"
 
 
@@ -67,7 +69,11 @@ async def run(bench: Bench) -> None:
     """All scenarios."""
     for scenario in SCENARIOS:
         rounds = bench.size(5, 2)
-        events = scenario.events if not bench.quick else max(scenario.events // 25, scenario.batch * scenario.clients * 2)
+        events = (
+            scenario.events
+            if not bench.quick
+            else max(scenario.events // 25, scenario.batch * scenario.clients * 2)
+        )
         base, clients = _input(scenario, rounds * events)
         if bench.profile:
             await _profile(bench, scenario, base, clients)
@@ -81,17 +87,26 @@ async def run(bench: Bench) -> None:
 def _input(scenario: AppendScenario, events: int) -> tuple[list[Batch], list[list[Batch]]]:
     """What is stored before, and for each client its batches."""
     each = -(-events // scenario.rooms)
-    rooms = [list(generate_room(SHAPES["small_chat"], BASE_EVENTS + each, seed=SEED + number)) for number in range(scenario.rooms)]
+    rooms = [
+        list(generate_room(SHAPES["small_chat"], BASE_EVENTS + each, seed=SEED + number))
+        for number in range(scenario.rooms)
+    ]
     base: list[Batch] = [room[:BASE_EVENTS] for room in rooms]
     rest = [room[BASE_EVENTS:] for room in rooms]
     clients: list[list[Batch]] = []
     for client in range(scenario.clients):
-        in_turn = [event for row in zip(*rest[client :: scenario.clients], strict=True) for event in row]
-        clients.append([in_turn[at : at + scenario.batch] for at in range(0, len(in_turn), scenario.batch)])
+        in_turn = [
+            event for row in zip(*rest[client :: scenario.clients], strict=True) for event in row
+        ]
+        clients.append(
+            [in_turn[at : at + scenario.batch] for at in range(0, len(in_turn), scenario.batch)]
+        )
     return base, clients
 
 
-async def _measure(bench: Bench, base: list[Batch], clients: list[list[Batch]], rounds: int) -> list[AppendRound]:
+async def _measure(
+    bench: Bench, base: list[Batch], clients: list[list[Batch]], rounds: int
+) -> list[AppendRound]:
     """Rounds of ours and of the limit, in turn: what else the machine does falls on both."""
     trips = Trips()
     async with (
@@ -114,7 +129,9 @@ async def _measure(bench: Bench, base: list[Batch], clients: list[list[Batch]], 
         return measured
 
 
-async def _round(bench: Bench, store: storage.Store, trips: Trips, parts: list[list[Batch]], limit: float) -> AppendRound:
+async def _round(
+    bench: Bench, store: storage.Store, trips: Trips, parts: list[list[Batch]], limit: float
+) -> AppendRound:
     wal = await _wal(store)
     latencies: list[float] = []
     trips.count = 0
@@ -122,7 +139,9 @@ async def _round(bench: Bench, store: storage.Store, trips: Trips, parts: list[l
         await asyncio.gather(*(_append_all(store, batches, latencies) for batches in parts))
     count = trips.count
     events = sum(len(batch) for batches in parts for batch in batches)
-    return AppendRound(events, len(latencies), took, latencies, count, await _wal(store) - wal, limit)
+    return AppendRound(
+        events, len(latencies), took, latencies, count, await _wal(store) - wal, limit
+    )
 
 
 def _share(batches: list[Batch], number: int, rounds: int) -> list[Batch]:
@@ -146,7 +165,10 @@ async def _wal(store: storage.Store) -> int:
 
 async def _limit(pool: Any, clients: list[list[Batch]]) -> float:
     """Events per second of the bare insert of the same bytes in the same batches, from as many clients."""
-    rows = [[([event.event_id for event in batch], [event.pdu for event in batch]) for batch in batches] for batches in clients]
+    rows = [
+        [([event.event_id for event in batch], [event.pdu for event in batch]) for batch in batches]
+        for batches in clients
+    ]
     start = time.perf_counter()
     await asyncio.gather(*(_insert_all(pool, own) for own in rows))
     return sum(len(ids) for own in rows for ids, _ in own) / (time.perf_counter() - start)
@@ -159,7 +181,9 @@ async def _insert_all(pool: Any, batches: Sequence[tuple[Sequence[str], Sequence
             await statement.fetch(*batch)
 
 
-async def _profile(bench: Bench, scenario: AppendScenario, base: list[Batch], clients: list[list[Batch]]) -> None:
+async def _profile(
+    bench: Bench, scenario: AppendScenario, base: list[Batch], clients: list[list[Batch]]
+) -> None:
     async with bench.database() as dsn, storage.open(dsn, server_name="s1.test") as store:
         for batch in base:
             await store.append([event.pdu for event in batch])
@@ -178,14 +202,18 @@ def _told(scenario: AppendScenario, rounds: list[AppendRound]) -> dict[str, Any]
     return asdict(scenario) | {
         "rounds": len(rounds),
         "events_per_second": spread(rates),
-        "batch_ms": percentiles([latency for one in rounds for latency in one.latencies], factor=1_000),
+        "batch_ms": percentiles(
+            [latency for one in rounds for latency in one.latencies], factor=1_000
+        ),
         "python_us_per_event": per_event("python"),
         "postgres_us_per_event": per_event("backends"),
         "postgres_background_us_per_event": per_event("background"),
         "round_trips_per_batch": round(sum(one.trips for one in rounds) / batches, 2),
         "wal_bytes_per_event": round(sum(one.wal_bytes for one in rounds) / events),
         "limit_events_per_second": spread([one.limit for one in rounds]),
-        "limit_ratio": spread([one.limit / rate for one, rate in zip(rounds, rates, strict=True)], digits=2),
+        "limit_ratio": spread(
+            [one.limit / rate for one, rate in zip(rounds, rates, strict=True)], digits=2
+        ),
     }
 
 

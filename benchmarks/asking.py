@@ -28,7 +28,9 @@ from storage.queries.catalogue import QueryArguments, ask
 
 LARGE: Final = (Crowd(10_000, 5_000_000, 50_000), Crowd(1_000, 500_000, 5_000))
 SMALL: Final = (Crowd(80, 8_000, 200), Crowd(40, 4_000, 100))
-WARM: Final = 8  # rounds before the clock runs: by then plans are generic where Postgres makes them so
+WARM: Final = (
+    8  # rounds before the clock runs: by then plans are generic where Postgres makes them so
+)
 CLIENTS: Final = 100
 TIME_MS: Final = 1_800_000_000_000
 SQL_BACKENDS: Final = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
@@ -66,7 +68,9 @@ class AskedEngine:
     async def watch(self) -> None:
         """Look which backends there are."""
         async with self.store.database.connection() as conn:
-            self.backends = [Path(f"/proc/{pid}/schedstat") for pid in await conn.fetchvals(SQL_BACKENDS)]
+            self.backends = [
+                Path(f"/proc/{pid}/schedstat") for pid in await conn.fetchvals(SQL_BACKENDS)
+            ]
 
     def postgres_seconds(self) -> float:
         """CPU time of the backends so far."""
@@ -81,9 +85,18 @@ class AskedEngine:
         pdus = []
         for number in rooms:
             pen = self.pens.get(number) or await self._pen(number)
-            auth = [pen.auth[key] for key in (("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", EVERYWHERE))]
+            auth = [
+                pen.auth[key]
+                for key in (
+                    ("m.room.create", ""),
+                    ("m.room.power_levels", ""),
+                    ("m.room.member", EVERYWHERE),
+                )
+            ]
             content = ('{"body":"something new","msgtype":"m.text"}', "{}")
-            pdus.append(pen.write(EVERYWHERE, "m.room.message", auth, content, ts=TIME_MS + pen.depth)[1])
+            pdus.append(
+                pen.write(EVERYWHERE, "m.room.message", auth, content, ts=TIME_MS + pen.depth)[1]
+            )
         results = await self.store.append(pdus, room_version=VERSION)
         if not {result.outcome for result in results} <= {"stored"}:
             raise RuntimeError(f"not stored: {results[:3]}")
@@ -96,14 +109,18 @@ class AskedEngine:
         assert last is not None
         keys = [("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", EVERYWHERE)]
         state = await self.store.state_after(tip, keys=keys)
-        self.pens[number] = Pen(number, room, tip, last.depth, {key: str(value) for key, value in state.items()})
+        self.pens[number] = Pen(
+            number, room, tip, last.depth, {key: str(value) for key, value in state.items()}
+        )
         return self.pens[number]
 
     async def plans(self, name: str, given: QueryArguments) -> list[QueryPlan]:
         """How a question is answered (storage.queries.catalogue), asked twice so that the second is warm."""
         plans: list[QueryPlan] = []
         for _ in range(2):
-            async with self.store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            async with self.store.database.transaction(
+                isolation="repeatable_read", readonly=True
+            ) as conn:
                 explaining = ExplainingConnection.over(conn)
                 await ask(explaining, name, given)
                 plans = explaining.plans
@@ -119,7 +136,12 @@ async def sides(bench: Bench) -> AsyncIterator[tuple[AskedEngine, AskedEngine]]:
             dsn = await bench.kept_database(crowd.name, _builder(crowd))
             counted = TaskStatements(task=asyncio.current_task())
             store = await stack.enter_async_context(
-                storage.open(dsn, server_name=SERVER, observer=counted, config=Config(statement_timeout_ms=600_000))
+                storage.open(
+                    dsn,
+                    server_name=SERVER,
+                    observer=counted,
+                    config=Config(statement_timeout_ms=600_000),
+                )
             )
             opened.append(AskedEngine(f"{crowd.events:,} events", crowd, store, counted))
         gc.collect()
@@ -131,8 +153,15 @@ def _builder(crowd: Crowd) -> Callable[[str], Awaitable[None]]:
     return lambda dsn: build(dsn, crowd)
 
 
-async def in_turn(both: Sequence[AskedEngine], prepare: Callable[[AskedEngine, int], Awaitable[Question]], rounds: int) -> dict[str, Any]:
-    """Milliseconds, Python's part of it, and statements, on each side. ``prepare`` makes the question of a round; it is not timed."""
+async def in_turn(
+    both: Sequence[AskedEngine],
+    prepare: Callable[[AskedEngine, int], Awaitable[Question]],
+    rounds: int,
+) -> dict[str, Any]:
+    """Milliseconds, Python's part of it, and statements, on each side.
+
+    ``prepare`` makes the question of a round; it is not timed.
+    """
     taken: dict[str, list[AnswerCost]] = {side.name: [] for side in both}
     for number in range(WARM + rounds):
         for side in both:
@@ -167,7 +196,8 @@ def told(taken: Sequence[AnswerCost]) -> dict[str, Any]:
     """Milliseconds of the rounds: on the clock, of both sides' processors, of each; the most statements."""
     clock = [one.clock for one in taken]
     return {
-        "ms": percentiles(clock, factor=1_000) | {"p10": round(sorted(clock)[len(clock) // 10] * 1_000, 3)},
+        "ms": percentiles(clock, factor=1_000)
+        | {"p10": round(sorted(clock)[len(clock) // 10] * 1_000, 3)},
         "cpu_ms": percentiles([one.python + one.postgres for one in taken], factor=1_000),
         "python_ms": round(statistics.median(one.python for one in taken) * 1_000, 3),
         "postgres_ms": round(statistics.median(one.postgres for one in taken) * 1_000, 3),
@@ -200,19 +230,44 @@ async def throughput(ask_once: Callable[[int], Awaitable[object]], each: int) ->
     begun = time.perf_counter()
     await asyncio.gather(*(client(number) for number in range(CLIENTS)))
     took = time.perf_counter() - begun
-    return {"clients": CLIENTS, "per_second": round(CLIENTS * each / took), "ms": percentiles(times, factor=1_000)}
+    return {
+        "clients": CLIENTS,
+        "per_second": round(CLIENTS * each / took),
+        "ms": percentiles(times, factor=1_000),
+    }
 
 
-def table(title: str, both: Sequence[AskedEngine], questions: Mapping[str, dict[str, Any]], targets: Mapping[str, float]) -> None:
+def table(
+    title: str,
+    both: Sequence[AskedEngine],
+    questions: Mapping[str, dict[str, Any]],
+    targets: Mapping[str, float],
+) -> None:
     """The questions: milliseconds on both sides, ratio, statements, what was looked at."""
     rows = []
     for name, told in questions.items():
         first, *others = [told[side.name] for side in both if side.name in told]
         seen = told.get("looked_at", {})
         clock = [first["ms"][key] for key in ("p10", "p50", "p99")]
-        work = [first["cpu_ms"]["p50"], first["cpu_ms"]["p99"], first["python_ms"], first["postgres_ms"]]
+        work = [
+            first["cpu_ms"]["p50"],
+            first["cpu_ms"]["p99"],
+            first["python_ms"],
+            first["postgres_ms"],
+        ]
         small = others[0]["cpu_ms"]["p50"] if others else ""
         looked_at = [seen.get(key, "") for key in ("rows", "pages", "planning_ms", "running_ms")]
-        rows.append([name, targets.get(name, ""), *clock, *work, small, told.get("ratio", ""), first["statements"], *looked_at])
+        rows.append(
+            [
+                name,
+                targets.get(name, ""),
+                *clock,
+                *work,
+                small,
+                told.get("ratio", ""),
+                first["statements"],
+                *looked_at,
+            ]
+        )
     columns = "|target|p10|p50|p99|CPU p50|CPU p99|Python|Postgres|tenth|ratio|statements|rows|pages|planning|running"
     show(f"{title}: ms", columns.split("|"), rows)

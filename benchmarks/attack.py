@@ -71,7 +71,9 @@ class Others:
 
     async def _append(self) -> None:
         while not self.over:
-            self.appends.append(await _timed(self.store.append([self.room.message(LOCAL, "hello").pdu])))
+            self.appends.append(
+                await _timed(self.store.append([self.room.message(LOCAL, "hello").pdu]))
+            )
             await asyncio.sleep(PAUSE)
 
     async def _sync(self) -> None:
@@ -98,7 +100,9 @@ async def _timed(call: Awaitable[Any]) -> float:
     return time.perf_counter() - start
 
 
-def chains(length: int, *, seed: int = 1, joined: Sequence[str] = ()) -> tuple[list[bytes], list[bytes]]:
+def chains(
+    length: int, *, seed: int = 1, joined: Sequence[str] = ()
+) -> tuple[list[bytes], list[bytes]]:
     """Return the beginning of a room, with these members, and two chains of so many power levels, in turn."""
     room = _room(seed, joined)
     first, second = room.fork(2)
@@ -109,7 +113,9 @@ def chains(length: int, *, seed: int = 1, joined: Sequence[str] = ()) -> tuple[l
     return room.pdus[:beginning], room.pdus[beginning:]
 
 
-def bans(length: int, *, seed: int = 1, joined: Sequence[str] = ()) -> tuple[list[bytes], list[bytes]]:
+def bans(
+    length: int, *, seed: int = 1, joined: Sequence[str] = ()
+) -> tuple[list[bytes], list[bytes]]:
     """Return the beginning of a room, with these members, and so many bans on twenty branches, in turn."""
     room = _room(seed, joined)
     for number in range(length):
@@ -129,7 +135,9 @@ def _room(seed: int, joined: Sequence[str]) -> RoomBuilder:
     return room
 
 
-ATTACKS: Final[dict[str, tuple[Callable[..., tuple[list[bytes], list[bytes]]], tuple[int, ...]]]] = {
+ATTACKS: Final[
+    dict[str, tuple[Callable[..., tuple[list[bytes], list[bytes]]], tuple[int, ...]]]
+] = {
     "chains": (chains, CHAINS),
     "bans": (bans, BANS),
 }
@@ -144,13 +152,17 @@ async def run(bench: Bench) -> None:
             found = await _watched(bench, beginning, attack)
             found["CPU ms per event"] = await _alone(bench, beginning, attack)
             bench.results[f"{name} of {length}"] = found
-        first, *_, last = (bench.results[f"{name} of {length}"]["CPU ms per event"] for length in lengths)
+        first, *_, last = (
+            bench.results[f"{name} of {length}"]["CPU ms per event"] for length in lengths
+        )
         bench.results[f"CPU of {name} grown by"] = round(last / first, 2)
     _show(bench)
     bench.write()
 
 
-async def _watched(bench: Bench, beginning: Sequence[bytes], attack: Sequence[bytes]) -> dict[str, Any]:
+async def _watched(
+    bench: Bench, beginning: Sequence[bytes], attack: Sequence[bytes]
+) -> dict[str, Any]:
     async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
         others = Others(store)
         await others.begin()
@@ -164,7 +176,11 @@ async def _watched(bench: Bench, beginning: Sequence[bytes], attack: Sequence[by
             start = time.perf_counter()
             await _send(store, attack)
             seconds = time.perf_counter() - start
-        return {"quiet": quiet, "attacked": others.seen(), "attack ms per event": round(seconds / len(attack) * 1000, 3)}
+        return {
+            "quiet": quiet,
+            "attacked": others.seen(),
+            "attack ms per event": round(seconds / len(attack) * 1000, 3),
+        }
 
 
 async def _alone(bench: Bench, beginning: Sequence[bytes], attack: Sequence[bytes]) -> float:
@@ -204,7 +220,20 @@ def _show(bench: Bench) -> None:
             rows.append([name, *[""] * 7, found, ""])
             continue
         quiet, attacked = found["quiet"], found["attacked"]
-        times = [attacked["append ms"]["p50"], attacked["append ms"]["p99"], quiet["append ms"]["p99"]]
+        times = [
+            attacked["append ms"]["p50"],
+            attacked["append ms"]["p99"],
+            quiet["append ms"]["p99"],
+        ]
         times += [attacked["sync ms"]["p99"], quiet["sync ms"]["p99"]]
-        rows.append([name, attacked["standstill ms"], attacked["busy ms"], *times, found["CPU ms per event"], found["attack ms per event"]])
+        rows.append(
+            [
+                name,
+                attacked["standstill ms"],
+                attacked["busy ms"],
+                *times,
+                found["CPU ms per event"],
+                found["attack ms per event"],
+            ]
+        )
     show("Another room while one is attacked", columns, rows)

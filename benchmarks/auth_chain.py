@@ -21,7 +21,9 @@ CHANGED: Final = 20  # members that the old state and the current one differ in
 async def run(bench: Bench) -> None:
     """Measure each size, and show the growth."""
     for members in QUICK_SIZES if bench.quick else SIZES:
-        bench.results[f"{members} members"] = await _measure(bench, members, rounds=bench.size(60, 5))
+        bench.results[f"{members} members"] = await _measure(
+            bench, members, rounds=bench.size(60, 5)
+        )
     _show(bench)
     bench.write()
 
@@ -49,7 +51,10 @@ async def _measure(bench: Bench, members: int, rounds: int) -> dict[str, Any]:
         room.join(room.user(number))
     now = set(room.state.values())
     trips = Trips()
-    async with bench.database() as dsn, storage.open(dsn, server_name="s1.test", observer=trips) as store:
+    async with (
+        bench.database() as dsn,
+        storage.open(dsn, server_name="s1.test", observer=trips) as store,
+    ):
         trips.opened()
         for at in range(0, len(room.pdus), 500):
             await store.append(room.pdus[at : at + 500])
@@ -57,14 +62,19 @@ async def _measure(bench: Bench, members: int, rounds: int) -> dict[str, Any]:
             await conn.execute("VACUUM ANALYZE")  # as autovacuum does after so many rows
         graph = {event.event_id: event for event in room.events}
         chains = [_walk(graph, old), _walk(graph, now)]
-        if await store.auth_chain_ids(now) != chains[1] or await store.auth_chain_difference([old, now]) != chains[0] ^ chains[1]:
+        if (
+            await store.auth_chain_ids(now) != chains[1]
+            or await store.auth_chain_difference([old, now]) != chains[0] ^ chains[1]
+        ):
             raise AssertionError("the cover and the walk disagree")
         return {
             "state": len(now),
             "chain": len(chains[1]),
             "difference": len(chains[0] ^ chains[1]),
             "chain ms": await _timed(bench, lambda: store.auth_chain_ids(now), trips, rounds),
-            "difference ms": await _timed(bench, lambda: store.auth_chain_difference([old, now]), trips, rounds),
+            "difference ms": await _timed(
+                bench, lambda: store.auth_chain_difference([old, now]), trips, rounds
+            ),
         }
 
 
@@ -79,7 +89,9 @@ def _walk(graph: dict[EventId, BuiltEvent], ids: set[EventId]) -> set[EventId]:
     return found
 
 
-async def _timed(bench: Bench, question: Callable[[], Awaitable[Any]], trips: Trips, rounds: int) -> dict[str, float]:
+async def _timed(
+    bench: Bench, question: Callable[[], Awaitable[Any]], trips: Trips, rounds: int
+) -> dict[str, float]:
     for _ in range(6):  # plans become generic
         await question()
     before, times = trips.count, []
@@ -88,9 +100,17 @@ async def _timed(bench: Bench, question: Callable[[], Awaitable[Any]], trips: Tr
             start = time.perf_counter()
             await question()
             times.append(time.perf_counter() - start)
-    cpu = {"python": round(took.python / rounds * 1e3, 2), "postgres": round(took.backends / rounds * 1e3, 2)}
+    cpu = {
+        "python": round(took.python / rounds * 1e3, 2),
+        "postgres": round(took.backends / rounds * 1e3, 2),
+    }
     best = {"min": round(min(times) * 1e3, 3)}
-    return best | percentiles(times, factor=1000) | cpu | {"statements": (trips.count - before) / rounds}
+    return (
+        best
+        | percentiles(times, factor=1000)
+        | cpu
+        | {"statements": (trips.count - before) / rounds}
+    )
 
 
 def _show(bench: Bench) -> None:
@@ -100,13 +120,26 @@ def _show(bench: Bench) -> None:
             question,
             found["state"],
             found[question],
-            *(found[f"{question} ms"][key] for key in ("min", "p50", "python", "postgres", "statements")),
+            *(
+                found[f"{question} ms"][key]
+                for key in ("min", "p50", "python", "postgres", "statements")
+            ),
         ]
         for name, found in bench.results.items()
         for question in ("chain", "difference")
     ]
     show(
         "Auth chains of the current state, and against an old one",
-        ["room", "question", "state", "events told", "min ms", "p50 ms", "Python CPU ms", "Postgres CPU ms", "statements"],
+        [
+            "room",
+            "question",
+            "state",
+            "events told",
+            "min ms",
+            "p50 ms",
+            "Python CPU ms",
+            "Postgres CPU ms",
+            "statements",
+        ],
         rows,
     )

@@ -1,10 +1,12 @@
 """Rooms too large to be appended for every run, by numbers.
 
-Their state groups and chain cover are made by the engine's own pure functions (storage.state.groups, storage.graph.chains) and brought
-in by COPY, with events that hold no content.
+Their state groups and chain cover are made by the engine's own pure functions
+(storage.state.groups, storage.graph.chains) and brought in by COPY, with events that hold no
+content.
 
-`BigRoomHistory` says what happens in a room, in terms of users; `BigRoomTables` carries it out by numbers, `appended` by signed events through
-``store.append``. Both write the same rows of `state_groups`, which benchmarks/state.py checks.
+`BigRoomHistory` says what happens in a room, in terms of users; `BigRoomTables` carries it out by
+numbers, `appended` by signed events through ``store.append``. Both write the same rows of
+`state_groups`, which benchmarks/state.py checks.
 """
 
 import random
@@ -27,7 +29,13 @@ FIRST_USER_KEY: Final = 1000
 FIRST_EVENT: Final = 1000
 ROOM_NID: Final = 1
 TYPE_MEMBER: Final = 2
-BASE_KEYS: Final = (1, FIRST_USER_KEY, 3, 4, 5)  # create, the admin's join, power levels, join rules, history visibility
+BASE_KEYS: Final = (
+    1,
+    FIRST_USER_KEY,
+    3,
+    4,
+    5,
+)  # create, the admin's join, power levels, join rules, history visibility
 FILLER: Final = b'{"content":{},"filler":"' + b"x" * 400 + b'"}'
 SIDES: Final = 3  # most changes on each side of a fork
 
@@ -61,7 +69,12 @@ class BigRoomHistory:
     def smaller(self) -> "BigRoomHistory":
         """A tenth of it, for a quick look."""
         members = self.members // 10
-        return replace(self, members=members, changes=self.changes // 10, longest=max(1, min(self.longest, members // 4)))
+        return replace(
+            self,
+            members=members,
+            changes=self.changes // 10,
+            longest=max(1, min(self.longest, members // 4)),
+        )
 
     def __iter__(self) -> Iterator[BigRoomChange]:
         rng = random.Random(self.seed)
@@ -115,7 +128,9 @@ class BigRoomTables:
     _rng: random.Random = field(default_factory=lambda: random.Random(1))
 
     @classmethod
-    def of(cls, history: BigRoomHistory, *, chains: bool = False, keep_events: bool = True) -> "BigRoomTables":
+    def of(
+        cls, history: BigRoomHistory, *, chains: bool = False, keep_events: bool = True
+    ) -> "BigRoomTables":
         """The whole history carried out."""
         sheet = cls()
         main = sheet._write(root_group(1, ROOM_NID, Map(), 0))
@@ -125,21 +140,35 @@ class BigRoomTables:
         for happening in history:
             fork, fork_tip = main, tip
             for user in happening.main:
-                main, tip = sheet._send(main, FIRST_USER_KEY + user, tip, chains=chains, keep=keep_events)
+                main, tip = sheet._send(
+                    main, FIRST_USER_KEY + user, tip, chains=chains, keep=keep_events
+                )
             side, side_tip, current = fork, fork_tip, main
             for user in happening.branch:
-                side, side_tip = sheet._send(side, FIRST_USER_KEY + user, side_tip, chains=chains, keep=keep_events)
+                side, side_tip = sheet._send(
+                    side, FIRST_USER_KEY + user, side_tip, chains=chains, keep=keep_events
+                )
                 current = sheet._merged(main, side, current)
             main, tip = current, (*tip, *side_tip) if happening.branch else tip
         return sheet
 
-    def _send(self, before: Group, key: int, prev: tuple[int, ...], *, chains: bool, keep: bool) -> tuple[Group, tuple[int, ...]]:
+    def _send(
+        self, before: Group, key: int, prev: tuple[int, ...], *, chains: bool, keep: bool
+    ) -> tuple[Group, tuple[int, ...]]:
         nid = FIRST_EVENT + len(self.events)
         after = self._write(derive(before, {key: nid}, self._next_group(), 0))
-        wanted = {} if key == BASE_KEYS[0] else dict.fromkeys((1, 3, 4, FIRST_USER_KEY, key) if key < FIRST_USER_KEY else (1, 3, 4, key))
+        wanted = (
+            {}
+            if key == BASE_KEYS[0]
+            else dict.fromkeys(
+                (1, 3, 4, FIRST_USER_KEY, key) if key < FIRST_USER_KEY else (1, 3, 4, key)
+            )
+        )
         auth = tuple(before.entries[one] for one in wanted if one in before.entries and one != 5)
         event_id = "$" + urlsafe_b64encode(self._rng.randbytes(32)).decode()[:43] if keep else ""
-        self.events.append(StateEventNumbers(nid, key, before.state_group, after.state_group, prev, auth, event_id))
+        self.events.append(
+            StateEventNumbers(nid, key, before.state_group, after.state_group, prev, auth, event_id)
+        )
         if chains:
             self._cover(nid, key, auth)
         return after, (nid,)
@@ -147,12 +176,24 @@ class BigRoomTables:
     def _merged(self, one: Group, other: Group, current: Group) -> Group:
         """The newer value of each key that differs, written as the smallest change (`storage.persist.plan.state_merge`)."""
         differ = changed_keys(one, other)
-        newest = {key: max(one.entries.get(key, REMOVED), other.entries.get(key, REMOVED)) for key in differ}
+        newest = {
+            key: max(one.entries.get(key, REMOVED), other.entries.get(key, REMOVED))
+            for key in differ
+        }
         changes = []
         for base in (one, other, current):
             keys = changed_keys(base, one) | differ
             target = {key: newest.get(key, one.entries.get(key, REMOVED)) for key in keys}
-            changes.append((base, {key: nid for key, nid in target.items() if base.entries.get(key, REMOVED) != nid}))
+            changes.append(
+                (
+                    base,
+                    {
+                        key: nid
+                        for key, nid in target.items()
+                        if base.entries.get(key, REMOVED) != nid
+                    },
+                )
+            )
         base, change = min(changes, key=lambda pair: len(pair[1]))
         return self._write(derive(base, change, self._next_group(), 0)) if change else base
 
@@ -161,21 +202,36 @@ class BigRoomTables:
 
     def _write(self, group: Group) -> Group:
         row = row_of(group, lambda key: key >= FIRST_USER_KEY)
-        self.groups.append(WrittenGroup(row, len(group.steps[-1].delta), sum(len(step.delta) for step in group.steps)))
+        self.groups.append(
+            WrittenGroup(
+                row, len(group.steps[-1].delta), sum(len(step.delta) for step in group.steps)
+            )
+        )
         self.recent.append(group)
         return group
 
     def _cover(self, nid: int, key: int, auth: tuple[int, ...]) -> None:
-        parents = [ChainParent(one, self.places[one].place, self.events[one - FIRST_EVENT].auth) for one in auth]
-        own = [parent.place for parent in parents if self.events[parent.event_nid - FIRST_EVENT].key == key]
+        parents = [
+            ChainParent(one, self.places[one].place, self.events[one - FIRST_EVENT].auth)
+            for one in auth
+        ]
+        own = [
+            parent.place
+            for parent in parents
+            if self.events[parent.event_nid - FIRST_EVENT].key == key
+        ]
         predecessor: ChainPosition | None = max(own, default=None)
         chain = None if predecessor is None else self._chains[predecessor.chain_nid]
         entry = self.places[nid] = enter(predecessor, chain, len(self._chains) + 1, parents)
-        self._chains[entry.place.chain_nid] = extended(chain if entry.place.sequence_number > 1 else None, entry)
+        self._chains[entry.place.chain_nid] = extended(
+            chain if entry.place.sequence_number > 1 else None, entry
+        )
 
     def _texts(self, nid: int) -> tuple[str, str]:
         event = self.events[nid - FIRST_EVENT]
-        return event.event_id, user_name(event.key - FIRST_USER_KEY) if event.key >= FIRST_USER_KEY else ""
+        return event.event_id, user_name(
+            event.key - FIRST_USER_KEY
+        ) if event.key >= FIRST_USER_KEY else ""
 
     @property
     def users(self) -> int:
@@ -184,7 +240,9 @@ class BigRoomTables:
 
     async def copy(self, conn: Connection) -> None:
         """Into the tables of an empty database, analysed: all that reads of states and auth chains look at, but no row of the room."""
-        names = [(FIRST_USER_KEY + user, TYPE_MEMBER, user_name(user)) for user in range(self.users)]
+        names = [
+            (FIRST_USER_KEY + user, TYPE_MEMBER, user_name(user)) for user in range(self.users)
+        ]
         await conn.copy_in("state_keys", ("state_key_nid", "type_nid", "state_key"), names)
         await conn.copy_in("state_groups", GROUP_COLUMNS, [group.row for group in self.groups])
         await conn.copy_in("events", EVENT_COLUMNS.split(), map(_event_record, self.events))
@@ -196,7 +254,11 @@ class BigRoomTables:
         await conn.copy_in(
             "auth_chain_links",
             ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"),
-            [(*entry.place, *link) for entry in self.places.values() for link in entry.links.items()],
+            [
+                (*entry.place, *link)
+                for entry in self.places.values()
+                for link in entry.links.items()
+            ],
         )
         for table in ("state_keys", "state_groups", "events", "auth_chains", "auth_chain_links"):
             await conn.execute(f"VACUUM ANALYZE {table}")
@@ -213,12 +275,32 @@ def _event_record(row: StateEventNumbers) -> tuple[Any, ...]:
     times = (number + 1, number, number, number, number)
     names = (ROOM_NID, 1, TYPE_MEMBER if member else row.key, row.key, 1, 0, 5 if member else None)
     flags = (False, False, False, False)
-    return (row.nid, *times, row.before, row.after, 1, None, *names, *flags, row.event_id, None, list(row.prev), list(row.auth), FILLER)
+    return (
+        row.nid,
+        *times,
+        row.before,
+        row.after,
+        1,
+        None,
+        *names,
+        *flags,
+        row.event_id,
+        None,
+        list(row.prev),
+        list(row.auth),
+        FILLER,
+    )
 
 
 async def appended(store: Store, history: BigRoomHistory) -> RoomBuilder:
     """The same history as signed events, through the store."""
-    room = RoomBuilder("11", servers=[f"s{number + 1}.test" for number in range(100)], sign=False, checked=False, exact=False)
+    room = RoomBuilder(
+        "11",
+        servers=[f"s{number + 1}.test" for number in range(100)],
+        sign=False,
+        checked=False,
+        exact=False,
+    )
     room.start(user_name(0))
     sent = 0
     for happening in history:
@@ -238,4 +320,6 @@ async def appended(store: Store, history: BigRoomHistory) -> RoomBuilder:
 async def _append(store: Store, room: RoomBuilder, sent: int) -> None:
     results = await store.append(room.pdus[sent:])
     if any(result.outcome != "stored" for result in results):
-        raise RuntimeError(f"not stored: {[result for result in results if result.outcome != 'stored'][:3]}")
+        raise RuntimeError(
+            f"not stored: {[result for result in results if result.outcome != 'stored'][:3]}"
+        )

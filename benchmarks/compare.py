@@ -21,7 +21,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks compare", description=__doc__)
     parser.add_argument("before", type=Path, metavar="A.json")
     parser.add_argument("after", type=Path, metavar="B.json")
-    parser.add_argument("--noise", type=float, default=NOISE, metavar="SHARE", help="how much worse a clock's figure may be (0.25)")
+    parser.add_argument(
+        "--noise",
+        type=float,
+        default=NOISE,
+        metavar="SHARE",
+        help="how much worse a clock's figure may be (0.25)",
+    )
     chosen = parser.parse_args(arguments)
     before, after = read(chosen.before), read(chosen.after)
     if (unlike := unlikeness(before, after)) is not None:
@@ -31,7 +37,15 @@ def main(arguments: list[str]) -> int:
     worse = regressions(before, after, chosen.noise)
     shared = figures(before).keys() & figures(after).keys()
     if worse:
-        rows = [[" / ".join(old.path), f"{old.value:,.4g}", f"{new.value:,.4g}", f"{_change(old, new):+.0%}"] for old, new in worse]
+        rows = [
+            [
+                " / ".join(old.path),
+                f"{old.value:,.4g}",
+                f"{new.value:,.4g}",
+                f"{_change(old, new):+.0%}",
+            ]
+            for old, new in worse
+        ]
         show("worse beyond the noise", ["", str(chosen.before), str(chosen.after), "change"], rows)
     note(f"{len(shared)} figures compared, {len(worse)} worse")
     return 1 if worse else 0
@@ -43,29 +57,53 @@ def unlikeness(before: dict[str, Any], after: dict[str, Any]) -> str | None:
         return f"of different benchmarks: {before['benchmark']} and {after['benchmark']}"
     if before["quick"] != after["quick"]:
         return "one is of a quick run, the other of a full one"
-    return None if figures(before).keys() & figures(after).keys() else "they have no figure in common"
+    return (
+        None if figures(before).keys() & figures(after).keys() else "they have no figure in common"
+    )
 
 
 def warnings(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What makes the comparison weak."""
     old, new = before["on"]["machine"], after["on"]["machine"]
-    found = [f"{name}: {old[name]} and {new[name]}" for name in ("processor", "cores") if old[name] != new[name]]
-    loads = [(name, one["load"][0], one["cores"]) for name, one in (("first", old), ("second", new))]
-    found += [f"the {name} ran at a load of {load} on {cores} cores" for name, load, cores in loads if load > cores / 2]
+    found = [
+        f"{name}: {old[name]} and {new[name]}"
+        for name in ("processor", "cores")
+        if old[name] != new[name]
+    ]
+    loads = [
+        (name, one["load"][0], one["cores"]) for name, one in (("first", old), ("second", new))
+    ]
+    found += [
+        f"the {name} ran at a load of {load} on {cores} cores"
+        for name, load, cores in loads
+        if load > cores / 2
+    ]
     lost = figures(before).keys() - figures(after).keys()
-    return found + ([f"{len(lost)} figures of the first are not in the second, such as {' / '.join(min(lost))}"] if lost else [])
+    return found + (
+        [f"{len(lost)} figures of the first are not in the second, such as {' / '.join(min(lost))}"]
+        if lost
+        else []
+    )
 
 
-def regressions(before: dict[str, Any], after: dict[str, Any], noise: float = NOISE) -> list[tuple[Figure, Figure]]:
+def regressions(
+    before: dict[str, Any], after: dict[str, Any], noise: float = NOISE
+) -> list[tuple[Figure, Figure]]:
     """The figures that became worse, the worst first."""
     old, new = figures(before), figures(after)
     pairs = [(old[path], new[path]) for path in old.keys() & new.keys() if old[path].ours]
-    return sorted((pair for pair in pairs if _worse(*pair, noise)), key=lambda pair: (-abs(_change(*pair)), pair[0].path))
+    return sorted(
+        (pair for pair in pairs if _worse(*pair, noise)),
+        key=lambda pair: (-abs(_change(*pair)), pair[0].path),
+    )
 
 
 def _worse(old: Figure, new: Figure, noise: float) -> bool:
     by = -_change(old, new) * old.better
-    below, above = new.value < old.low and new.high < old.value, new.value > old.high and new.low > old.value
+    below, above = (
+        new.value < old.low and new.high < old.value,
+        new.value > old.high and new.low > old.value,
+    )
     return (below if old.better > 0 else above) and by > (noise if old.timed else COUNTED_NOISE)
 
 

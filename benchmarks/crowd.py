@@ -21,7 +21,18 @@ REMOTES: Final = 100  # other servers
 MEMBERS_MIN: Final = 10
 HALL_MEMBERS: Final = 5_000
 SPEAKERS: Final = 8  # members of a room who send messages
-VISIBILITIES: Final = ("shared", "shared", "shared", "shared", "joined", "shared", "invited", "shared", "shared", "world_readable")
+VISIBILITIES: Final = (
+    "shared",
+    "shared",
+    "shared",
+    "shared",
+    "joined",
+    "shared",
+    "invited",
+    "shared",
+    "shared",
+    "world_readable",
+)
 FIRST_MS: Final = 1_700_000_000_000
 STEP_MS: Final = 100
 DEPTH_MS: Final = 10_000_000  # state events are dated before, messages from here on
@@ -41,9 +52,12 @@ KNOWN: Final = {EVERYWHERE: 1_000_000, MANY: 1_000, HUNDRED: 100, FEW: 10}
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """So many rooms with so many events in all. The largest room has ``members_max`` members, half of the rooms hardly more than ten.
+    """So many rooms with so many events in all.
 
-    One room, the `hall`, has 5,000 members (or the largest's, if there are fewer), and is the busiest.
+    The largest room has ``members_max`` members, half of the rooms hardly more than ten.
+
+    One room, the `hall`, has 5,000 members (or the largest's, if there are fewer), and is the
+    busiest.
     """
 
     rooms: int
@@ -81,7 +95,11 @@ class Crowd:
         """Whether one of the `KNOWN` users is in a room."""
         first = self.rooms // 2 if user == HUNDRED else 0  # from there on they are small
         step = max((self.rooms - first) // KNOWN[user], 1)
-        return number >= first and (number - first) % step == 0 and (number - first) // step < KNOWN[user]
+        return (
+            number >= first
+            and (number - first) % step == 0
+            and (number - first) // step < KNOWN[user]
+        )
 
     def rooms_of(self, user: str) -> list[int]:
         """The numbers of the rooms that one of the `KNOWN` users is in."""
@@ -121,10 +139,15 @@ class Pen:
         return [
             self.state(creator, "m.room.create", contents.create(VERSION, creator, {})),
             self.join(creator),
-            self.state(creator, "m.room.power_levels", contents.power_levels(VERSION, [creator], None)),
+            self.state(
+                creator, "m.room.power_levels", contents.power_levels(VERSION, [creator], None)
+            ),
             self.state(creator, "m.room.join_rules", contents.join_rules("public", ())),
             self.state(
-                creator, "m.room.history_visibility", {"history_visibility": VISIBILITIES[self.number % len(VISIBILITIES)]}, cited=False
+                creator,
+                "m.room.history_visibility",
+                {"history_visibility": VISIBILITIES[self.number % len(VISIBILITIES)]},
+                cited=False,
             ),
             self.state(creator, "m.room.name", {"name": f"Room {self.number}"}, cited=False),
         ]
@@ -137,30 +160,71 @@ class Pen:
         """A leave."""
         return self.state(user, "m.room.member", {"membership": "leave"}, user)
 
-    def state(self, sender: str, kind: str, content: Mapping[str, Any], state_key: str = "", *, cited: bool = True) -> bytes:
+    def state(
+        self,
+        sender: str,
+        kind: str,
+        content: Mapping[str, Any],
+        state_key: str = "",
+        *,
+        cited: bool = True,
+    ) -> bytes:
         """A state event; ``cited``: later ones may name it as auth event."""
         wanted = [("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", sender)]
         if kind == "m.room.member":
             wanted += [("m.room.join_rules", "")] if content["membership"] == "join" else []
-        auth = [] if kind == "m.room.create" else [self.auth[key] for key in wanted if key in self.auth]
-        full, kept = canonical(content).decode(), canonical(redacted_content(kind, dict(content), version_of(VERSION))).decode()
-        event_id, raw = self.write(sender, kind, auth, (full, kept), ts=FIRST_MS + self.depth, key=f'"state_key":"{state_key}",')
+        auth = (
+            []
+            if kind == "m.room.create"
+            else [self.auth[key] for key in wanted if key in self.auth]
+        )
+        full, kept = (
+            canonical(content).decode(),
+            canonical(redacted_content(kind, dict(content), version_of(VERSION))).decode(),
+        )
+        event_id, raw = self.write(
+            sender,
+            kind,
+            auth,
+            (full, kept),
+            ts=FIRST_MS + self.depth,
+            key=f'"state_key":"{state_key}",',
+        )
         if cited:
             self.auth[kind, state_key] = event_id
         return raw
 
-    def write(self, sender: str, kind: str, auth: Sequence[str], content: tuple[str, str], *, ts: int, key: str = "") -> tuple[str, bytes]:
-        """Any event: its id and its bytes. ``content``: whole, and as redacted; both canonical JSON. ``key``: the state key, if any."""
+    def write(
+        self,
+        sender: str,
+        kind: str,
+        auth: Sequence[str],
+        content: tuple[str, str],
+        *,
+        ts: int,
+        key: str = "",
+    ) -> tuple[str, bytes]:
+        """Any event: its id and its bytes.
+
+        ``content``: whole, and as redacted; both canonical JSON. ``key``: the state key, if any.
+        """
         self.depth += 1
         cited = '","'.join(auth)
-        start = f'{{"auth_events":["{cited}"],"content":' if auth else '{"auth_events":[],"content":'
+        start = (
+            f'{{"auth_events":["{cited}"],"content":' if auth else '{"auth_events":[],"content":'
+        )
         prev = f'"{self.tip}"' if self.tip else ""
         depth = f',"depth":{self.depth},'
         middle = f'"origin_server_ts":{ts},"prev_events":[{prev}],"room_id":"{self.room_id}","sender":"{sender}",'
         end = f'{key}"type":"{kind}"}}'
-        digest = b2a_base64(sha256(f"{start}{content[0]}{depth}{middle}{end}".encode()).digest(), newline=False)[:-1].decode()
+        digest = b2a_base64(
+            sha256(f"{start}{content[0]}{depth}{middle}{end}".encode()).digest(), newline=False
+        )[:-1].decode()
         middle = f'{depth}"hashes":{{"sha256":"{digest}"}},{middle}'
         reference = sha256(f"{start}{content[1]}{middle}{end}".encode()).digest()
         self.tip = "$" + b2a_base64(reference, newline=False)[:-1].translate(URL_SAFE).decode()
         server = sender[sender.index(":") + 1 :]
-        return self.tip, f'{start}{content[0]}{middle}"signatures":{{"{server}":{{"ed25519:1":"{SIGNATURE}"}}}},{end}'.encode()
+        return (
+            self.tip,
+            f'{start}{content[0]}{middle}"signatures":{{"{server}":{{"ed25519:1":"{SIGNATURE}"}}}},{end}'.encode(),
+        )

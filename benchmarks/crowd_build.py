@@ -1,7 +1,8 @@
 """A database of a crowd (benchmarks/crowd.py): millions of events in minutes.
 
-Whatever changes a state is appended by the engine. Messages write nothing but their own row and the ends of their room, so they are brought
-in by COPY: as they come in, all rooms mixed, so that a room's events lie apart in the table. The order of arrival:
+Whatever changes a state is appended by the engine. Messages write nothing but their own row and the
+ends of their room, so they are brought in by COPY: as they come in, all rooms mixed, so that a
+room's events lie apart in the table. The order of arrival:
 
 1. every room begins, and its members join          appended
 2. most messages                                    COPY, the indexes made afterwards
@@ -31,13 +32,33 @@ CHANGES: Final = 3  # of each room
 MEMORY: Final = "SET maintenance_work_mem = '512MB'"
 
 EVENT_COLUMNS: Final = (
-    *("event_nid", "stream_ordering", "topological_ordering", "depth", "origin_server_ts", "received_ts", "state_group_before", "audience"),
-    *("room_nid", "sender_nid", "type_nid", "encoding", "writer_nid", "outlier", "backfilled", "soft_failed", "redacted_form"),
+    *(
+        "event_nid",
+        "stream_ordering",
+        "topological_ordering",
+        "depth",
+        "origin_server_ts",
+        "received_ts",
+        "state_group_before",
+        "audience",
+    ),
+    *(
+        "room_nid",
+        "sender_nid",
+        "type_nid",
+        "encoding",
+        "writer_nid",
+        "outlier",
+        "backfilled",
+        "soft_failed",
+        "redacted_form",
+    ),
     *("event_id", "prev_events", "auth_events", "json"),
 )
 
 SQL_INDEXES: Final = """
-SELECT i.indexrelid::regclass::text AS name, COALESCE(pg_get_constraintdef(c.oid), '') AS constraint_definition,
+SELECT i.indexrelid::regclass::text AS name,
+    COALESCE(pg_get_constraintdef(c.oid), '') AS constraint_definition,
     pg_get_indexdef(i.indexrelid) AS definition
 FROM pg_index i LEFT JOIN pg_constraint c ON c.conindid = i.indexrelid AND c.conrelid = i.indrelid
 WHERE i.indrelid = 'events'::regclass
@@ -53,18 +74,23 @@ JOIN events e USING (event_id)
 """  # a join: there is no index on the events when this is asked first
 SQL_ENDS: Final = """
 UPDATE rooms r
-SET write_version = r.write_version + 1, last_stream_ordering = i.stream, max_topological_ordering = i.topological,
+SET write_version = r.write_version + 1, last_stream_ordering = i.stream,
+    max_topological_ordering = i.topological,
     forward_extremities = ARRAY[i.tip]
-FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::bigint[]) AS i (room_nid, stream, topological, tip)
+FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::bigint[]) AS i (room_nid, stream,
+    topological, tip)
 WHERE r.room_nid = i.room_nid
 """
 SQL_FIRST: Final = """
-SELECT nextval('event_nids') AS event_nid, nextval('events_stream') AS stream_ordering, (SELECT writer_nid FROM writers) AS writer_nid
+SELECT nextval('event_nids') AS event_nid, nextval('events_stream') AS stream_ordering,
+    (SELECT writer_nid FROM writers) AS writer_nid
 """
 SQL_LAST: Final = """
 SELECT setval('event_nids', $1::bigint), setval('events_stream', $2::bigint)
 """
-SQL_POSITION: Final = "UPDATE stream_positions SET stream_id = $1::bigint WHERE stream_name = 'events'"
+SQL_POSITION: Final = (
+    "UPDATE stream_positions SET stream_id = $1::bigint WHERE stream_name = 'events'"
+)
 
 
 class DroppedIndexRow(NamedTuple):
@@ -121,7 +147,8 @@ class Floor:
     speakers: list[Speaker]
 
 
-# ----------------------------------------------------------------------------------------------------------- the whole
+# -----------------------------------------------------------------------------------------------------------
+# the whole
 
 
 async def build(dsn: str, crowd: Crowd, *, told: bool = True) -> None:
@@ -166,7 +193,11 @@ async def _without_indexes(dsn: str) -> AsyncIterator[Connection]:
     async with _connected(dsn) as conn:
         indexes = await conn.fetch(SQL_INDEXES, row=DroppedIndexRow)
         for one in indexes:
-            drop = f"ALTER TABLE events DROP CONSTRAINT {one.name}" if one.constraint_definition else f"DROP INDEX {one.name}"
+            drop = (
+                f"ALTER TABLE events DROP CONSTRAINT {one.name}"
+                if one.constraint_definition
+                else f"DROP INDEX {one.name}"
+            )
             await conn.execute(drop)
         yield conn
         for one in indexes:
@@ -175,7 +206,8 @@ async def _without_indexes(dsn: str) -> AsyncIterator[Connection]:
         await conn.execute("ANALYZE events")
 
 
-# ------------------------------------------------------------------------------------------------------------ appended
+# ------------------------------------------------------------------------------------------------------------
+# appended
 
 
 def _beginnings(crowd: Crowd, pens: Sequence[Pen]) -> Iterator[bytes]:
@@ -207,7 +239,8 @@ async def _append(store: Store, pdus: Iterator[bytes]) -> int:
     return count
 
 
-# -------------------------------------------------------------------------------------------------------------- copied
+# --------------------------------------------------------------------------------------------------------------
+# copied
 
 
 async def _copy(conn: Connection, crowd: Crowd, pens: Sequence[Pen], count: int, part: int) -> None:
@@ -227,7 +260,9 @@ async def _copy(conn: Connection, crowd: Crowd, pens: Sequence[Pen], count: int,
     await conn.execute(SQL_ENDS, *map(list, zip(*ends, strict=True)))
 
 
-def _chosen(floors: Sequence[Floor], activity: Sequence[float], count: int, rng: random.Random) -> Iterator[tuple[Floor, Speaker]]:
+def _chosen(
+    floors: Sequence[Floor], activity: Sequence[float], count: int, rng: random.Random
+) -> Iterator[tuple[Floor, Speaker]]:
     sums = [0.0]
     for one in activity:
         sums.append(sums[-1] + one)
@@ -236,14 +271,22 @@ def _chosen(floors: Sequence[Floor], activity: Sequence[float], count: int, rng:
             yield floor, floor.speakers[int(rng.random() * len(floor.speakers))]
 
 
-def _messages(chosen: Iterable[tuple[Floor, Speaker]], length: int, first: FirstRow) -> Iterator[tuple[Any, ...]]:
+def _messages(
+    chosen: Iterable[tuple[Floor, Speaker]], length: int, first: FirstRow
+) -> Iterator[tuple[Any, ...]]:
     """The rows of messages in the order in which they come in."""
     text = ("the quick brown fox jumps over the lazy dog " * (length // 40 + 1))[:length]
     for index, (floor, speaker) in enumerate(chosen):
-        nid, stream, ts = first.event_nid + index, first.stream_ordering + index, FIRST_MS + DEPTH_MS + STEP_MS * (first.event_nid + index)
+        nid, stream, ts = (
+            first.event_nid + index,
+            first.stream_ordering + index,
+            FIRST_MS + DEPTH_MS + STEP_MS * (first.event_nid + index),
+        )
         pen, row = floor.pen, floor.row
         content = f'{{"body":"{index} {text}","msgtype":"m.text"}}'
-        event_id, raw = pen.write(speaker.user, "m.room.message", speaker.auth_ids, (content, "{}"), ts=ts)
+        event_id, raw = pen.write(
+            speaker.user, "m.room.message", speaker.auth_ids, (content, "{}"), ts=ts
+        )
         orders = (nid, stream, pen.depth, pen.depth, ts, ts, row.state_group, row.audience)
         names = (row.room_nid, speaker.nid, 8, 0, first.writer_nid, False, False, False, False)
         yield (*orders, *names, event_id, [floor.tip], speaker.auth_nids, raw)
@@ -253,7 +296,12 @@ def _messages(chosen: Iterable[tuple[Floor, Speaker]], length: int, first: First
 async def _floors(conn: Connection, crowd: Crowd, pens: Sequence[Pen]) -> list[Floor]:
     """The rooms as they stand in the database."""
     rows = {row.room_id: row for row in await conn.fetch(SQL_ROOMS, row=CrowdRoomRow)}
-    speakers = {pen.number: [name for name in crowd.members(pen.number)[: SPEAKERS + 2] if name.endswith(SERVER)] for pen in pens}
+    speakers = {
+        pen.number: [
+            name for name in crowd.members(pen.number)[: SPEAKERS + 2] if name.endswith(SERVER)
+        ]
+        for pen in pens
+    }
     wanted = [pen.auth[key] for pen in pens for key in _cited(speakers[pen.number])]
     state = {row.event_id: row for row in await conn.fetch(SQL_STATE, wanted, row=CrowdStateRow)}
     floors = []
@@ -264,10 +312,21 @@ async def _floors(conn: Connection, crowd: Crowd, pens: Sequence[Pen]) -> list[F
         for user in speakers[pen.number]:
             own = state[pen.auth["m.room.member", user]]
             auth = [*common, own]
-            talking.append(Speaker(user, own.sender_nid, tuple(one.event_id for one in auth), [one.event_nid for one in auth]))
+            talking.append(
+                Speaker(
+                    user,
+                    own.sender_nid,
+                    tuple(one.event_id for one in auth),
+                    [one.event_nid for one in auth],
+                )
+            )
         floors.append(Floor(pen, row, row.tip, 0, talking))
     return floors
 
 
 def _cited(users: Iterable[str]) -> list[tuple[str, str]]:
-    return [("m.room.create", ""), ("m.room.power_levels", ""), *(("m.room.member", user) for user in users)]
+    return [
+        ("m.room.create", ""),
+        ("m.room.power_levels", ""),
+        *(("m.room.member", user) for user in users),
+    ]

@@ -25,7 +25,8 @@ LEFT JOIN pg_class t ON t.oid = i.indrelid
 WHERE c.relkind IN ('r', 'i') AND c.relnamespace = current_schema()::regnamespace
 """
 COUNTS: Final = """
-SELECT count(*) AS events, count(*) FILTER (WHERE state_key_nid IS NOT NULL) AS state_events, sum(octet_length(json)) AS json_bytes FROM events
+SELECT count(*) AS events, count(*) FILTER (WHERE state_key_nid IS NOT NULL) AS state_events,
+    sum(octet_length(json)) AS json_bytes FROM events
 """
 STATE_TABLES: Final = frozenset(
     [
@@ -45,8 +46,12 @@ STATE_TABLES: Final = frozenset(
 
 async def run(bench: Bench) -> None:
     """The three kinds of rooms."""
-    bench.results["small rooms"] = await _measure(bench, _small(bench.size(20, 2), bench.size(500, 100)))
-    bench.results["5,000 members"] = await _measure(bench, _large(bench.size(5_000, 200), bench.size(10_000, 400)))
+    bench.results["small rooms"] = await _measure(
+        bench, _small(bench.size(20, 2), bench.size(500, 100))
+    )
+    bench.results["5,000 members"] = await _measure(
+        bench, _large(bench.size(5_000, 200), bench.size(10_000, 400))
+    )
     bench.results["join-leave storm"] = await _measure(bench, _storm(bench.size(5_000, 200)))
     bench.write()
     _show(bench)
@@ -54,7 +59,9 @@ async def run(bench: Bench) -> None:
 
 def _small(rooms: int, events: int) -> Iterator[list[bytes]]:
     for number in range(rooms):
-        yield from _batches([event.pdu for event in generate_room(SHAPES["small_chat"], events, seed=number)])
+        yield from _batches(
+            [event.pdu for event in generate_room(SHAPES["small_chat"], events, seed=number)]
+        )
 
 
 def _large(members: int, messages: int) -> Iterator[list[bytes]]:
@@ -64,7 +71,10 @@ def _large(members: int, messages: int) -> Iterator[list[bytes]]:
     for user in users:
         room.join(user)
     for number in range(messages):
-        room.message(users[number * 7919 % members], f"what is said is as long as what people say, here for the {number}th time")
+        room.message(
+            users[number * 7919 % members],
+            f"what is said is as long as what people say, here for the {number}th time",
+        )
     yield from _batches(room.pdus)
 
 
@@ -93,21 +103,38 @@ async def _measure(bench: Bench, batches: Iterator[list[bytes]]) -> dict[str, An
                 before = await connection.fetchval("SELECT pg_current_wal_insert_lsn()")
                 for batch in batches:
                     results = await store.append(batch)
-                    assert {result.outcome for result in results} <= {"stored", "redacted", "rejected", "soft_failed"}
-            log = await connection.fetchval("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1)::bigint", before)
+                    assert {result.outcome for result in results} <= {
+                        "stored",
+                        "redacted",
+                        "rejected",
+                        "soft_failed",
+                    }
+            log = await connection.fetchval(
+                "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1)::bigint", before
+            )
             counts = dict(await connection.fetchrow(COUNTS) or {})
             sizes = await _sizes(connection)
         finally:
             await connection.close()
-    grown = {name: (table, is_index, size - empty[name][2]) for name, (table, is_index, size) in sizes.items()}
-    return _per_event(counts, {name: one for name, one in grown.items() if one[2] > 0}, int(log or 0))
+    grown = {
+        name: (table, is_index, size - empty[name][2])
+        for name, (table, is_index, size) in sizes.items()
+    }
+    return _per_event(
+        counts, {name: one for name, one in grown.items() if one[2] > 0}, int(log or 0)
+    )
 
 
 async def _sizes(connection: Any) -> dict[str, tuple[str, bool, int]]:
-    return {name: (table, is_index, size) for name, table, is_index, size in await connection.fetch(RELATIONS)}
+    return {
+        name: (table, is_index, size)
+        for name, table, is_index, size in await connection.fetch(RELATIONS)
+    }
 
 
-def _per_event(counts: dict[str, Any], grown: dict[str, tuple[str, bool, int]], log: int) -> dict[str, Any]:
+def _per_event(
+    counts: dict[str, Any], grown: dict[str, tuple[str, bool, int]], log: int
+) -> dict[str, Any]:
     events, changes = counts["events"], counts["state_events"]
     tables: dict[str, dict[str, float]] = {}
     for name, (table, is_index, size) in grown.items():
@@ -118,18 +145,32 @@ def _per_event(counts: dict[str, Any], grown: dict[str, tuple[str, bool, int]], 
         "state events": changes,
         "json, bytes an event": round(int(counts["json_bytes"]) / events, 1),
         "all, bytes an event": round(sum(size for *_, size in grown.values()) / events, 1),
-        "events with their indexes, bytes an event": round(sum(size for table, _, size in grown.values() if table == "events") / events, 1),
+        "events with their indexes, bytes an event": round(
+            sum(size for table, _, size in grown.values() if table == "events") / events, 1
+        ),
         "state, bytes a state change": round(of_state / changes, 1),
         "log, bytes an event": round(log / events, 1),
-        "tables, bytes an event": dict(sorted(tables.items(), key=lambda one: -sum(one[1].values()))),
+        "tables, bytes an event": dict(
+            sorted(tables.items(), key=lambda one: -sum(one[1].values()))
+        ),
     }
 
 
 def _show(bench: Bench) -> None:
     kinds = list(bench.results)
     lines = [name for name in bench.results[kinds[0]] if not name.startswith("tables")]
-    show("Disk", ["", *kinds], [[name, *(f"{bench.results[kind][name]:,}" for kind in kinds)] for name in lines])
+    show(
+        "Disk",
+        ["", *kinds],
+        [[name, *(f"{bench.results[kind][name]:,}" for kind in kinds)] for name in lines],
+    )
     for kind in kinds:
         tables = bench.results[kind]["tables, bytes an event"]
-        rows = [(table, name, size) for table, parts in tables.items() for name, size in parts.items()]
-        show(f"{kind}: bytes an event", ["table", "rows, or index", "bytes"], sorted(rows, key=lambda row: -row[2])[:LARGEST])
+        rows = [
+            (table, name, size) for table, parts in tables.items() for name, size in parts.items()
+        ]
+        show(
+            f"{kind}: bytes an event",
+            ["table", "rows, or index", "bytes"],
+            sorted(rows, key=lambda row: -row[2])[:LARGEST],
+        )

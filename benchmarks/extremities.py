@@ -16,7 +16,9 @@ from storage.testing import RoomBuilder
 
 FORKS: Final = (10, 100, 1_000, 10_000)
 UNLIMITED_MAX: Final = 100
-TIMED: Final = 10  # appends, one after another, up to each of those numbers; the others come in batches
+TIMED: Final = (
+    10  # appends, one after another, up to each of those numbers; the others come in batches
+)
 BATCH: Final = 100
 MEMBERS: Final = 100
 OLD_STATES: Final = 50
@@ -46,15 +48,23 @@ def invites(room: RoomBuilder) -> Iterator[bytes]:
         yield room.at(root).invite(room.user(2), f"@guest{len(room.events)}:s9.test").pdu
 
 
-WAYS: Final[dict[str, Forks]] = {"messages on one state": one_state, "messages on 49 states": old_states, "invites": invites}
+WAYS: Final[dict[str, Forks]] = {
+    "messages on one state": one_state,
+    "messages on 49 states": old_states,
+    "invites": invites,
+}
 
 
 async def run(bench: Bench) -> None:
     """Each way, with the limit and without."""
     most = bench.size(FORKS[-1], 100)
     for name, forks in WAYS.items():
-        bench.results[name] = await _measure(bench, forks, most, limit=storage.Config().forward_extremities_max)
-        bench.results[f"{name}, no limit"] = await _measure(bench, forks, min(most, UNLIMITED_MAX), limit=1_000_000_000)
+        bench.results[name] = await _measure(
+            bench, forks, most, limit=storage.Config().forward_extremities_max
+        )
+        bench.results[f"{name}, no limit"] = await _measure(
+            bench, forks, min(most, UNLIMITED_MAX), limit=1_000_000_000
+        )
     bench.write()
     _show(bench)
 
@@ -74,7 +84,10 @@ async def _measure(bench: Bench, forks: Forks, most: int, *, limit: int) -> dict
     trips = Trips()
     config = storage.Config(forward_extremities_max=limit)
     told: dict[str, Any] = {}
-    async with bench.database() as dsn, storage.open(dsn, server_name="s1.test", config=config, observer=trips) as store:
+    async with (
+        bench.database() as dsn,
+        storage.open(dsn, server_name="s1.test", config=config, observer=trips) as store,
+    ):
         trips.opened()
         await _append(store, room.pdus)
         pdus = forks(room)
@@ -110,13 +123,31 @@ async def _timed(bench: Bench, store: Store, trips: Trips, pdus: list[bytes]) ->
 async def _append(store: Store, pdus: list[bytes]) -> None:
     results = await store.append(pdus)
     if any(result.outcome != "stored" for result in results):
-        raise RuntimeError(f"not stored: {[result for result in results if result.outcome != 'stored'][:3]}")
+        raise RuntimeError(
+            f"not stored: {[result for result in results if result.outcome != 'stored'][:3]}"
+        )
 
 
 def _show(bench: Bench) -> None:
-    columns = ["forks", "after", "extremities", "p50 ms", "Python CPU ms", "Postgres CPU ms", "statements"]
+    columns = [
+        "forks",
+        "after",
+        "extremities",
+        "p50 ms",
+        "Python CPU ms",
+        "Postgres CPU ms",
+        "statements",
+    ]
     rows = [
-        [name, count, one["extremities"], one["ms"]["p50"], one["python_ms"], one["postgres_ms"], one["statements"]]
+        [
+            name,
+            count,
+            one["extremities"],
+            one["ms"]["p50"],
+            one["python_ms"],
+            one["postgres_ms"],
+            one["statements"],
+        ]
         for name, told in bench.results.items()
         for count, one in told.items()
     ]

@@ -4,7 +4,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from benchmarks.asking import CLIENTS, AskedEngine, Question, in_turn, sides, table, throughput, touched
+from benchmarks.asking import (
+    CLIENTS,
+    AskedEngine,
+    Question,
+    in_turn,
+    sides,
+    table,
+    throughput,
+    touched,
+)
 from benchmarks.harness import Bench, show
 from benchmarks.messages import Places
 from storage.ids import EventId
@@ -12,7 +21,12 @@ from storage.queries.catalogue import QueryArguments
 
 BACKFILLED: Final = 100
 MISSED: Final = 20
-TARGETS: Final = {"backfill of 100": 4.0, "missing events, 20": 1.5, "state ids": 15.0, "auth chain of the state": 8.0}
+TARGETS: Final = {
+    "backfill of 100": 4.0,
+    "missing events, 20": 1.5,
+    "state ids": 15.0,
+    "auth chain of the state": 8.0,
+}
 
 Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
@@ -21,12 +35,17 @@ async def run(bench: Bench) -> None:
     """All of it."""
     async with sides(bench) as both:
         places = {side.name: await Places(side).walk() for side in both}
-        states = {side.name: set((await side.store.current_state(places[side.name].room)).values()) for side in both}
+        states = {
+            side.name: set((await side.store.current_state(places[side.name].room)).values())
+            for side in both
+        }
         rounds = bench.size(300, 10)
         asked = _questions(places, states)
         for name, prepare in asked.items():
             large = name in {"state ids", "auth chain of the state"}
-            bench.results[name] = await in_turn(both, prepare, max(rounds // 4 if large else rounds, 5))
+            bench.results[name] = await in_turn(
+                both, prepare, max(rounds // 4 if large else rounds, 5)
+            )
         await _look(bench, both[0], places[both[0].name])
         bench.results["throughput"] = await _throughput(bench, both[0], places[both[0].name])
         bench.write()
@@ -47,7 +66,9 @@ def _questions(places: dict[str, Places], states: dict[str, set[EventId]]) -> di
 
     async def missing(side: AskedEngine, number: int) -> Question:
         at, latest = places[side.name], event(side, number)
-        return lambda: side.store.missing_events(at.room, [], [latest], limit=MISSED, server_name=at.server)
+        return lambda: side.store.missing_events(
+            at.room, [], [latest], limit=MISSED, server_name=at.server
+        )
 
     async def state_ids(side: AskedEngine, number: int) -> Question:
         return lambda: side.store.state_ids(event(side, number))
@@ -72,7 +93,12 @@ def _questions(places: dict[str, Places], states: dict[str, set[EventId]]) -> di
 
 
 async def _look(bench: Bench, side: AskedEngine, places: Places) -> None:
-    mine = QueryArguments(room=places.room, event=places.events[0], server=places.server, deployment=side.store.deployment_id)
+    mine = QueryArguments(
+        room=places.room,
+        event=places.events[0],
+        server=places.server,
+        deployment=side.store.deployment_id,
+    )
     given = {
         "backfill of 100": ("backfill", replace(mine, limit=BACKFILLED)),
         "missing events, 20": ("missing-events", replace(mine, limit=MISSED)),
@@ -87,6 +113,8 @@ async def _look(bench: Bench, side: AskedEngine, places: Places) -> None:
 async def _throughput(bench: Bench, side: AskedEngine, places: Places) -> dict[str, Any]:
     async def once(number: int) -> object:
         start = places.events[number % (len(places.events) - BACKFILLED)]
-        return await side.store.backfill(places.room, [start], BACKFILLED, server_name=places.server)
+        return await side.store.backfill(
+            places.room, [start], BACKFILLED, server_name=places.server
+        )
 
     return await throughput(once, bench.size(20, 2))

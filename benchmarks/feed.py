@@ -1,10 +1,14 @@
-"""The other way to know what is new to a user: a list per user, written as events are. Measured by benchmarks/sync_feeds.py, used nowhere else.
+"""The other way to know what is new to a user: a list per user, written as events are.
 
-A row of `sync_feed` says that something happened in a room of the user at a position. It is written in the transaction of the event (a
-trigger on the events of a write) for each local member of the room, and for whoever's membership changes. A list has at most so many rows;
-what is dropped is remembered as its floor, and a client from below it has to start anew (`ResyncNeeded`).
+Measured by benchmarks/sync_feeds.py, used nowhere else.
 
-Rooms with more than ``members_max`` local members are left out of the lists. Readers look at all of these rooms that they are in.
+A row of `sync_feed` says that something happened in a room of the user at a position. It is written
+in the transaction of the event (a trigger on the events of a write) for each local member of the
+room, and for whoever's membership changes. A list has at most so many rows; what is dropped is
+remembered as its floor, and a client from below it has to start anew (`ResyncNeeded`).
+
+Rooms with more than ``members_max`` local members are left out of the lists. Readers look at all of
+these rooms that they are in.
 """
 
 from typing import Final, NamedTuple
@@ -27,7 +31,8 @@ CREATE TABLE sync_feed (
 );
 CREATE TABLE sync_feed_floors (principal_nid int PRIMARY KEY, floor bigint NOT NULL);
 CREATE TABLE sync_feed_large (room_nid int PRIMARY KEY);
-CREATE INDEX memberships_room_idx ON memberships (room_nid) INCLUDE (principal_nid) WHERE membership = 5;
+CREATE INDEX memberships_room_idx ON memberships (room_nid) INCLUDE (principal_nid)
+    WHERE membership = 5;
 CREATE FUNCTION feed_events() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO sync_feed (principal_nid, stream_ordering, room_nid)
@@ -39,7 +44,8 @@ BEGIN
         GROUP BY room_nid
     ) AS n
     JOIN memberships m USING (room_nid)
-    WHERE m.membership = 5 AND NOT EXISTS (SELECT FROM sync_feed_large l WHERE l.room_nid = n.room_nid)
+    WHERE m.membership = 5
+        AND NOT EXISTS (SELECT FROM sync_feed_large l WHERE l.room_nid = n.room_nid)
     UNION
     SELECT m.principal_nid, n.stream_ordering, n.room_nid
     FROM new_events n
@@ -51,7 +57,8 @@ BEGIN
     RETURN NULL;
 END
 $$;
-CREATE TRIGGER feed_events AFTER INSERT ON events REFERENCING NEW TABLE AS new_events FOR EACH STATEMENT EXECUTE FUNCTION feed_events()
+CREATE TRIGGER feed_events AFTER INSERT
+    ON events REFERENCING NEW TABLE AS new_events FOR EACH STATEMENT EXECUTE FUNCTION feed_events()
 """
 
 SQL_DROP: Final = """
@@ -69,7 +76,8 @@ SELECT room_nid FROM memberships WHERE membership = 5 GROUP BY room_nid HAVING c
 SQL_TRIM: Final = """
 WITH beyond AS (
     SELECT m.principal_nid, (
-        SELECT f.stream_ordering FROM sync_feed f WHERE f.principal_nid = m.principal_nid ORDER BY f.stream_ordering DESC OFFSET $2::int LIMIT 1
+        SELECT f.stream_ordering FROM sync_feed f WHERE f.principal_nid = m.principal_nid
+            ORDER BY f.stream_ordering DESC OFFSET $2::int LIMIT 1
     ) AS stream_ordering
     FROM memberships m
     JOIN rooms r USING (room_nid)
@@ -94,13 +102,17 @@ SELECT stream_name AS what, instance_name, stream_id AS position, NULL::int[] AS
 FROM stream_positions
 WHERE stream_name IN ('events', 'account_data', 'receipts', 'to_device')
 UNION ALL
-SELECT 'feed', NULL, (SELECT floor FROM sync_feed_floors WHERE principal_nid = p.principal_nid), ARRAY(
-    SELECT room_nid FROM sync_feed f WHERE f.principal_nid = p.principal_nid AND f.stream_ordering > $2::bigint
+SELECT 'feed', NULL, (SELECT floor FROM sync_feed_floors WHERE principal_nid = p.principal_nid),
+    ARRAY(
+    SELECT room_nid FROM sync_feed f
+        WHERE f.principal_nid = p.principal_nid AND f.stream_ordering > $2::bigint
     UNION
     SELECT l.room_nid
     FROM sync_feed_large l
-    CROSS JOIN LATERAL (SELECT FROM memberships m WHERE m.room_nid = l.room_nid AND m.principal_nid = p.principal_nid OFFSET 0) AS m
-    CROSS JOIN LATERAL (SELECT FROM rooms r WHERE r.room_nid = l.room_nid AND r.last_stream_ordering > $2::bigint OFFSET 0) AS r
+    CROSS JOIN LATERAL (SELECT FROM memberships m
+        WHERE m.room_nid = l.room_nid AND m.principal_nid = p.principal_nid OFFSET 0) AS m
+    CROSS JOIN LATERAL (SELECT FROM rooms r
+        WHERE r.room_nid = l.room_nid AND r.last_stream_ordering > $2::bigint OFFSET 0) AS r
 )
 FROM principals p
 WHERE p.name = $1::text
@@ -121,7 +133,10 @@ class FeedMemory(SyncMemory):
 
     def __init__(self, store: Store, since: VectorPosition) -> None:
         super().__init__(
-            lambda name: store.streams[name].positions(), store.caches.rooms_of, store.caches.room_changes, store.caches.state_changes
+            lambda name: store.streams[name].positions(),
+            store.caches.rooms_of,
+            store.caches.room_changes,
+            store.caches.state_changes,
         )
         self._since = since
 
@@ -129,12 +144,17 @@ class FeedMemory(SyncMemory):
         """`ResyncNeeded` where the list does not reach back as far."""
         del anew
         rows = await conn.fetch(SQL_FEED, user_id, self._since.min, row=FeedRow)
-        found = {name: {row.instance_name or "": row.position or 0 for row in rows if row.what == name} for name in STREAMS}
+        found = {
+            name: {row.instance_name or "": row.position or 0 for row in rows if row.what == name}
+            for name in STREAMS
+        }
         nids: list[int] = []
         for row in rows:
             if row.what == "feed":
                 if row.position is not None and self._since.min < row.position:
-                    raise ResyncNeeded(str(self._since), f"the list of {user_id} begins after {row.position}")
+                    raise ResyncNeeded(
+                        str(self._since), f"the list of {user_id} begins after {row.position}"
+                    )
                 nids = row.room_nids or []
         token = SyncToken.of({name: vector(writers) for name, writers in found.items()})
         return News(token, RoomsOf({}, 0), frozenset(nids), LastChange(1, 0))

@@ -55,7 +55,10 @@ def figures(document: dict[str, Any]) -> dict[tuple[str, ...], Figure]:
 
 
 def _named(rows: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a list by what they are about; of those about the same the second is "… (2)". What is no row has no name, and is left out."""
+    """The rows of a list by what they are about; of those about the same the second is "… (2)".
+
+    What is no row has no name, and is left out.
+    """
     met: Counter[str] = Counter()
     for row in rows:
         if isinstance(row, dict):

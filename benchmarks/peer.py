@@ -30,7 +30,9 @@ async def run(bench: Bench, *, alone: bool = False) -> None:
             bench.results["peer"] = await sides.peer.ask("versions")
         for scenario in writes.scenarios(bench):
             note(scenario.name)
-            bench.results.setdefault("writes", {})[scenario.name] = await writes.measure(sides, scenario, events, bench.size(ROUNDS, 2))
+            bench.results.setdefault("writes", {})[scenario.name] = await writes.measure(
+                sides, scenario, events, bench.size(ROUNDS, 2)
+            )
             bench.write()
         if sides.peer:
             await _reads(bench, sides)
@@ -45,7 +47,9 @@ async def _reads(bench: Bench, sides: writes.Sides) -> None:
     world = reads.build(bench)
     bench.results["disk"] = await reads.store(sides, world)
     bench.results["limits"] = await limits.measured(
-        sides.raw, [pdu for room in (world.hall, *world.small) for pdu in room.pdus], bench.size(1_000, 200)
+        sides.raw,
+        [pdu for room in (world.hall, *world.small) for pdu in room.pdus],
+        bench.size(1_000, 200),
     )
     bench.write()
     rounds, told = bench.size(6, 3), bench.results.setdefault("reads", {})
@@ -53,10 +57,14 @@ async def _reads(bench: Bench, sides: writes.Sides) -> None:
         note(name)
         told[name] = await reads.measure(sides, world, prepare, rounds)
         bench.write()
-    told["storing an event that merges two branches"] = await reads.merges(sides, world, rounds // 2)
+    told["storing an event that merges two branches"] = await reads.merges(
+        sides, world, rounds // 2
+    )
     bench.write()
     note("a storm of joins and leaves")
-    bench.results["disk"]["joins and leaves"] = await whole.store(sides, [whole.storm(bench.size(3_000, 100))])
+    bench.results["disk"]["joins and leaves"] = await whole.store(
+        sides, [whole.storm(bench.size(3_000, 100))]
+    )
     bench.write()
 
 
@@ -66,7 +74,9 @@ async def both(bench: Bench, *, alone: bool = False) -> AsyncIterator[writes.Sid
     async with AsyncExitStack() as stack:
         dsn, raw_dsn = [await stack.enter_async_context(bench.database()) for _ in range(2)]
         counts = writes.StatementCounts()
-        store = await stack.enter_async_context(storage.open(dsn, server_name=SERVER, observer=counts))
+        store = await stack.enter_async_context(
+            storage.open(dsn, server_name=SERVER, observer=counts)
+        )
         counts.opened()
         peer = None if alone else await stack.enter_async_context(synapse(bench.server.dsn, SERVER))
         pool = await stack.enter_async_context(asyncpg.create_pool(raw_dsn, min_size=1, max_size=8))
@@ -100,7 +110,12 @@ def _show_writes(results: dict[str, Any]) -> None:
             row += [f"{side[key]['median']:,.0f}" for side in _sides(one)]
             if key == "events_per_second":
                 row.append(one["ratio"]["events_per_second"]["median"] if "ratio" in one else "")
-        for key in ("statements_per_event", "transactions_per_event", "bytes_per_event", "wal_bytes_per_event"):
+        for key in (
+            "statements_per_event",
+            "transactions_per_event",
+            "bytes_per_event",
+            "wal_bytes_per_event",
+        ):
             row += [f"{side[key]:,}" for side in _sides(one)]
         rows.append([*row, f"{one['share_of_limit']['median']:.0%}"])
     if all("ratio" in one for one in results.values()):
@@ -119,13 +134,38 @@ def _show_disk(results: dict[str, Any]) -> None:
 
 
 def _show_reads(results: dict[str, Any]) -> None:
-    columns = ["", "ms", "Synapse, cold", "x", "again", "Synapse, warm", "x", "of the limit", "statements", "again", "cold", "warm"]
+    columns = [
+        "",
+        "ms",
+        "Synapse, cold",
+        "x",
+        "again",
+        "Synapse, warm",
+        "x",
+        "of the limit",
+        "statements",
+        "again",
+        "cold",
+        "warm",
+    ]
     rows = []
     for name, one in results.items():
-        own, again, cold, warm = one["ours"], one.get("ours_again", one["ours"]), one["synapse_cold"], one["synapse_warm"]
+        own, again, cold, warm = (
+            one["ours"],
+            one.get("ours_again", one["ours"]),
+            one["synapse_cold"],
+            one["synapse_warm"],
+        )
         row = [name, own["ms"]["p50"], cold["ms"]["p50"], one["ratio_cold"]["median"]]
-        row += [again["ms"]["p50"], warm["ms"]["p50"], one["ratio_warm"]["median"], f"{one['share_of_limit']['median']:.0%}"]
-        rows.append([*row, own["statements"], again["statements"], cold["statements"], warm["statements"]])
+        row += [
+            again["ms"]["p50"],
+            warm["ms"]["p50"],
+            one["ratio_warm"]["median"],
+            f"{one['share_of_limit']['median']:.0%}",
+        ]
+        rows.append(
+            [*row, own["statements"], again["statements"], cold["statements"], warm["statements"]]
+        )
     show("reading, medians", columns, rows)
 
 

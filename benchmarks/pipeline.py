@@ -37,16 +37,31 @@ async def run(bench: Bench) -> None:
         for master in ("local[1]", "local[2]"):
             rows.append(await _single(bench, small))  # before and after: the machine may be shared
             async with bench.database() as dsn:
-                rows += await asyncio.to_thread(_on_spark, bench, Path(folder), (small, large), dsn, master)
+                rows += await asyncio.to_thread(
+                    _on_spark, bench, Path(folder), (small, large), dsn, master
+                )
             rows.append(await _single(bench, small))
     bench.results["rows"] = rows
     bench.write()
-    columns = ["what", "events", "seconds", "events_per_second", "python_us", "spark_us", "postgres_us", "cpu_us_per_event", "megabytes"]
+    columns = [
+        "what",
+        "events",
+        "seconds",
+        "events_per_second",
+        "python_us",
+        "spark_us",
+        "postgres_us",
+        "cpu_us_per_event",
+        "megabytes",
+    ]
     show("pipeline", columns, [[row.get(column, "") for column in columns] for row in rows])
 
 
 def _rooms(count: int, first: int) -> list[GeneratedRoom]:
-    return [generate_room(SHAPES["small_chat"], round(count * share), seed=first + seed) for seed, share in enumerate(SHARES)]
+    return [
+        generate_room(SHAPES["small_chat"], round(count * share), seed=first + seed)
+        for seed, share in enumerate(SHARES)
+    ]
 
 
 async def _single(bench: Bench, rooms: Sequence[GeneratedRoom]) -> Row:
@@ -62,12 +77,16 @@ async def _single(bench: Bench, rooms: Sequence[GeneratedRoom]) -> Row:
     return row_of("one process", sum(map(len, rooms)), cost, 0.0)
 
 
-def _on_spark(bench: Bench, folder: Path, inputs: Sequence[Sequence[GeneratedRoom]], dsn: str, master: str) -> list[Row]:
+def _on_spark(
+    bench: Bench, folder: Path, inputs: Sequence[Sequence[GeneratedRoom]], dsn: str, master: str
+) -> list[Row]:
     """Two imports, to tell what a job costs from what an event costs; then an export and a verification of all."""
     begun = folder / "begun.ndjson"
     write_ndjson(generate_room(SHAPES["direct_chat"], 200, seed=99), begun)
     rows: list[Row] = []
-    with session(master, {"spark.driver.memory": "1500m", "spark.ui.showConsoleProgress": "false"}) as spark:
+    with session(
+        master, {"spark.driver.memory": "1500m", "spark.ui.showConsoleProgress": "false"}
+    ) as spark:
         import_archive(spark, [str(begun)], dsn, server_name=SERVER)
         for number, rooms in enumerate(inputs):
             archive = folder / f"rooms{number}.ndjson"
@@ -81,14 +100,27 @@ def _on_spark(bench: Bench, folder: Path, inputs: Sequence[Sequence[GeneratedRoo
         with measured(bench) as (cost, spark_seconds):
             export_parquet(spark, dsn, str(folder / master))
         size = sum(file.stat().st_size for file in (folder / master).rglob("*.parquet"))
-        rows.append(row_of(f"{master} export, read back", events, cost, spark_seconds[0]) | {"megabytes": round(size / 1e6)})
+        rows.append(
+            row_of(f"{master} export, read back", events, cost, spark_seconds[0])
+            | {"megabytes": round(size / 1e6)}
+        )
         with measured(bench) as (cost, spark_seconds):
             findings = verify(spark, dsn).count()
-        rows.append(row_of(f"{master} verify", events, cost, spark_seconds[0]) | {"findings": findings})
+        rows.append(
+            row_of(f"{master} verify", events, cost, spark_seconds[0]) | {"findings": findings}
+        )
     return rows
 
 
-def _imported(bench: Bench, spark: Any, archive: Path, rooms: Sequence[GeneratedRoom], *, dsn: str, master: str) -> list[Row]:
+def _imported(
+    bench: Bench,
+    spark: Any,
+    archive: Path,
+    rooms: Sequence[GeneratedRoom],
+    *,
+    dsn: str,
+    master: str,
+) -> list[Row]:
     keys = {name: key for room in rooms for name, key in room.keys.items()}
     events = sum(map(len, rooms))
     stages: list[tuple[str, float]] = []
@@ -97,15 +129,23 @@ def _imported(bench: Bench, spark: Any, archive: Path, rooms: Sequence[Generated
         stages.append((name, time.perf_counter()))
 
     with measured(bench) as (cost, spark_seconds):
-        summary = import_archive(spark, [str(archive)], dsn, server_name=SERVER, verify_keys=keys, stage=stage)
+        summary = import_archive(
+            spark, [str(archive)], dsn, server_name=SERVER, verify_keys=keys, stage=stage
+        )
         stages.append(("end", time.perf_counter()))
     if summary.rejects or summary.lines != events:
         raise SystemExit(f"the import went wrong: {summary}")
-    whole = row_of(f"{master} import", events, cost, spark_seconds[0]) | {"megabytes": round(archive.stat().st_size / 1e6)}
+    whole = row_of(f"{master} import", events, cost, spark_seconds[0]) | {
+        "megabytes": round(archive.stat().st_size / 1e6)
+    }
     return [
         whole,
         *(
-            {"what": f"{master}   {name}", "seconds": round(end - begin, 2), "events_per_second": round(events / (end - begin))}
+            {
+                "what": f"{master}   {name}",
+                "seconds": round(end - begin, 2),
+                "events_per_second": round(events / (end - begin)),
+            }
             for (name, begin), (_, end) in pairwise(stages)
         ),
     ]
@@ -114,7 +154,9 @@ def _imported(bench: Bench, spark: Any, archive: Path, rooms: Sequence[Generated
 def _marginal(what: str, small: Row, large: Row) -> Row:
     """What the events cost that the larger one has more."""
     more, seconds = large["events"] - small["events"], large["seconds"] - small["seconds"]
-    each = (large["cpu_us_per_event"] * large["events"] - small["cpu_us_per_event"] * small["events"]) / more
+    each = (
+        large["cpu_us_per_event"] * large["events"] - small["cpu_us_per_event"] * small["events"]
+    ) / more
     return {
         "what": what,
         "events": more,

@@ -44,12 +44,21 @@ async def run(bench: Bench) -> None:
     pdus = [event.pdu for event in room.events]
     batches = [pdus[at : at + BATCH] for at in range(0, len(pdus), BATCH)]
     rounds = [await _round(bench, batches) for _ in range(bench.size(5, 2))]
-    best = {stage: sum(min(own[at][stage] for own in rounds) for at in range(count)) / (count * BATCH) * 1e6 for stage in rounds[0][0]}
+    best = {
+        stage: sum(min(own[at][stage] for own in rounds) for at in range(count))
+        / (count * BATCH)
+        * 1e6
+        for stage in rounds[0][0]
+    }
     told = {name: round(us, 2) for name, us in best.items()}
     bench.results["one room, 100"] = {"batches": count, "rounds": len(rounds), "us_per_event": told}
     bench.write()
     rows = [[name, f"{us:.1f}"] for name, us in best.items()]
-    show("planning (processor time of the best rounds)", ["stage", "us an event"], [*rows, ["together", f"{sum(best.values()):.1f}"]])
+    show(
+        "planning (processor time of the best rounds)",
+        ["stage", "us an event"],
+        [*rows, ["together", f"{sum(best.values()):.1f}"]],
+    )
 
 
 async def _round(bench: Bench, batches: Sequence[Sequence[bytes]]) -> list[Stages]:
@@ -75,22 +84,33 @@ async def _stages(store: storage.Store, pdus: Sequence[bytes]) -> Stages:
         glanced = receive.glances(pdus)
         versions = receive.versions(pdus, glanced, receive.room_ids(glanced), known, None)
     with _spent(took, "parse, check, hash"):
-        read = [receive.read(pdu, one, version) for pdu, one, version in zip(pdus, glanced, versions, strict=True)]
+        read = [
+            receive.read(pdu, one, version)
+            for pdu, one, version in zip(pdus, glanced, versions, strict=True)
+        ]
     events = [event for event in read if isinstance(event, Event)]
     with _spent(took, "order"):
         incoming = [IncomingEvent(events[at], "live") for at in receive.in_order(events)]
     change_set = ChangeSet(store.writer.caches, NidBlocks(), SERVER)
     async with store.database.connection() as conn:
-        await fill_blocks(conn, change_set.blocks, {"event_nids": 2 * BATCH, "state_group_nids": 2 * BATCH, "room_nids": 1})
+        await fill_blocks(
+            conn,
+            change_set.blocks,
+            {"event_nids": 2 * BATCH, "state_group_nids": 2 * BATCH, "room_nids": 1},
+        )
         with _spent(took, "prefetch"):
-            await (await prefetch(partial(load, conn), change_set, incoming, assume_new=True)).landed()
+            await (
+                await prefetch(partial(load, conn), change_set, incoming, assume_new=True)
+            ).landed()
         took["plan"] = await _planned(conn, change_set, incoming)
     with _spent(took, "parameters"):
         _parameters(change_set)
     return took
 
 
-async def _planned(conn: Connection, change_set: ChangeSet, incoming: Sequence[IncomingEvent]) -> float:
+async def _planned(
+    conn: Connection, change_set: ChangeSet, incoming: Sequence[IncomingEvent]
+) -> float:
     """Processor time of the plan, without that of loading what it lacks."""
     seconds = 0.0
     left = deque(incoming)

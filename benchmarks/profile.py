@@ -57,7 +57,10 @@ class ProfileScenario(NamedTuple):
     events: int
 
 
-SCENARIOS: Final = (ProfileScenario("one at a time", 1, 4_000), ProfileScenario("batches of 100", 100, 24_000))
+SCENARIOS: Final = (
+    ProfileScenario("one at a time", 1, 4_000),
+    ProfileScenario("batches of 100", 100, 24_000),
+)
 
 
 async def run(bench: Bench) -> None:
@@ -67,8 +70,13 @@ async def run(bench: Bench) -> None:
             bench, scenario, max(scenario.events // (20 if bench.quick else 1), 10 * scenario.batch)
         )
     path = bench.write()
-    rows = [[part, *(bench.results[one.name]["python_us"].get(part, 0) for one in SCENARIOS)] for part in _names(bench.results)]
-    show("processor time of an append, us an event", ["part", *(one.name for one in SCENARIOS)], rows)
+    rows = [
+        [part, *(bench.results[one.name]["python_us"].get(part, 0) for one in SCENARIOS)]
+        for part in _names(bench.results)
+    ]
+    show(
+        "processor time of an append, us an event", ["part", *(one.name for one in SCENARIOS)], rows
+    )
     if not bench.quick:
         PAGE.write_text(page(read(path)), encoding="utf-8")
         note(f"{PAGE} written from {path}")
@@ -76,7 +84,10 @@ async def run(bench: Bench) -> None:
 
 async def _measure(bench: Bench, scenario: ProfileScenario, count: int) -> dict[str, Any]:
     warm = 10 * scenario.batch + 200
-    pdus = [event.pdu for event in stream_room(SHAPES["small_chat"], warm + count, seed=SEED, sign=False)]
+    pdus = [
+        event.pdu
+        for event in stream_room(SHAPES["small_chat"], warm + count, seed=SEED, sign=False)
+    ]
     async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
         await _append(store, pdus[:warm], scenario.batch)
         gc.collect()
@@ -125,7 +136,10 @@ def _told(sampler: Sampler, used: Spent, collected: float, count: int) -> dict[s
         "python_us": {name: round(times * each, 1) for name, times in looks.most_common()},
         "python_all_us": round(sampler.seconds / count * 1e6, 1),
         "of_it_collector_us": round(collected / count * 1e6, 1),
-        "postgres_us": {"the statement": round(used.backends / count * 1e6, 1), "log and pages": round(used.background / count * 1e6, 1)},
+        "postgres_us": {
+            "the statement": round(used.backends / count * 1e6, 1),
+            "log and pages": round(used.background / count * 1e6, 1),
+        },
         "clock_us": round(used.clock / count * 1e6, 1),
     }
 
@@ -147,7 +161,9 @@ def _names(results: dict[str, Any]) -> list[str]:
 def page(document: dict[str, Any]) -> str:
     """The table in Markdown, of a results file."""
     results, on = document["results"], document["on"]
-    buys = {part.name: part.buys for part in PARTS} | {ELSEWHERE: "tasks and futures; the callers themselves"}
+    buys = {part.name: part.buys for part in PARTS} | {
+        ELSEWHERE: "tasks and futures; the callers themselves"
+    }
     kinds = list(results)
     lines = [
         "# Where the time of an append goes",
@@ -161,19 +177,44 @@ def page(document: dict[str, Any]) -> str:
         f"| | {' | '.join(kinds)} | what it buys |",
         f"|---|{'---|' * len(kinds)}---|",
     ]
-    lines += [_line(name, [results[kind]["python_us"].get(name, 0.0) for kind in kinds], buys[name]) for name in _names(results)]
+    lines += [
+        _line(name, [results[kind]["python_us"].get(name, 0.0) for kind in kinds], buys[name])
+        for name in _names(results)
+    ]
     sums = {
         "**Python**": (
             "python_all_us",
             None,
-            "of that the collector of garbage: " + ", ".join(f"{results[kind]['of_it_collector_us']}" for kind in kinds),
+            "of that the collector of garbage: "
+            + ", ".join(f"{results[kind]['of_it_collector_us']}" for kind in kinds),
         ),
-        "**Postgres, the statement**": ("postgres_us", "the statement", "rows, indexes, commit, compare and set of the room's version"),
-        "**Postgres, log and pages**": ("postgres_us", "log and pages", "what was committed survives"),
-        "on the clock": ("clock_us", None, "with the wait for the disk, and for a processor if others are busy"),
+        "**Postgres, the statement**": (
+            "postgres_us",
+            "the statement",
+            "rows, indexes, commit, compare and set of the room's version",
+        ),
+        "**Postgres, log and pages**": (
+            "postgres_us",
+            "log and pages",
+            "what was committed survives",
+        ),
+        "on the clock": (
+            "clock_us",
+            None,
+            "with the wait for the disk, and for a processor if others are busy",
+        ),
     }
     for name, (key, inner, text) in sums.items():
-        lines.append(_line(name, [results[kind][key] if inner is None else results[kind][key][inner] for kind in kinds], text))
+        lines.append(
+            _line(
+                name,
+                [
+                    results[kind][key] if inner is None else results[kind][key][inner]
+                    for kind in kinds
+                ],
+                text,
+            )
+        )
     return "\n".join(lines) + "\n"
 
 

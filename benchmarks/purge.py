@@ -78,24 +78,40 @@ async def _purge(dsn: str, room_id: str, event_id: str) -> dict[str, Any]:
     longest = Longest()
     start = time.perf_counter()
     async with await Database.open(dsn, config=Config(), observer=longest) as database:
-        purged = await purge_history(database, room_id, server_name=SERVER, before_event_id=event_id, local=True)
+        purged = await purge_history(
+            database, room_id, server_name=SERVER, before_event_id=event_id, local=True
+        )
     seconds = time.perf_counter() - start
     job = purged.job
     assert job is not None
-    counts = {"deleted": job.deleted_count, "set_aside": job.set_aside_count, "swept": job.swept_count, "groups": job.state_group_count}
+    counts = {
+        "deleted": job.deleted_count,
+        "set_aside": job.set_aside_count,
+        "swept": job.swept_count,
+        "groups": job.state_group_count,
+    }
     first_line = " ".join(longest.statement.split())[:100]
-    return {"seconds": seconds, "longest_ms": longest.seconds * 1000, "longest": first_line, "statements": longest.count} | counts
+    return {
+        "seconds": seconds,
+        "longest_ms": longest.seconds * 1000,
+        "longest": first_line,
+        "statements": longest.count,
+    } | counts
 
 
 async def _fill(store: Store, events: Sequence[GeneratedEvent], version: str) -> None:
     for start in range(0, len(events), BATCH):
-        await store.append([event.pdu for event in events[start : start + BATCH]], room_version=version)
+        await store.append(
+            [event.pdu for event in events[start : start + BATCH]], room_version=version
+        )
 
 
 class Load:
     """Appends and syncs at their rates, as clients that do not wait for each other; each delay counts from when it was due."""
 
-    def __init__(self, store: Store, events: Sequence[GeneratedEvent], version: str, users: Sequence[str]) -> None:
+    def __init__(
+        self, store: Store, events: Sequence[GeneratedEvent], version: str, users: Sequence[str]
+    ) -> None:
         self._store = store
         self._events = iter(events)
         self._version = version
@@ -221,10 +237,13 @@ async def _purged_beside(load: Load, dsn: str, scene: PurgeScene) -> dict[str, A
 def quiet(shape: Shape) -> Shape:
     """The shape without changes of the history visibility.
 
-    It has five hundred of them in a million events, each of which concerns thousands who are invited and takes a second by the end: they are
-    the slowest hundredth of all waits then, with a purge or without. A room has a handful in its life.
+    It has five hundred of them in a million events, each of which concerns thousands who are
+    invited and takes a second by the end: they are the slowest hundredth of all waits then, with a
+    purge or without. A room has a handful in its life.
     """
-    return shape.replaced(mix={action: share for action, share in shape.mix.items() if action != "visibility"})
+    return shape.replaced(
+        mix={action: share for action, share in shape.mix.items() if action != "visibility"}
+    )
 
 
 async def run(bench: Bench) -> None:
@@ -233,8 +252,13 @@ async def run(bench: Bench) -> None:
     alone_s = bench.size(max(ALONE_S, round(count * SHARE / PURGED_PER_S)), 4)
     beside = APPENDS_PER_S * bench.size(BESIDE_S_MAX, 60)
     shape = quiet(SHAPES["small_chat"])
-    room = stream_room(shape, count + APPENDS_PER_S * alone_s + min(beside, count), seed=12, sign=False)
-    async with bench.database() as dsn, storage.open(dsn, server_name=SERVER, config=CONFIG) as store:
+    room = stream_room(
+        shape, count + APPENDS_PER_S * alone_s + min(beside, count), seed=12, sign=False
+    )
+    async with (
+        bench.database() as dsn,
+        storage.open(dsn, server_name=SERVER, config=CONFIG) as store,
+    ):
         scene = await _stored(store, room, count)
         load = await _loaded(store, scene)
         sizes = [await _size(store)]
@@ -245,32 +269,49 @@ async def run(bench: Bench) -> None:
         alone, load.waits = load.waits, Waits()
         done = await _purged_beside(load, dsn, scene)
         sizes.append(await _size(store))
-        bench.results = {"events": count, "purge": done, "waits": _waits(alone, load.waits), "load_ended": load.ended}
+        bench.results = {
+            "events": count,
+            "purge": done,
+            "waits": _waits(alone, load.waits),
+            "load_ended": load.ended,
+        }
         _show(bench.results)
         start = time.perf_counter()
         found = [str(finding) async for finding in verify(store.database, server_name=SERVER)]
         note(f"verified in {time.perf_counter() - start:.0f} s: {len(found)} findings {found[:3]}")
         await _vacuum(store)
-        await _fill(store, list(stream_room(shape, count // 5, seed=13, sign=False)), room.room_version)
+        await _fill(
+            store, list(stream_room(shape, count // 5, seed=13, sign=False)), room.room_version
+        )
         sizes.append(await _size(store))
     bench.results |= {"sizes": sizes, "findings": len(found)}
     told = [size >> 20 for size in sizes]
-    note(f"disk: {told[0]} MB, {told[1]} after the purge, {told[2]} with a fifth as many events in another room again")
+    note(
+        f"disk: {told[0]} MB, {told[1]} after the purge, {told[2]} with a fifth as many events in another room again"
+    )
     bench.write()
 
 
 def _waits(without: Waits, beside: Waits) -> dict[str, dict[str, dict[str, float]]]:
     """Percentiles of both halves."""
     halves = {"without": without, "with": beside}
-    return {name: {"appends": _told(waits.appends), "syncs": _told(waits.syncs)} for name, waits in halves.items()}
+    return {
+        name: {"appends": _told(waits.appends), "syncs": _told(waits.syncs)}
+        for name, waits in halves.items()
+    }
 
 
 def _show(results: dict[str, Any]) -> None:
     keys = ("p50_ms", "p99_ms", "max_ms")
     rows = [
-        [name, *(f"{waits[kind][key]:.1f}" for kind in ("appends", "syncs") for key in keys)] for name, waits in results["waits"].items()
+        [name, *(f"{waits[kind][key]:.1f}" for kind in ("appends", "syncs") for key in keys)]
+        for name, waits in results["waits"].items()
     ]
-    show("ms from when it was due, without and with the purge", ["", "append p50", "p99", "most", "sync p50", "p99", "most"], rows)
+    show(
+        "ms from when it was due, without and with the purge",
+        ["", "append p50", "p99", "most", "sync p50", "p99", "most"],
+        rows,
+    )
     done = results["purge"]
     taken = done["deleted"] + done["set_aside"]
     note(

@@ -96,8 +96,18 @@ def _writes(writes: dict[str, Any]) -> str:
     ]
     for name, one in writes.items():
         ratio = one["ratio"]["events_per_second"]
-        own, theirs = one["ours"]["events_per_second"]["median"], one["synapse"]["events_per_second"]["median"]
-        cells = [name, f"{own:,.0f}", f"{theirs:,.0f}", _ratio(ratio), GOALS.get(name, ""), f"{one['ratio']['cpu']['median']:.1f}"]
+        own, theirs = (
+            one["ours"]["events_per_second"]["median"],
+            one["synapse"]["events_per_second"]["median"],
+        )
+        cells = [
+            name,
+            f"{own:,.0f}",
+            f"{theirs:,.0f}",
+            _ratio(ratio),
+            GOALS.get(name, ""),
+            f"{one['ratio']['cpu']['median']:.1f}",
+        ]
         lines.append(_row(cells, f"{one['share_of_limit']['median']:.0%}"))
     return "\n".join(lines)
 
@@ -109,9 +119,15 @@ def _costs(writes: dict[str, Any]) -> str:
     lines.append("|---" * 9 + "|")
     for name, one in writes.items():
         cells = [name]
-        cells += [f"{one['ours'][key]['median']:,.0f} / {one['synapse'][key]['median']:,.0f}" for key in CPU]
+        cells += [
+            f"{one['ours'][key]['median']:,.0f} / {one['synapse'][key]['median']:,.0f}"
+            for key in CPU
+        ]
         cells += [f"{one['ours'][key]:.2f} / {one['synapse'][key]:.1f}" for key in COUNTS]
-        cells += [f"{one['ours'][key]:,} / {one['synapse'][key]:,} ({one['synapse'][key] / one['ours'][key]:.1f})" for key in BYTES]
+        cells += [
+            f"{one['ours'][key]:,} / {one['synapse'][key]:,} ({one['synapse'][key] / one['ours'][key]:.1f})"
+            for key in BYTES
+        ]
         lines.append(_row([*cells, SIZE_GOALS.get(name, "")], str(one["raw_bytes_per_event"])))
     return "\n".join(lines)
 
@@ -136,13 +152,34 @@ def _disk(disk: dict[str, Any]) -> str:
 
 
 def _reads(reads: dict[str, Any]) -> str:
-    columns = ["Reading", "ms", "Synapse, caches emptied", "times as fast", "goal", "times less CPU time"]
-    columns += ["again, ms", "Synapse, caches warm", "times as fast", "times less CPU time", "share of the bare read", "statements"]
+    columns = [
+        "Reading",
+        "ms",
+        "Synapse, caches emptied",
+        "times as fast",
+        "goal",
+        "times less CPU time",
+    ]
+    columns += [
+        "again, ms",
+        "Synapse, caches warm",
+        "times as fast",
+        "times less CPU time",
+        "share of the bare read",
+        "statements",
+    ]
     lines = [_row(columns[:-1], columns[-1]), "|---" * len(columns) + "|"]
     for name, one in reads.items():
         own, cold, warm = (one[side] for side in ("ours", "synapse_cold", "synapse_warm"))
         again = one.get("ours_again")  # a merge is not repeated
-        cells = [name, _ms(own), _ms(cold), _ratio(one["ratio_cold"]), GOALS.get(name, ""), f"{one['cpu_ratio_cold']:.1f}"]
+        cells = [
+            name,
+            _ms(own),
+            _ms(cold),
+            _ratio(one["ratio_cold"]),
+            GOALS.get(name, ""),
+            f"{one['cpu_ratio_cold']:.1f}",
+        ]
         cells += [
             "" if again is None else _ms(again),
             _ms(warm),
@@ -150,7 +187,14 @@ def _reads(reads: dict[str, Any]) -> str:
             f"{one['cpu_ratio_warm']:.1f}",
             f"{one['share_of_limit']['median']:.0%}" if "share_of_limit" in one else "",
         ]
-        lines.append(_row(cells, " / ".join(f"{side['statements']:.0f}" for side in (own, again, cold, warm) if side)))
+        lines.append(
+            _row(
+                cells,
+                " / ".join(
+                    f"{side['statements']:.0f}" for side in (own, again, cold, warm) if side
+                ),
+            )
+        )
     return "\n".join(lines)
 
 

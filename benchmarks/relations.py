@@ -31,7 +31,8 @@ WHERE e.event_id = $1::text
 
 SQL_COST: Final[LiteralString] = """
 SELECT pg_relation_size('events_relation_idx')::float8 / count(*) AS index_bytes, avg(
-        pg_column_size(e.*) - pg_column_size(jsonb_populate_record(e, '{"relates_to": null, "rel_type_nid": null, "replaces": null}'))
+        pg_column_size(e.*) - pg_column_size(jsonb_populate_record(e,
+            '{"relates_to": null, "rel_type_nid": null, "replaces": null}'))
     )::float8 AS row_bytes
 FROM events e
 WHERE relates_to IS NOT NULL
@@ -64,12 +65,16 @@ async def _measure(bench: Bench, related: int, rounds: int) -> dict[str, Any]:
     for _ in range(MESSAGES):
         room.message(user)
     trips = Trips()
-    async with bench.database() as dsn, storage.open(dsn, server_name="s1.test", observer=trips) as store:
+    async with (
+        bench.database() as dsn,
+        storage.open(dsn, server_name="s1.test", observer=trips) as store,
+    ):
         trips.opened()
         await store.append(room.pdus)
         await _fill(store, (reply, reaction), related)
         results: dict[str, Any] = {
-            name: await _timed(question, trips, rounds) for name, question in _questions(store, room, root, user).items()
+            name: await _timed(question, trips, rounds)
+            for name, question in _questions(store, room, root, user).items()
         }
         async with store.database.connection() as conn:
             [row] = await conn.fetch(SQL_COST, row=RelationCostRow)
@@ -89,12 +94,16 @@ def _questions(store: Store, room: RoomBuilder, root: BuiltEvent, user: str) -> 
     plain = [event.event_id for event in room.events[-100:]]
     return {
         "a page of 20": lambda: store.relations(root.event_id, user, limit=20),
-        "20 of the thread": lambda: store.relations(root.event_id, user, rel_type="m.thread", limit=20),
+        "20 of the thread": lambda: store.relations(
+            root.event_id, user, rel_type="m.thread", limit=20
+        ),
         "20, indirect too": lambda: store.relations(root.event_id, user, limit=20, recurse=True),
         "told with the event": lambda: store.aggregations(user, [root.event_id]),
         "told with 100 others": lambda: store.aggregations(user, plain),
         "100 messages": lambda: store.messages(room.room_id, user, limit=100),
-        "100 messages, aggregated": lambda: store.messages(room.room_id, user, limit=100, aggregations=True),
+        "100 messages, aggregated": lambda: store.messages(
+            room.room_id, user, limit=100, aggregations=True
+        ),
     }
 
 
@@ -111,9 +120,15 @@ async def _timed(question: Question, trips: Trips, rounds: int) -> dict[str, flo
 def _show(bench: Bench) -> None:
     names = [name for name in next(iter(bench.results.values())) if name != "bytes"]
     columns = ["p50 ms, relations to the event:", *bench.results, "statements"]
-    rows = [[name, *(found[name]["p50"] for found in bench.results.values()), _statements(bench, name)] for name in names]
+    rows = [
+        [name, *(found[name]["p50"] for found in bench.results.values()), _statements(bench, name)]
+        for name in names
+    ]
     show("Relations", columns, rows)
-    cost = [[size, *(round(number, 1) for number in found["bytes"])] for size, found in bench.results.items()]
+    cost = [
+        [size, *(round(number, 1) for number in found["bytes"])]
+        for size, found in bench.results.items()
+    ]
     show("Bytes for each event that relates to another", ["relations", "index", "row"], cost)
 
 

@@ -72,7 +72,13 @@ class Committed:
 
 
 def _row(number: int) -> list[Any]:
-    return [f"${number:043d}", "!AFDCvgApUmpdfVjIXmAFDCvgApUmpdfVjIXm:s1.test", "m.room.message", None, None]
+    return [
+        f"${number:043d}",
+        "!AFDCvgApUmpdfVjIXmAFDCvgApUmpdfVjIXm:s1.test",
+        "m.room.message",
+        None,
+        None,
+    ]
 
 
 async def _throughput(bench: Bench, size: int) -> None:
@@ -80,8 +86,18 @@ async def _throughput(bench: Bench, size: int) -> None:
     facts, rounds = bench.size(100_000, 5_000), 1 if bench.profile else bench.size(5, 1)
     async with (
         bench.database() as dsn,
-        storage.open(dsn, server_name="s1.test", instance_name="main", config=storage.Config(follow_ms=3_600_000)) as main,
-        storage.open(dsn, server_name="s1.test", instance_name="worker", config=storage.Config(follow_ms=3_600_000)) as worker,
+        storage.open(
+            dsn,
+            server_name="s1.test",
+            instance_name="main",
+            config=storage.Config(follow_ms=3_600_000),
+        ) as main,
+        storage.open(
+            dsn,
+            server_name="s1.test",
+            instance_name="worker",
+            config=storage.Config(follow_ms=3_600_000),
+        ) as worker,
         await Server(main).serve() as server,
         Client(worker, "127.0.0.1", server.port) as client,
     ):
@@ -126,7 +142,9 @@ async def _latency(bench: Bench) -> None:
     config = storage.Config(follow_ms=3_600_000)
     async with (
         bench.database() as dsn,
-        storage.open(dsn, server_name="s1.test", instance_name="main", config=config, observer=committed) as main,
+        storage.open(
+            dsn, server_name="s1.test", instance_name="main", config=config, observer=committed
+        ) as main,
         storage.open(dsn, server_name="s1.test", instance_name="worker", config=config) as worker,
         await Server(main).serve() as server,
         Client(worker, "127.0.0.1", server.port) as client,
@@ -162,9 +180,18 @@ def _show(bench: Bench) -> None:
         "rows through one TCP connection (writer and reader in one process)",
         ["facts", "RDATA/s", "Python us a row", "RDATA/s if the core were its own"],
         [
-            [name, f"{one['rdata_per_second']['median']:,.0f}", one["python_us_per_row"]["median"], f"{one['rdata_per_core_second']:,}"]
+            [
+                name,
+                f"{one['rdata_per_second']['median']:,.0f}",
+                one["python_us_per_row"]["median"],
+                f"{one['rdata_per_core_second']:,}",
+            ]
             for name, one in rates
         ],
     )
     latencies = bench.results["commit to wake-up"]
-    show("milliseconds", ["from", "p50", "p95", "p99", "max"], [[name, *one.values()] for name, one in latencies.items()])
+    show(
+        "milliseconds",
+        ["from", "p50", "p95", "p99", "max"],
+        [[name, *one.values()] for name, one in latencies.items()],
+    )

@@ -16,7 +16,13 @@ from benchmarks.harness import RESULTS, note
 WIDTH: Final = 900
 LABELS: Final = 340
 BAR: Final = 16
-COLOURS: Final = {"ours": "#2a6f97", "ours_again": "#89b4cf", "synapse": "#c9742e", "synapse_cold": "#c9742e", "synapse_warm": "#e3b07c"}
+COLOURS: Final = {
+    "ours": "#2a6f97",
+    "ours_again": "#89b4cf",
+    "synapse": "#c9742e",
+    "synapse_cold": "#c9742e",
+    "synapse_warm": "#e3b07c",
+}
 PLAIN: Final = "#2a6f97"
 STYLE: Final = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 940px; margin: 2em auto; padding: 0 1em; color: #222 }
@@ -29,7 +35,13 @@ p.on { color: #666; font-size: 13px } svg text { font: 12px system-ui, sans-seri
 def main(arguments: list[str]) -> int:
     """Write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__)
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where results are (benchmarks/results)")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="FOLDER",
+        help="where results are (benchmarks/results)",
+    )
     folder = parser.parse_args(arguments).results
     documents = [read(path) for path in sorted(folder.glob("*.json"))]
     if not documents:
@@ -77,8 +89,12 @@ def shared(found: list[Figure]) -> list[tuple[str, list[tuple[str, str, Figure]]
         names = [name for name in one.path if name != side]
         if one.better and len(names) > 1:
             group = names[0] if len(names) > 2 else ""
-            plots[" / ".join(filter(None, (group, names[-1])))].append((" / ".join(names[1 if group else 0 : -1]), side, one))
-    return [(title, bars) for title, bars in plots.items() if len({label for label, _, _ in bars}) > 1]
+            plots[" / ".join(filter(None, (group, names[-1])))].append(
+                (" / ".join(names[1 if group else 0 : -1]), side, one)
+            )
+    return [
+        (title, bars) for title, bars in plots.items() if len({label for label, _, _ in bars}) > 1
+    ]
 
 
 def plot(title: str, bars: list[tuple[str, str, Figure]]) -> str:
@@ -90,12 +106,20 @@ def plot(title: str, bars: list[tuple[str, str, Figure]]) -> str:
         at += 5 if label != last else 0
         middle = at + BAR - 4
         text = label if label != last else ""
-        width, low, high = (LABELS + room * max(value, 0) / top for value in (one.value, one.low, one.high))
-        rows.append(f'<text x="{LABELS - 8}" y="{middle}" text-anchor="end">{escape(_short(text))}</text>')
-        rows.append(f'<rect x="{LABELS}" y="{at}" width="{width - LABELS:.1f}" height="{BAR - 3}" fill="{COLOURS.get(side, PLAIN)}"/>')
+        width, low, high = (
+            LABELS + room * max(value, 0) / top for value in (one.value, one.low, one.high)
+        )
+        rows.append(
+            f'<text x="{LABELS - 8}" y="{middle}" text-anchor="end">{escape(_short(text))}</text>'
+        )
+        rows.append(
+            f'<rect x="{LABELS}" y="{at}" width="{width - LABELS:.1f}" height="{BAR - 3}" fill="{COLOURS.get(side, PLAIN)}"/>'
+        )
         if one.low != one.high:
             rows.append(f'<path d="M{low:.1f} {at + BAR // 2 - 1}H{high:.1f}" stroke="#222"/>')
-        rows.append(f'<text x="{max(width, high) + 6:.1f}" y="{middle}">{one.value:,.4g}{escape(f" {side}" if side else "")}</text>')
+        rows.append(
+            f'<text x="{max(width, high) + 6:.1f}" y="{middle}">{one.value:,.4g}{escape(f" {side}" if side else "")}</text>'
+        )
         at, last = at + BAR, label
     drawn = "\n".join(rows)
     return f'<h3>{escape(title)}</h3>\n<svg width="{WIDTH}" height="{at + 6}" role="img">\n{drawn}\n</svg>\n'
@@ -110,5 +134,7 @@ def table(found: list[Figure]) -> str:
     rows = []
     for one in found:
         spread = "" if one.low == one.high else f"{one.low:,.6g} to {one.high:,.6g}"
-        rows.append(f'<tr><td>{escape(" / ".join(one.path))}</td><td class="n">{one.value:,.6g}</td><td class="n">{spread}</td></tr>')
+        rows.append(
+            f'<tr><td>{escape(" / ".join(one.path))}</td><td class="n">{one.value:,.6g}</td><td class="n">{spread}</td></tr>'
+        )
     return f"<details><summary>All figures</summary><table>{''.join(rows)}</table></details>"

@@ -22,7 +22,9 @@ SERVER: Final = "s1.test"
 async def run(bench: Bench) -> None:
     """Measure each size, and show the growth."""
     for members in QUICK_SIZES if bench.quick else SIZES:
-        bench.results[f"{members} members"] = await _measure(bench, members, rounds=bench.size(20, 4))
+        bench.results[f"{members} members"] = await _measure(
+            bench, members, rounds=bench.size(20, 4)
+        )
     _show(bench)
     bench.write()
 
@@ -34,7 +36,10 @@ async def _measure(bench: Bench, members: int, rounds: int) -> dict[str, Any]:
     for number in range(2, members + 1):
         room.join(room.user(number))
     trips = Trips()
-    async with bench.database() as dsn, storage.open(dsn, server_name=SERVER, observer=trips) as store:
+    async with (
+        bench.database() as dsn,
+        storage.open(dsn, server_name=SERVER, observer=trips) as store,
+    ):
         trips.opened()
         sent = 0
         merging: list[float] = []
@@ -46,7 +51,9 @@ async def _measure(bench: Bench, members: int, rounds: int) -> dict[str, Any]:
             merging.append(await _timed(store, room.events[-1].pdu))
             statements.append(trips.count - before)
             await store.append([room.message(admin, "merged").pdu])
-            plain.append(await _timed(store, room.state_event(admin, "m.test", {"plain": turn}, "plain").pdu))
+            plain.append(
+                await _timed(store, room.state_event(admin, "m.test", {"plain": turn}, "plain").pdu)
+            )
             sent += 3
         state = await store.current_state(room.room_id)
         if len(state) != len(room.state):
@@ -54,7 +61,9 @@ async def _measure(bench: Bench, members: int, rounds: int) -> dict[str, Any]:
     return {
         "merge ms": percentiles(merging[2:], factor=1000),
         "plain state event ms": percentiles(plain[2:], factor=1000),
-        "resolution ms (difference of medians)": round((statistics.median(merging[2:]) - statistics.median(plain[2:])) * 1000, 3),
+        "resolution ms (difference of medians)": round(
+            (statistics.median(merging[2:]) - statistics.median(plain[2:])) * 1000, 3
+        ),
         "statements": percentiles(statements[2:], digits=1),
     }
 

@@ -36,21 +36,34 @@ Row = dict[str, Any]
 async def run(bench: Bench) -> None:
     """An import over each, from a database of its own."""
     count = bench.size(60_000, 4_000)
-    rooms = [generate_room(SHAPES["small_chat"], round(count * share), seed=200 + seed) for seed, share in enumerate(SHARES)]
+    rooms = [
+        generate_room(SHAPES["small_chat"], round(count * share), seed=200 + seed)
+        for seed, share in enumerate(SHARES)
+    ]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="room-storage-bench-") as folder:
         _write(Path(folder), rooms)
         for where in ("local[1]", "local[2]", CLUSTER):
             async with bench.database() as dsn:
-                rows.append(await asyncio.to_thread(_imported, bench, Path(folder), rooms, dsn, where))
+                rows.append(
+                    await asyncio.to_thread(_imported, bench, Path(folder), rooms, dsn, where)
+                )
     bench.results["rows"] = rows
     bench.write()
     columns = ["what", "events", "seconds", "events_per_second", "cpu_us_per_event", "times_of_one"]
     for row in rows:
         row["times_of_one"] = round(row["events_per_second"] / rows[0]["events_per_second"], 2)
-    show("the import over more executors", columns, [[row[column] for column in columns] for row in rows])
+    show(
+        "the import over more executors",
+        columns,
+        [[row[column] for column in columns] for row in rows],
+    )
     for row in rows:
-        show(f"stages: {row['what']}", list(row["stages"][0]), [list(stage.values()) for stage in row["stages"]])
+        show(
+            f"stages: {row['what']}",
+            list(row["stages"][0]),
+            [list(stage.values()) for stage in row["stages"]],
+        )
 
 
 def _write(folder: Path, rooms: Sequence[GeneratedRoom]) -> None:
@@ -59,7 +72,9 @@ def _write(folder: Path, rooms: Sequence[GeneratedRoom]) -> None:
         write_ndjson(room, folder / f"room{number}.ndjson")
 
 
-def _imported(bench: Bench, folder: Path, rooms: Sequence[GeneratedRoom], dsn: str, where: str) -> Row:
+def _imported(
+    bench: Bench, folder: Path, rooms: Sequence[GeneratedRoom], dsn: str, where: str
+) -> Row:
     keys = {name: key for room in rooms for name, key in room.keys.items()}
     paths = [str(folder / f"room{number}.ndjson") for number in range(len(rooms))]
     log = folder / f"log {where}"
@@ -74,4 +89,6 @@ def _imported(bench: Bench, folder: Path, rooms: Sequence[GeneratedRoom], dsn: s
         ended = time.time_ns() // 1_000_000
         if summary.rejects or summary.lines != events:
             raise SystemExit(f"the import went wrong: {summary}")
-    return row_of(f"import, {where}", events, cost, spark_seconds[0]) | {"stages": stages(log, begun, ended)}
+    return row_of(f"import, {where}", events, cost, spark_seconds[0]) | {
+        "stages": stages(log, begun, ended)
+    }

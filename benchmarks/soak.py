@@ -1,13 +1,16 @@
 """A soak: `python -m benchmarks.soak --minutes 30`. Not part of `python -m benchmarks`, nor of CI.
 
-Several writer processes append the same random rooms, each its share: rooms of all versions mixed in one batch, with gaps
-and with joins over federation (benchmarks/soak_rooms.py). A bridge flaps (benchmarks/soak_flapper.py). Clients in this
-process sync, page and get messages for their devices. Meanwhile rooms are purged, collected and verified, writers are
-killed (SIGKILL), and Postgres is restarted, in turn fast and as in a crash. Rooms are attacked (benchmarks/attack.py).
-Half-way a standby that lacks the last seconds takes over behind the same address, and no store is opened again.
+Several writer processes append the same random rooms, each its share: rooms of all versions mixed
+in one batch, with gaps and with joins over federation (benchmarks/soak_rooms.py). A bridge flaps
+(benchmarks/soak_flapper.py). Clients in this process sync, page and get messages for their devices.
+Meanwhile rooms are purged, collected and verified, writers are killed (SIGKILL), and Postgres is
+restarted, in turn fast and as in a crash. Rooms are attacked (benchmarks/attack.py). Half-way a
+standby that lacks the last seconds takes over behind the same address, and no store is opened
+again.
 
-In the end `verify` must find nothing. Each client knows only what its syncs returned, and must have the state and the
-timelines of a new initial sync. No event may be rejected that its room's version allows. The exit code is 1 otherwise.
+In the end `verify` must find nothing. Each client knows only what its syncs returned, and must have
+the state and the timelines of a new initial sync. No event may be rejected that its room's version
+allows. The exit code is 1 otherwise.
 """
 
 import argparse
@@ -79,17 +82,26 @@ class Soak:
         """The server behind the address."""
         return self.pair.standby if self.has_failed_over else self.pair.primary
 
-    # ------------------------------------------------------------------------------------------------------- writers
+    # -------------------------------------------------------------------------------------------------------
+    # writers
 
     def start(self, index: int) -> None:
         """Start a writer at the pair of rooms where it was; the one after the last is the bridge."""
         if index == self.writers:
             command = [sys.executable, "-m", "benchmarks.soak_flapper", self.pair.dsn, *self.users]
         else:
-            arguments = [self.pair.dsn, f"writer{index}", self.at.get(index, 0), self.writers, index]
+            arguments = [
+                self.pair.dsn,
+                f"writer{index}",
+                self.at.get(index, 0),
+                self.writers,
+                index,
+            ]
             command = [sys.executable, "-m", "benchmarks.soak_writer", *map(str, arguments)]
         self.killed.discard(index)
-        self.processes[index] = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent)
+        self.processes[index] = subprocess.Popen(
+            command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent
+        )
 
     async def listen(self, index: int) -> None:
         """Note at which pair of rooms a writer is, over all its lives, and what it finds wrong."""
@@ -104,7 +116,9 @@ class Soak:
             elif process is not self.processes[index] or index in self.killed:
                 await asyncio.sleep(0.05)
             else:
-                self.wrong.append(f"writer {index} ended by itself with {await asyncio.to_thread(process.wait)}")
+                self.wrong.append(
+                    f"writer {index} ended by itself with {await asyncio.to_thread(process.wait)}"
+                )
                 self.start(index)
 
     async def kill(self) -> None:
@@ -122,7 +136,8 @@ class Soak:
         self.processes[index].send_signal(signal.SIGKILL)
         self.processes[index].wait()
 
-    # ------------------------------------------------------------------------------------------------------ Postgres
+    # ------------------------------------------------------------------------------------------------------
+    # Postgres
 
     async def restart(self) -> None:
         """Stop Postgres, in turn as an operator does and as a crash, and start it again."""
@@ -159,12 +174,15 @@ class Soak:
         while time.monotonic() < until and not self.over:  # noqa: ASYNC110  # `over` is read by many
             await asyncio.sleep(0.2)
 
-    # -------------------------------------------------------------------------------------------------------- attack
+    # --------------------------------------------------------------------------------------------------------
+    # attack
 
     async def attack(self, store: Store) -> None:
         """Attack one room after another, each of a member of every client."""
         for seed, (make, _) in enumerate(itertools.cycle(ATTACKS.values()), 1):
-            beginning, attack = await asyncio.to_thread(make, ATTACK_EVENTS, seed=seed, joined=self.users)
+            beginning, attack = await asyncio.to_thread(
+                make, ATTACK_EVENTS, seed=seed, joined=self.users
+            )
             pdus = [*beginning, *attack]
             at = 0
             while at < len(pdus):
@@ -181,7 +199,8 @@ class Soak:
                 self.counts["transactions of an attack"] += 1
             self.counts["rooms attacked to the end"] += 1
 
-    # -------------------------------------------------------------------------------------------------------- upkeep
+    # --------------------------------------------------------------------------------------------------------
+    # upkeep
 
     async def upkeep(self, database: Database) -> None:
         """Purge, collect or verify a room, beside all the rest."""
@@ -205,7 +224,9 @@ class Soak:
                 room_id,
             )
         try:
-            done = await purge.purge_history(database, room_id, server_name=SERVER, before_event_id=event_id)
+            done = await purge.purge_history(
+                database, room_id, server_name=SERVER, before_event_id=event_id
+            )
         except storage.InputError as error:
             self.counts[f"purges refused: {type(error).__name__}"] += 1
             return
@@ -216,18 +237,23 @@ class Soak:
         self.counts["state groups freed"] += (await collect(database, room_id)).state_groups
 
     async def _verify(self, database: Database, room_id: RoomId) -> None:
-        found = [finding async for finding in verify(database, server_name=SERVER, room_ids=[room_id])]
+        found = [
+            finding async for finding in verify(database, server_name=SERVER, room_ids=[room_id])
+        ]
         self.counts["rooms verified meanwhile"] += 1
         self.counts["findings meanwhile"] += len(found)
         for finding in found:
             print("finding:", finding)
 
-    # ------------------------------------------------------------------------------------------------------- clients
+    # -------------------------------------------------------------------------------------------------------
+    # clients
 
     async def sync(self, store: Store, client: SoakClient) -> bool:
         """One sync; whether there was nothing new."""
         try:
-            answer = await store.sync(client.user_id, since=client.since, timeline_limit=self.chance.choice((5, 20, 100)))
+            answer = await store.sync(
+                client.user_id, since=client.since, timeline_limit=self.chance.choice((5, 20, 100))
+            )
         except storage.ResyncNeeded:
             self.counts["resyncs"] += 1
             client.forget()
@@ -253,7 +279,9 @@ class Soak:
             self.counts["pages"] += 1
             new = [event.event_id for event in page.chunk]
             if met & set(new):
-                raise RuntimeError(f"{client.user_id} met events of {room_id} twice: {met & set(new)}")
+                raise RuntimeError(
+                    f"{client.user_id} met events of {room_id} twice: {met & set(new)}"
+                )
             met.update(new)
             place = page.end
 
@@ -286,7 +314,9 @@ class Soak:
                 self.counts["pages of the lost time"] += 1
             await asyncio.sleep(0.1 * self.chance.random())
 
-    async def every(self, seconds: float, what: Callable[..., Awaitable[None]], *given: Any) -> None:
+    async def every(
+        self, seconds: float, what: Callable[..., Awaitable[None]], *given: Any
+    ) -> None:
         """Do something again and again; while Postgres is away it is left out."""
         due = time.monotonic() + seconds
         while not self.over:
@@ -303,7 +333,9 @@ class Soak:
 async def finished(soak: Soak, store: Store, clients: list[SoakClient]) -> list[str]:
     """Let everything come to rest; then what is wrong."""
     told = list(soak.wrong)
-    for room_id, user_id in {room_id: client.user_id for client in clients for room_id in client.states}.items():
+    for room_id, user_id in {
+        room_id: client.user_id for client in clients for room_id in client.states
+    }.items():
         soak.counts["rooms with a last message"] += await say(store, room_id, user_id)
     for client in clients:
         quiet = 0
@@ -318,7 +350,9 @@ async def finished(soak: Soak, store: Store, clients: list[SoakClient]) -> list[
         if lost := set(range(client.sent)) - heard - client.failed - client.unsure:
             told.append(f"{client.user_id}: messages to the device lost: {lost}")
         if heard & client.failed:
-            told.append(f"{client.user_id}: messages that were said not to be written came: {heard & client.failed}")
+            told.append(
+                f"{client.user_id}: messages that were said not to be written came: {heard & client.failed}"
+            )
     async with store.database.connection() as conn:
         await conn.execute("ANALYZE")  # a crash of Postgres loses what autovacuum goes by
     told += [str(finding) async for finding in verify(store.database, server_name=SERVER)]
@@ -340,11 +374,17 @@ async def tasks(*work: Any) -> AsyncIterator[list["asyncio.Task[None]"]]:
 
 async def run_soak(*, minutes: float, writers: int, seed: int) -> int:
     """Run the whole of it; return how many things were wrong."""
-    users = sorted({event.sender for event in room_of(0).events if event.sender.endswith(f":{SERVER}")})
+    users = sorted(
+        {event.sender for event in room_of(0).events if event.sender.endswith(f":{SERVER}")}
+    )
     clients = [SoakClient(UserId(user)) for user in users[:CLIENTS]]
     async with ReplicatedPair(SERVER_CONFIG) as pair:
-        soak = Soak(pair, writers, random.Random(seed), users=[client.user_id for client in clients])
-        async with storage.open(pair.dsn, server_name=SERVER, instance_name="clients", config=CONFIG) as store:
+        soak = Soak(
+            pair, writers, random.Random(seed), users=[client.user_id for client in clients]
+        )
+        async with storage.open(
+            pair.dsn, server_name=SERVER, instance_name="clients", config=CONFIG
+        ) as store:
             await run_for(soak, store, clients, minutes)
             wrong = await finished(soak, store, clients)
     print(json.dumps(soak.counts, indent=1))
@@ -357,7 +397,9 @@ async def run_for(soak: Soak, store: Store, clients: list[SoakClient], minutes: 
     processes = range(soak.writers + 1)
     for index in processes:
         soak.start(index)
-    work = [soak.live(store, client) for client in clients] + [soak.listen(index) for index in processes]
+    work = [soak.live(store, client) for client in clients] + [
+        soak.listen(index) for index in processes
+    ]
     work += [soak.every(KILL_SECONDS, soak.kill), soak.every(RESTART_SECONDS, soak.restart)]
     work += [soak.attack(store), soak.fail_over(minutes / 2, clients)]
     config = Config(instance_name="upkeep", statement_timeout_ms=600_000)

@@ -29,7 +29,9 @@ class SoakClient:
         """Apply an answer. RuntimeError if an event is told twice."""
         for room_id, told in answer.join.items():
             state = self.states.setdefault(room_id, {})
-            state.update({(event.type, event.state_key or ""): event.event_id for event in told.state_after})
+            state.update(
+                {(event.type, event.state_key or ""): event.event_id for event in told.state_after}
+            )
             for key in told.state_removed:
                 state.pop(key, None)
             if told.timeline.limited:
@@ -67,17 +69,26 @@ async def differences(store: Store, client: SoakClient) -> list[str]:
         late = await _late_redactions(store, timeline)
         now = [event_id for event_id in timeline if event_id not in late]
         held = await store.events(client.timelines.get(room_id, []))
-        kept = [one for one in client.timelines.get(room_id, []) if one in held and not held[one].outlier and one not in late]
+        kept = [
+            one
+            for one in client.timelines.get(room_id, [])
+            if one in held and not held[one].outlier and one not in late
+        ]
         count = min(len(kept), len(now))
         if count and kept[-count:] != now[-count:]:
-            told.append(f"{client.user_id}: timeline of {room_id}{_apart(kept[-count:], now[-count:])}")
+            told.append(
+                f"{client.user_id}: timeline of {room_id}{_apart(kept[-count:], now[-count:])}"
+            )
     if client.messages != sorted(set(client.messages)):
         told.append(f"{client.user_id}: messages to the device out of order or twice")
     return told
 
 
 async def say(store: Store, room_id: RoomId, user_id: UserId) -> bool:
-    """Append a message to a room; whether it was stored. What backfilled history changed in the state comes to clients with the next event."""
+    """Append a message to a room; whether it was stored.
+
+    What backfilled history changed in the state comes to clients with the next event.
+    """
     state = await store.current_state(room_id)
     tips = await store.events(await store.forward_extremities(room_id))
     version = next(iter(tips.values())).room_version
@@ -105,11 +116,20 @@ def _references(version: str, event_ids: Iterable[str]) -> list[Any]:
 
 
 async def _late_redactions(store: Store, event_ids: list[EventId]) -> set[EventId]:
-    """Return the redactions whose target came after them. They took effect then: a client was told the target as redacted."""
+    """Return the redactions whose target came after them.
+
+    They took effect then: a client was told the target as redacted.
+    """
     events = await store.events(event_ids)
-    targets = {one.event_id: target_of(one) for one in events.values() if one.type == "m.room.redaction"}
+    targets = {
+        one.event_id: target_of(one) for one in events.values() if one.type == "m.room.redaction"
+    }
     held = await store.events([target for target in targets.values() if target is not None])
-    return {one for one, target in targets.items() if target in held and _position(held[target]) > _position(events[one])}
+    return {
+        one
+        for one, target in targets.items()
+        if target in held and _position(held[target]) > _position(events[one])
+    }
 
 
 def target_of(redaction: StoredEvent) -> EventId | None:
@@ -129,7 +149,12 @@ def _states_apart(told: dict[StateKey, EventId], now: dict[StateKey, EventId]) -
 
 def _apart(told: list[EventId], now: list[EventId]) -> str:
     """What two lists of events differ in."""
-    only_told, only_now = [one for one in told if one not in set(now)], [one for one in now if one not in set(told)]
+    only_told, only_now = (
+        [one for one in told if one not in set(now)],
+        [one for one in now if one not in set(told)],
+    )
     if not only_told and not only_now:
         return ": in another order"
-    return f": {len(told)} compared; told, and not told anew: {only_told}; told anew only: {only_now}"
+    return (
+        f": {len(told)} compared; told, and not told anew: {only_told}; told anew only: {only_now}"
+    )

@@ -1,7 +1,8 @@
 """A bridge of the soak (benchmarks/soak.py): `python -m benchmarks.soak_flapper DSN`.
 
-One user of a small room leaves and rejoins all the time; the soak's clients are joined to it. The room's
-creator writes between the flaps. A new room begins after some hundred flaps. Restarted, it makes another room.
+One user of a small room leaves and rejoins all the time; the soak's clients are joined to it. The
+room's creator writes between the flaps. A new room begins after some hundred flaps. Restarted, it
+makes another room.
 """
 
 import asyncio
@@ -25,7 +26,9 @@ async def send(store: Store, room: RoomBuilder, count: int) -> None:
     """Append the last events of a room until the database has them; the whole room where it has lost what they build on."""
     while True:
         try:
-            results = await store.append([event.pdu for event in room.events[-count:]], room_version=room.version)
+            results = await store.append(
+                [event.pdu for event in room.events[-count:]], room_version=room.version
+            )
         except storage.DatabaseError:
             await asyncio.sleep(PAUSE_SECONDS)
             continue
@@ -54,9 +57,13 @@ async def main(dsn: str, clients: list[str]) -> None:
     """Fill rooms until killed."""
     while True:
         try:
-            async with storage.open(dsn, server_name=SERVER, instance_name="flapper", config=CONFIG) as store:
+            async with storage.open(
+                dsn, server_name=SERVER, instance_name="flapper", config=CONFIG
+            ) as store:
                 while True:
-                    await flap(store, clients, 1_000_000 + time.time_ns() // 1_000_000 % 1_000_000_000)
+                    await flap(
+                        store, clients, 1_000_000 + time.time_ns() // 1_000_000 % 1_000_000_000
+                    )
         except storage.DatabaseError:
             await asyncio.sleep(PAUSE_SECONDS)
 

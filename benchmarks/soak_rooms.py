@@ -1,4 +1,6 @@
-"""The rooms of the soak (benchmarks/soak.py) and how they arrive. Each process makes the same ones from their numbers.
+"""The rooms of the soak (benchmarks/soak.py) and how they arrive.
+
+Each process makes the same ones from their numbers.
 
 Rooms come in pairs of different versions, mixed event by event. By its number a room arrives whole,
 with a gap that is filled late, or joined over federation: then only its create event comes first.
@@ -9,7 +11,15 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from storage.testing import GeneratedEvent, GeneratedRoom, Odd, RoomBuilder, Shape, build_room, deliver_with_gap
+from storage.testing import (
+    GeneratedEvent,
+    GeneratedRoom,
+    Odd,
+    RoomBuilder,
+    Shape,
+    build_room,
+    deliver_with_gap,
+)
 from storage.testing.shapes import ALL_ACTIONS
 
 SERVER: Final = "s1.test"
@@ -22,18 +32,39 @@ SHAPE: Final = Shape(
     fork_rate=0.08,
     odd=Odd(rejected=0.01, soft_failed=0.005, early_redaction=0.01),
 )
-VERSIONS: Final = ("11", "12", "1", "10", "6", "3", "12", "9", "2", "11", "4", "12", "8", "5", "7", "12")
+VERSIONS: Final = (
+    "11",
+    "12",
+    "1",
+    "10",
+    "6",
+    "3",
+    "12",
+    "9",
+    "2",
+    "11",
+    "4",
+    "12",
+    "8",
+    "5",
+    "7",
+    "12",
+)
 
 
 def room_of(number: int) -> RoomBuilder:
     """Return a room with all its events."""
-    return build_room(SHAPE, EVENTS, seed=number, version=VERSIONS[number % len(VERSIONS)], sign=False)
+    return build_room(
+        SHAPE, EVENTS, seed=number, version=VERSIONS[number % len(VERSIONS)], sign=False
+    )
 
 
 def delivery(number: int) -> GeneratedRoom:
     """Return a room as it arrives."""
     room, chance = room_of(number), random.Random(number)
-    whole = GeneratedRoom(room.room_id, room.version, tuple(event.generated() for event in room.events), room.keys)
+    whole = GeneratedRoom(
+        room.room_id, room.version, tuple(event.generated() for event in room.events), room.keys
+    )
     count = len(room.events)
     joined_at = chance.randrange(count // 4, count // 2)
     gap_at = chance.randrange(count // 3, 2 * count // 3)

@@ -33,11 +33,21 @@ def quiet() -> None:
 
 
 async def append_run(store: Store, events: Sequence[GeneratedEvent]) -> list[AppendResult]:
-    """Append events of one origin. Only an outlier needs the version of its room; others come after the create event."""
-    given = {event.event_id: event.state_before for event in events if event.state_before is not None}
+    """Append events of one origin.
+
+    Only an outlier needs the version of its room; others come after the create event.
+    """
+    given = {
+        event.event_id: event.state_before for event in events if event.state_before is not None
+    }
     versions = {event.room_version for event in events}
     version = versions.pop() if len(versions) == 1 else None
-    return await store.append([event.pdu for event in events], room_version=version, origin=events[0].origin, state_before=given or None)
+    return await store.append(
+        [event.pdu for event in events],
+        room_version=version,
+        origin=events[0].origin,
+        state_before=given or None,
+    )
 
 
 async def append_mixed(store: Store, events: Sequence[GeneratedEvent]) -> list[GeneratedEvent]:
@@ -54,13 +64,19 @@ async def append_mixed(store: Store, events: Sequence[GeneratedEvent]) -> list[G
 
 
 async def write_pair(store: Store, mine: list[GeneratedEvent], chance: random.Random) -> bool:
-    """Append these events, again and again while parents are missing. Return False if nothing goes on for a while."""
+    """Append these events, again and again while parents are missing.
+
+    Return False if nothing goes on for a while.
+    """
     moved = time.monotonic()
     while mine and time.monotonic() - moved < STALLED_SECONDS:
         size = chance.randint(1, 20)
         try:
             lacking = await append_mixed(store, mine[:size])
-        except (storage.DatabaseError, storage.InputError):  # InputError: state that another writer has yet to store
+        except (
+            storage.DatabaseError,
+            storage.InputError,
+        ):  # InputError: state that another writer has yet to store
             await asyncio.sleep(PAUSE_SECONDS)
             continue
         if len(lacking) < len(mine[:size]):
@@ -75,13 +91,21 @@ async def main(dsn: str, name: str, *, first: int, writers: int, index: int) -> 
     chance = random.Random(f"{name} {first} {time.time_ns()}")
     while True:
         try:
-            async with storage.open(dsn, server_name=SERVER, instance_name=name, config=CONFIG) as store:
+            async with storage.open(
+                dsn, server_name=SERVER, instance_name=name, config=CONFIG
+            ) as store:
                 for number in itertools.count(first):
                     sys.stdout.write(f"{number}\n")
                     sys.stdout.flush()
                     events = await asyncio.to_thread(pair, number)
-                    if not await write_pair(store, [event for at, event in enumerate(events) if at // RUN % writers == index], chance):
-                        await write_pair(store, events, chance)  # the others are dead, or at another pair
+                    if not await write_pair(
+                        store,
+                        [event for at, event in enumerate(events) if at // RUN % writers == index],
+                        chance,
+                    ):
+                        await write_pair(
+                            store, events, chance
+                        )  # the others are dead, or at another pair
                     first = number
         except storage.DatabaseError:
             await asyncio.sleep(PAUSE_SECONDS)
@@ -90,4 +114,6 @@ async def main(dsn: str, name: str, *, first: int, writers: int, index: int) -> 
 if __name__ == "__main__":
     quiet()
     given = sys.argv
-    asyncio.run(main(given[1], given[2], first=int(given[3]), writers=int(given[4]), index=int(given[5])))
+    asyncio.run(
+        main(given[1], given[2], first=int(given[3]), writers=int(given[4]), index=int(given[5]))
+    )

@@ -50,13 +50,19 @@ class Stage:
 
 
 def stages(folder: Path, begun_ms: int, ended_ms: int) -> list[dict[str, Any]]:
-    """The stages with tasks that ran between these moments (milliseconds of Unix time), in order. The session must have ended."""
+    """The stages with tasks that ran between these moments (milliseconds of Unix time), in order.
+
+    The session must have ended.
+    """
     found: dict[int, Stage] = {}
     for event in _events(folder):
         if event["Event"] == "SparkListenerStageSubmitted":
             info = event["Stage Info"]
             found[info["Stage ID"]] = Stage(info["Stage Name"].partition(" at ")[0])
-        elif event["Event"] == "SparkListenerTaskEnd" and begun_ms <= event["Task Info"]["Launch Time"] <= ended_ms:
+        elif (
+            event["Event"] == "SparkListenerTaskEnd"
+            and begun_ms <= event["Task Info"]["Launch Time"] <= ended_ms
+        ):
             _add(found[event["Stage ID"]], event)
     return [stage.row() for _, stage in sorted(found.items()) if stage.task_ms]
 

@@ -17,7 +17,14 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import storage
-from benchmarks.big_rooms import BigRoomHistory, BigRoomTables, StateEventNumbers, WrittenGroup, appended, user_name
+from benchmarks.big_rooms import (
+    BigRoomHistory,
+    BigRoomTables,
+    StateEventNumbers,
+    WrittenGroup,
+    appended,
+    user_name,
+)
 from benchmarks.harness import Bench, Trips, percentiles, show, spent
 from storage import Store
 from storage.state import levels
@@ -39,10 +46,13 @@ PATTERNS: Final = {
     "long forks": BigRoomHistory(1_000, 11_000, forks=0.02, longest=100),
     "spam": BigRoomHistory(100, 11_000, newcomers=True),
 }
-ROW_BYTES: Final = 24 + 4 + 8 * 3 + 4 * 2 + 16 * 6 + 16  # header, line pointer, columns of fixed width, array headers, index entries
+ROW_BYTES: Final = (
+    24 + 4 + 8 * 3 + 4 * 2 + 16 * 6 + 16
+)  # header, line pointer, columns of fixed width, array headers, index entries
 READS: Final = 60
 SQL_GROUPS: Final = """
-SELECT array_to_string(ARRAY[entry_count, cardinality(back), coalesce(cardinality(key_nids), 0) + coalesce(cardinality(member_key_nids), 0)], ' ')
+SELECT array_to_string(ARRAY[entry_count, cardinality(back),
+    coalesce(cardinality(key_nids), 0) + coalesce(cardinality(member_key_nids), 0)], ' ')
 FROM state_groups
 """
 GROUPS_AT_ONCE: Final = 100
@@ -76,13 +86,20 @@ async def _measure(bench: Bench, history: BigRoomHistory) -> dict[str, Any]:
     sheet = BigRoomTables.of(history, chains=True)
     told = _written(sheet.groups, len(sheet.events))
     trips = Trips()
-    async with bench.database() as dsn, storage.open(dsn, server_name="s1.test", observer=trips) as store:
+    async with (
+        bench.database() as dsn,
+        storage.open(dsn, server_name="s1.test", observer=trips) as store,
+    ):
         trips.opened()
         async with store.database.connection() as conn:
             await sheet.copy(conn)
             size = int(await conn.fetchval("SELECT pg_total_relation_size('state_groups')"))
             await conn.execute("VACUUM ANALYZE")  # as autovacuum does after so many rows
-        told |= {"changes": len(sheet.events), "mb": round(size / 1e6, 1), "bytes_per_change": round(size / len(sheet.events))}
+        told |= {
+            "changes": len(sheet.events),
+            "mb": round(size / 1e6, 1),
+            "bytes_per_change": round(size / len(sheet.events)),
+        }
         if not history.newcomers:
             told["reads"] = await _reads(bench, store, trips, sheet)
     return told
@@ -97,12 +114,15 @@ def _written(groups: list[WrittenGroup], changes: int) -> dict[str, Any]:
         "rows_max": max(rows),
         "rows_mean": round(sum(rows) / len(rows), 1),
         "roots": sum(one == 1 for one in rows),
-        "folded_over_size": round(sum(one.folded / max(one.row.entry_count, 1) for one in groups) / len(groups), 2),
+        "folded_over_size": round(
+            sum(one.folded / max(one.row.entry_count, 1) for one in groups) / len(groups), 2
+        ),
         "bytes_per_change_estimated": round(estimate / changes),
     }
 
 
-# ----------------------------------------------------------------------------------------------------------------- reads
+# -----------------------------------------------------------------------------------------------------------------
+# reads
 
 
 async def _reads(bench: Bench, store: Store, trips: Trips, sheet: BigRoomTables) -> dict[str, Any]:
@@ -116,8 +136,12 @@ async def _reads(bench: Bench, store: Store, trips: Trips, sheet: BigRoomTables)
     questions: dict[str, Callable[[], Awaitable[Any]]] = {
         "whole state": lambda: store.state_before(ids(1)[0]),
         "one member at 100 groups": lambda: store.states_before(ids(GROUPS_AT_ONCE), keys=[member]),
-        "power levels at 100 groups": lambda: store.states_before(ids(GROUPS_AT_ONCE), keys=[("m.room.power_levels", "")]),
-        "all but members": lambda: store.state_before(ids(1)[0], types=["m.room.power_levels", "m.room.join_rules", "m.room.create"]),
+        "power levels at 100 groups": lambda: store.states_before(
+            ids(GROUPS_AT_ONCE), keys=[("m.room.power_levels", "")]
+        ),
+        "all but members": lambda: store.state_before(
+            ids(1)[0], types=["m.room.power_levels", "m.room.join_rules", "m.room.create"]
+        ),
     }
     _check(await store.state_before(storage.EventId(late[-1].event_id)), sheet, late[-1])
     return {name: await _timed(bench, trips, question) for name, question in questions.items()}
@@ -130,7 +154,9 @@ def _check(state: dict[Any, Any], sheet: BigRoomTables, event: StateEventNumbers
         raise RuntimeError(f"{len(state)} entries read, {size} written")
 
 
-async def _timed(bench: Bench, trips: Trips, question: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+async def _timed(
+    bench: Bench, trips: Trips, question: Callable[[], Awaitable[Any]]
+) -> dict[str, Any]:
     reads = bench.size(READS, 5)
     for _ in range(6):  # plans become generic
         await question()
@@ -145,12 +171,20 @@ async def _timed(bench: Bench, trips: Trips, question: Callable[[], Awaitable[An
             latencies.append(time.perf_counter() - start)
             del answer  # freed off the clock
     gc.unfreeze()
-    cpu = {"python_ms": round(took.python / reads * 1e3, 2), "postgres_ms": round(took.backends / reads * 1e3, 2)}
+    cpu = {
+        "python_ms": round(took.python / reads * 1e3, 2),
+        "postgres_ms": round(took.backends / reads * 1e3, 2),
+    }
     best = {"min": round(min(latencies) * 1e3, 3)}
-    return {"ms": best | percentiles(latencies, factor=1e3), "cpu": cpu, "statements": trips.count / reads}
+    return {
+        "ms": best | percentiles(latencies, factor=1e3),
+        "cpu": cpu,
+        "statements": trips.count / reads,
+    }
 
 
-# ----------------------------------------------------------------------------------------------------------------- rules
+# -----------------------------------------------------------------------------------------------------------------
+# rules
 
 
 @contextmanager
@@ -169,24 +203,61 @@ def _rules(bench: Bench) -> dict[str, Any]:
     for radix, factor in RULES:
         for name, history in PATTERNS.items():
             with _rule(radix, factor):
-                sheet = BigRoomTables.of(history.smaller() if bench.quick else history, keep_events=False)
-            told.setdefault(f"radix {radix}, factor {factor}", {})[name] = _written(sheet.groups, len(sheet.events))
+                sheet = BigRoomTables.of(
+                    history.smaller() if bench.quick else history, keep_events=False
+                )
+            told.setdefault(f"radix {radix}, factor {factor}", {})[name] = _written(
+                sheet.groups, len(sheet.events)
+            )
     return told
 
 
-# ------------------------------------------------------------------------------------------------------------------ told
+# ------------------------------------------------------------------------------------------------------------------
+# told
 
 
 def _show(bench: Bench) -> None:
     sizes = {name: bench.results[name] for name in SIZES}
-    keys = ["changes", "entries_per_change", "rows_max", "rows_mean", "roots", "mb", "bytes_per_change", "bytes_per_change_estimated"]
-    show("state groups", ["room", *keys], [[name, *(one[key] for key in keys)] for name, one in sizes.items()])
+    keys = [
+        "changes",
+        "entries_per_change",
+        "rows_max",
+        "rows_mean",
+        "roots",
+        "mb",
+        "bytes_per_change",
+        "bytes_per_change_estimated",
+    ]
+    show(
+        "state groups",
+        ["room", *keys],
+        [[name, *(one[key] for key in keys)] for name, one in sizes.items()],
+    )
     rows = [
-        [name, question, one["ms"]["min"], one["ms"]["p50"], one["cpu"]["python_ms"], one["cpu"]["postgres_ms"], one["statements"]]
+        [
+            name,
+            question,
+            one["ms"]["min"],
+            one["ms"]["p50"],
+            one["cpu"]["python_ms"],
+            one["cpu"]["postgres_ms"],
+            one["statements"],
+        ]
         for name, size in sizes.items()
         for question, one in size.get("reads", {}).items()
     ]
-    show("reads", ["room", "question", "min ms", "p50 ms", "Python CPU ms", "Postgres CPU ms", "statements"], rows)
+    show(
+        "reads",
+        ["room", "question", "min ms", "p50 ms", "Python CPU ms", "Postgres CPU ms", "statements"],
+        rows,
+    )
     keys = ["entries_per_change", "bytes_per_change_estimated", "rows_mean", "folded_over_size"]
-    rows = [[rule, *(" / ".join(str(one[key]) for key in keys) for one in told.values())] for rule, told in bench.results["rules"].items()]
-    show("rules: entries a change / bytes a change / rows a read / entries folded over size", ["rule", *PATTERNS], rows)
+    rows = [
+        [rule, *(" / ".join(str(one[key]) for key in keys) for one in told.values())]
+        for rule, told in bench.results["rules"].items()
+    ]
+    show(
+        "rules: entries a change / bytes a change / rows a read / entries folded over size",
+        ["rule", *PATTERNS],
+        rows,
+    )

@@ -8,14 +8,27 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from benchmarks.asking import CLIENTS, AskedEngine, Question, in_turn, sides, table, throughput, touched
+from benchmarks.asking import (
+    CLIENTS,
+    AskedEngine,
+    Question,
+    in_turn,
+    sides,
+    table,
+    throughput,
+    touched,
+)
 from benchmarks.crowd import EVERYWHERE, FEW, HUNDRED, MANY, MEMBERS_MIN
 from benchmarks.harness import Bench, show
 from storage.queries.catalogue import QueryArguments
 
 CHANGED: Final = 10
 OTHERS: Final = 90
-TARGETS: Final = {"1,000 rooms, 10 changed": 3.0, "nothing new": 0.3, "initial, 100 rooms, 20 events each": 40.0}
+TARGETS: Final = {
+    "1,000 rooms, 10 changed": 3.0,
+    "nothing new": 0.3,
+    "initial, 100 rooms, 20 events each": 40.0,
+}
 
 Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
@@ -68,7 +81,9 @@ def _changed(user: str, *, small: bool) -> Prepare:
         mine = _rooms(side, user, number, small=small)
         others = [room for room in range(side.crowd.rooms) if not side.crowd.has(room, user)]
         await side.say(random.Random(number).sample(others, min(OTHERS, len(others))))
-        await side.say(mine)  # last, and alone: what an append leaves in the processor's caches costs what comes after it
+        await side.say(
+            mine
+        )  # last, and alone: what an append leaves in the processor's caches costs what comes after it
 
         async def question() -> None:
             answer = await side.store.sync(user, since=since)
@@ -81,7 +96,10 @@ def _changed(user: str, *, small: bool) -> Prepare:
 
 
 def _nothing(tokens: dict[tuple[str, str], str]) -> Prepare:
-    """``tokens`` of those who have asked before. So what comes before such a question is another one of its kind, as on a server."""
+    """``tokens`` of those who have asked before.
+
+    So what comes before such a question is another one of its kind, as on a server.
+    """
 
     async def prepare(side: AskedEngine, number: int) -> Question:
         user = (MANY, EVERYWHERE, FEW)[number % 3]
@@ -116,7 +134,10 @@ async def _look(bench: Bench, side: AskedEngine) -> None:
     ):
         since = await _token(side, user)
         await side.say(_rooms(side, user, 0, small=small))
-        given[name] = ("sync", QueryArguments(user=user, since=since, deployment=side.store.deployment_id))
+        given[name] = (
+            "sync",
+            QueryArguments(user=user, since=since, deployment=side.store.deployment_id),
+        )
     given["initial, 100 rooms, 20 events each"] = (
         "initial-sync",
         QueryArguments(user=HUNDRED, limit=20, deployment=side.store.deployment_id),
@@ -131,6 +152,10 @@ async def _throughput(bench: Bench, side: AskedEngine) -> dict[str, Any]:
     await side.say(_rooms(side, MANY, 1, small=True))
     now = await _token(side, MANY)
     return {
-        "1,000 rooms, 10 changed": await throughput(lambda _: side.store.sync(MANY, since=since), bench.size(20, 2)),
-        "nothing new": await throughput(lambda _: side.store.sync(MANY, since=now), bench.size(100, 2)),
+        "1,000 rooms, 10 changed": await throughput(
+            lambda _: side.store.sync(MANY, since=since), bench.size(20, 2)
+        ),
+        "nothing new": await throughput(
+            lambda _: side.store.sync(MANY, since=now), bench.size(100, 2)
+        ),
     }

@@ -30,7 +30,9 @@ LENGTH: Final = 1_000  # of a list
 WARM: Final = 8
 
 SQL_WAL: Final = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
-SQL_SIZE: Final = "SELECT count(*) AS rows, pg_total_relation_size('sync_feed') AS bytes FROM sync_feed"
+SQL_SIZE: Final = (
+    "SELECT count(*) AS rows, pg_total_relation_size('sync_feed') AS bytes FROM sync_feed"
+)
 
 
 class FeedSizeRow(NamedTuple):
@@ -71,7 +73,8 @@ async def run(bench: Bench) -> None:
     _tables(bench)
 
 
-# ------------------------------------------------------------------------------------------------------------ the database
+# ------------------------------------------------------------------------------------------------------------
+# the database
 
 
 def _events(halls: Halls) -> Iterator[bytes]:
@@ -80,7 +83,10 @@ def _events(halls: Halls) -> Iterator[bytes]:
         pen = Pen.of(number)
         yield from pen.begun(EVERYWHERE)
         if number >= halls.crowd.rooms:
-            yield from (pen.join(f"@u{one}:{SERVER}") for one in range(halls.sizes[number - halls.crowd.rooms] - 1))
+            yield from (
+                pen.join(f"@u{one}:{SERVER}")
+                for one in range(halls.sizes[number - halls.crowd.rooms] - 1)
+            )
         else:
             yield from (pen.join(user) for user in (MANY, FEW) if halls.crowd.has(number, user))
 
@@ -93,7 +99,8 @@ async def _fill(store: Store, halls: Halls) -> None:
             raise RuntimeError(f"not stored: {results[:3]}")
 
 
-# -------------------------------------------------------------------------------------------------------------- the writes
+# --------------------------------------------------------------------------------------------------------------
+# the writes
 
 
 async def _writes(bench: Bench, side: AskedEngine, halls: Halls) -> dict[str, Any]:
@@ -135,10 +142,14 @@ async def _trim(side: AskedEngine, room: int, rounds: int) -> dict[str, Any]:
             gone.append(await conn.fetchval(feed.SQL_TRIM, f"!crowd{room}:{SERVER}", 0))
 
     one = await measured(side, trim)
-    return {"rows": gone[0] // (3 + rounds), "cpu_ms": round((one.python + one.postgres) * 1_000 / (3 + rounds), 3)}
+    return {
+        "rows": gone[0] // (3 + rounds),
+        "cpu_ms": round((one.python + one.postgres) * 1_000 / (3 + rounds), 3),
+    }
 
 
-# --------------------------------------------------------------------------------------------------------------- the reads
+# ---------------------------------------------------------------------------------------------------------------
+# the reads
 
 Way = Callable[[AskedEngine, SyncRequest], Awaitable[Sync]]
 
@@ -155,7 +166,12 @@ async def _remember(side: AskedEngine, asked: SyncRequest) -> Sync:
 async def _cold(side: AskedEngine, asked: SyncRequest) -> Sync:
     """As the first sync of a user since the process began, the rooms' last changes being known."""
     streams, caches = side.store.streams, side.store.caches
-    empty = SyncMemory(lambda name: streams[name].positions(), Cache("rooms_of", 1_000_000), caches.room_changes, caches.state_changes)
+    empty = SyncMemory(
+        lambda name: streams[name].positions(),
+        Cache("rooms_of", 1_000_000),
+        caches.room_changes,
+        caches.state_changes,
+    )
     return await _by(side, asked, empty)
 
 
@@ -185,7 +201,12 @@ async def _by(side: AskedEngine, asked: SyncRequest, memory: SyncMemory) -> Sync
         return await sync(conn, asked, memory=memory)
 
 
-WAYS: Final[dict[str, Way]] = {"all rooms": _look_at_all, "remembered": _remember, "remembered, cold": _cold, "list": _listed}
+WAYS: Final[dict[str, Way]] = {
+    "all rooms": _look_at_all,
+    "remembered": _remember,
+    "remembered, cold": _cold,
+    "list": _listed,
+}
 
 
 async def _reads(bench: Bench, side: AskedEngine) -> dict[str, Any]:
@@ -194,19 +215,29 @@ async def _reads(bench: Bench, side: AskedEngine) -> dict[str, Any]:
         rooms = side.crowd.rooms_of(user)
         name = f"{len(rooms):,} rooms"
         results[f"{name}, {CHANGED} changed"] = await _asked(bench, side, user, CHANGED, WAYS)
-        results[f"{name}, others changed"] = await _asked(bench, side, user, 0, WAYS | {"list": _listed_quiet}, others=user != EVERYWHERE)
+        results[f"{name}, others changed"] = await _asked(
+            bench, side, user, 0, WAYS | {"list": _listed_quiet}, others=user != EVERYWHERE
+        )
     await _behind(side)
     for most in (100, 1_000):
         async with side.store.database.connection() as conn:
             await conn.execute("TRUNCATE sync_feed_large")
             await conn.execute(feed.SQL_LARGE, most)
         some = {"list": _listed}
-        results[f"1,000 rooms, {CHANGED} changed, lists of rooms up to {most} members"] = await _asked(bench, side, MANY, CHANGED, some)
+        results[
+            f"1,000 rooms, {CHANGED} changed, lists of rooms up to {most} members"
+        ] = await _asked(bench, side, MANY, CHANGED, some)
     return results
 
 
 async def _asked(
-    bench: Bench, side: AskedEngine, user: str, changed: int, ways: Mapping[str, Way], *, others: bool = True
+    bench: Bench,
+    side: AskedEngine,
+    user: str,
+    changed: int,
+    ways: Mapping[str, Way],
+    *,
+    others: bool = True,
 ) -> dict[str, Any]:
     """Each round another ten of the user's rooms have changed, and ninety others; each way in turn answers the same."""
     taken: dict[str, list[AnswerCost]] = {name: [] for name in ways}
@@ -229,7 +260,9 @@ async def _asked(
             answers.append(answer)
             if number >= WARM:
                 taken[name].append(one)
-        if any(answer != answers[0] for answer in answers) or len(answers[0].join) != min(changed, len(rooms)):
+        if any(answer != answers[0] for answer in answers) or len(answers[0].join) != min(
+            changed, len(rooms)
+        ):
             raise AssertionError(f"{user}: the answers differ")
     return {name: told(rounds) for name, rounds in taken.items()}
 
@@ -277,7 +310,8 @@ async def _behind(side: AskedEngine) -> None:
     raise AssertionError("a client that fell behind its list was answered")
 
 
-# ---------------------------------------------------------------------------------------------------------------- the tables
+# ----------------------------------------------------------------------------------------------------------------
+# the tables
 
 
 def _tables(bench: Bench) -> None:
@@ -286,7 +320,16 @@ def _tables(bench: Bench) -> None:
         plain, listed, trimmed = one["plain"], one["listed"], one["trimmed"]
         works = [plain["cpu_ms"]["p50"], listed["cpu_ms"]["p50"], trimmed["cpu_ms"]]
         wal = [plain["wal_bytes"], listed["wal_bytes"], listed["bytes_a_row"]]
-        rows.append([size, plain["ms"]["p50"], listed["ms"]["p50"], *works, round((works[1] + works[2]) / works[0], 1), *wal])
+        rows.append(
+            [
+                size,
+                plain["ms"]["p50"],
+                listed["ms"]["p50"],
+                *works,
+                round((works[1] + works[2]) / works[0], 1),
+                *wal,
+            ]
+        )
     columns = "local members|ms|with lists|CPU ms|with lists|trimming|times|WAL bytes|with lists|bytes a row"
     show("a message", columns.split("|"), rows)
     rows = [
@@ -302,4 +345,6 @@ def _tables(bench: Bench) -> None:
         for name, ways in bench.results["reads"].items()
         for way, one in ways.items()
     ]
-    show("a sync", ["", "way", "p50 ms", "p99", "CPU p50", "Python", "Postgres", "statements"], rows)
+    show(
+        "a sync", ["", "way", "p50 ms", "p99", "CPU p50", "Python", "Postgres", "statements"], rows
+    )

@@ -12,7 +12,16 @@ from typing import Any, Final, NamedTuple
 
 import storage
 from benchmarks.harness import Bench, show, spent, spread
-from benchmarks.visible_room import ABSENT, ADMIN, ROOM_ID, SERVER, VisibleRoomHistory, append_all, built, copy
+from benchmarks.visible_room import (
+    ABSENT,
+    ADMIN,
+    ROOM_ID,
+    SERVER,
+    VisibleRoomHistory,
+    append_all,
+    built,
+    copy,
+)
 from storage.database.connection import Connection
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.plan import audience
@@ -30,21 +39,26 @@ SMALL: Final = VisibleRoomHistory(events=600, local=20, remote=40, servers=10)
 
 FILTER: Final = """AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
                 r.shared_before, r.reader_nid, r.unread)"""
-STRETCHES: Final = "topological_ranges_of(r.room_nid, r.principal_nid, r.strays, $3::bigint, $9::bigint + 1, 0)"
+STRETCHES: Final = (
+    "topological_ranges_of(r.room_nid, r.principal_nid, r.strays, $3::bigint, $9::bigint + 1, 0)"
+)
 EVERYWHERE: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest, s.* FROM visibility_of(r.room_nid, r.principal_nid) AS s)"
 NOTHING: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest)"
 WITHHELD: Final = """NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
                 AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld"""
 
 SQL_SIZES: Final = """
-SELECT relname AS name, pg_relation_size(oid) AS heap, pg_indexes_size(oid) AS indexes, reltuples::bigint AS rows
+SELECT relname AS name, pg_relation_size(oid) AS heap, pg_indexes_size(oid) AS indexes,
+    reltuples::bigint AS rows
 FROM pg_class WHERE relname IN ('visibility', 'audiences') ORDER BY 1
 """
 SQL_TABLES: Final = """
 SELECT p.name, v.audiences::text AS audiences, v.last_join_topological, v.joined_count
 FROM visibility v JOIN principals p USING (principal_nid) WHERE v.audiences <> '{}' ORDER BY 1
 """
-SQL_NUMBERS: Final = "SELECT audience, branches, continued, opened_topological FROM audiences ORDER BY 1"
+SQL_NUMBERS: Final = (
+    "SELECT audience, branches, continued, opened_topological FROM audiences ORDER BY 1"
+)
 
 
 class VisibilitySizeRow(NamedTuple):
@@ -84,14 +98,20 @@ def without(sql: str, *parts: tuple[str, str]) -> str:
 
 
 PLAIN: Final = without(messages.SQL_BACKWARDS, (STRETCHES, EVERYWHERE))
-UNFILTERED: Final = without(messages.SQL_BACKWARDS, (STRETCHES, NOTHING), (FILTER, ""), (WITHHELD, "false AS withheld"))
+UNFILTERED: Final = without(
+    messages.SQL_BACKWARDS, (STRETCHES, NOTHING), (FILTER, ""), (WITHHELD, "false AS withheld")
+)
 
 
 async def run(bench: Bench) -> None:
     """All of it."""
     history = QUICK if bench.quick else FULL
     await _agree(bench)
-    async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
+    async with (
+        bench.database() as dsn,
+        storage.open(dsn, server_name=SERVER) as store,
+        store.database.connection() as conn,
+    ):
         sheet = await copy(conn, history)
         bench.results["size"] = await _sizes(conn, history)
         bench.results["size"]["rows written per membership change"] = round(
@@ -111,12 +131,21 @@ async def _agree(bench: Bench) -> None:
     """The room by numbers is what appending its events gives."""
     found = []
     for build in (True, False):
-        async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
+        async with (
+            bench.database() as dsn,
+            storage.open(dsn, server_name=SERVER) as store,
+            store.database.connection() as conn,
+        ):
             if build:
                 await copy(conn, SMALL)
             else:
                 await append_all(store, built(SMALL))
-            found.append((await conn.fetch(SQL_TABLES, row=PrincipalRangesRow), await conn.fetch(SQL_NUMBERS, row=AudienceRangeRow)))
+            found.append(
+                (
+                    await conn.fetch(SQL_TABLES, row=PrincipalRangesRow),
+                    await conn.fetch(SQL_NUMBERS, row=AudienceRangeRow),
+                )
+            )
     if found[0] != found[1]:
         raise AssertionError("the room by numbers differs from the one that was appended")
 
@@ -142,7 +171,11 @@ class VisibilityQuery(NamedTuple):
 
 
 def _questions(history: VisibleRoomHistory) -> dict[str, VisibilityQuery]:
-    """The pages to compare. The absent one came back at 1/400 before the end; 50 events after that a page goes back across the gap."""
+    """The pages to compare.
+
+    The absent one came back at 1/400 before the end; 50 events after that a page goes back across
+    the gap.
+    """
     across = history.events - history.events // 400 + 50
     return {
         "ordinary, unfiltered": VisibilityQuery(UNFILTERED, ADMIN, across),
@@ -186,20 +219,28 @@ async def _pages(conn: Connection, history: VisibleRoomHistory, rounds: int) -> 
             assert len(events) == PAGE + 1
             answers[name] = [row.event_nid for row in rows]
     begun = time.perf_counter()
-    scanned = [row.event_nid for row in await conn.fetch(plain.sql, *_arguments(plain), row=PageRow)]
+    scanned = [
+        row.event_nid for row in await conn.fetch(plain.sql, *_arguments(plain), row=PageRow)
+    ]
     scan_ms = (time.perf_counter() - begun) * 1000
     if scanned != answers["across what is hidden"] or len(scanned) != PAGE + 1:
         raise AssertionError("the page by stretches is not the page by the filter alone")
-    figures = {name: spread(one, digits=3) | {"p10": percentile(one, 0.1)} for name, one in times.items()}
+    figures = {
+        name: spread(one, digits=3) | {"p10": percentile(one, 0.1)} for name, one in times.items()
+    }
     return {
         "ms": figures,
         "across what is hidden, plain filter, ms": round(scan_ms, 1),
         "filter": round(figures["ordinary"]["p10"] / figures["ordinary, unfiltered"]["p10"], 3),
-        "across / ordinary": round(figures["across what is hidden"]["p10"] / figures["ordinary"]["p10"], 3),
+        "across / ordinary": round(
+            figures["across what is hidden"]["p10"] / figures["ordinary"]["p10"], 3
+        ),
     }
 
 
-async def _pages_cpu(bench: Bench, conn: Connection, history: VisibleRoomHistory) -> dict[str, float]:
+async def _pages_cpu(
+    bench: Bench, conn: Connection, history: VisibleRoomHistory
+) -> dict[str, float]:
     """Milliseconds of processor that a page takes on both sides, and the ratio: what others do on the machine changes little."""
     totals = dict.fromkeys(questions := _questions(history), 0.0)
     together, blocks = bench.size(50, 5), bench.size(10, 2)
@@ -217,15 +258,33 @@ async def _pages_cpu(bench: Bench, conn: Connection, history: VisibleRoomHistory
 def _growth(bench: Bench) -> list[VisibleRoomHistory]:
     """More members, then more changes by as many."""
     small = VisibleRoomHistory(
-        events=bench.size(20_000, 2_000), local=bench.size(500, 50), remote=bench.size(2_000, 200), servers=bench.size(100, 10)
+        events=bench.size(20_000, 2_000),
+        local=bench.size(500, 50),
+        remote=bench.size(2_000, 200),
+        servers=bench.size(100, 10),
     )
-    large = replace(small, events=small.events * 4, local=small.local * 4, remote=small.remote * 4, servers=small.servers * 4)
-    return [small, large, replace(large, churn=1.0), replace(large, churn=0.5, events=large.events * 4)]
+    large = replace(
+        small,
+        events=small.events * 4,
+        local=small.local * 4,
+        remote=small.remote * 4,
+        servers=small.servers * 4,
+    )
+    return [
+        small,
+        large,
+        replace(large, churn=1.0),
+        replace(large, churn=0.5, events=large.events * 4),
+    ]
 
 
 async def _grown(bench: Bench, history: VisibleRoomHistory) -> dict[str, Any]:
     """The size of the tables for a history."""
-    async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
+    async with (
+        bench.database() as dsn,
+        storage.open(dsn, server_name=SERVER) as store,
+        store.database.connection() as conn,
+    ):
         sheet = await copy(conn, history)
         sizes = await _sizes(conn, history)
         changes = sum(happening.action != "message" for happening in history)
@@ -245,7 +304,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 async def _plan(conn: Connection, history: VisibleRoomHistory) -> list[str]:
     asked = _questions(history)["across what is hidden"]
-    return await conn.fetchvals("EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, BUFFERS OFF) " + asked.sql, *_arguments(asked))
+    return await conn.fetchvals(
+        "EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, BUFFERS OFF) " + asked.sql, *_arguments(asked)
+    )
 
 
 async def _rows_written(bench: Bench) -> dict[str, int]:
@@ -295,7 +356,12 @@ def _watched() -> Iterator[list[tuple[int, int]]]:
 
 async def _persist(bench: Bench) -> dict[str, Any]:
     """Microseconds an event with and without keeping who may see what, in turn."""
-    history = VisibleRoomHistory(events=bench.size(4_000, 400), local=bench.size(300, 30), remote=bench.size(300, 30), servers=20)
+    history = VisibleRoomHistory(
+        events=bench.size(4_000, 400),
+        local=bench.size(300, 30),
+        remote=bench.size(300, 30),
+        servers=20,
+    )
     times: dict[str, list[float]] = {"with": [], "without": []}
     cpu: dict[str, list[float]] = {"with": [], "without": []}
     for _ in range(bench.size(5, 2)):
@@ -312,7 +378,9 @@ async def _persist(bench: Bench) -> dict[str, Any]:
     return {
         "us per event": figures,
         "cpu us per event": used_figures,
-        "changes of membership per 100 events": round(100 * sum(one.action != "message" for one in history) / history.events, 1),
+        "changes of membership per 100 events": round(
+            100 * sum(one.action != "message" for one in history) / history.events, 1
+        ),
         "ratio": round(figures["with"]["min"] / figures["without"]["min"], 3),
         "cpu ratio": round(used_figures["with"]["min"] / used_figures["without"]["min"], 3),
     }
@@ -345,13 +413,24 @@ def _unkept() -> Iterator[None]:
 def _show(bench: Bench) -> None:
     pages, size, persist = bench.results["pages"], bench.results["size"], bench.results["persist"]
     rows: Sequence[Sequence[object]] = [
-        *([f"page, {name}: ms", one["p10"], one["median"], one["max"]] for name, one in pages["ms"].items()),
+        *(
+            [f"page, {name}: ms", one["p10"], one["median"], one["max"]]
+            for name, one in pages["ms"].items()
+        ),
         ["page, filter / unfiltered", pages["filter"], "", ""],
         ["page, filter / unfiltered, by processor time", pages["cpu ms"]["ratio"], "", ""],
         ["page, across / ordinary", pages["across / ordinary"], "", ""],
-        ["page, across, plain filter: ms", pages["across what is hidden, plain filter, ms"], "", ""],
+        [
+            "page, across, plain filter: ms",
+            pages["across what is hidden, plain filter, ms"],
+            "",
+            "",
+        ],
         ["MB per 10,000 principals", size["MB per 10,000 principals"], "", ""],
-        *([f"rows written by a {name}", count, "", ""] for name, count in bench.results["rows written"].items()),
+        *(
+            [f"rows written by a {name}", count, "", ""]
+            for name, count in bench.results["rows written"].items()
+        ),
         *(
             [
                 f"MB per 10,000 principals: {one['principals']} of them, {one['changes of membership']} changes",
@@ -361,7 +440,10 @@ def _show(bench: Bench) -> None:
             ]
             for one in bench.results["growth"]
         ),
-        *([f"persist {name}: cpu us an event", one["min"], one["median"], one["max"]] for name, one in persist["cpu us per event"].items()),
+        *(
+            [f"persist {name}: cpu us an event", one["min"], one["median"], one["max"]]
+            for name, one in persist["cpu us per event"].items()
+        ),
         ["persist, with / without, by processor time", persist["cpu ratio"], "", ""],
     ]
     show("visibility", ["", "", "median", "max"], rows)

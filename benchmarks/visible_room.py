@@ -1,8 +1,9 @@
 """A room of a million events and many principals, with who may see what, by numbers.
 
-Too large to be appended for every run: its history is carried out with the engine's pure functions (`storage.visibility.multirange`,
-`storage.visibility.audience_numbering`) and brought in by COPY. `built` gives the same history as events, for ``store.append``;
-benchmarks/visibility.py checks, for a small room, that both write the same rows of `visibility` and `audiences`.
+Too large to be appended for every run: its history is carried out with the engine's pure functions
+(`storage.visibility.multirange`, `storage.visibility.audience_numbering`) and brought in by COPY.
+`built` gives the same history as events, for ``store.append``; benchmarks/visibility.py checks, for
+a small room, that both write the same rows of `visibility` and `audiences`.
 """
 
 import json
@@ -22,7 +23,9 @@ SERVER: Final = "s1.test"
 ADMIN: Final = "@admin:s1.test"
 ABSENT: Final = "@absent:s1.test"
 ROOM_ID: Final = "!big:s1.test"
-START: Final = 5  # events with which a room begins: create, join, power levels, join rules, history visibility
+START: Final = (
+    5  # events with which a room begins: create, join, power levels, join rules, history visibility
+)
 SHARED: Final = "*shared"
 TOGETHER: Final = 500
 
@@ -38,7 +41,10 @@ class VisibleRoomChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VisibleRoomHistory:
-    """So many events; users join all along, and a share of them leave and come back. One is absent nearly all the time."""
+    """So many events; users join all along, and a share of them leave and come back.
+
+    One is absent nearly all the time.
+    """
 
     events: int
     local: int
@@ -83,12 +89,16 @@ class VisibilityTables:
     def begun(cls) -> "VisibilityTables":
         """After the events with which a room begins."""
         sheet = cls()
-        sheet.visible[SHARED] = VisibilityRow(multirange.add(multirange.EMPTY, sheet._open(), None), None, 0, 0)
+        sheet.visible[SHARED] = VisibilityRow(
+            multirange.add(multirange.EMPTY, sheet._open(), None), None, 0, 0
+        )
         sheet.order = 1
         sheet.happen(VisibleRoomChange("join", ADMIN))
         sheet.order += 2
         row = sheet.visible[SHARED]
-        sheet.visible[SHARED] = row._replace(audiences=multirange.remove(row.audiences, sheet._open(), None))
+        sheet.visible[SHARED] = row._replace(
+            audiences=multirange.remove(row.audiences, sheet._open(), None)
+        )
         sheet.order += 1
         return sheet
 
@@ -117,22 +127,61 @@ class VisibilityTables:
 
     def _open(self) -> int:
         self.current += audience_numbering.UNIT[0]
-        self.audiences[self.current] = AudienceRow(0, continued=False, opened_topological=self.order)
+        self.audiences[self.current] = AudienceRow(
+            0, continued=False, opened_topological=self.order
+        )
         self.written += 1
         return self.current
 
 
 def _raw(user: str, order: int) -> bytes:
     content = {"msgtype": "m.text", "body": f"message number {order} " + "x" * 60}
-    event = {"type": "m.room.message", "room_id": ROOM_ID, "sender": user, "content": content, "depth": order}
-    more = {"prev_events": [], "auth_events": [], "origin_server_ts": 1_700_000_000_000 + order, "hashes": {"sha256": "x" * 43}}
+    event = {
+        "type": "m.room.message",
+        "room_id": ROOM_ID,
+        "sender": user,
+        "content": content,
+        "depth": order,
+    }
+    more = {
+        "prev_events": [],
+        "auth_events": [],
+        "origin_server_ts": 1_700_000_000_000 + order,
+        "hashes": {"sha256": "x" * 43},
+    }
     return json.dumps(event | more | {"signatures": {SERVER: {"ed25519:1": "x" * 86}}}).encode()
 
 
 EVENT_COLUMNS: Final = (
-    *("event_nid", "stream_ordering", "topological_ordering", "depth", "origin_server_ts", "received_ts", "state_group_before", "audience"),
-    *("room_nid", "sender_nid", "type_nid", "state_key_nid", "encoding", "writer_nid", "membership"),
-    *("outlier", "backfilled", "soft_failed", "redacted_form", "event_id", "prev_events", "auth_events", "json"),
+    *(
+        "event_nid",
+        "stream_ordering",
+        "topological_ordering",
+        "depth",
+        "origin_server_ts",
+        "received_ts",
+        "state_group_before",
+        "audience",
+    ),
+    *(
+        "room_nid",
+        "sender_nid",
+        "type_nid",
+        "state_key_nid",
+        "encoding",
+        "writer_nid",
+        "membership",
+    ),
+    *(
+        "outlier",
+        "backfilled",
+        "soft_failed",
+        "redacted_form",
+        "event_id",
+        "prev_events",
+        "auth_events",
+        "json",
+    ),
 )
 
 
@@ -140,7 +189,18 @@ def _record(place: int, happening: VisibleRoomChange, audience: int) -> tuple[ob
     member = {"join": 5, "leave": 2, "message": None}[happening.action]
     numbers_of = (place, place + 1, place, place, place, place, 1, audience, 1, 1000)
     kind = (8, None, 0, 1, None) if member is None else (2, 2000, 0, 1, member)
-    return (*numbers_of, *kind, False, False, False, False, f"${place:043d}", [place - 1], [], _raw(happening.user, place))
+    return (
+        *numbers_of,
+        *kind,
+        False,
+        False,
+        False,
+        False,
+        f"${place:043d}",
+        [place - 1],
+        [],
+        _raw(happening.user, place),
+    )
 
 
 async def copy(conn: Connection, history: VisibleRoomHistory) -> VisibilityTables:
@@ -154,9 +214,22 @@ async def copy(conn: Connection, history: VisibleRoomHistory) -> VisibilityTable
             await conn.copy_in("events", EVENT_COLUMNS, records)
             records = []
     await conn.copy_in("events", EVENT_COLUMNS, records)
-    room = (1, 1, sheet.current + audience_numbering.UNIT[0], 1, sheet.order + 1, sheet.order, sheet.current, ROOM_ID, "11", [sheet.order])
+    room = (
+        1,
+        1,
+        sheet.current + audience_numbering.UNIT[0],
+        1,
+        sheet.order + 1,
+        sheet.order,
+        sheet.current,
+        ROOM_ID,
+        "11",
+        [sheet.order],
+    )
     columns = "write_version room_nid next_audience current_state_group last_stream_ordering max_topological_ordering current_audience"
-    await conn.copy_in("rooms", (*columns.split(), "room_id", "room_version", "forward_extremities"), [room])
+    await conn.copy_in(
+        "rooms", (*columns.split(), "room_id", "room_version", "forward_extremities"), [room]
+    )
     await _copy_sheet(conn, sheet)
     for table in ("events", "rooms", "principals", "visibility", "audiences", "missing_events"):
         await conn.execute(f"VACUUM ANALYZE {table}")
@@ -164,19 +237,29 @@ async def copy(conn: Connection, history: VisibleRoomHistory) -> VisibilityTable
 
 
 async def _copy_sheet(conn: Connection, sheet: VisibilityTables) -> None:
-    nids = {name: 2 if name == SHARED else nid for nid, name in enumerate(sheet.visible, start=1000)}
+    nids = {
+        name: 2 if name == SHARED else nid for nid, name in enumerate(sheet.visible, start=1000)
+    }
     names = [(nid, name) for name, nid in nids.items() if name != SHARED]
     await conn.copy_in("principals", ("principal_nid", "name"), names)
-    await conn.execute("CREATE TEMPORARY TABLE sheet (principal_nid int, last_join bigint, joined int, audiences text)")
+    await conn.execute(
+        "CREATE TEMPORARY TABLE sheet (principal_nid int, last_join bigint, joined int, audiences text)"
+    )
     rows = [
-        (nids[name], row.last_join_topological, row.joined_count, multirange.to_text(row.audiences)) for name, row in sheet.visible.items()
+        (nids[name], row.last_join_topological, row.joined_count, multirange.to_text(row.audiences))
+        for name, row in sheet.visible.items()
     ]
     await conn.copy_in("sheet", ("principal_nid", "last_join", "joined", "audiences"), rows)
-    await conn.execute("INSERT INTO visibility SELECT last_join, 1, principal_nid, joined, 0, audiences::int8multirange FROM sheet")
+    await conn.execute(
+        "INSERT INTO visibility SELECT last_join, 1, principal_nid, joined, 0, audiences::int8multirange FROM sheet"
+    )
     await conn.copy_in(
         "audiences",
         ("audience", "room_nid", "branches", "continued", "opened_topological"),
-        [(number, 1, row.branches, row.continued, row.opened_topological) for number, row in sheet.audiences.items()],
+        [
+            (number, 1, row.branches, row.continued, row.opened_topological)
+            for number, row in sheet.audiences.items()
+        ],
     )
 
 

@@ -24,12 +24,16 @@ from storage.persist.write.messages_only import SQL_WRITE_PLAIN
 from storage.testing import SHAPES, RoomBuilder, Shape, generate_room, verify_keys
 
 SEED: Final = 9_000
-TALKING: Final = SHAPES["small_chat"].replaced(mix={"message": 62, "reply": 8, "thread": 5, "reaction": 12, "edit": 4})
+TALKING: Final = SHAPES["small_chat"].replaced(
+    mix={"message": 62, "reply": 8, "thread": 5, "reaction": 12, "edit": 4}
+)
 BASE_EVENTS: Final = 60  # of each room, stored before any clock runs
 BARE_BATCH: Final = 100
 BARE_ONES: Final = 500
 
-RAW_TABLE: Final = """CREATE TABLE raw (event_id text COLLATE "C" PRIMARY KEY, json bytea NOT NULL)"""
+RAW_TABLE: Final = (
+    """CREATE TABLE raw (event_id text COLLATE "C" PRIMARY KEY, json bytea NOT NULL)"""
+)
 RAW_ONE: Final = "INSERT INTO raw (event_id, json) VALUES ($1::text, $2::bytea)"
 RAW_MANY: Final = "INSERT INTO raw SELECT * FROM unnest($1::text[], $2::bytea[])"
 
@@ -106,26 +110,35 @@ async def run(bench: Bench) -> None:
     """All scenarios, then signatures."""
     for scenario in SCENARIOS:
         rounds = bench.size(3, 2)
-        events = scenario.events if not bench.quick else max(scenario.events // 25, scenario.batch * scenario.clients * 2)
+        events = (
+            scenario.events
+            if not bench.quick
+            else max(scenario.events // 25, scenario.batch * scenario.clients * 2)
+        )
         base, batches = _input(scenario, events * rounds)
         if bench.profile:
             await _profile(bench, scenario, base, batches)
             continue
-        bench.results[scenario.name] = _told(scenario, await _measure(bench, scenario, base, batches, rounds))
+        bench.results[scenario.name] = _told(
+            scenario, await _measure(bench, scenario, base, batches, rounds)
+        )
     if not bench.profile:
         bench.results["signatures"] = await _signatures(bench.size(2_000, 200))
         bench.write()
         _show(bench)
 
 
-# ------------------------------------------------------------------------------------------------------------------- input
+# -------------------------------------------------------------------------------------------------------------------
+# input
 
 
 def _input(scenario: WriterScenario, events: int) -> tuple[list[list[bytes]], list[list[Pdu]]]:
     """What is stored before, and the batches in the order in which they are taken."""
     each = -(-events // scenario.rooms)
     rooms = [KINDS[scenario.kind](each, SEED + number) for number in range(scenario.rooms)]
-    in_turn = [event for row in zip(*(room[BASE_EVENTS:] for room in rooms), strict=True) for event in row]
+    in_turn = [
+        event for row in zip(*(room[BASE_EVENTS:] for room in rooms), strict=True) for event in row
+    ]
     batches = [in_turn[at : at + scenario.batch] for at in range(0, len(in_turn), scenario.batch)]
     return [[event.pdu for event in room[:BASE_EVENTS]] for room in rooms], batches
 
@@ -141,7 +154,10 @@ def _talk(events: int, seed: int) -> list[Pdu]:
 
 
 def _room(shape: Shape, events: int, seed: int) -> list[Pdu]:
-    return [Pdu(event.event_id, event.pdu) for event in generate_room(shape, BASE_EVENTS + events, seed=seed)]
+    return [
+        Pdu(event.event_id, event.pdu)
+        for event in generate_room(shape, BASE_EVENTS + events, seed=seed)
+    ]
 
 
 def _storm(events: int, seed: int) -> list[Pdu]:
@@ -158,11 +174,16 @@ def _storm(events: int, seed: int) -> list[Pdu]:
 KINDS: Final = {"mix": _mix, "talk": _talk, "storm": _storm}
 
 
-# ----------------------------------------------------------------------------------------------------------------- measuring
+# -----------------------------------------------------------------------------------------------------------------
+# measuring
 
 
 async def _measure(
-    bench: Bench, scenario: WriterScenario, base: list[list[bytes]], batches: list[list[Pdu]], rounds: int
+    bench: Bench,
+    scenario: WriterScenario,
+    base: list[list[bytes]],
+    batches: list[list[Pdu]],
+    rounds: int,
 ) -> list[WriterRound]:
     sent = WriterStatements()
     async with (
@@ -177,35 +198,54 @@ async def _measure(
         gc.collect()
         gc.freeze()  # the input and the program: the collector has to do with what the store makes
         size = len(batches) // rounds
-        await _clients(store, scenario.clients, iter(batches[: size // 10]), [])  # warms statements up on both sides
+        await _clients(
+            store, scenario.clients, iter(batches[: size // 10]), []
+        )  # warms statements up on both sides
         measured = []
         for number in range(rounds):
             part = batches[number * size : (number + 1) * size]
-            measured.append(await _round(store, sent, scenario.clients, part[size // 10 :] if number == 0 else part, pool))
+            measured.append(
+                await _round(
+                    store, sent, scenario.clients, part[size // 10 :] if number == 0 else part, pool
+                )
+            )
         gc.unfreeze()
         return measured
 
 
-async def _round(store: storage.Store, sent: WriterStatements, clients: int, batches: list[list[Pdu]], pool: Any) -> WriterRound:
+async def _round(
+    store: storage.Store, sent: WriterStatements, clients: int, batches: list[list[Pdu]], pool: Any
+) -> WriterRound:
     events = [event for batch in batches for event in batch]
     ones = min(BARE_ONES, len(events) // 4)
     bare_one = await _bare(pool, RAW_ONE, events[:ones])
     rest = events[ones:]
     many = [rest[at : at + BARE_BATCH] for at in range(0, len(rest), BARE_BATCH)]
-    bare_many = await _bare(pool, RAW_MANY, [([one.event_id for one in part], [one.pdu for one in part]) for part in many], len(rest))
+    bare_many = await _bare(
+        pool,
+        RAW_MANY,
+        [([one.event_id for one in part], [one.pdu for one in part]) for part in many],
+        len(rest),
+    )
     sent.statements.clear()
     latencies: list[float] = []
     start = time.perf_counter()
     await _clients(store, clients, iter(batches), latencies)
     rate = len(events) / (time.perf_counter() - start)
-    return WriterRound(len(events), rate, bare_one, bare_many, sent.statements.total(), sent.writes(), latencies)
+    return WriterRound(
+        len(events), rate, bare_one, bare_many, sent.statements.total(), sent.writes(), latencies
+    )
 
 
-async def _clients(store: storage.Store, clients: int, batches: Iterator[list[Pdu]], latencies: list[float]) -> None:
+async def _clients(
+    store: storage.Store, clients: int, batches: Iterator[list[Pdu]], latencies: list[float]
+) -> None:
     await asyncio.gather(*(_append_all(store, batches, latencies) for _ in range(clients)))
 
 
-async def _append_all(store: storage.Store, batches: Iterator[list[Pdu]], latencies: list[float]) -> None:
+async def _append_all(
+    store: storage.Store, batches: Iterator[list[Pdu]], latencies: list[float]
+) -> None:
     for batch in batches:
         start = time.perf_counter()
         results = await store.append([event.pdu for event in batch])
@@ -214,7 +254,9 @@ async def _append_all(store: storage.Store, batches: Iterator[list[Pdu]], latenc
             raise RuntimeError(f"not stored: {results}")
 
 
-async def _bare(pool: Any, sql: str, rows: Sequence[Iterable[Any]], events: int | None = None) -> float:
+async def _bare(
+    pool: Any, sql: str, rows: Sequence[Iterable[Any]], events: int | None = None
+) -> float:
     """Events per second of the bare insert, one execution after the other."""
     async with pool.acquire() as connection:
         statement = await connection.prepare(sql)
@@ -224,7 +266,9 @@ async def _bare(pool: Any, sql: str, rows: Sequence[Iterable[Any]], events: int 
         return (len(rows) if events is None else events) / (time.perf_counter() - start)
 
 
-async def _profile(bench: Bench, scenario: WriterScenario, base: list[list[bytes]], batches: list[list[Pdu]]) -> None:
+async def _profile(
+    bench: Bench, scenario: WriterScenario, base: list[list[bytes]], batches: list[list[Pdu]]
+) -> None:
     async with bench.database() as dsn, storage.open(dsn, server_name="s1.test") as store:
         for pdus in base:
             await store.append(pdus)
@@ -240,14 +284,20 @@ async def _signatures(count: int) -> dict[str, float]:
     parsing = time.perf_counter() - start
     keys = verify_keys({event.sender.split(":", 1)[1] for event in parsed})
     start = time.perf_counter()
-    refused = [answer for event in parsed if (answer := await check_signatures(event, keys)) is not None]
+    refused = [
+        answer for event in parsed if (answer := await check_signatures(event, keys)) is not None
+    ]
     checking = time.perf_counter() - start
     if refused:
         raise RuntimeError(f"refused: {refused[:3]}")
-    return {"parse_us": round(parsing / count * 1e6, 1), "signature_check_us": round(checking / count * 1e6, 1)}
+    return {
+        "parse_us": round(parsing / count * 1e6, 1),
+        "signature_check_us": round(checking / count * 1e6, 1),
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------------- results
+# -------------------------------------------------------------------------------------------------------------------
+# results
 
 
 def _told(scenario: WriterScenario, rounds: list[WriterRound]) -> dict[str, Any]:
@@ -255,7 +305,9 @@ def _told(scenario: WriterScenario, rounds: list[WriterRound]) -> dict[str, Any]
     return asdict(scenario) | {
         "rounds": len(rounds),
         "events_per_second": spread([one.rate for one in rounds]),
-        "batch_ms": percentiles([latency for one in rounds for latency in one.latencies], factor=1_000),
+        "batch_ms": percentiles(
+            [latency for one in rounds for latency in one.latencies], factor=1_000
+        ),
         "bare_one_row_per_second": spread([one.bare_one for one in rounds]),
         "bare_unnest_100_per_second": spread([one.bare_many for one in rounds]),
         "share_of_bare_one_row": spread([one.rate / one.bare_one for one in rounds], digits=3),
@@ -266,7 +318,18 @@ def _told(scenario: WriterScenario, rounds: list[WriterRound]) -> dict[str, Any]
 
 
 def _show(bench: Bench) -> None:
-    columns = ["scenario", "events/s", "p50 ms", "p99 ms", "events/write", "trips/write", "bare 1", "share", "bare 100", "share"]
+    columns = [
+        "scenario",
+        "events/s",
+        "p50 ms",
+        "p99 ms",
+        "events/write",
+        "trips/write",
+        "bare 1",
+        "share",
+        "bare 100",
+        "share",
+    ]
     rows = [
         [
             name,
@@ -283,5 +346,11 @@ def _show(bench: Bench) -> None:
         for name, one in bench.results.items()
         if name != "signatures"
     ]
-    show("the writer (medians over rounds; shares of the bare insert in the same round)", columns, rows)
-    show("signatures, apart", ["parse us", "check us"], [list(bench.results["signatures"].values())])
+    show(
+        "the writer (medians over rounds; shares of the bare insert in the same round)",
+        columns,
+        rows,
+    )
+    show(
+        "signatures, apart", ["parse us", "check us"], [list(bench.results["signatures"].values())]
+    )

@@ -30,9 +30,15 @@ async def run(bench: Bench) -> None:
     for writers in WRITERS:
         rates = [await _together(bench, writers) for _ in range(bench.size(3, 1))]
         bench.results[f"{writers} writers"] = {"events_per_second": spread(rates)}
-    bench.results["linear position"] = {"behind_ms": percentiles(await _behind(bench), factor=1_000)}
+    bench.results["linear position"] = {
+        "behind_ms": percentiles(await _behind(bench), factor=1_000)
+    }
     bench.write()
-    rows = [[name, *one["events_per_second"].values()] for name, one in bench.results.items() if "events_per_second" in one]
+    rows = [
+        [name, *one["events_per_second"].values()]
+        for name, one in bench.results.items()
+        if "events_per_second" in one
+    ]
     show("events per second, all writers together", ["writers", "median", "min", "max"], rows)
     behind = bench.results["linear position"]["behind_ms"]
     show(
@@ -62,7 +68,9 @@ async def _together(bench: Bench, writers: int) -> float:
 
 async def _process(dsn: str, number: int, events: int) -> asyncio.subprocess.Process:
     arguments = ["-m", "benchmarks.writers", dsn, str(number), str(events)]
-    return await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
 
 
 async def _hear(process: asyncio.subprocess.Process, word: str) -> None:
@@ -80,11 +88,15 @@ def _pipe(end: Any) -> Any:
 async def _behind(bench: Bench) -> list[float]:
     """Seconds from the answer to an append until the writer and an idle process know that nothing below it can come."""
     appends = bench.size(100, 5)
-    room = [event.pdu for event in generate_room(SHAPES["small_chat"], BASE_EVENTS + appends, seed=SEED)]
+    room = [
+        event.pdu for event in generate_room(SHAPES["small_chat"], BASE_EVENTS + appends, seed=SEED)
+    ]
     seconds = []
     async with bench.database() as dsn, AsyncExitStack() as stack:
         stores = [
-            await stack.enter_async_context(storage.open(dsn, server_name="s1.test", instance_name=f"w{number}"))
+            await stack.enter_async_context(
+                storage.open(dsn, server_name="s1.test", instance_name=f"w{number}")
+            )
             for number in range(1 + IDLE)
         ]
         await stores[0].append(room[:BASE_EVENTS])
@@ -111,14 +123,20 @@ async def _linear(store: storage.Store, position: int) -> None:
     end()
 
 
-# ------------------------------------------------------------------------------------------------------------ one of the writers
+# ------------------------------------------------------------------------------------------------------------
+# one of the writers
 
 
 async def write(dsn: str, number: int, events: int) -> None:
     """Prepare, say so, wait for the word, append, say so."""
     each = events // ROOMS
     rooms = [
-        [event.pdu for event in generate_room(SHAPES["small_chat"], BASE_EVENTS + each, seed=SEED + ROOMS * number + room)]
+        [
+            event.pdu
+            for event in generate_room(
+                SHAPES["small_chat"], BASE_EVENTS + each, seed=SEED + ROOMS * number + room
+            )
+        ]
         for room in range(ROOMS)
     ]
     async with storage.open(dsn, server_name="s1.test", instance_name=f"w{number}") as store:

@@ -37,7 +37,9 @@ SELECT w.instance_name
 FROM writers w
 WHERE w.schema_revision < $1::text
     AND EXISTS (
-        SELECT FROM pg_stat_activity a WHERE a.datname = current_database() AND is_session_of(a.application_name, w.instance_name)
+        SELECT FROM pg_stat_activity a
+            WHERE a.datname = current_database()
+                AND is_session_of(a.application_name, w.instance_name)
     )
 ORDER BY 1
 """
@@ -73,13 +75,18 @@ async def _wait_for_turn(driver: Any) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not await driver.fetchval(TRY_LOCK):
         if time.monotonic() > deadline:
-            raise MigrationBlocked(f"another process has been migrating this database for {WAIT_SECONDS} s", revision="any")
+            raise MigrationBlocked(
+                f"another process has been migrating this database for {WAIT_SECONDS} s",
+                revision="any",
+            )
         await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
 
 async def _refuse_old_writers(driver: Any) -> None:
     """`MigrationBlocked` if a step to come is for after the last old process, and there is one."""
-    current = await driver.fetchval(SQL_REVISION) if await driver.fetchval(SQL_HAS_REVISION) else None
+    current = (
+        await driver.fetchval(SQL_REVISION) if await driver.fetchval(SQL_HAS_REVISION) else None
+    )
     target = context.get_revision_argument()
     if current is None or not isinstance(target, str):
         return
@@ -93,7 +100,10 @@ async def _refuse_old_writers(driver: Any) -> None:
 
 
 async def _old_writers(driver: Any, revision: str) -> list[str]:
-    """Who is at work and does not know the revision. One that has just ended may have left sessions that Postgres ends in a moment."""
+    """Who is at work and does not know the revision.
+
+    One that has just ended may have left sessions that Postgres ends in a moment.
+    """
     deadline = time.monotonic() + SESSIONS_END_SECONDS
     while True:
         old = [row[0] for row in await driver.fetch(OLD_WRITERS, revision)]
@@ -103,7 +113,9 @@ async def _old_writers(driver: Any, revision: str) -> list[str]:
 
 
 def _run(connection: Connection) -> None:
-    context.configure(connection=connection, transaction_per_migration=True, on_version_apply=applied)
+    context.configure(
+        connection=connection, transaction_per_migration=True, on_version_apply=applied
+    )
     with context.begin_transaction():
         context.run_migrations()
 
@@ -112,7 +124,9 @@ async def _online() -> None:
     dsn = _dsn()
 
     async def connect(*_: Any, **__: Any) -> Any:
-        driver = await asyncpg.connect(dsn, server_settings=_settings() | {"application_name": "room-storage migrate"})
+        driver = await asyncpg.connect(
+            dsn, server_settings=_settings() | {"application_name": "room-storage migrate"}
+        )
         driver.add_log_listener(_told)
         await check_driver(driver)
         return driver
@@ -141,7 +155,12 @@ def _literal(name: str, value: str) -> str:
 
 
 def _offline() -> None:
-    context.configure(dialect_name="postgresql", literal_binds=True, transaction_per_migration=True, on_version_apply=applied)
+    context.configure(
+        dialect_name="postgresql",
+        literal_binds=True,
+        transaction_per_migration=True,
+        on_version_apply=applied,
+    )
     for name, value in {**_settings(), "client_encoding": "UTF8"}.items():
         context.static_output(f"SET {name} = {_literal(name, value)};\n")
     context.static_output(CHECK_ENCODING)

@@ -44,7 +44,15 @@ from storage.queries.filters import EventFilter, SyncFilter
 from storage.queries.gaps import OpenGap
 from storage.queries.messages import Gap, Page
 from storage.queries.relations import RelationsPage
-from storage.queries.sync import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, RoomSummary, Sync, Timeline
+from storage.queries.sync import (
+    InvitedRoom,
+    JoinedRoom,
+    KnockedRoom,
+    LeftRoom,
+    RoomSummary,
+    Sync,
+    Timeline,
+)
 from storage.store.facade import Store
 from storage.store.open import open_store as open  # noqa: A004  # storage.open is the public name
 

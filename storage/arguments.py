@@ -1,7 +1,8 @@
 """Arguments of public methods: ids have their form, users are local, lists are lists, numbers fit.
 
-Postgres refuses a NUL, half of a surrogate pair and a number beyond 64 bits. Each is found here, before anything is sent, so that no
-caller meets an error of the driver. Reads clamp numbers to 64 bits; methods that write refuse them.
+Postgres refuses a NUL, half of a surrogate pair and a number beyond 64 bits. Each is found here,
+before anything is sent, so that no caller meets an error of the driver. Reads clamp numbers to 64
+bits; methods that write refuse them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +18,15 @@ LARGEST: Final = 2**63 - 1
 
 T = TypeVar("T")
 
-# ---------------------------------------------------------------------------------------------------------------- texts
+# ----------------------------------------------------------------------------------------------------------------
+# texts
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Return whether a table could hold it as text. What a table cannot hold is the id of nothing."""
+    """Return whether a table could hold it as text.
+
+    What a table cannot hold is the id of nothing.
+    """
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
@@ -34,7 +39,9 @@ def is_text(value: object) -> TypeGuard[str]:
 def text(value: str) -> str:
     """Return it as it is; `InvalidIdentifier` for what cannot be held as text."""
     if not is_text(value):
-        raise InvalidIdentifier(value, "not text that can be held: a NUL, half of a surrogate pair, or no text at all")
+        raise InvalidIdentifier(
+            value, "not text that can be held: a NUL, half of a surrogate pair, or no text at all"
+        )
     return value
 
 
@@ -76,13 +83,20 @@ def keys(pairs: Iterable[StateKey] | None) -> list[StateKey] | None:
 
 
 def _key(pair: object) -> StateKey:
-    if not isinstance(pair, Sequence) or isinstance(pair, str | bytes | bytearray) or len(pair) != 2:
-        raise InputError(f'keys holds {pair!r}: pairs are wanted, write [("m.room.member", "@user:server")]')
+    if (
+        not isinstance(pair, Sequence)
+        or isinstance(pair, str | bytes | bytearray)
+        or len(pair) != 2
+    ):
+        raise InputError(
+            f'keys holds {pair!r}: pairs are wanted, write [("m.room.member", "@user:server")]'
+        )
     kind, state_key = pair
     return text(kind), text(state_key)
 
 
-# ------------------------------------------------------------------------------------------------------------------ ids
+# ------------------------------------------------------------------------------------------------------------------
+# ids
 
 
 def room(room_id: str) -> RoomId:
@@ -114,7 +128,11 @@ def users(user_ids: Iterable[str], name: str = "ignored") -> list[UserId]:
 
 def server(server_name: str) -> ServerName:
     """Return the server name; `InvalidIdentifier` for what cannot be one."""
-    if not text(server_name) or server_name[0] in "@!$#" or any(character.isspace() for character in server_name):
+    if (
+        not text(server_name)
+        or server_name[0] in "@!$#"
+        or any(character.isspace() for character in server_name)
+    ):
         raise InvalidIdentifier(server_name, "not a server name")
     return ServerName(server_name)
 
@@ -133,7 +151,8 @@ def event(event_id: str) -> EventId:
     return events([event_id])[0]
 
 
-# -------------------------------------------------------------------------------------------------------------- numbers
+# --------------------------------------------------------------------------------------------------------------
+# numbers
 
 
 def limit(number: int, largest: int, name: str = "limit") -> int:
@@ -157,7 +176,8 @@ def position(number: int, name: str) -> int:
     return number
 
 
-# ---------------------------------------------------------------------------------------------------------- other values
+# ----------------------------------------------------------------------------------------------------------
+# other values
 
 
 def flag(value: bool, name: str) -> bool:

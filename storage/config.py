@@ -1,7 +1,8 @@
 """Every limit of the engine, in one frozen value.
 
-A limit that is not here does not exist: modules take the `Config` they are given and read no environment themselves.
-Units stand last in the name (`_ms`, `_bytes`, `_mb`); a field without a unit counts things.
+A limit that is not here does not exist: modules take the `Config` they are given and read no
+environment themselves. Units stand last in the name (`_ms`, `_bytes`, `_mb`); a field without a
+unit counts things.
 """
 
 import os
@@ -43,14 +44,19 @@ Pause = Annotated[int, AllowedRange(0, WAIT_MS_MAX)]
 class Config:
     """Limits and sizes; the defaults suit a small machine (2 cores, 4 GB).
 
-    `Config.from_env()` reads `STORAGE_<FIELD IN CAPITALS>` for each field, for instance `STORAGE_POOL_SIZE_MAX=20`.
-    `InputError` for a value of another type or out of its range: it names the field and the range.
+    `Config.from_env()` reads `STORAGE_<FIELD IN CAPITALS>` for each field, for instance
+    `STORAGE_POOL_SIZE_MAX=20`. `InputError` for a value of another type or out of its range: it
+    names the field and the range.
     """
 
     instance_name: str = "main"
-    """Which of the processes on one database this is; `storage.open` sets it. Sessions carry it, so that others see who is alive."""
+    """Which of the processes on one database this is; `storage.open` sets it.
 
-    # ------------------------------------------------------------------------------------------------------ database
+    Sessions carry it, so that others see who is alive.
+    """
+
+    # ------------------------------------------------------------------------------------------------------
+    # database
 
     pool_size_min: Annotated[int, AllowedRange(0, 10_000)] = 1
     """Connections opened at start and kept open; `pool_size_max` of them where that is smaller."""
@@ -72,24 +78,32 @@ class Config:
     """Longest wait for Postgres to answer a new connection."""
 
     statement_timeout_ms: Wait = 60_000
-    """Longest run of one statement before it is cancelled (`DatabaseUnavailable`). Long maintenance opens a `Database` with a larger one."""
+    """Longest run of one statement before it is cancelled (`DatabaseUnavailable`).
+
+    Long maintenance opens a `Database` with a larger one.
+    """
 
     lock_timeout_ms: Wait = 10_000
     """Longest wait for a row, table or advisory lock before the transaction is repeated."""
 
     statement_cache_size: Kept = 500
-    """Prepared statements kept per connection. The engine has fewer constants than this, so each is planned once."""
+    """Prepared statements kept per connection.
+
+    The engine has fewer constants than this, so each is planned once.
+    """
 
     transaction_attempts: Annotated[int, AllowedRange(1, 1_000)] = 5
     """How often `Database.run` tries one piece of work before it gives up with `DatabaseConflict` or `DatabaseUnavailable`."""
 
     retry_delay_ms_first: Pause = 5
-    """Upper bound of the random pause before the second attempt; it doubles with each further one."""
+    """Upper bound of the random pause before the second attempt; it doubles with each further one.
+    """
 
     retry_delay_ms_max: Pause = 500
     """Largest upper bound of that pause."""
 
-    # --------------------------------------------------------------------------------------------------------- writer
+    # ---------------------------------------------------------------------------------------------------------
+    # writer
 
     writer_batch_max: Most = 1_000
     """Events gathered into one write, unless a single append brings more."""
@@ -107,11 +121,15 @@ class Config:
     """Forward extremities of a room; beyond, those are dropped whose state the others cover (storage/persist/plan/extremity_limit.py). 20 is how many
     parents an event may have, so the next event that the homeserver sends can name them all."""
 
-    # --------------------------------------------------------------------------------------------------------- caches
+    # ---------------------------------------------------------------------------------------------------------
+    # caches
 
     cache_reads: bool = False
-    """Answer `event`, `events`, `current_state` and `rooms_of` from memory where they are known. What another process commits is then
-    seen when its news arrives: by replication, or after `follow_ms`."""
+    """Answer `event`, `events`, `current_state` and `rooms_of` from memory where they are known.
+
+    What another process commits is then seen when its news arrives: by replication, or after
+    `follow_ms`.
+    """
 
     cache_events_max: Kept = 50_000
     """Rows of events (about 1 kB each), and contents of state events, that the writer remembers."""
@@ -138,7 +156,8 @@ class Config:
     cache_names_max: Kept = 500_000
     """State keys, users and servers whose numbers a process remembers."""
 
-    # ---------------------------------------------------------------------------------------------------------- reads
+    # ----------------------------------------------------------------------------------------------------------
+    # reads
 
     page_limit_max: Most = 10_000
     """Most events in one page, timeline or federation answer; a larger limit counts as this."""
@@ -157,13 +176,15 @@ class Config:
     """Rooms and users for which it is remembered, for each stream and writer, when they were last concerned. A sync that comes to wait
     and is further behind than that looks once more before it does."""
 
-    # ---------------------------------------------------------------------------------------------------- maintenance
+    # ----------------------------------------------------------------------------------------------------
+    # maintenance
 
     censor_after_ms: Annotated[int, AllowedRange(-LONGEST_MS, LONGEST_MS)] = 604_800_000
     """How long after a redaction arrived the content that it took away may leave the disk (`room-storage censor`): seven days. Negative:
     it stays for ever, unless the command says how old a redaction must be."""
 
-    # --------------------------------------------------------------------------------------------------------- purges
+    # ---------------------------------------------------------------------------------------------------------
+    # purges
 
     purge_batch_max: Most = 500
     """Most events that a purge takes in one transaction; fewer where that takes longer than `purge_hold_ms`."""
@@ -183,7 +204,8 @@ class Config:
     retention_lifetime_ms_max: Annotated[int, AllowedRange(0, LONGEST_MS)] = 0
     """Largest such lifetime; a larger one counts as this. 0: no limit."""
 
-    # ---------------------------------------------------------------------------------------------------- replication
+    # ----------------------------------------------------------------------------------------------------
+    # replication
 
     replication_ping_ms: Wait = 5_000
     """How often a side of a replication connection says that it is alive."""
@@ -221,7 +243,8 @@ class Config:
     replication_retry_ms_max: Pause = 10_000
     """Largest upper bound of that pause."""
 
-    # ---------------------------------------------------------------------------------------------- embedded Postgres
+    # ----------------------------------------------------------------------------------------------
+    # embedded Postgres
 
     embedded_start_timeout_ms: Wait = 60_000
     """Longest wait for the embedded Postgres to come up, crash recovery included."""
@@ -239,17 +262,23 @@ class Config:
         for name, (kind, allowed) in ALLOWED.items():
             _check(name, getattr(self, name), kind, allowed)
         if self.synchronous_commit not in COMMITS:
-            raise InputError(f"{_shown('synchronous_commit')} is {self.synchronous_commit!r}: it must be one of {', '.join(COMMITS)}")
+            raise InputError(
+                f"{_shown('synchronous_commit')} is {self.synchronous_commit!r}: it must be one of {', '.join(COMMITS)}"
+            )
         for small, large in ASCENDING:
             low, high = getattr(self, small), getattr(self, large)
             if low > high:
-                raise InputError(f"{_shown(small)} is {low}: it must not be larger than {large}, which is {high}")
+                raise InputError(
+                    f"{_shown(small)} is {low}: it must not be larger than {large}, which is {high}"
+                )
         if (silent := self.replication_timeout_ms) <= self.replication_ping_ms:
             wanted = f"more than replication_ping_ms, which is {self.replication_ping_ms}"
             raise InputError(f"{_shown('replication_timeout_ms')} is {silent}: it must be {wanted}")
         if 0 < (longest := self.retention_lifetime_ms_max) < self.retention_lifetime_ms_min:
             wanted = f"0, or at least retention_lifetime_ms_min, which is {self.retention_lifetime_ms_min}"
-            raise InputError(f"{_shown('retention_lifetime_ms_max')} is {longest}: it must be {wanted}")
+            raise InputError(
+                f"{_shown('retention_lifetime_ms_max')} is {longest}: it must be {wanted}"
+            )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -280,12 +309,21 @@ def _check(name: str, value: object, kind: type, allowed: AllowedRange | None) -
     """Raise `InputError` unless the value is of the kind, and within the range."""
     if allowed is not None:
         if type(value) is not int or not allowed.least <= value <= allowed.most:
-            raise InputError(f"{_shown(name)} is {value!r}: it must be a whole number from {allowed.least} to {allowed.most}")
+            raise InputError(
+                f"{_shown(name)} is {value!r}: it must be a whole number from {allowed.least} to {allowed.most}"
+            )
     elif kind is bool:
         if type(value) is not bool:
             raise InputError(f"{_shown(name)} is {value!r}: it must be True or False")
-    elif not isinstance(value, str) or not value.strip() or len(value) > NAME_MAX or not (value.isascii() and value.isprintable()):
-        raise InputError(f"{_shown(name)} is {value!r}: it must be 1 to {NAME_MAX} printable ASCII characters")
+    elif (
+        not isinstance(value, str)
+        or not value.strip()
+        or len(value) > NAME_MAX
+        or not (value.isascii() and value.isprintable())
+    ):
+        raise InputError(
+            f"{_shown(name)} is {value!r}: it must be 1 to {NAME_MAX} printable ASCII characters"
+        )
 
 
 def _shown(name: str) -> str:
@@ -297,7 +335,16 @@ def _parse(name: str, text: str, default: object) -> object:
     """`text` in the type of `default`."""
     try:
         if isinstance(default, bool):
-            return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[text.lower()]
+            return {
+                "1": True,
+                "true": True,
+                "yes": True,
+                "on": True,
+                "0": False,
+                "false": False,
+                "no": False,
+                "off": False,
+            }[text.lower()]
         if isinstance(default, int):
             return int(text)
         if isinstance(default, float):

@@ -32,8 +32,8 @@ StorageError
 ├─ StorageClosed              the store was closed
 └─ StorageCorrupt             an invariant of the store is broken
 
-Each class says what to do next. Instances carry the ids that are involved as attributes, and can be pickled, so that they
-cross process borders unchanged.
+Each class says what to do next. Instances carry the ids that are involved as attributes, and can be
+pickled, so that they cross process borders unchanged.
 """
 
 # ruff: noqa: N818 - a name says what happened; that it is an error, the tree says.
@@ -49,7 +49,9 @@ class StorageError(Exception):
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
-def _rebuild(cls: type[StorageError], args: tuple[object, ...], attributes: dict[str, object]) -> StorageError:
+def _rebuild(
+    cls: type[StorageError], args: tuple[object, ...], attributes: dict[str, object]
+) -> StorageError:
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(attributes)
@@ -76,8 +78,17 @@ class InvalidEvent(InputError):
 class InvalidSignature(InputError):
     """A signature is missing or does not fit: try another key of that server, else drop the event."""
 
-    def __init__(self, reason: str, *, event_id: str | None = None, server_name: str | None = None, key_id: str | None = None) -> None:
-        super().__init__(f"{event_id or 'event'}: signature of {server_name} with {key_id}: {reason}")
+    def __init__(
+        self,
+        reason: str,
+        *,
+        event_id: str | None = None,
+        server_name: str | None = None,
+        key_id: str | None = None,
+    ) -> None:
+        super().__init__(
+            f"{event_id or 'event'}: signature of {server_name} with {key_id}: {reason}"
+        )
         self.reason = reason
         self.event_id = event_id
         self.server_name = server_name
@@ -87,7 +98,8 @@ class InvalidSignature(InputError):
 class AuthDenied(InputError):
     """An authorisation rule refuses the event: keep it as rejected, it takes no effect.
 
-    `rule` is a short stable slug such as "member.join.banned"; `reason` gives the values that met it.
+    `rule` is a short stable slug such as "member.join.banned"; `reason` gives the values that met
+    it.
     """
 
     def __init__(self, reason: str, *, rule: str, event_id: str | None = None) -> None:
@@ -199,7 +211,10 @@ class ProtocolError(StorageError):
 
 
 class DatabaseError(StorageError):
-    """Postgres refused or failed. `sqlstate` is its code where it gave one; the driver's error is the __cause__."""
+    """Postgres refused or failed.
+
+    `sqlstate` is its code where it gave one; the driver's error is the __cause__.
+    """
 
     def __init__(self, reason: str, *, sqlstate: str | None = None) -> None:
         super().__init__(reason if sqlstate is None else f"{reason} (SQLSTATE {sqlstate})")
@@ -249,7 +264,8 @@ class ConstraintViolated(DatabaseError):
 class SchemaOutOfDate(StorageError):
     """The database has an older schema than this package can serve: run `room-storage migrate`.
 
-    ``rewritten``: its first migration has another text than this package's, so that no migration leads on from there: a new database is needed.
+    ``rewritten``: its first migration has another text than this package's, so that no migration
+    leads on from there: a new database is needed.
     """
 
     def __init__(self, *, found: str | None, wanted: str, rewritten: bool = False) -> None:
@@ -279,7 +295,10 @@ class SchemaTooNew(StorageError):
 
 
 class MigrationBlocked(StorageError):
-    """A step of a migration has to wait: do what the message names, then run the migration again. Nothing of the step was done."""
+    """A step of a migration has to wait: do what the message names, then run the migration again.
+
+    Nothing of the step was done.
+    """
 
     def __init__(self, reason: str, *, revision: str) -> None:
         super().__init__(f"the step {revision} has to wait: {reason}")
@@ -296,7 +315,10 @@ class StorageClosed(StorageError):
 
 
 class StorageCorrupt(StorageError):
-    """An invariant is broken: stop writing and run `room-storage verify`. `ids` names what contradicts what."""
+    """An invariant is broken: stop writing and run `room-storage verify`.
+
+    `ids` names what contradicts what.
+    """
 
     def __init__(self, reason: str, **ids: object) -> None:
         super().__init__(reason + "".join(f" {name}={value!r}" for name, value in ids.items()))

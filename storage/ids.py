@@ -1,6 +1,7 @@
 """Names for the ids and positions of this package, so that a type checker keeps them apart.
 
-Text at the border (what the Matrix protocol calls them), integers inside (what the tables call them).
+Text at the border (what the Matrix protocol calls them), integers inside (what the tables call
+them).
 """
 
 from typing import NewType
@@ -15,9 +16,13 @@ RoomNid = NewType("RoomNid", int)
 StateKeyNid = NewType("StateKeyNid", int)  # of an interned (type, state_key)
 PrincipalNid = NewType("PrincipalNid", int)  # of an interned user or server
 StateGroup = NewType("StateGroup", int)  # of one immutable state
-Audience = NewType("Audience", int)  # of one combination of history visibility and memberships, increasing per room
+Audience = NewType(
+    "Audience", int
+)  # of one combination of history visibility and memberships, increasing per room
 StreamOrdering = NewType("StreamOrdering", int)  # order of arrival, unique in the deployment
-TopologicalOrdering = NewType("TopologicalOrdering", int)  # causal order in a room, 1 for the create event
+TopologicalOrdering = NewType(
+    "TopologicalOrdering", int
+)  # causal order in a room, 1 for the create event
 
 StateKey = tuple[str, str]  # (type, state_key)
 

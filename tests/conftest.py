@@ -32,12 +32,15 @@ from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import MigrationOptions, migrate, migrate_before, scripts_directory
 from tests.postgres import chosen_binaries, with_database
 
-SERVER_CONFIG = Config(embedded_fsync=False, embedded_shared_buffers_mb=128, embedded_connections_max=200)
+SERVER_CONFIG = Config(
+    embedded_fsync=False, embedded_shared_buffers_mb=128, embedded_connections_max=200
+)
 
 _numbers = itertools.count(1)
 
 
-# ------------------------------------------------------------------------------------------------------------ the server
+# ------------------------------------------------------------------------------------------------------------
+# the server
 
 
 def _session_folder(config: pytest.Config, factory: pytest.TempPathFactory) -> Path:
@@ -47,13 +50,19 @@ def _session_folder(config: pytest.Config, factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="session")
-def server_dsn(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_dsn(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The maintenance database of the server under test."""
     given = os.environ.get("STORAGE_DSN")
     if given:
         yield given
         return
-    server = EmbeddedPostgres(_session_folder(pytestconfig, tmp_path_factory), config=SERVER_CONFIG, binaries=chosen_binaries())
+    server = EmbeddedPostgres(
+        _session_folder(pytestconfig, tmp_path_factory),
+        config=SERVER_CONFIG,
+        binaries=chosen_binaries(),
+    )
     yield server.start()
     server.stop()
 
@@ -65,7 +74,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         shutil.rmtree(base / "postgres", ignore_errors=True)
 
 
-# --------------------------------------------------------------------------------------------------------- the databases
+# ---------------------------------------------------------------------------------------------------------
+# the databases
 
 
 @pytest.fixture(scope="session")
@@ -78,16 +88,25 @@ async def _make_template(server_dsn: str) -> str:
     newer = os.environ.get("STORAGE_TEST_MIGRATIONS")
     folder = Path(newer) if newer else scripts_directory()
     scripts = sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".sql"})
-    name = "storage_test_" + hashlib.sha256(b"".join(path.read_bytes() for path in scripts)).hexdigest()[:16]
+    name = (
+        "storage_test_"
+        + hashlib.sha256(b"".join(path.read_bytes() for path in scripts)).hexdigest()[:16]
+    )
     connection = await asyncpg.connect(server_dsn)
     try:
         await connection.execute("SELECT pg_advisory_lock(hashtext('storage_test_template'))")
-        if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name):
+        if not await connection.fetchval(
+            "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name
+        ):
             await connection.execute(f"DROP DATABASE IF EXISTS {name}_new")
-            await connection.execute(f"CREATE DATABASE {name}_new TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'")
+            await connection.execute(
+                f"CREATE DATABASE {name}_new TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'"
+            )
             await migrate(with_database(server_dsn, f"{name}_new"))
             if newer:
-                await migrate_before(with_database(server_dsn, f"{name}_new"), how=MigrationOptions(scripts=folder))
+                await migrate_before(
+                    with_database(server_dsn, f"{name}_new"), how=MigrationOptions(scripts=folder)
+                )
             await connection.execute(f"ALTER DATABASE {name}_new RENAME TO {name}")
     finally:
         await connection.close()
@@ -99,7 +118,9 @@ async def _fresh_database(server_dsn: str, template: str, worker_id: str) -> Asy
     name = f"storage_test_{os.getpid()}_{worker_id}_{next(_numbers)}"
     connection = await asyncpg.connect(server_dsn)
     try:
-        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} ENCODING 'UTF8' LOCALE 'C' STRATEGY wal_log")
+        await connection.execute(
+            f"CREATE DATABASE {name} TEMPLATE {template} ENCODING 'UTF8' LOCALE 'C' STRATEGY wal_log"
+        )
         try:
             yield with_database(server_dsn, name)
         finally:
@@ -141,7 +162,11 @@ def shared_dsn(server_dsn: str, template_name: str, worker_id: str) -> Iterator[
     """One migrated database per worker that nobody writes to for good."""
     with asyncio.Runner() as runner:
         databases = AsyncExitStack()
-        yield runner.run(databases.enter_async_context(_fresh_database(server_dsn, template_name, f"{worker_id}_shared")))
+        yield runner.run(
+            databases.enter_async_context(
+                _fresh_database(server_dsn, template_name, f"{worker_id}_shared")
+            )
+        )
         runner.run(databases.aclose())
 
 
@@ -157,18 +182,25 @@ async def conn(shared_dsn: str) -> AsyncIterator[Connection]:
         await driver.close()
 
 
-# --------------------------------------------------------------------------------------------------------- names of cases
+# ---------------------------------------------------------------------------------------------------------
+# names of cases
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Name a case by a digest where its value is text that a command line cannot repeat. `make mutants` runs tests by their names."""
-    if not isinstance(val, (str, bytes)) or (isinstance(val, str) and re.fullmatch(r"[\w.@$!#:/+ -]*", val, re.ASCII) and len(val) < 80):
+    """Name a case by a digest where its value is text that a command line cannot repeat.
+
+    `make mutants` runs tests by their names.
+    """
+    if not isinstance(val, (str, bytes)) or (
+        isinstance(val, str) and re.fullmatch(r"[\w.@$!#:/+ -]*", val, re.ASCII) and len(val) < 80
+    ):
         return None
     written = val.encode("utf-8", "surrogatepass") if isinstance(val, str) else val
     return hashlib.sha256(written).hexdigest()[:8]
 
 
-# ------------------------------------------------------------------------------------------------------ stray exceptions
+# ------------------------------------------------------------------------------------------------------
+# stray exceptions
 
 
 class _Stray(logging.Handler):

@@ -4,7 +4,8 @@ async with Pair() as pair:
     … open stores on `pair.dsn` …
     await pair.caught_up()          # the standby has all that is committed
     await pair.detach()             # and gets nothing from now on
-    await pair.fail_over()          # the primary is gone, the standby serves behind the same address
+    await pair.fail_over()          # the primary is gone, the standby serves behind the same
+                                    address
 """
 
 import asyncio
@@ -52,7 +53,9 @@ class ReplicatedPair:
 
     async def _begin(self) -> None:
         self.primary = await self._started("first")
-        await ask(self.primary.dsn, "CREATE DATABASE rooms TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'")
+        await ask(
+            self.primary.dsn, "CREATE DATABASE rooms TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'"
+        )
         await migrate(self.rooms(self.primary))
         await asyncio.to_thread(self._copy)
         self.standby = await self._started("second")
@@ -71,7 +74,11 @@ class ReplicatedPair:
         return with_database(server.dsn, "rooms")
 
     async def _started(self, name: str) -> EmbeddedPostgres:
-        server = EmbeddedPostgres(self._account.make_directory(self._folder / name), config=self._config, binaries=chosen_binaries())
+        server = EmbeddedPostgres(
+            self._account.make_directory(self._folder / name),
+            config=self._config,
+            binaries=chosen_binaries(),
+        )
         self._stack.push_async_callback(asyncio.to_thread, server.stop)
         await asyncio.to_thread(server.start)
         return server
@@ -81,8 +88,29 @@ class ReplicatedPair:
         target = self._account.make_directory(self._folder / "second") / "postgresql"
         socket = unix_socket_of(self.primary.dsn).parent
         program = client_programs() / "pg_basebackup"
-        command = [program, "-D", target, "-h", socket, "-p", "5432", "-U", "postgres", "-X", "stream", "-c", "fast", "--no-sync", "-R"]
-        subprocess.run(list(map(str, command)), check=True, capture_output=True, env={**os.environ, "LC_ALL": "C"})
+        command = [
+            program,
+            "-D",
+            target,
+            "-h",
+            socket,
+            "-p",
+            "5432",
+            "-U",
+            "postgres",
+            "-X",
+            "stream",
+            "-c",
+            "fast",
+            "--no-sync",
+            "-R",
+        ]
+        subprocess.run(
+            list(map(str, command)),
+            check=True,
+            capture_output=True,
+            env={**os.environ, "LC_ALL": "C"},
+        )
         self._own(target)
 
     def _own(self, target: Path) -> None:
@@ -94,12 +122,16 @@ class ReplicatedPair:
     async def caught_up(self) -> None:
         """Wait until the standby has replayed all that is committed."""
         at = await value(self.primary.dsn, "SELECT pg_current_wal_flush_lsn()::text")
-        while not await value(self.standby.dsn, "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", at):
+        while not await value(
+            self.standby.dsn, "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", at
+        ):
             pass
 
     async def detach(self) -> None:
         """The standby receives nothing more: what is committed from now on is lost if it is promoted."""
-        await ask(self.standby.dsn, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+        await ask(
+            self.standby.dsn, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"
+        )
         while await value(self.standby.dsn, "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver)"):
             pass
 

@@ -47,9 +47,13 @@ def with_database(dsn: str, name: str) -> str:
 async def others_ended(database: Database) -> None:
     """Whatever is under way now has ended, in any database of the server: other tests write too.
 
-    What was written while another transaction is under way counts as new (`storage.maintenance.xmin_horizon`), and is not collected.
+    What was written while another transaction is under way counts as new
+    (`storage.maintenance.xmin_horizon`), and is not collected.
     """
     async with database.connection() as conn:
         now = await conn.fetchval("SELECT pg_current_xact_id()::text::bigint")
-        while await conn.fetchval("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint") <= now:
+        while (
+            await conn.fetchval("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+            <= now
+        ):
             pass

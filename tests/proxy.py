@@ -5,7 +5,8 @@
             eater.eat("answer")     # the next COMMIT is done, and nobody learns of it
             eater.eat("request")    # the next COMMIT never arrives
 
-It understands nothing but the text of a simple query, which is how `Database.transaction` sends COMMIT.
+It understands nothing but the text of a simple query, which is how `Database.transaction` sends
+COMMIT.
 """
 
 import asyncio
@@ -45,9 +46,15 @@ class CommitEater:
         """Lose the next COMMIT's answer, or the COMMIT itself; the connection ends in both cases."""
         self._next = what
 
-    async def _serve(self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter
+    ) -> None:
         host, port = self._target
-        connect = asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}") if host.startswith("/") else asyncio.open_connection(host, port)
+        connect = (
+            asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
+            if host.startswith("/")
+            else asyncio.open_connection(host, port)
+        )
         server_reader, server = await connect
         back = asyncio.create_task(_pass_on(server_reader, client))
         try:
@@ -64,7 +71,13 @@ class CommitEater:
             client.transport.abort()
             server.transport.abort()
 
-    async def _lose(self, data: bytes, reader: asyncio.StreamReader, server: asyncio.StreamWriter, back: "asyncio.Task[None]") -> None:
+    async def _lose(
+        self,
+        data: bytes,
+        reader: asyncio.StreamReader,
+        server: asyncio.StreamWriter,
+        back: "asyncio.Task[None]",
+    ) -> None:
         """Stop passing answers on; if the answer is to be lost, let the server finish first."""
         what, self._next = self._next, None
         self.eaten += 1

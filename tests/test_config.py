@@ -15,13 +15,20 @@ from storage.testing import RoomBuilder
 
 
 def test_the_environment_changes_what_it_names() -> None:
-    config = Config.from_env({"STORAGE_POOL_SIZE_MAX": "3", "STORAGE_EMBEDDED_FSYNC": "off", "STORAGE_DSN": "ignored"})
+    config = Config.from_env(
+        {"STORAGE_POOL_SIZE_MAX": "3", "STORAGE_EMBEDDED_FSYNC": "off", "STORAGE_DSN": "ignored"}
+    )
     assert config == Config(pool_size_max=3, embedded_fsync=False)
     assert Config.from_env({}) == Config()
 
 
 @pytest.mark.parametrize(
-    "name,value", [("STORAGE_POOL_SIZE_MAX", "three"), ("STORAGE_POOL_SIZE_MAX", ""), ("STORAGE_EMBEDDED_FSYNC", "maybe")]
+    "name,value",
+    [
+        ("STORAGE_POOL_SIZE_MAX", "three"),
+        ("STORAGE_POOL_SIZE_MAX", ""),
+        ("STORAGE_EMBEDDED_FSYNC", "maybe"),
+    ],
 )
 def test_a_value_of_another_type_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(InputError, match=name):
@@ -31,15 +38,31 @@ def test_a_value_of_another_type_is_refused_by_name(name: str, value: str) -> No
 def wrong_values() -> Iterator[tuple[str, object]]:
     """Of each field what is just outside of its range, and what is of another type."""
     for name, (kind, allowed) in module.ALLOWED.items():
-        values: tuple[object, ...] = (None, 7, "", "x" * 41, "naïve", "nul\0") if kind is str else (None, 1, 0, "True")
+        values: tuple[object, ...] = (
+            (None, 7, "", "x" * 41, "naïve", "nul\0") if kind is str else (None, 1, 0, "True")
+        )
         if allowed is not None:
-            values = (allowed.least - 1, allowed.most + 1, -(1 << 70), 1 << 70, None, True, 1.5, "5", float("nan"))
+            values = (
+                allowed.least - 1,
+                allowed.most + 1,
+                -(1 << 70),
+                1 << 70,
+                None,
+                True,
+                1.5,
+                "5",
+                float("nan"),
+            )
         yield from ((name, value) for value in values)
 
 
 def test_every_field_is_checked() -> None:
     assert module.ALLOWED.keys() == {field.name for field in fields(Config)}
-    assert {name for name, (kind, allowed) in module.ALLOWED.items() if (kind is int) != (allowed is not None)} == set()
+    assert {
+        name
+        for name, (kind, allowed) in module.ALLOWED.items()
+        if (kind is int) != (allowed is not None)
+    } == set()
 
 
 @pytest.mark.parametrize("name, value", list(wrong_values()))
@@ -48,18 +71,34 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> No
         Config(**{name: value})  # type: ignore[arg-type]
     told, allowed = str(caught.value), module.ALLOWED[name][1]
     assert told.startswith(f"{name} (STORAGE_{name.upper()}) is {value!r}: it must be ")
-    assert allowed is None or told.endswith(f"a whole number from {allowed.least} to {allowed.most}")
+    assert allowed is None or told.endswith(
+        f"a whole number from {allowed.least} to {allowed.most}"
+    )
 
 
-@pytest.mark.parametrize("name", [name for name, (_, allowed) in module.ALLOWED.items() if allowed is not None])
+@pytest.mark.parametrize(
+    "name", [name for name, (_, allowed) in module.ALLOWED.items() if allowed is not None]
+)
 def test_both_ends_of_a_range_are_allowed(name: str) -> None:
     allowed = module.ALLOWED[name][1]
     assert allowed is not None
-    small = {"replication_ping_ms": 1, "retry_delay_ms_first": 0, "gap_retry_ms_first": 1, "replication_retry_ms_first": 0}
-    large = {"replication_timeout_ms": 2_000_000_000, "retry_delay_ms_max": 2_000_000_000, "gap_retry_ms_max": 2_000_000_000}
+    small = {
+        "replication_ping_ms": 1,
+        "retry_delay_ms_first": 0,
+        "gap_retry_ms_first": 1,
+        "replication_retry_ms_first": 0,
+    }
+    large = {
+        "replication_timeout_ms": 2_000_000_000,
+        "retry_delay_ms_max": 2_000_000_000,
+        "gap_retry_ms_max": 2_000_000_000,
+    }
     large |= {"replication_retry_ms_max": 2_000_000_000, "retention_lifetime_ms_min": 0}
     for value in (allowed.least, allowed.most):
-        if (name, value) not in {("replication_ping_ms", allowed.most), ("replication_timeout_ms", allowed.least)}:  # the two never meet
+        if (name, value) not in {
+            ("replication_ping_ms", allowed.most),
+            ("replication_timeout_ms", allowed.least),
+        }:  # the two never meet
             assert getattr(Config(**{**small, **large, name: value}), name) == value  # type: ignore[arg-type]
 
 
@@ -75,8 +114,14 @@ def test_both_ends_of_a_range_are_allowed(name: str) -> None:
             "retry_delay_ms_first .* is 9: .* not be larger than retry_delay_ms_max, which is 8",
         ),
         ({"gap_retry_ms_first": 9, "gap_retry_ms_max": 8}, "gap_retry_ms_first"),
-        ({"replication_retry_ms_first": 9, "replication_retry_ms_max": 8}, "replication_retry_ms_first"),
-        ({"retention_lifetime_ms_max": 5}, "retention_lifetime_ms_max .* is 5: it must be 0, or at least retention_lifetime_ms_min"),
+        (
+            {"replication_retry_ms_first": 9, "replication_retry_ms_max": 8},
+            "replication_retry_ms_first",
+        ),
+        (
+            {"retention_lifetime_ms_max": 5},
+            "retention_lifetime_ms_max .* is 5: it must be 0, or at least retention_lifetime_ms_min",
+        ),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(wrong: dict[str, int], told: str) -> None:
@@ -85,7 +130,9 @@ def test_fields_that_contradict_each_other_are_refused(wrong: dict[str, int], to
 
 
 def test_the_environment_is_checked_too() -> None:
-    with pytest.raises(InputError, match=r"STORAGE_WRITER_BATCH_MAX\) is 0: it must be a whole number from 1 to"):
+    with pytest.raises(
+        InputError, match=r"STORAGE_WRITER_BATCH_MAX\) is 0: it must be a whole number from 1 to"
+    ):
         Config.from_env({"STORAGE_WRITER_BATCH_MAX": "0"})
     with pytest.raises(InputError, match="STORAGE_FOLLOW_MS"):
         Config.from_env({"STORAGE_FOLLOW_MS": "9" * 5_000})
@@ -93,20 +140,32 @@ def test_the_environment_is_checked_too() -> None:
 
 async def test_the_least_sizes_work(dsn: str) -> None:
     """What counts something is as small as it may be; times are left as they are, as statements take some."""
-    sizes: dict[str, Any] = {name: at.least for name, (_, at) in module.ALLOWED.items() if at is not None and "_ms" not in name}
+    sizes: dict[str, Any] = {
+        name: at.least
+        for name, (_, at) in module.ALLOWED.items()
+        if at is not None and "_ms" not in name
+    }
     room = RoomBuilder("11", sign=False)
     room.start("@alice:s1.test")
     said = room.message("@alice:s1.test")
-    async with storage.open(dsn, server_name="s1.test", config=Config(cache_reads=True, **sizes)) as store:
+    async with storage.open(
+        dsn, server_name="s1.test", config=Config(cache_reads=True, **sizes)
+    ) as store:
         for pdu in room.pdus:
-            assert {result.outcome for result in await store.append([pdu], room_version="11")} == {"stored"}
+            assert {result.outcome for result in await store.append([pdu], room_version="11")} == {
+                "stored"
+            }
         first = await store.sync("@alice:s1.test")
-        assert [event.event_id for event in first.join[room.room_id].timeline.events] == [said.event_id]
+        assert [event.event_id for event in first.join[room.room_id].timeline.events] == [
+            said.event_id
+        ]
         assert len(await store.backfill(room.room_id, [said.event_id], 100)) == 1
         again = room.message("@alice:s1.test")
         await store.append([again.pdu])
         news = await store.sync("@alice:s1.test", since=first.next_batch, timeout_ms=1_000)
-        assert [event.event_id for event in news.join[room.room_id].timeline.events] == [again.event_id]
+        assert [event.event_id for event in news.join[room.room_id].timeline.events] == [
+            again.event_id
+        ]
 
 
 def test_a_config_does_not_change() -> None:
@@ -115,11 +174,15 @@ def test_a_config_does_not_change() -> None:
 
 
 def test_each_field_is_explained() -> None:
-    classes = [node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef)]
+    classes = [
+        node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef)
+    ]
     [definition] = [node for node in classes if node.name == "Config"]
     explained = {
         field.target.id
         for field, text in zip(definition.body, definition.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
     }
     assert {field.name for field in fields(Config)} == explained

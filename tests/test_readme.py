@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_quick_start_runs(dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_quick_start_runs(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     program, *_ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     opened = storage.open
     monkeypatch.setattr(storage, "open", lambda **how: opened(dsn, **how))
@@ -27,7 +29,9 @@ def test_the_quick_start_runs(dsn: str, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_its_files_exist() -> None:
-    named = set(re.findall(r"`((?:storage|tests|migrations|benchmarks)/[\w/.]*)`", README)) - {"benchmarks/results"}
+    named = set(re.findall(r"`((?:storage|tests|migrations|benchmarks)/[\w/.]*)`", README)) - {
+        "benchmarks/results"
+    }
     assert len(named) > 15
     assert [name for name in named if not (ROOT / name).exists()] == []
     short = set(re.findall(r"`((?:persist|event|streams|queries)/[\w/]+\.py)`", README))
@@ -37,4 +41,6 @@ def test_its_files_exist() -> None:
 
 def test_its_commands_exist() -> None:
     named = set(re.findall(r"^ +(?:cat .* \| )?room-storage ([\w-]+)", README, re.MULTILINE))
-    assert named == {one.name for one in app.registered_commands} | {one.name for one in app.registered_groups}
+    assert named == {one.name for one in app.registered_commands} | {
+        one.name for one in app.registered_groups
+    }

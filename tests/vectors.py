@@ -1,7 +1,8 @@
 """Where the published conformance vectors are.
 
-They belong to other Matrix projects and are not part of this repository: $STORAGE_VECTORS names their folder, else it is
-`../shared/vectors` from the project root. Without them the tests that need them are skipped.
+They belong to other Matrix projects and are not part of this repository: $STORAGE_VECTORS names
+their folder, else it is `../shared/vectors` from the project root. Without them the tests that need
+them are skipped.
 """
 
 import json
@@ -21,7 +22,9 @@ def vectors_folder() -> Path:
     if named and not folder.is_dir():
         raise FileNotFoundError(f"STORAGE_VECTORS={named} is no folder")
     if not folder.is_dir():
-        pytest.skip(f"no conformance vectors in {folder}; set STORAGE_VECTORS", allow_module_level=True)
+        pytest.skip(
+            f"no conformance vectors in {folder}; set STORAGE_VECTORS", allow_module_level=True
+        )
     return folder
 
 

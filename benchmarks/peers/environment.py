@@ -29,7 +29,11 @@ def interpreter() -> Path:
 
 def _folder() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "room-storage" / f"peer-{REQUIREMENTS[0].replace('==', '-')}-py{sys.version_info.major}.{sys.version_info.minor}"
+    return (
+        cache
+        / "room-storage"
+        / f"peer-{REQUIREMENTS[0].replace('==', '-')}-py{sys.version_info.major}.{sys.version_info.minor}"
+    )
 
 
 def _make(folder: Path) -> None:
@@ -38,5 +42,16 @@ def _make(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     own = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     venv.create(own, with_pip=True)
-    subprocess.run([own / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS], check=True)
+    subprocess.run(
+        [
+            own / "bin" / "python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            *REQUIREMENTS,
+        ],
+        check=True,
+    )
     folder.symlink_to(own.name, target_is_directory=True)

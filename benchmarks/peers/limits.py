@@ -6,13 +6,17 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-RAW_TABLE: Final = """CREATE TABLE raw (event_id text COLLATE "C" PRIMARY KEY, json bytea NOT NULL)"""
+RAW_TABLE: Final = (
+    """CREATE TABLE raw (event_id text COLLATE "C" PRIMARY KEY, json bytea NOT NULL)"""
+)
 RAW_ONE: Final = "INSERT INTO raw (event_id, json) VALUES ($1::text, $2::bytea)"
 RAW_MANY: Final = "INSERT INTO raw SELECT * FROM unnest($1::text[], $2::bytea[])"
 BARE_COMMIT: Final = "SELECT pg_logical_emit_message(true, 'bench', 'x')"
 POINT: Final = "SELECT json FROM raw WHERE event_id = $1::text"
 RANGE: Final = "SELECT json FROM raw WHERE event_id >= $1::text ORDER BY event_id LIMIT $2::bigint"
-RANGE_OF_IDS: Final = "SELECT event_id FROM raw WHERE event_id >= $1::text ORDER BY event_id LIMIT $2::bigint"
+RANGE_OF_IDS: Final = (
+    "SELECT event_id FROM raw WHERE event_id >= $1::text ORDER BY event_id LIMIT $2::bigint"
+)
 
 
 class Ids:
@@ -47,15 +51,21 @@ async def measured(pool: Any, pdus: Sequence[bytes], times: int) -> dict[str, fl
     ids = Ids.take(len(pdus))
     async with pool.acquire() as connection:
         start = time.perf_counter()
-        await connection.copy_records_to_table("raw", records=zip(ids, pdus, strict=True), columns=("event_id", "json"))
+        await connection.copy_records_to_table(
+            "raw", records=zip(ids, pdus, strict=True), columns=("event_id", "json")
+        )
         copied = len(pdus) / (time.perf_counter() - start)
         await connection.execute("VACUUM ANALYZE raw")
         commit, point, span = [await connection.prepare(sql) for sql in (BARE_COMMIT, POINT, RANGE)]
         return {
             "copy_rows_per_second": round(copied),
             "commit_ms": await _median(commit.fetch, [()] * times),
-            "point_select_ms": await _median(point.fetch, [(ids[number % len(ids)],) for number in range(times)]),
-            "index_range_100_ms": await _median(span.fetch, [(ids[number % max(len(ids) - 100, 1)], 100) for number in range(times)]),
+            "point_select_ms": await _median(
+                point.fetch, [(ids[number % len(ids)],) for number in range(times)]
+            ),
+            "index_range_100_ms": await _median(
+                span.fetch, [(ids[number % max(len(ids) - 100, 1)], 100) for number in range(times)]
+            ),
         }
 
 
@@ -71,7 +81,9 @@ async def index_range(pool: Any, rows: int, *, bodies: bool) -> float:
     return taken
 
 
-async def _median(ask: Callable[..., Awaitable[object]], arguments: Sequence[Sequence[object]]) -> float:
+async def _median(
+    ask: Callable[..., Awaitable[object]], arguments: Sequence[Sequence[object]]
+) -> float:
     taken = []
     for given in arguments:
         start = time.perf_counter()

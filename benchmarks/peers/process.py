@@ -58,7 +58,10 @@ class SynapseProcess:
         with path.open("w", encoding="utf-8") as file:
             for number, batches in enumerate(clients):
                 for batch in batches:
-                    file.write(json.dumps({"client": number, "pdus": [pdu.decode() for pdu in batch]}) + "\n")
+                    file.write(
+                        json.dumps({"client": number, "pdus": [pdu.decode() for pdu in batch]})
+                        + "\n"
+                    )
         await self.ask("load", path=str(path))
 
 
@@ -69,8 +72,12 @@ async def synapse(dsn: str, server_name: str) -> AsyncIterator[SynapseProcess]:
     name = f"peer_{time.monotonic_ns()}"
     connection = await asyncpg.connect(dsn)
     try:
-        await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C'")
-        with tempfile.TemporaryDirectory(prefix="room-storage-peer-", ignore_cleanup_errors=True) as folder:
+        await connection.execute(
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C'"
+        )
+        with tempfile.TemporaryDirectory(
+            prefix="room-storage-peer-", ignore_cleanup_errors=True
+        ) as folder:
             peer = await _launch(python, with_database(dsn, name), Path(folder), server_name)
             try:
                 await peer.answer()

@@ -100,7 +100,9 @@ async def store(sides: Sides, world: PeerRooms) -> dict[str, Any]:
     assert sides.peer is not None
     told = {}
     for name, rooms in (("small rooms", world.small), ("a large room", [world.hall])):
-        told[name] = await whole.store(sides, [whole.Whole(room.room_id, world.unsent(room)) for room in rooms])
+        told[name] = await whole.store(
+            sides, [whole.Whole(room.room_id, world.unsent(room)) for room in rooms]
+        )
     await sides.peer.ask("register", user_id=ME)
     await sides.peer.ask("settle", quiet_seconds=2.0, timeout_seconds=60.0)
     for look in sides.looks.values():
@@ -108,7 +110,8 @@ async def store(sides: Sides, world: PeerRooms) -> dict[str, Any]:
     return told
 
 
-# ------------------------------------------------------------------------------------------------------------ the questions
+# ------------------------------------------------------------------------------------------------------------
+# the questions
 
 
 Prepare = Callable[[Sides, PeerRooms, int], Awaitable[ReadPair]]
@@ -147,7 +150,9 @@ async def _incremental(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     return _sync(sides, ours.next_batch, theirs["token"], 10)
 
 
-async def _initial(sides: Sides, _world: PeerRooms, _number: int) -> ReadPair:  # the same every round
+async def _initial(
+    sides: Sides, _world: PeerRooms, _number: int
+) -> ReadPair:  # the same every round
     return _sync(sides, None, None, TIMELINE)
 
 
@@ -156,7 +161,9 @@ def _sync(sides: Sides, since: str | None, their_since: str | None, limit: int) 
         answer = await sides.store.sync(ME, since=since, timeline_limit=limit)
         return {room: _parsed(joined.timeline.events) for room, joined in answer.join.items()}
 
-    return ReadPair(ours, "sync", {"user_id": ME, "since": their_since, "limit": limit}, _equal, bodies=True)
+    return ReadPair(
+        ours, "sync", {"user_id": ME, "since": their_since, "limit": limit}, _equal, bodies=True
+    )
 
 
 def _old(world: PeerRooms, number: int) -> EventId:
@@ -172,14 +179,18 @@ async def _page(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     room, start, end = RoomId(world.hall.room_id), None, None
     for _ in range(number % 4 + 1):
         start = (await sides.store.messages(room, ME, from_=start, limit=BATCH)).end
-        told = await sides.peer.ask("ask", what="messages", room_id=room, user_id=ME, start=end, limit=BATCH)
+        told = await sides.peer.ask(
+            "ask", what="messages", room_id=room, user_id=ME, start=end, limit=BATCH
+        )
         end = told["answer"]["end"]
 
     async def ours() -> list[EventId]:
         return _parsed((await sides.store.messages(room, ME, from_=start, limit=BATCH)).chunk)
 
     given = {"room_id": room, "user_id": ME, "start": end, "limit": BATCH}
-    return ReadPair(ours, "messages", given, lambda mine, told: bool(mine == told["ids"]), bodies=True)
+    return ReadPair(
+        ours, "messages", given, lambda mine, told: bool(mine == told["ids"]), bodies=True
+    )
 
 
 async def _backfill(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
@@ -188,16 +199,30 @@ async def _backfill(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     async def ours() -> list[EventId]:
         return _parsed(await sides.store.backfill(room, [event], BATCH, server_name=SERVERS[1]))
 
-    return ReadPair(ours, "backfill", {"room_id": room, "event_id": event, "limit": BATCH, "server": SERVERS[1]}, _same_set, bodies=True)
+    return ReadPair(
+        ours,
+        "backfill",
+        {"room_id": room, "event_id": event, "limit": BATCH, "server": SERVERS[1]},
+        _same_set,
+        bodies=True,
+    )
 
 
 async def _missing(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     room, event = RoomId(world.hall.room_id), _old(world, number)
 
     async def ours() -> list[EventId]:
-        return _parsed(await sides.store.missing_events(room, [], [event], limit=20, server_name=SERVERS[1]))
+        return _parsed(
+            await sides.store.missing_events(room, [], [event], limit=20, server_name=SERVERS[1])
+        )
 
-    return ReadPair(ours, "missing", {"room_id": room, "event_id": event, "limit": 20, "server": SERVERS[1]}, _same_set, bodies=True)
+    return ReadPair(
+        ours,
+        "missing",
+        {"room_id": room, "event_id": event, "limit": 20, "server": SERVERS[1]},
+        _same_set,
+        bodies=True,
+    )
 
 
 async def _state_before(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
@@ -206,7 +231,9 @@ async def _state_before(sides: Sides, world: PeerRooms, number: int) -> ReadPair
     async def ours() -> list[EventId]:
         return list((await sides.store.state_before(event)).values())
 
-    return ReadPair(ours, "state_before", {"room_id": world.hall.room_id, "event_id": event}, _same_set)
+    return ReadPair(
+        ours, "state_before", {"room_id": world.hall.room_id, "event_id": event}, _same_set
+    )
 
 
 async def _state_ids(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
@@ -215,25 +242,48 @@ async def _state_ids(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     def same(mine: StateIds, told: Any) -> bool:
         return mine.state_ids == set(told["state"]) and mine.auth_chain_ids == set(told["chain"])
 
-    return ReadPair(lambda: sides.store.state_ids(event), "state_ids", {"room_id": world.hall.room_id, "event_id": event}, same)
+    return ReadPair(
+        lambda: sides.store.state_ids(event),
+        "state_ids",
+        {"room_id": world.hall.room_id, "event_id": event},
+        same,
+    )
 
 
-async def _auth_chain(sides: Sides, world: PeerRooms, _number: int) -> ReadPair:  # the same every round
+async def _auth_chain(
+    sides: Sides, world: PeerRooms, _number: int
+) -> ReadPair:  # the same every round
     room = RoomId(world.hall.room_id)
     ids = list((await sides.store.current_state(room)).values())
-    return ReadPair(lambda: sides.store.auth_chain_ids(ids), "auth_chain", {"room_id": room, "event_ids": ids}, _same_set)
+    return ReadPair(
+        lambda: sides.store.auth_chain_ids(ids),
+        "auth_chain",
+        {"room_id": room, "event_ids": ids},
+        _same_set,
+    )
 
 
 async def _auth_difference(sides: Sides, world: PeerRooms, number: int) -> ReadPair:
     """Theirs counts an event to its own chain, ours does not, as the specification has it; with the differing events both are the same."""
     room = RoomId(world.hall.room_id)
-    old, now = [list(one.values()) for one in (await sides.store.state_before(_old(world, number)), await sides.store.current_state(room))]
+    old, now = [
+        list(one.values())
+        for one in (
+            await sides.store.state_before(_old(world, number)),
+            await sides.store.current_state(room),
+        )
+    ]
     differ = set(old) ^ set(now)
 
     def same(mine: Any, told: Any) -> bool:
         return bool(set(mine) | differ == set(told) | differ)
 
-    return ReadPair(lambda: sides.store.auth_chain_difference([old, now]), "auth_difference", {"room_id": room, "sets": [old, now]}, same)
+    return ReadPair(
+        lambda: sides.store.auth_chain_difference([old, now]),
+        "auth_difference",
+        {"room_id": room, "sets": [old, now]},
+        same,
+    )
 
 
 def _equal(mine: Any, told: Any) -> bool:
@@ -244,7 +294,8 @@ def _same_set(mine: Any, told: Any) -> bool:
     return set(mine) == set(told)
 
 
-# ----------------------------------------------------------------------------------------------------------------- measuring
+# -----------------------------------------------------------------------------------------------------------------
+# measuring
 
 
 @dataclass(slots=True)
@@ -272,7 +323,11 @@ class ReadCost:
 
 async def measure(sides: Sides, world: PeerRooms, prepare: Prepare, rounds: int) -> dict[str, Any]:
     """Rounds of ours, theirs with empty caches, and both again."""
-    asked, bare, rows = {name: ReadCost() for name in ("ours", "ours_again", "synapse_cold", "synapse_warm")}, list[float](), 0
+    asked, bare, rows = (
+        {name: ReadCost() for name in ("ours", "ours_again", "synapse_cold", "synapse_warm")},
+        list[float](),
+        0,
+    )
     for number in range(-2, rounds):  # two to warm up
         pair = await prepare(sides, world, number + 2)
         await _settled(sides)
@@ -280,18 +335,26 @@ async def measure(sides: Sides, world: PeerRooms, prepare: Prepare, rounds: int)
         mine, again = await _ours(sides, pair, into)
         cold, warm = await _theirs(sides, pair, into)
         if not (pair.same(mine, cold) and pair.same(mine, warm) and pair.same(again, warm)):
-            raise AssertionError(f"{pair.what}: the answers differ: {str(mine)[:600]} and {str(cold)[:600]}")
+            raise AssertionError(
+                f"{pair.what}: the answers differ: {str(mine)[:600]} and {str(cold)[:600]}"
+            )
         rows = _rows(mine)
         taken = await limits.index_range(sides.raw, rows, bodies=pair.bodies)
         bare += [taken] if number >= 0 else []
-    return _told(asked) | {"rows": rows, "limit": {"ms": percentiles(bare, factor=1_000)}} | _share(bare, asked["ours"])
+    return (
+        _told(asked)
+        | {"rows": rows, "limit": {"ms": percentiles(bare, factor=1_000)}}
+        | _share(bare, asked["ours"])
+    )
 
 
 async def _ours(sides: Sides, pair: ReadPair, into: dict[str, ReadCost]) -> tuple[Any, Any]:
     """The first answer, and that to the same question again."""
     await pair.ours()
     sides.store.caches.states.forget(None)
-    return await _ask_here(sides, pair.ours, into["ours"]), await _ask_here(sides, pair.ours, into["ours_again"])
+    return await _ask_here(sides, pair.ours, into["ours"]), await _ask_here(
+        sides, pair.ours, into["ours_again"]
+    )
 
 
 async def _theirs(sides: Sides, pair: ReadPair, into: dict[str, ReadCost]) -> tuple[Any, Any]:
@@ -305,11 +368,19 @@ def _rows(answer: Any) -> int:
     """The events, or ids, of an answer."""
     if isinstance(answer, dict):
         return sum(map(len, answer.values()))
-    return len(answer.state_ids) + len(answer.auth_chain_ids) if isinstance(answer, StateIds) else len(answer)
+    return (
+        len(answer.state_ids) + len(answer.auth_chain_ids)
+        if isinstance(answer, StateIds)
+        else len(answer)
+    )
 
 
 def _share(bare: list[float], ours: ReadCost) -> dict[str, Any]:
-    return {"share_of_limit": spread([limit / own for limit, own in zip(bare, ours.clock, strict=True)], digits=3)}
+    return {
+        "share_of_limit": spread(
+            [limit / own for limit, own in zip(bare, ours.clock, strict=True)], digits=3
+        )
+    }
 
 
 async def _ask_here(sides: Sides, ask: Callable[[], Awaitable[Any]], into: ReadCost) -> Any:
@@ -342,15 +413,20 @@ def _note(into: ReadCost, told: dict[str, Any], postgres: float) -> None:
 
 
 def _told(asked: dict[str, ReadCost]) -> dict[str, Any]:
-    told: dict[str, Any] = {name: side.told() for name, side in asked.items()} | {"rounds": len(asked["ours"].clock)}
+    told: dict[str, Any] = {name: side.told() for name, side in asked.items()} | {
+        "rounds": len(asked["ours"].clock)
+    }
     for name, mine in (("cold", asked["ours"]), ("warm", asked["ours_again"])):
         theirs = asked[f"synapse_{name}"]
-        told[f"ratio_{name}"] = spread([other / own for own, other in zip(mine.clock, theirs.clock, strict=True)], digits=2)
+        told[f"ratio_{name}"] = spread(
+            [other / own for own, other in zip(mine.clock, theirs.clock, strict=True)], digits=2
+        )
         told[f"cpu_ratio_{name}"] = round(theirs.cpu() / mine.cpu(), 2)
     return told
 
 
-# ------------------------------------------------------------------------------------------------------------------- a merge
+# -------------------------------------------------------------------------------------------------------------------
+# a merge
 
 
 async def merges(sides: Sides, world: PeerRooms, rounds: int) -> dict[str, Any]:
@@ -378,11 +454,16 @@ async def merges(sides: Sides, world: PeerRooms, rounds: int) -> dict[str, Any]:
         _note(into[f"synapse_{name}"], told, used.backends)
         world.hall.message(ME, f"merged {number}")
         await _both(sides, world.unsent(world.hall))
-    told = {name: side.told() for name, side in asked.items()} | {"rounds": rounds, "limit": {"ms": percentiles(bare, factor=1_000)}}
+    told = {name: side.told() for name, side in asked.items()} | {
+        "rounds": rounds,
+        "limit": {"ms": percentiles(bare, factor=1_000)},
+    }
     told |= _share(bare, asked["ours"])
     for name, own in ours.items():
         theirs = asked[f"synapse_{name}"].clock
-        told[f"ratio_{name}"] = spread([other / mine for mine, other in zip(own, theirs, strict=True)], digits=2)
+        told[f"ratio_{name}"] = spread(
+            [other / mine for mine, other in zip(own, theirs, strict=True)], digits=2
+        )
         told[f"cpu_ratio_{name}"] = round(asked[f"synapse_{name}"].cpu() / asked["ours"].cpu(), 2)
     return told
 

@@ -27,7 +27,12 @@ from synapse.config.homeserver import HomeServerConfig
 from synapse.events.snapshot import UnpersistedEventContext
 from synapse.federation.federation_base import event_from_pdu_json
 from synapse.handlers.sync import SyncConfig
-from synapse.logging.context import LoggingContext, defer_to_thread, make_deferred_yieldable, run_in_background
+from synapse.logging.context import (
+    LoggingContext,
+    defer_to_thread,
+    make_deferred_yieldable,
+    run_in_background,
+)
 from synapse.storage.database import DatabasePool, LoggingTransaction
 from synapse.streams.config import PaginationConfig
 from synapse.types import StreamToken, UserID, create_requester
@@ -55,7 +60,10 @@ LOGGING: Final = "version: 1\ndisable_existing_loggers: false\nroot: {level: WAR
 
 
 class CountedStatements:
-    """Statements and transactions so far. One call that sends several pages of rows counts as one statement."""
+    """Statements and transactions so far.
+
+    One call that sends several pages of rows counts as one statement.
+    """
 
     statements = 0
     transactions = 0
@@ -83,8 +91,14 @@ def measured(answer: Answer) -> Iterator[None]:
     statements, transactions = CountedStatements.statements, CountedStatements.transactions
     cpu, clock = time.process_time(), time.perf_counter()
     yield
-    answer["seconds"], answer["python_seconds"] = time.perf_counter() - clock, time.process_time() - cpu
-    answer["statements"], answer["transactions"] = CountedStatements.statements - statements, CountedStatements.transactions - transactions
+    answer["seconds"], answer["python_seconds"] = (
+        time.perf_counter() - clock,
+        time.process_time() - cpu,
+    )
+    answer["statements"], answer["transactions"] = (
+        CountedStatements.statements - statements,
+        CountedStatements.transactions - transactions,
+    )
 
 
 def own_homeserver(given: Answer) -> SynapseHomeServer:
@@ -94,10 +108,20 @@ def own_homeserver(given: Answer) -> SynapseHomeServer:
     logging.write_text(LOGGING, encoding="utf-8")
     keys = folder / "signing.key"
     keys.write_text(given["signing_key"] + "\n", encoding="utf-8")
-    database = {"name": "psycopg2", "args": {name: given[name] for name in ("host", "port", "user", "database")}}
+    database = {
+        "name": "psycopg2",
+        "args": {name: given[name] for name in ("host", "port", "user", "database")},
+    }
     config = HomeServerConfig()
-    own = {"server_name": given["server_name"], "database": database, "log_config": str(logging), "signing_key_path": str(keys)}
-    config.parse_config_dict(CONFIG | own | {"media_store_path": str(folder)}, str(folder), str(folder))
+    own = {
+        "server_name": given["server_name"],
+        "database": database,
+        "log_config": str(logging),
+        "signing_key_path": str(keys),
+    }
+    config.parse_config_dict(
+        CONFIG | own | {"media_store_path": str(folder)}, str(folder), str(folder)
+    )
     hs = create_homeserver(config)
     setup(hs)
     return hs
@@ -112,20 +136,28 @@ class Peer:
         self.controllers = hs.get_storage_controllers()
         self.room_versions: dict[str, Any] = {}
         self.clients: list[list[list[str]]] = []
-        self.tips: dict[str, tuple[int, dict[Any, str]]] = {}  # of linear rooms stored in batches: the last group and state
+        self.tips: dict[
+            str, tuple[int, dict[Any, str]]
+        ] = {}  # of linear rooms stored in batches: the last group and state
         self.requests = 0
 
-    # ------------------------------------------------------------------------------------------------------------- writing
+    # -------------------------------------------------------------------------------------------------------------
+    # writing
 
     async def versions(self) -> Answer:
         """What this is."""
         names = ("matrix-synapse", "twisted", "psycopg2-binary")
-        return {"python": sys.version.split()[0], "packages": {name: version(name) for name in names}}
+        return {
+            "python": sys.version.split()[0],
+            "packages": {name: version(name) for name in names},
+        }
 
     async def room(self, room_id: str, room_version: str) -> Answer:
         """A room is made known, as an invite or a join would."""
         self.room_versions[room_id] = KNOWN_ROOM_VERSIONS[room_version]
-        await self.store.maybe_store_room_on_outlier_membership(room_id, KNOWN_ROOM_VERSIONS[room_version])
+        await self.store.maybe_store_room_on_outlier_membership(
+            room_id, KNOWN_ROOM_VERSIONS[room_version]
+        )
         return {}
 
     async def load(self, path: str) -> Answer:
@@ -139,15 +171,31 @@ class Peer:
         return {"batches": sum(map(len, self.clients))}
 
     async def persist(self, how: str) -> Answer:
-        """Store what was loaded, each client its next batch when the last is stored. `how`: one of `single`, `linear`, `steps`, `receive`."""
-        store = {"single": self._single, "linear": self._linear, "steps": self._steps, "receive": self._receive}[how]
+        """Store what was loaded, each client its next batch when the last is stored.
+
+        `how`: one of `single`, `linear`, `steps`, `receive`.
+        """
+        store = {
+            "single": self._single,
+            "linear": self._linear,
+            "steps": self._steps,
+            "receive": self._receive,
+        }[how]
         answer: Answer = {"latencies": []}
         with measured(answer):
-            running = [run_in_background(self._client, batches, store, answer["latencies"]) for batches in self.clients]
+            running = [
+                run_in_background(self._client, batches, store, answer["latencies"])
+                for batches in self.clients
+            ]
             await make_deferred_yieldable(defer.gatherResults(running, consumeErrors=True))
         return answer
 
-    async def _client(self, batches: list[list[str]], store: Callable[[list[Any]], Awaitable[None]], latencies: list[float]) -> None:
+    async def _client(
+        self,
+        batches: list[list[str]],
+        store: Callable[[list[Any]], Awaitable[None]],
+        latencies: list[float],
+    ) -> None:
         with LoggingContext(name="client", server_name=self.hs.hostname):
             for batch in batches:
                 start = time.perf_counter()
@@ -167,7 +215,9 @@ class Peer:
     async def _receive(self, events: list[Any]) -> None:
         """As from a transaction of another server, after its signatures: authorised, soft-fail check, push rules, persist, notify."""
         for event in events:
-            await self.hs.get_federation_event_handler().on_receive_pdu(event.sender.split(":", 1)[1], event)
+            await self.hs.get_federation_event_handler().on_receive_pdu(
+                event.sender.split(":", 1)[1], event
+            )
 
     async def _linear(self, events: list[Any]) -> None:
         """A chain of events of one room at once, as it stores the first events of a room that it creates."""
@@ -180,7 +230,10 @@ class Peer:
         made = []
         for event in events:
             context = await self.hs.get_state_handler().calculate_context_info(
-                event, state_ids_before_event=dict(state), partial_state=False, state_group_before_event=group
+                event,
+                state_ids_before_event=dict(state),
+                partial_state=False,
+                state_group_before_event=group,
             )
             made.append((event, context))
             if event.is_state():
@@ -202,7 +255,8 @@ class Peer:
         group = groups[event.event_id]
         return group, dict(await self.controllers.state.get_state_ids_for_group(group))
 
-    # ------------------------------------------------------------------------------------------------------------- reading
+    # -------------------------------------------------------------------------------------------------------------
+    # reading
 
     async def register(self, user_id: str) -> Answer:
         """A user of this server."""
@@ -210,7 +264,10 @@ class Peer:
         return {}
 
     async def forget(self) -> Answer:
-        """Empty its caches: all of those that it bounds, and the events that are still referred to. Positions of streams stay known."""
+        """Empty its caches: all of those that it bounds, and the events that are still referred to.
+
+        Positions of streams stay known.
+        """
         gc.unfreeze()
         emptied = 0
         for one in gc.get_objects():
@@ -231,12 +288,20 @@ class Peer:
         while True:
             before = CountedStatements.statements
             await self.hs.get_clock().sleep(Duration(seconds=quiet_seconds))
-            if CountedStatements.statements == before or time.perf_counter() - start > timeout_seconds:
-                return {"seconds": time.perf_counter() - start, "quiet": CountedStatements.statements == before}
+            if (
+                CountedStatements.statements == before
+                or time.perf_counter() - start > timeout_seconds
+            ):
+                return {
+                    "seconds": time.perf_counter() - start,
+                    "quiet": CountedStatements.statements == before,
+                }
 
     async def token(self) -> Answer:
         """Where a client is that has seen everything."""
-        return {"token": await self.hs.get_event_sources().get_current_token().to_string(self.store)}
+        return {
+            "token": await self.hs.get_event_sources().get_current_token().to_string(self.store)
+        }
 
     async def ask(self, what: str, **given: Any) -> Answer:
         """A question by its name, with what it took; `answer` is for a comparison."""
@@ -256,22 +321,35 @@ class Peer:
         )
         token = None if since is None else await StreamToken.from_string(self.store, since)
         handler = self.hs.get_sync_handler()
-        told = await handler.wait_for_sync_for_user(create_requester(user_id), config, (user_id, self.requests), since_token=token)
-        return lambda: {room.room_id: [one.event.event_id for one in room.timeline.events] for room in told.joined}
+        told = await handler.wait_for_sync_for_user(
+            create_requester(user_id), config, (user_id, self.requests), since_token=token
+        )
+        return lambda: {
+            room.room_id: [one.event.event_id for one in room.timeline.events]
+            for room in told.joined
+        }
 
     async def _ask_messages(self, room_id: str, user_id: str, start: str | None, limit: int) -> Any:
         token = None if start is None else await StreamToken.from_string(self.store, start)
-        config = PaginationConfig(from_token=token, to_token=None, direction=Direction.BACKWARDS, limit=limit)
-        page = await self.hs.get_pagination_handler().get_messages(create_requester(user_id), room_id, config)
+        config = PaginationConfig(
+            from_token=token, to_token=None, direction=Direction.BACKWARDS, limit=limit
+        )
+        page = await self.hs.get_pagination_handler().get_messages(
+            create_requester(user_id), room_id, config
+        )
         end = page.end_token and await page.end_token.to_string(self.store)
         return lambda: {"ids": [one.event.event_id for one in page.messages_chunk], "end": end}
 
     async def _ask_backfill(self, room_id: str, event_id: str, limit: int, server: str) -> Any:
-        events = await self.hs.get_federation_handler().on_backfill_request(server, room_id, [event_id], limit)
+        events = await self.hs.get_federation_handler().on_backfill_request(
+            server, room_id, [event_id], limit
+        )
         return lambda: [event.event_id for event in events]
 
     async def _ask_missing(self, room_id: str, event_id: str, limit: int, server: str) -> Any:
-        events = await self.hs.get_federation_handler().on_get_missing_events(server, room_id, [], [event_id], limit)
+        events = await self.hs.get_federation_handler().on_get_missing_events(
+            server, room_id, [], [event_id], limit
+        )
         return lambda: [event.event_id for event in events]
 
     async def _ask_state_before(self, room_id: str, event_id: str) -> Any:
@@ -289,7 +367,8 @@ class Peer:
         return list(await self.store.get_auth_chain_difference(room_id, [set(one) for one in sets]))
 
 
-# ------------------------------------------------------------------------------------------------------------------ the loop
+# ------------------------------------------------------------------------------------------------------------------
+# the loop
 
 
 async def serve(peer: Peer) -> None:

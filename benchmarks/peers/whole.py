@@ -56,11 +56,15 @@ async def store(sides: Sides, rooms: Sequence[Whole]) -> dict[str, Any]:
     await sides.peer.ask("settle", quiet_seconds=1.0, timeout_seconds=30.0)
     log.append(int(await sides.looks["ours"].fetchval(SQL_WAL)))
     after = await sides.sizes()
-    told: dict[str, Any] = {"events": events, "raw_bytes_per_event": round(sum(len(pdu) for room in rooms for pdu in room.pdus) / events)}
+    told: dict[str, Any] = {
+        "events": events,
+        "raw_bytes_per_event": round(sum(len(pdu) for room in rooms for pdu in room.pdus) / events),
+    }
     for at, name in enumerate(("ours", "synapse")):
         size, written = (after[name] - before[name]) / events, (log[at + 1] - log[at]) / events
         told[name] = {"bytes_per_event": round(size), "wal_bytes_per_event": round(written)}
     ratios = {
-        of: round(told["synapse"][key] / told["ours"][key], 2) for of, key in (("bytes", "bytes_per_event"), ("wal", "wal_bytes_per_event"))
+        of: round(told["synapse"][key] / told["ours"][key], 2)
+        for of, key in (("bytes", "bytes_per_event"), ("wal", "wal_bytes_per_event"))
     }
     return told | {"ratio": ratios}

@@ -1,13 +1,16 @@
 """Storing the same signed events here and in Synapse, in turn, on one Postgres.
 
-Both sides take text and end with durable rows, and neither checks signatures. Here that is `store.append`: parsed, content hash checked,
-authorised, state, who may see it. There it is what its own code does to store an event that it has accepted: event object, state before it,
-state group, persist; its authorisation, push rules and notifications come on top in "received over federation", which is all that a
-transaction of another server goes through after its signatures.
+Both sides take text and end with durable rows, and neither checks signatures. Here that is
+`store.append`: parsed, content hash checked, authorised, state, who may see it. There it is what
+its own code does to store an event that it has accepted: event object, state before it, state
+group, persist; its authorisation, push rules and notifications come on top in "received over
+federation", which is all that a transaction of another server goes through after its signatures.
 
-Not comparable: its batches of unrelated rooms do not exist; a batch there is a chain of events in one room, as it stores the first events of
-a room that it creates, so rooms of that scenario have no forks. Its statements are counted where they pass, one for several pages of rows;
-what it does in the background (user directory, room statistics: its defaults) falls into its figures where it falls.
+Not comparable: its batches of unrelated rooms do not exist; a batch there is a chain of events in
+one room, as it stores the first events of a room that it creates, so rooms of that scenario have no
+forks. Its statements are counted where they pass, one for several pages of rows; what it does in
+the background (user directory, room statistics: its defaults) falls into its figures where it
+falls.
 """
 
 import asyncio
@@ -67,11 +70,21 @@ def scenarios(bench: Bench) -> list[PeerScenario]:
         PeerScenario("batches of 10, one room", 14_000, 1, 10, 1, "linear", STEADY),
         PeerScenario("batches of 100, one room", 15_000, 1, 100, 1, "linear", STEADY),
         PeerScenario("joins and leaves, one at a time", 16_000, 1, 1, 1, "single", storm=True),
-        PeerScenario(f"one at a time, room of {members:,} members", 17_000, 1, 1, 1, "single", crowd, base=members + BASE_EVENTS),
+        PeerScenario(
+            f"one at a time, room of {members:,} members",
+            17_000,
+            1,
+            1,
+            1,
+            "single",
+            crowd,
+            base=members + BASE_EVENTS,
+        ),
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------------- input
+# -------------------------------------------------------------------------------------------------------------------
+# input
 
 
 class SentRoom(NamedTuple):
@@ -86,7 +99,9 @@ def rooms_of(scenario: PeerScenario, events: int) -> list[SentRoom]:
     """Its rooms, with `events` in all after their bases."""
     each = scenario.base + -(-events // scenario.rooms)
     return [
-        _storm(each, scenario.seed + number) if scenario.storm else _chat(scenario.shape, each, scenario.seed + number)
+        _storm(each, scenario.seed + number)
+        if scenario.storm
+        else _chat(scenario.shape, each, scenario.seed + number)
         for number in range(scenario.rooms)
     ]
 
@@ -108,17 +123,25 @@ def _storm(events: int, seed: int) -> SentRoom:
     return SentRoom(room.room_id, "11", room.pdus[:events])
 
 
-def clients_of(scenario: PeerScenario, rooms: Sequence[SentRoom], start: int, end: int) -> list[list[list[bytes]]]:
+def clients_of(
+    scenario: PeerScenario, rooms: Sequence[SentRoom], start: int, end: int
+) -> list[list[list[bytes]]]:
     """For each client its batches: of each of its rooms the events from `start` to `end` after the base."""
     found = []
     for client in range(scenario.clients):
-        own = [room.pdus[scenario.base + start : scenario.base + end] for room in rooms[client :: scenario.clients]]
+        own = [
+            room.pdus[scenario.base + start : scenario.base + end]
+            for room in rooms[client :: scenario.clients]
+        ]
         in_turn = [pdu for row in zip(*own, strict=True) for pdu in row]
-        found.append([in_turn[at : at + scenario.batch] for at in range(0, len(in_turn), scenario.batch)])
+        found.append(
+            [in_turn[at : at + scenario.batch] for at in range(0, len(in_turn), scenario.batch)]
+        )
     return found
 
 
-# --------------------------------------------------------------------------------------------------------------- both sides
+# ---------------------------------------------------------------------------------------------------------------
+# both sides
 
 
 @dataclass(slots=True)
@@ -133,7 +156,11 @@ class StatementCounts:
     def opened(self) -> None:
         """The store is open: what its tasks do from now on is upkeep, but for the writer's."""
         mine = asyncio.current_task()
-        self._upkeep = {task for task in asyncio.all_tasks() if task is not mine and task.get_name() != "storage-writer"}
+        self._upkeep = {
+            task
+            for task in asyncio.all_tasks()
+            if task is not mine and task.get_name() != "storage-writer"
+        }
 
     def before(self, statement: str) -> None:
         """See `storage.database.connection.Observer`."""
@@ -187,13 +214,17 @@ class Sides:
     async def begin(self, scenario: PeerScenario, rooms: Sequence[SentRoom]) -> None:
         """The bases, on both sides."""
         await self.known(rooms)
-        how, size = ("linear", BATCH) if scenario.shape.fork_rate == 0 or scenario.storm else ("single", 1)
+        how, size = (
+            ("linear", BATCH) if scenario.shape.fork_rate == 0 or scenario.storm else ("single", 1)
+        )
         base = [room.pdus[: scenario.base] for room in rooms]
         for pdus in base:
             for at in range(0, len(pdus), BATCH):
                 await stored(self.store, pdus[at : at + BATCH])
         if self.peer:
-            await self.peer.load([[pdus[at : at + size] for at in range(0, len(pdus), size)] for pdus in base])
+            await self.peer.load(
+                [[pdus[at : at + size] for at in range(0, len(pdus), size)] for pdus in base]
+            )
             await self.peer.ask("persist", how=how)
             await self.peer.ask("settle", quiet_seconds=0.5, timeout_seconds=20.0)
 
@@ -205,10 +236,14 @@ class Sides:
         gc.freeze()
         wal = await self.looks["ours"].fetchval(SQL_WAL)
         with spent(self.bench.server) as used:
-            await asyncio.gather(*(_append_all(self.store, batches, latencies) for batches in clients))
+            await asyncio.gather(
+                *(_append_all(self.store, batches, latencies) for batches in clients)
+            )
         wal = await self.looks["ours"].fetchval(SQL_WAL) - wal
         counted = (self.counts.statements - statements, self.counts.transactions - transactions)
-        return PeerWriteRound(events, used.clock, used.python, used.backends, *counted, int(wal), latencies)
+        return PeerWriteRound(
+            events, used.clock, used.python, used.backends, *counted, int(wal), latencies
+        )
 
     async def theirs(self, clients: list[list[list[bytes]]], how: str) -> PeerWriteRound:
         """A round there."""
@@ -220,7 +255,13 @@ class Sides:
         wal = await self.looks["synapse"].fetchval(SQL_WAL) - wal
         counted = (told["statements"], told["transactions"])
         return PeerWriteRound(
-            _count(clients), told["seconds"], told["python_seconds"], used.backends, *counted, int(wal), told["latencies"]
+            _count(clients),
+            told["seconds"],
+            told["python_seconds"],
+            used.backends,
+            *counted,
+            int(wal),
+            told["latencies"],
         )
 
     async def sizes(self) -> dict[str, int]:
@@ -243,7 +284,9 @@ async def stored(store: Store, batch: Sequence[bytes]) -> None:
     """Append a batch here, all of which must be accepted."""
     results = await store.append(batch)
     if any(result.outcome not in {"stored", "soft_failed"} for result in results):
-        raise RuntimeError(f"not stored: {[one for one in results if one.outcome not in {'stored', 'soft_failed'}][:3]}")
+        raise RuntimeError(
+            f"not stored: {[one for one in results if one.outcome not in {'stored', 'soft_failed'}][:3]}"
+        )
 
 
 async def connect(sides: dict[str, str]) -> dict[str, Any]:
@@ -251,7 +294,8 @@ async def connect(sides: dict[str, str]) -> dict[str, Any]:
     return {name: await asyncpg.connect(dsn) for name, dsn in sides.items()}
 
 
-# ----------------------------------------------------------------------------------------------------------------- measuring
+# -----------------------------------------------------------------------------------------------------------------
+# measuring
 
 
 async def measure(sides: Sides, scenario: PeerScenario, events: int, rounds: int) -> dict[str, Any]:
@@ -269,10 +313,18 @@ async def measure(sides: Sides, scenario: PeerScenario, events: int, rounds: int
         parts.append(await _round(sides, scenario, clients, number))
     after = await sides.sizes()
     raw = [len(pdu) for room in rooms for pdu in room.pdus[scenario.base + first :]]
-    return _told(scenario, parts, bare, {name: after[name] - before[name] for name in after}, sum(raw) / len(raw))
+    return _told(
+        scenario,
+        parts,
+        bare,
+        {name: after[name] - before[name] for name in after},
+        sum(raw) / len(raw),
+    )
 
 
-async def _round(sides: Sides, scenario: PeerScenario, clients: list[list[list[bytes]]], number: int) -> dict[str, PeerWriteRound]:
+async def _round(
+    sides: Sides, scenario: PeerScenario, clients: list[list[list[bytes]]], number: int
+) -> dict[str, PeerWriteRound]:
     found: dict[str, PeerWriteRound] = {}
     for name in ("ours", "synapse") if number % 2 else ("synapse", "ours"):
         if name == "ours":
@@ -283,7 +335,11 @@ async def _round(sides: Sides, scenario: PeerScenario, clients: list[list[list[b
 
 
 def _told(
-    scenario: PeerScenario, parts: list[dict[str, PeerWriteRound]], bare: list[float], grown: dict[str, int], raw: float
+    scenario: PeerScenario,
+    parts: list[dict[str, PeerWriteRound]],
+    bare: list[float],
+    grown: dict[str, int],
+    raw: float,
 ) -> dict[str, Any]:
     told: dict[str, Any] = {
         "rooms": scenario.rooms,
@@ -293,17 +349,29 @@ def _told(
         "events_per_round": parts[0]["ours"].events,
         "raw_bytes_per_event": round(raw),
         "limit_events_per_second": spread(bare),
-        "share_of_limit": spread([_rate(part["ours"]) / limit for part, limit in zip(parts, bare, strict=True)], digits=3),
+        "share_of_limit": spread(
+            [_rate(part["ours"]) / limit for part, limit in zip(parts, bare, strict=True)], digits=3
+        ),
     }
     for name in parts[0]:
         own = [part[name] for part in parts]
-        told[name] = _one_side(own) | {"bytes_per_event": round(grown[name] / sum(part.events for part in own))}
+        told[name] = _one_side(own) | {
+            "bytes_per_event": round(grown[name] / sum(part.events for part in own))
+        }
     if "synapse" in told:
         told["ratio"] = {
-            "events_per_second": spread([_rate(part["ours"]) / _rate(part["synapse"]) for part in parts], digits=2),
+            "events_per_second": spread(
+                [_rate(part["ours"]) / _rate(part["synapse"]) for part in parts], digits=2
+            ),
             "cpu": spread([_cpu(part["synapse"]) / _cpu(part["ours"]) for part in parts], digits=2),
-            "bytes": round(told["synapse"]["bytes_per_event"] / max(told["ours"]["bytes_per_event"], 1), 2),
-            "wal": round(told["synapse"]["wal_bytes_per_event"] / max(told["ours"]["wal_bytes_per_event"], 1), 2),
+            "bytes": round(
+                told["synapse"]["bytes_per_event"] / max(told["ours"]["bytes_per_event"], 1), 2
+            ),
+            "wal": round(
+                told["synapse"]["wal_bytes_per_event"]
+                / max(told["ours"]["wal_bytes_per_event"], 1),
+                2,
+            ),
         }
     return told
 
@@ -324,7 +392,9 @@ def _one_side(parts: list[PeerWriteRound]) -> dict[str, Any]:
 
     return {
         "events_per_second": spread([_rate(part) for part in parts]),
-        "batch_ms": percentiles([latency for part in parts for latency in part.latencies], factor=1_000),
+        "batch_ms": percentiles(
+            [latency for part in parts for latency in part.latencies], factor=1_000
+        ),
         "python_us_per_event": each(lambda part: part.python),
         "postgres_us_per_event": each(lambda part: part.postgres),
         "statements_per_event": round(sum(part.statements for part in parts) / events, 3),

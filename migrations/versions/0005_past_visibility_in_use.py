@@ -95,7 +95,9 @@ SELECT count(*)::int AS rows, max(room_nid)::bigint AS place
 FROM part
 """
 
-job: Final = Job("move old ranges of visibility", batch=BATCH, expected="SELECT count(*) FROM rooms")
+job: Final = Job(
+    "move old ranges of visibility", batch=BATCH, expected="SELECT count(*) FROM rooms"
+)
 
 
 def upgrade() -> None:

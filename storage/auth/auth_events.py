@@ -1,6 +1,7 @@
 """The rules on an event's own `auth_events`, and the check against the state that they make up.
 
-Source: room versions 1 to 12, authorization rules, rule "Considering the event's auth_events" (and 12's rule 2).
+Source: room versions 1 to 12, authorization rules, rule "Considering the event's auth_events" (and
+12's rule 2).
 """
 
 from collections.abc import Mapping
@@ -13,12 +14,15 @@ from storage.event import Event
 from storage.ids import EventId, StateKey
 
 
-def check_auth_events(event: Event, auth_events: Mapping[EventId, Event], rejected: AbstractSet[EventId]) -> None:
+def check_auth_events(
+    event: Event, auth_events: Mapping[EventId, Event], rejected: AbstractSet[EventId]
+) -> None:
     """AuthDenied where the event's `auth_events` are not what they must be, or do not allow it.
 
-    `auth_events` maps ids to events held, at least those in `event.auth_event_ids`; from version 12 on also the create
-    event, under the id that the room id names. `rejected` is asked for those ids only. An id that is not held is refused
-    ("auth_events.missing"): callers that can fetch it do so before. The auth events of a create event are not considered.
+    `auth_events` maps ids to events held, at least those in `event.auth_event_ids`; from version 12
+    on also the create event, under the id that the room id names. `rejected` is asked for those ids
+    only. An id that is not held is refused ("auth_events.missing"): callers that can fetch it do so
+    before. The auth events of a create event are not considered.
     """
     if event.type == CREATE[0]:
         check(event, {}, event.room_version)
@@ -28,10 +32,18 @@ def check_auth_events(event: Event, auth_events: Mapping[EventId, Event], reject
     for event_id in event.auth_event_ids:
         auth_event = _checked(event, event_id, auth_events, rejected)
         if auth_event.state_key is None or auth_event.key not in allowed:
-            raise denied(event, "auth_events.superfluous", f"{event_id} is {auth_event.type} with state key {auth_event.state_key!r}")
+            raise denied(
+                event,
+                "auth_events.superfluous",
+                f"{event_id} is {auth_event.type} with state key {auth_event.state_key!r}",
+            )
         key = auth_event.key
         if key in auth_state:
-            raise denied(event, "auth_events.duplicate", f"{auth_state[key].event_id} and {event_id} are both {key}")
+            raise denied(
+                event,
+                "auth_events.duplicate",
+                f"{auth_state[key].event_id} and {event_id} are both {key}",
+            )
         auth_state[key] = auth_event
     if event.room_version.create_room_id:
         auth_state[CREATE] = _create_of_room(event, auth_events, rejected)
@@ -40,23 +52,38 @@ def check_auth_events(event: Event, auth_events: Mapping[EventId, Event], reject
     check(event, auth_state, event.room_version)
 
 
-def _checked(event: Event, event_id: EventId, auth_events: Mapping[EventId, Event], rejected: AbstractSet[EventId]) -> Event:
+def _checked(
+    event: Event,
+    event_id: EventId,
+    auth_events: Mapping[EventId, Event],
+    rejected: AbstractSet[EventId],
+) -> Event:
     auth_event = auth_events.get(event_id)
     if auth_event is None:
         raise denied(event, "auth_events.missing", f"{event_id} is not held")
     if event_id in rejected:
         raise denied(event, "auth_events.rejected", f"{event_id} is rejected")
     if auth_event.room_id != event.room_id:
-        raise denied(event, "auth_events.other_room", f"{event_id} is of room {auth_event.room_id}, not {event.room_id}")
+        raise denied(
+            event,
+            "auth_events.other_room",
+            f"{event_id} is of room {auth_event.room_id}, not {event.room_id}",
+        )
     return auth_event
 
 
-def _create_of_room(event: Event, auth_events: Mapping[EventId, Event], rejected: AbstractSet[EventId]) -> Event:
+def _create_of_room(
+    event: Event, auth_events: Mapping[EventId, Event], rejected: AbstractSet[EventId]
+) -> Event:
     """Room version 12: the room id must name an accepted create event."""
     create_id = create_id_of(event.room_id)
     create = auth_events.get(create_id)
     if create is None or (create.type, create.state_key) != CREATE:
-        raise denied(event, "room.no_create", f"room id {event.room_id} does not name a create event that is held")
+        raise denied(
+            event,
+            "room.no_create",
+            f"room id {event.room_id} does not name a create event that is held",
+        )
     if create_id in rejected:
         raise denied(event, "room.create_rejected", f"create event {create_id} is rejected")
     return create

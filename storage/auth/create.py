@@ -1,7 +1,7 @@
 """Rule 1: what a create event must be.
 
-Its state key is not looked at: the specification's rules do not (gomatrixserverlib does), and a create event under another
-key is never found as the room's create event.
+Its state key is not looked at: the specification's rules do not (gomatrixserverlib does), and a
+create event under another key is never found as the room's create event.
 
 Source: room versions 1 to 12, authorization rules, rule 1.
 """
@@ -31,7 +31,11 @@ def check_create(event: Event, version: RoomVersion) -> None:
 def _check_domain(event: Event) -> None:
     room, sender = domain_of(event.room_id), domain_of(event.sender)
     if room is None or room != sender:
-        raise denied(event, "create.domain", f"room {event.room_id} is of another server than sender {event.sender}")
+        raise denied(
+            event,
+            "create.domain",
+            f"room {event.room_id} is of another server than sender {event.sender}",
+        )
 
 
 def _check_additional_creators(event: Event) -> None:
@@ -39,7 +43,9 @@ def _check_additional_creators(event: Event) -> None:
         return
     additional = event.content["additional_creators"]
     if not isinstance(additional, list):
-        raise denied(event, "create.additional_creators", f"not a list but {type(additional).__name__}")
+        raise denied(
+            event, "create.additional_creators", f"not a list but {type(additional).__name__}"
+        )
     for user_id in additional:
         if not is_user_id(user_id):
             raise denied(event, "create.additional_creators", f"not a user id: {user_id!r}")

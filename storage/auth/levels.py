@@ -39,8 +39,8 @@ _DIGITS_MAX: Final = 308
 def read_level(value: object, version: RoomVersion) -> int | None:
     """The level that a JSON value stands for, None where the room version reads none.
 
-    Integers always; up to version 9 also text in base 10 with optional sign, leading zeros and surrounding white space; up
-    to version 5 also finite floats, truncated towards zero.
+    Integers always; up to version 9 also text in base 10 with optional sign, leading zeros and
+    surrounding white space; up to version 5 also finite floats, truncated towards zero.
     """
     if type(value) is int:
         return value
@@ -82,8 +82,12 @@ class PowerLevels:
 
     __slots__ = ("_content", "_create", "_version")
 
-    def __init__(self, power_levels: Event | None, create: Event | None, version: RoomVersion) -> None:
-        self._content: Mapping[str, Any] | None = None if power_levels is None else power_levels.content
+    def __init__(
+        self, power_levels: Event | None, create: Event | None, version: RoomVersion
+    ) -> None:
+        self._content: Mapping[str, Any] | None = (
+            None if power_levels is None else power_levels.content
+        )
         self._create = create
         self._version = version
 
@@ -95,7 +99,11 @@ class PowerLevels:
     def user(self, user_id: str) -> Level:
         """The level of a user."""
         create = self._create
-        if create is not None and self._version.privileged_creators and is_privileged_creator(user_id, create):
+        if (
+            create is not None
+            and self._version.privileged_creators
+            and is_privileged_creator(user_id, create)
+        ):
             return CREATOR_LEVEL
         if self._content is None:
             return 100 if create is not None and creator_of(create, self._version) == user_id else 0

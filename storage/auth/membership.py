@@ -1,7 +1,8 @@
 """Rules on `m.room.member`: join, invite, leave, kick, unban, ban and knock.
 
-`M(user)` below is the user's membership in the state given: None where there is no event. The signature of the server in
-`join_authorised_via_users_server` is checked where signatures are (`storage.event.required_signers`), not here.
+`M(user)` below is the user's membership in the state given: None where there is no event. The
+signature of the server in `join_authorised_via_users_server` is checked where signatures are
+(`storage.event.required_signers`), not here.
 
 Source: room versions 1 to 12, authorization rules, rule "If type is m.room.member".
 """
@@ -42,7 +43,11 @@ def check_member(event: Event, auth_state: AuthState, version: RoomVersion) -> N
     elif membership == "knock" and version.knock:
         _check_knock(event, target, auth_state, version)
     else:
-        raise denied(event, "member.unknown", f"membership {membership!r} in room version {version.identifier}")
+        raise denied(
+            event,
+            "member.unknown",
+            f"membership {membership!r} in room version {version.identifier}",
+        )
 
 
 def require_joined(event: Event, auth_state: AuthState, rule: str) -> None:
@@ -56,7 +61,9 @@ def _check_join(event: Event, target: str, auth_state: AuthState, version: RoomV
     if version.restricted_join and "join_authorised_via_users_server" in event.content:
         authoriser = event.content["join_authorised_via_users_server"]
         if not is_user_id(authoriser):
-            raise denied(event, "member.join.authoriser_malformed", f"not a user id: {authoriser!r}")
+            raise denied(
+                event, "member.join.authoriser_malformed", f"not a user id: {authoriser!r}"
+            )
     create = auth_state[CREATE]
     if event.prev_event_ids == (create.event_id,) and target == creator_of(create, version):
         return
@@ -73,18 +80,30 @@ def _join_rule(auth_state: AuthState) -> object:
     return "invite" if event is None else event.content.get("join_rule", "invite")
 
 
-def _check_join_rule(event: Event, membership: object, auth_state: AuthState, version: RoomVersion) -> None:
+def _check_join_rule(
+    event: Event, membership: object, auth_state: AuthState, version: RoomVersion
+) -> None:
     rule = _join_rule(auth_state)
     if rule == "public":
         return
     by_invitation = rule == "invite" or (rule == "knock" and version.knock)
-    restricted = (rule == "restricted" and version.restricted_join) or (rule == "knock_restricted" and version.knock_restricted)
+    restricted = (rule == "restricted" and version.restricted_join) or (
+        rule == "knock_restricted" and version.knock_restricted
+    )
     if not by_invitation and not restricted:
-        raise denied(event, "member.join.join_rule", f"join rule {rule!r} in room version {version.identifier}")
+        raise denied(
+            event,
+            "member.join.join_rule",
+            f"join rule {rule!r} in room version {version.identifier}",
+        )
     if membership in ("invite", "join"):
         return
     if by_invitation:
-        raise denied(event, "member.join.not_invited", f"{event.sender} has membership {membership!r} under join rule {rule!r}")
+        raise denied(
+            event,
+            "member.join.not_invited",
+            f"{event.sender} has membership {membership!r} under join rule {rule!r}",
+        )
     _check_authoriser(event, auth_state, version)
 
 
@@ -92,14 +111,26 @@ def _check_authoriser(event: Event, auth_state: AuthState, version: RoomVersion)
     """The user who lets somebody join a restricted room must be able to invite: joined, and at the invite level."""
     authoriser = event.content.get("join_authorised_via_users_server")
     if not isinstance(authoriser, str):
-        raise denied(event, "member.join.no_authoriser", "restricted room, no join_authorised_via_users_server")
+        raise denied(
+            event,
+            "member.join.no_authoriser",
+            "restricted room, no join_authorised_via_users_server",
+        )
     membership = membership_of(authoriser, auth_state)
     if membership != "join":
-        raise denied(event, "member.join.authoriser_not_joined", f"{authoriser} has membership {membership!r}")
+        raise denied(
+            event,
+            "member.join.authoriser_not_joined",
+            f"{authoriser} has membership {membership!r}",
+        )
     levels = PowerLevels.of(auth_state, version)
     has, needs = levels.user(authoriser), levels.named("invite")
     if has < needs:
-        raise denied(event, "member.join.authoriser_level", f"{authoriser} has level {has}, inviting takes {needs}")
+        raise denied(
+            event,
+            "member.join.authoriser_level",
+            f"{authoriser} has level {has}, inviting takes {needs}",
+        )
 
 
 def _check_invite(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:
@@ -115,7 +146,9 @@ def _check_invite(event: Event, target: str, auth_state: AuthState, version: Roo
     levels = PowerLevels.of(auth_state, version)
     has, needs = levels.user(event.sender), levels.named("invite")
     if has < needs:
-        raise denied(event, "member.invite.level", f"{event.sender} has level {has}, inviting takes {needs}")
+        raise denied(
+            event, "member.invite.level", f"{event.sender} has level {has}, inviting takes {needs}"
+        )
 
 
 def _check_leave(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:
@@ -128,7 +161,11 @@ def _check_leave(event: Event, target: str, auth_state: AuthState, version: Room
     levels = PowerLevels.of(auth_state, version)
     has = levels.user(event.sender)
     if membership == "ban" and has < levels.named("ban"):
-        raise denied(event, "member.unban.level", f"{event.sender} has level {has}, unbanning takes {levels.named('ban')}")
+        raise denied(
+            event,
+            "member.unban.level",
+            f"{event.sender} has level {has}, unbanning takes {levels.named('ban')}",
+        )
     _require_above(event, target, levels, "kick")
 
 
@@ -140,9 +177,17 @@ def _check_ban(event: Event, target: str, auth_state: AuthState, version: RoomVe
 def _require_above(event: Event, target: str, levels: PowerLevels, action: str) -> None:
     has, needs, has_target = levels.user(event.sender), levels.named(action), levels.user(target)
     if has < needs:
-        raise denied(event, f"member.{action}.level", f"{event.sender} has level {has}, a {action} takes {needs}")
+        raise denied(
+            event,
+            f"member.{action}.level",
+            f"{event.sender} has level {has}, a {action} takes {needs}",
+        )
     if has_target >= has:
-        raise denied(event, f"member.{action}.target_level", f"{event.sender} has level {has}, {target} has {has_target}")
+        raise denied(
+            event,
+            f"member.{action}.target_level",
+            f"{event.sender} has level {has}, {target} has {has_target}",
+        )
 
 
 def _check_knock(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:

@@ -1,9 +1,9 @@
 """The rule on `m.room.power_levels`: its form, and who may change what.
 
-A property or entry that is absent has no value of its own: adding one is judged by the new value, removing one by the old
-value, as the text reads and Synapse does (other servers put the default in its place).
-Up to version 9 the text asks for well-formed `users` only; a malformed other level is refused here as well, as those
-versions say how a level is written.
+A property or entry that is absent has no value of its own: adding one is judged by the new value,
+removing one by the old value, as the text reads and Synapse does (other servers put the default in
+its place). Up to version 9 the text asks for well-formed `users` only; a malformed other level is
+refused here as well, as those versions say how a level is written.
 
 Source: room versions 1 to 12, authorization rules, rule "If type is m.room.power_levels".
 """
@@ -21,7 +21,9 @@ Levels = Mapping[str, int]
 _MISSING: Final = object()
 
 
-def check_power_levels(event: Event, auth_state: Mapping[StateKey, Event], version: RoomVersion, sender_level: Level) -> None:
+def check_power_levels(
+    event: Event, auth_state: Mapping[StateKey, Event], version: RoomVersion, sender_level: Level
+) -> None:
     """AuthDenied where the new power levels are malformed, or change what the sender may not change."""
     new = _single_levels(event, version)
     new_groups = {group: _group(event, group, version) for group in _groups(version)}
@@ -36,7 +38,13 @@ def check_power_levels(event: Event, auth_state: Mapping[StateKey, Event], versi
         return
     _check_changes(event, "", _readable(current.content, DEFAULTS, version), new, sender_level)
     for group, entries in new_groups.items():
-        _check_changes(event, f"{group}.", _readable_group(current.content, group, version), entries, sender_level)
+        _check_changes(
+            event,
+            f"{group}.",
+            _readable_group(current.content, group, version),
+            entries,
+            sender_level,
+        )
     _check_users(event, _readable_group(current.content, "users", version), new_users, sender_level)
 
 
@@ -52,7 +60,11 @@ def _single_levels(event: Event, version: RoomVersion) -> Levels:
             continue
         level = read_level(value, version)
         if level is None:
-            raise denied(event, "power_levels.malformed", f"{name} is {value!r} in room version {version.identifier}")
+            raise denied(
+                event,
+                "power_levels.malformed",
+                f"{name} is {value!r} in room version {version.identifier}",
+            )
         levels[name] = level
     return levels
 
@@ -63,12 +75,20 @@ def _group(event: Event, group: str, version: RoomVersion) -> Levels:
     if entries is _MISSING:
         return {}
     if not isinstance(entries, dict):
-        raise denied(event, "power_levels.malformed", f"{group} is not an object but {type(entries).__name__}")
+        raise denied(
+            event,
+            "power_levels.malformed",
+            f"{group} is not an object but {type(entries).__name__}",
+        )
     levels: dict[str, int] = {}
     for name, value in entries.items():
         level = read_level(value, version)
         if level is None:
-            raise denied(event, "power_levels.malformed", f"{group}.{name} is {value!r} in room version {version.identifier}")
+            raise denied(
+                event,
+                "power_levels.malformed",
+                f"{group}.{name} is {value!r} in room version {version.identifier}",
+            )
         levels[name] = level
     return levels
 
@@ -96,9 +116,17 @@ def _check_changes(event: Event, group: str, old: Levels, new: Levels, sender_le
         if before == after:
             continue
         if before is not None and before > sender_level:
-            raise denied(event, "power_levels.current", f"{event.sender} at {sender_level}: {group}{name} {before} -> {after}")
+            raise denied(
+                event,
+                "power_levels.current",
+                f"{event.sender} at {sender_level}: {group}{name} {before} -> {after}",
+            )
         if after is not None and after > sender_level:
-            raise denied(event, "power_levels.new", f"{event.sender} at {sender_level}: {group}{name} {before} -> {after}")
+            raise denied(
+                event,
+                "power_levels.new",
+                f"{event.sender} at {sender_level}: {group}{name} {before} -> {after}",
+            )
 
 
 def _check_users(event: Event, old: Levels, new: Levels, sender_level: Level) -> None:
@@ -107,6 +135,14 @@ def _check_users(event: Event, old: Levels, new: Levels, sender_level: Level) ->
         if before == after:
             continue
         if before is not None and user_id != event.sender and before >= sender_level:
-            raise denied(event, "power_levels.users_current", f"{event.sender} at {sender_level}: {user_id} {before} -> {after}")
+            raise denied(
+                event,
+                "power_levels.users_current",
+                f"{event.sender} at {sender_level}: {user_id} {before} -> {after}",
+            )
         if after is not None and after > sender_level:
-            raise denied(event, "power_levels.users_new", f"{event.sender} at {sender_level}: {user_id} {before} -> {after}")
+            raise denied(
+                event,
+                "power_levels.users_new",
+                f"{event.sender} at {sender_level}: {user_id} {before} -> {after}",
+            )

@@ -20,9 +20,10 @@ def redaction_allowed(
 ) -> bool:
     """Whether an accepted redaction takes effect on a target sent by `target_sender`.
 
-    `auth_state` is the state before the redaction: its power levels and create event. True where the redactor has the
-    redact level, or is of the server of the target's sender. In versions 1 and 2 the servers are those in the two event
-    ids, and the same rule has already refused the redaction as an event.
+    `auth_state` is the state before the redaction: its power levels and create event. True where
+    the redactor has the redact level, or is of the server of the target's sender. In versions 1 and
+    2 the servers are those in the two event ids, and the same rule has already refused the
+    redaction as an event.
     """
     version = version_of(room_version)
     levels = PowerLevels.of(auth_state, version)
@@ -38,7 +39,11 @@ def check_redaction(event: Event, levels: PowerLevels) -> None:
     """AuthDenied where rule 11 of versions 1 and 2 refuses a redaction."""
     has, needs = levels.user(event.sender), levels.named("redact")
     if has < needs and not _same_origin(event):
-        raise denied(event, "redaction.level", f"{event.sender} has level {has}, redacting {event.redacts!r} takes {needs}")
+        raise denied(
+            event,
+            "redaction.level",
+            f"{event.sender} has level {has}, redacting {event.redacts!r} takes {needs}",
+        )
 
 
 def _same_origin(redaction: Event) -> bool:

@@ -14,8 +14,8 @@ from storage.ids import StateKey
 def keys_needed(event: Event) -> set[StateKey]:
     """The state keys that `check` may look at for this event; none for a create event.
 
-    The create event is among them in every room version. From version 12 on it must be given to `check`, but must not be
-    in `auth_events`: see `auth_event_keys`.
+    The create event is among them in every room version. From version 12 on it must be given to
+    `check`, but must not be in `auth_events`: see `auth_event_keys`.
     """
     if event.type == CREATE[0]:
         return set()
@@ -59,5 +59,8 @@ def _add_membership_keys(event: Event, keys: set[StateKey]) -> None:
 
 
 def _can_be_key(value: object) -> TypeGuard[str]:
-    """Return whether an event could have this state key. One with a NUL is refused when it is read, and no table can look for it."""
+    """Return whether an event could have this state key.
+
+    One with a NUL is refused when it is read, and no table can look for it.
+    """
     return isinstance(value, str) and "\0" not in value

@@ -17,7 +17,8 @@ JOIN_RULES: Final[StateKey] = ("m.room.join_rules", "")
 def is_user_id(value: object) -> bool:
     """Whether this is a user id in the widest form that the specification lets servers accept.
 
-    `@localpart:server`, at most 255 bytes; the characters of historical localparts are not restricted.
+    `@localpart:server`, at most 255 bytes; the characters of historical localparts are not
+    restricted.
     """
     if not isinstance(value, str) or not value.startswith("@"):
         return False

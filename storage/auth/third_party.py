@@ -20,7 +20,9 @@ VERIFICATIONS_MAX: Final = 1000
 """Pairs of a key and a signature that are tried (about 60 ms); two events of 64 KiB could otherwise ask for half a million."""
 
 
-def check_third_party_invite(event: Event, target: str, auth_state: Mapping[StateKey, Event]) -> None:
+def check_third_party_invite(
+    event: Event, target: str, auth_state: Mapping[StateKey, Event]
+) -> None:
     """AuthDenied unless the signed token names the target and a third-party invite of the same sender vouches for it."""
     third_party = event.content["third_party_invite"]
     signed = third_party.get("signed") if isinstance(third_party, dict) else None
@@ -29,24 +31,38 @@ def check_third_party_invite(event: Event, target: str, auth_state: Mapping[Stat
     if "mxid" not in signed or "token" not in signed:
         raise denied(event, "member.third_party.fields", f"`signed` has only {sorted(signed)}")
     if signed["mxid"] != target:
-        raise denied(event, "member.third_party.mxid", f"signed for {signed['mxid']!r}, invited is {target}")
+        raise denied(
+            event, "member.third_party.mxid", f"signed for {signed['mxid']!r}, invited is {target}"
+        )
     token = signed["token"]
     invite = auth_state.get((THIRD_PARTY_INVITE, token)) if isinstance(token, str) else None
     if invite is None:
-        raise denied(event, "member.third_party.token", f"no third-party invite under token {token!r}")
+        raise denied(
+            event, "member.third_party.token", f"no third-party invite under token {token!r}"
+        )
     if event.sender != invite.sender:
-        raise denied(event, "member.third_party.sender", f"sender {event.sender}, third-party invite by {invite.sender}")
+        raise denied(
+            event,
+            "member.third_party.sender",
+            f"sender {event.sender}, third-party invite by {invite.sender}",
+        )
     if not _any_signature_fits(signed, invite.content):
-        raise denied(event, "member.third_party.signature", f"no signature fits a key of {invite.event_id}")
+        raise denied(
+            event, "member.third_party.signature", f"no signature fits a key of {invite.event_id}"
+        )
 
 
 def _any_signature_fits(signed: Mapping[str, Any], invite: Mapping[str, Any]) -> bool:
     try:
-        message = encode_canonical_json({k: v for k, v in signed.items() if k not in ("signatures", "unsigned")})
+        message = encode_canonical_json(
+            {k: v for k, v in signed.items() if k not in ("signatures", "unsigned")}
+        )
     except (ValueError, TypeError):  # such as NaN, or a lone surrogate: nothing can have signed it
         return False
     pairs = product(_keys(invite), sorted(set(_signatures(signed))))
-    return any(_fits(message, key, signature) for key, signature in islice(pairs, VERIFICATIONS_MAX))
+    return any(
+        _fits(message, key, signature) for key, signature in islice(pairs, VERIFICATIONS_MAX)
+    )
 
 
 def _signatures(signed: Mapping[str, Any]) -> Iterator[str]:

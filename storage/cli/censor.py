@@ -17,20 +17,38 @@ def command(
     older_than: Annotated[
         float | None,
         typer.Option(
-            metavar="DAYS", min=0, help="How long ago the redaction arrived; without it, STORAGE_CENSOR_AFTER_MS: 7.", show_default=False
+            metavar="DAYS",
+            min=0,
+            help="How long ago the redaction arrived; without it, STORAGE_CENSOR_AFTER_MS: 7.",
+            show_default=False,
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Replace redacted events by their redacted form, for good. Beside running servers, some at a time; run it every day."""
-    done = run(_censor(dsn, None if older_than is None else round(older_than * DAY_MS), dry_run=dry_run))
+    """Replace redacted events by their redacted form, for good.
+
+    Beside running servers, some at a time; run it every day.
+    """
+    done = run(
+        _censor(dsn, None if older_than is None else round(older_than * DAY_MS), dry_run=dry_run)
+    )
     if as_json:
-        print_json({"dry_run": dry_run, "censored": done.censored, "left": done.left, "busy": done.busy, "waiting": done.waiting})
+        print_json(
+            {
+                "dry_run": dry_run,
+                "censored": done.censored,
+                "left": done.left,
+                "busy": done.busy,
+                "waiting": done.waiting,
+            }
+        )
         return
     typer.echo(f"{done.censored} events {'to be censored' if dry_run else 'censored'}")
     if done.left:
-        typer.echo(f"{done.left} left: what a redaction takes from them is still needed to judge other events")
+        typer.echo(
+            f"{done.left} left: what a redaction takes from them is still needed to judge other events"
+        )
     if done.busy:
         typer.echo(f"{done.busy} in use: run it again")
     if done.waiting:

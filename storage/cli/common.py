@@ -20,7 +20,11 @@ T = TypeVar("T")
 DsnOption = Annotated[
     str | None,
     typer.Option(
-        "--dsn", envvar="STORAGE_DSN", metavar="DSN", help="postgresql://…; without it, the embedded Postgres.", show_default=False
+        "--dsn",
+        envvar="STORAGE_DSN",
+        metavar="DSN",
+        help="postgresql://…; without it, the embedded Postgres.",
+        show_default=False,
     ),
 ]
 ServerNameOption = Annotated[
@@ -33,7 +37,9 @@ ServerNameOption = Annotated[
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs instead of a table for people.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="JSON for programs instead of a table for people.")
+]
 
 
 class ExitCode(IntEnum):
@@ -81,7 +87,9 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool) -> None:
+def print_rows(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool
+) -> None:
     """A table for people, nothing if it is empty; for programs a list of objects."""
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
@@ -93,7 +101,10 @@ def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
     for column in columns:
         numeric = all(_is_number(row[columns.index(column)]) for row in rows)
         table.add_column(
-            column, justify="right" if numeric else "left", overflow="fold", min_width=None if table.columns else min(longest, MIN_WIDTH)
+            column,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            min_width=None if table.columns else min(longest, MIN_WIDTH),
         )
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row))
@@ -102,7 +113,9 @@ def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
 
 def _is_number(value: object) -> bool:
     """A number, or one written with thousands set apart."""
-    return isinstance(value, int | float) or (isinstance(value, str) and value.replace(",", "").replace(".", "", 1).isdecimal())
+    return isinstance(value, int | float) or (
+        isinstance(value, str) and value.replace(",", "").replace(".", "", 1).isdecimal()
+    )
 
 
 def print_values(values: Mapping[str, object], *, as_json: bool) -> None:

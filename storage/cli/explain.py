@@ -15,34 +15,74 @@ from storage.errors import InputError
 from storage.maintenance.local_server import local_server_name
 from storage.queries.catalogue import QUESTIONS, QueryArguments, ask, deployment_of, token_behind
 
-QUERIES: Final = "\n\n".join(f"{name} ({', '.join(one.needs)}): {one.about}." for name, one in QUESTIONS.items())
+QUERIES: Final = "\n\n".join(
+    f"{name} ({', '.join(one.needs)}): {one.about}." for name, one in QUESTIONS.items()
+)
 BEHIND: Final = 100
 WARM: Final = 6
-"""A new session reads the catalogue first, and what stands in functions is planned anew five times."""
+"""A new session reads the catalogue first, and what stands in functions is planned anew five times.
+"""
 
 
 def command(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help=f"The question, and what it needs.\n\n{QUERIES}", show_default=False)],
+    query: Annotated[
+        str,
+        typer.Argument(
+            metavar="QUERY",
+            help=f"The question, and what it needs.\n\n{QUERIES}",
+            show_default=False,
+        ),
+    ],
     dsn: DsnOption = None,
     *,
-    room: Annotated[str | None, typer.Option(metavar="ROOM_ID", help="The room.", show_default=False)] = None,
-    user: Annotated[str | None, typer.Option(metavar="USER_ID", help="Who asks.", show_default=False)] = None,
-    event: Annotated[str | None, typer.Option(metavar="EVENT_ID", help="The event.", show_default=False)] = None,
-    server: Annotated[str | None, typer.Option(metavar="NAME", help="Which server asks.", show_default=False)] = None,
-    since: Annotated[str | None, typer.Option(metavar="TOKEN", help="A next_batch.", show_default=False)] = None,
-    behind: Annotated[int, typer.Option(min=0, help="Without --since: how many positions ago the client has synced.")] = BEHIND,
-    timestamp: Annotated[int | None, typer.Option(metavar="MS", help="A time, in milliseconds.", show_default=False)] = None,
+    room: Annotated[
+        str | None, typer.Option(metavar="ROOM_ID", help="The room.", show_default=False)
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(metavar="USER_ID", help="Who asks.", show_default=False)
+    ] = None,
+    event: Annotated[
+        str | None, typer.Option(metavar="EVENT_ID", help="The event.", show_default=False)
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which server asks.", show_default=False)
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="A next_batch.", show_default=False)
+    ] = None,
+    behind: Annotated[
+        int,
+        typer.Option(min=0, help="Without --since: how many positions ago the client has synced."),
+    ] = BEHIND,
+    timestamp: Annotated[
+        int | None, typer.Option(metavar="MS", help="A time, in milliseconds.", show_default=False)
+    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="The size of a page, or of a timeline.")] = 10,
     generic: Annotated[
-        bool, typer.Option("--generic", help="The plan for any arguments, that a session may keep after five times.")
+        bool,
+        typer.Option(
+            "--generic",
+            help="The plan for any arguments, that a session may keep after five times.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the plans and timings of a hot query on this database. It is asked in a read-only transaction, which is rolled back.
+    """Print the plans and timings of a hot query on this database.
 
-    It is asked some times before, as a new session has much to read and to plan. EXPLAIN itself takes time, most of it for reading clocks.
+    It is asked in a read-only transaction, which is rolled back.
+
+    It is asked some times before, as a new session has much to read and to plan. EXPLAIN itself
+    takes time, most of it for reading clocks.
     """
-    given = QueryArguments(room=room, user=user, event=event, server=server, since=since, timestamp=timestamp, limit=limit)
+    given = QueryArguments(
+        room=room,
+        user=user,
+        event=event,
+        server=server,
+        since=since,
+        timestamp=timestamp,
+        limit=limit,
+    )
     plans = run(_explain(dsn, query, given, behind, generic=generic))
     if as_json:
         print_json([_document(plan) for plan in plans])
@@ -52,7 +92,9 @@ def command(
         typer.echo("\n".join(_told(plan)) + "\n")
 
 
-async def _explain(dsn: str | None, query: str, given: QueryArguments, behind: int, *, generic: bool) -> Sequence[QueryPlan]:
+async def _explain(
+    dsn: str | None, query: str, given: QueryArguments, behind: int, *, generic: bool
+) -> Sequence[QueryPlan]:
     if query not in QUESTIONS:
         raise InputError(f"no query is named {query!r}: {', '.join(QUESTIONS)}")
     async with maintained(dsn) as database:
@@ -61,12 +103,16 @@ async def _explain(dsn: str | None, query: str, given: QueryArguments, behind: i
         async with database.connection() as conn:
             await conn.execute(BEGIN["repeatable_read", True])
             try:
-                return await _plans(conn, query, replace(given, config=database.config), behind, generic=generic)
+                return await _plans(
+                    conn, query, replace(given, config=database.config), behind, generic=generic
+                )
             finally:
                 await conn.execute("ROLLBACK")
 
 
-async def _plans(conn: Connection, query: str, given: QueryArguments, behind: int, *, generic: bool) -> Sequence[QueryPlan]:
+async def _plans(
+    conn: Connection, query: str, given: QueryArguments, behind: int, *, generic: bool
+) -> Sequence[QueryPlan]:
     given = replace(given, deployment=await deployment_of(conn))
     takes_since = "since" in QUESTIONS[query].needs
     if takes_since and given.since is None:
@@ -94,7 +140,10 @@ def _document(plan: QueryPlan) -> dict[str, Any]:
 
 def _told(plan: QueryPlan) -> Iterator[str]:
     """The plan for people: a line a node, indented."""
-    looked = ", ".join(f"{count} of {table}" for table, count in sorted(plan.rows_of_tables().items())) or "none"
+    looked = (
+        ", ".join(f"{count} of {table}" for table, count in sorted(plan.rows_of_tables().items()))
+        or "none"
+    )
     yield f"{plan.planning_ms:.2f} ms planning, {plan.execution_ms:.2f} ms running, {plan.pages} pages; {plan.answer_rows} rows out"
     yield f"rows looked at: {looked}"
     todo: list[tuple[int, dict[str, Any]]] = [(0, plan.tree)]
@@ -106,7 +155,14 @@ def _told(plan: QueryPlan) -> Iterator[str]:
 
 def _line(node: dict[str, Any]) -> str:
     """One node: what it does, on what, how often, how long."""
-    where = next((f" on {node[key]}" for key in ("Relation Name", "CTE Name", "Function Name") if key in node), "")
+    where = next(
+        (
+            f" on {node[key]}"
+            for key in ("Relation Name", "CTE Name", "Function Name")
+            if key in node
+        ),
+        "",
+    )
     index = f" by {node['Index Name']}" if "Index Name" in node else ""
     name = f"{node['Subplan Name']}: " if "Subplan Name" in node else ""
     if not node["Actual Loops"]:

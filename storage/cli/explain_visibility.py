@@ -14,8 +14,15 @@ from storage.maintenance.local_server import local_server_name
 
 
 def command(
-    event_id: Annotated[str, typer.Argument(metavar="EVENT_ID", help="The event.", show_default=False)],
-    user_or_server: Annotated[str, typer.Argument(metavar="USER_OR_SERVER", help="@local:user or server.name.", show_default=False)],
+    event_id: Annotated[
+        str, typer.Argument(metavar="EVENT_ID", help="The event.", show_default=False)
+    ],
+    user_or_server: Annotated[
+        str,
+        typer.Argument(
+            metavar="USER_OR_SERVER", help="@local:user or server.name.", show_default=False
+        ),
+    ],
     dsn: DsnOption = None,
     *,
     as_json: JsonOption = False,

@@ -31,11 +31,22 @@ class Done(NamedTuple):
 
 
 def command(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="NDJSON, made anew; - for standard output.", show_default=False)],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="NDJSON, made anew; - for standard output.", show_default=False
+        ),
+    ],
     *,
     dsn: DsnOption = None,
     room: Annotated[
-        list[str] | None, typer.Option("--room", metavar="ROOM_ID", help="Only this room; may be given several times.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--room",
+            metavar="ROOM_ID",
+            help="Only this room; may be given several times.",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,7 +55,9 @@ def command(
     For partitioned Parquet, and for what came since an earlier export: `room-storage spark export`.
     """
     if file.endswith(".parquet"):
-        raise InputError(f"{file}: this command writes NDJSON; `room-storage spark export` writes Parquet")
+        raise InputError(
+            f"{file}: this command writes NDJSON; `room-storage spark export` writes Parquet"
+        )
     with _opened(file) as target:
         done = run(_export(target, dsn, None if room is None else [RoomId(one) for one in room]))
     if file != STANDARD_OUTPUT:
@@ -53,9 +66,14 @@ def command(
 
 async def _export(target: IO[bytes], dsn: str | None, room_ids: list[RoomId] | None) -> Done:
     started, events, size = time.monotonic(), 0, 0
-    async with maintained(dsn) as database, database.transaction(isolation="repeatable_read", readonly=True) as conn:
+    async with (
+        maintained(dsn) as database,
+        database.transaction(isolation="repeatable_read", readonly=True) as conn,
+    ):
         rooms = await rooms_to_archive(conn, room_ids)
-        for room in track(rooms, "exporting", console=Console(stderr=True), disable=not sys.stderr.isatty()):
+        for room in track(
+            rooms, "exporting", console=Console(stderr=True), disable=not sys.stderr.isatty()
+        ):
             async for lines in archive(conn, room):
                 target.write(b"\n".join([*lines, b""]))
                 events, size = events + len(lines), size + sum(map(len, lines)) + len(lines)
@@ -64,7 +82,11 @@ async def _export(target: IO[bytes], dsn: str | None, room_ids: list[RoomId] | N
 
 @contextmanager
 def _opened(file: str) -> Iterator[IO[bytes]]:
-    """The file to write to. It has its name once it is whole; what could not be written is an `InputError` and leaves no file."""
+    """The file to write to.
+
+    It has its name once it is whole; what could not be written is an `InputError` and leaves no
+    file.
+    """
     if file == STANDARD_OUTPUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()

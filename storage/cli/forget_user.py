@@ -12,13 +12,20 @@ from storage.persist.erasure import erase_user, restore_user
 
 
 def command(
-    user: Annotated[str, typer.Argument(metavar="USER", help="@localpart:server", show_default=False)],
+    user: Annotated[
+        str, typer.Argument(metavar="USER", help="@localpart:server", show_default=False)
+    ],
     *,
-    undo: Annotated[bool, typer.Option("--undo", help="Show their events as they are again.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Show their events as they are again.")
+    ] = False,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a user has sent redacted to users and servers who were not in the room then. Nothing is deleted."""
+    """Show what a user has sent redacted to users and servers who were not in the room then.
+
+    Nothing is deleted.
+    """
     changed = run(_forget(dsn, user, undo=undo))
     if as_json:
         print_json({"user": user, "erased": not undo, "changed": changed})
@@ -30,4 +37,8 @@ def command(
 async def _forget(dsn: str | None, user: str, *, undo: bool) -> bool:
     user_id = args.user(user)
     async with maintained(dsn) as database, database.connection() as conn:
-        return await (restore_user(conn, user_id) if undo else erase_user(conn, user_id, time.time_ns() // 1_000_000))
+        return await (
+            restore_user(conn, user_id)
+            if undo
+            else erase_user(conn, user_id, time.time_ns() // 1_000_000)
+        )

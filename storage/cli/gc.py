@@ -9,14 +9,24 @@ from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.state_group_gc import TABLES, WORK, Collected, collect, collect_all
 
 
-def command(dsn: DsnOption = None, *, room: RoomsOption = None, as_json: JsonOption = False) -> None:
-    """Delete the state groups that no event and no room refers to. Beside running servers, a bounded number at a time."""
+def command(
+    dsn: DsnOption = None, *, room: RoomsOption = None, as_json: JsonOption = False
+) -> None:
+    """Delete the state groups that no event and no room refers to.
+
+    Beside running servers, a bounded number at a time.
+    """
     collected = run(_collect(dsn, room))
     freed = sum(one.state_groups for one in collected)
     if as_json:
         print_json({"state_groups": freed, "rooms": [one._asdict() for one in collected]})
         return
-    print_rows("Freed", ["room", "state groups"], [(one.room_id, one.state_groups) for one in collected], as_json=False)
+    print_rows(
+        "Freed",
+        ["room", "state groups"],
+        [(one.room_id, one.state_groups) for one in collected],
+        as_json=False,
+    )
     typer.echo(f"{freed} state groups freed")
 
 

@@ -19,18 +19,37 @@ from storage.importing.reading import check_readable
 from storage.store.open import open_store
 
 INSTANCE_NAME = "import"
-OUTCOMES = ("stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid", "bad_line")
+OUTCOMES = (
+    "stored",
+    "duplicate",
+    "rejected",
+    "soft_failed",
+    "redacted",
+    "missing_parents",
+    "invalid",
+    "bad_line",
+)
 
 
 def command(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="NDJSON or Parquet (*.parquet); - for standard input.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="NDJSON or Parquet (*.parquet); - for standard input.",
+            show_default=False,
+        ),
     ],
     *,
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
-    instance_name: Annotated[str, typer.Option(metavar="NAME", help="Of this process; no other at work may have it.")] = INSTANCE_NAME,
-    rejects: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep what was not stored, with the reason (NDJSON).")] = None,
+    instance_name: Annotated[
+        str, typer.Option(metavar="NAME", help="Of this process; no other at work may have it.")
+    ] = INSTANCE_NAME,
+    rejects: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what was not stored, with the reason (NDJSON)."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Store the PDUs of files: one a line, or {"pdu": …, "room_version": …, "origin": …, "state_before": […]}; of Parquet, such columns.
@@ -42,7 +61,9 @@ def command(
         target = None if rejects is None else stack.enter_context(_opened(rejects))
         bar = stack.enter_context(Bar(None if None in sizes else sum(size or 0 for size in sizes)))
         try:
-            summary, seconds = run(_import(files, dsn, (server_name or NO_SERVER, instance_name), Rejects(target), bar))
+            summary, seconds = run(
+                _import(files, dsn, (server_name or NO_SERVER, instance_name), Rejects(target), bar)
+            )
         except SystemExit:  # an interrupt
             typer.echo("interrupted: what was stored stays; run it again to go on", err=True)
             raise
@@ -68,12 +89,17 @@ def findings(summary: Summary) -> int:
     return sum(summary.outcomes[outcome] for outcome in ("missing_parents", "invalid", "bad_line"))
 
 
-async def _import(files: list[str], dsn: str | None, names: tuple[str, str], rejects: Rejects, bar: "Bar") -> tuple[Summary, float]:
+async def _import(
+    files: list[str], dsn: str | None, names: tuple[str, str], rejects: Rejects, bar: "Bar"
+) -> tuple[Summary, float]:
     server_name, instance_name = names
-    async with open_store(dsn, server_name=server_name, instance_name=instance_name, config=Config.from_env()) as store:
+    async with open_store(
+        dsn, server_name=server_name, instance_name=instance_name, config=Config.from_env()
+    ) as store:
         if store.server_name == NO_SERVER:
             typer.echo(
-                "note: without --server-name no user counts as local, so that the rooms will not show up in anybody's sync", err=True
+                "note: without --server-name no user counts as local, so that the rooms will not show up in anybody's sync",
+                err=True,
             )
         started = time.monotonic()
         summary = await Import(store, rejects, progress=bar).run(files)

@@ -18,16 +18,26 @@ if TYPE_CHECKING:
 def command(
     dsn: DsnOption = None,
     *,
-    listed: Annotated[bool, typer.Option("--list", help="Tell how far each is; do nothing.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Tell how far each is; do nothing.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Do the long data steps that migrations have put off, in small batches beside running servers. Run it again after an interruption."""
+    """Do the long data steps that migrations have put off, in small batches beside running servers.
+
+    Run it again after an interruption.
+    """
     rows = run(_jobs(dsn, work=not listed))
     if as_json:
         print_json([row._asdict() | {"state": row.state} for row in rows])
         return
-    shown = [(row.name, row.revision, row.state, row.rows_done, row.rows_expected, row.error) for row in rows]
-    print_rows("Jobs", ["job", "revision", "state", "rows done", "of about", "error"], shown, as_json=False)
+    shown = [
+        (row.name, row.revision, row.state, row.rows_done, row.rows_expected, row.error)
+        for row in rows
+    ]
+    print_rows(
+        "Jobs", ["job", "revision", "state", "rows done", "of about", "error"], shown, as_json=False
+    )
     if not rows:
         typer.echo("no jobs")
 

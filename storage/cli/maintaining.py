@@ -18,8 +18,16 @@ INSTANCE_NAME: Final = "command line"
 @asynccontextmanager
 async def maintained(dsn: str | None) -> AsyncIterator[Database]:
     """The database of the DSN, or the embedded one. `SchemaOutOfDate`."""
-    config = replace(Config.from_env(), statement_timeout_ms=STATEMENT_TIMEOUT_MS, pool_size_max=2, instance_name=INSTANCE_NAME)
-    async with database_dsn(dsn, config) as target, await Database.open(target, config=config) as database:
+    config = replace(
+        Config.from_env(),
+        statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+        pool_size_max=2,
+        instance_name=INSTANCE_NAME,
+    )
+    async with (
+        database_dsn(dsn, config) as target,
+        await Database.open(target, config=config) as database,
+    ):
         async with database.connection() as conn:
             await check_schema(conn)
         yield database

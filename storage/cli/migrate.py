@@ -7,7 +7,14 @@ import typer
 
 from storage.cli.common import DsnOption, JsonOption, database_dsn, print_rows, print_values, run
 from storage.config import Config
-from storage.database.migrate import HEAD_REVISION, MigrationOptions, migrate, migrate_before, migration_sql, pending
+from storage.database.migrate import (
+    HEAD_REVISION,
+    MigrationOptions,
+    migrate,
+    migrate_before,
+    migration_sql,
+    pending,
+)
 from storage.database.roles import grant, grants_sql
 
 if TYPE_CHECKING:
@@ -17,19 +24,40 @@ if TYPE_CHECKING:
 def command(
     dsn: DsnOption = None,
     *,
-    pre: Annotated[bool, typer.Option("--pre", help="Only the steps that are safe while processes of the release before run.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="Tell the steps that are to come; do nothing.")] = False,
-    grants: Annotated[bool, typer.Option("--grants", help="Only make the roles and give them what they may, again.")] = False,
+    pre: Annotated[
+        bool,
+        typer.Option(
+            "--pre", help="Only the steps that are safe while processes of the release before run."
+        ),
+    ] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Tell the steps that are to come; do nothing.")
+    ] = False,
+    grants: Annotated[
+        bool,
+        typer.Option("--grants", help="Only make the roles and give them what they may, again."),
+    ] = False,
     role_prefix: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", envvar="STORAGE_ROLE_PREFIX", help="How the roles begin (room_storage); none: no roles.", show_default=False
+            metavar="NAME",
+            envvar="STORAGE_ROLE_PREFIX",
+            help="How the roles begin (room_storage); none: no roles.",
+            show_default=False,
         ),
     ] = None,
     lock_timeout_ms: Annotated[
-        int | None, typer.Option(metavar="MS", min=1, help="How long a step waits for a lock (2000).", show_default=False)
+        int | None,
+        typer.Option(
+            metavar="MS", min=1, help="How long a step waits for a lock (2000).", show_default=False
+        ),
     ] = None,
-    sql: Annotated[bool, typer.Option("--sql", help="Print the statements for an empty database instead of running them.")] = False,
+    sql: Annotated[
+        bool,
+        typer.Option(
+            "--sql", help="Print the statements for an empty database instead of running them."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Bring the schema of the database up to what this version needs."""
@@ -42,12 +70,17 @@ def command(
     elif grants:
         print_values({"warnings": run(_grant(dsn, role_prefix))}, as_json=as_json)
     else:
-        print_values({"revision": run(_migrate(dsn, how, pre=pre)), "wanted": HEAD_REVISION}, as_json=as_json)
+        print_values(
+            {"revision": run(_migrate(dsn, how, pre=pre)), "wanted": HEAD_REVISION}, as_json=as_json
+        )
 
 
 def _list(dsn: str | None, how: MigrationOptions, *, as_json: bool) -> None:
     steps = run(_pending(dsn, how))
-    rows = [(step.revision, step.phase, step.title, step.job.name if step.job else None) for step in steps]
+    rows = [
+        (step.revision, step.phase, step.title, step.job.name if step.job else None)
+        for step in steps
+    ]
     print_rows("Steps", ["revision", "phase", "step", "background job"], rows, as_json=as_json)
     if not steps and not as_json:
         typer.echo(f"nothing to do: the schema is {HEAD_REVISION}")

@@ -9,25 +9,70 @@ from storage.cli.common import DsnOption, JsonOption, ServerNameOption, print_js
 from storage.cli.maintaining import maintained
 from storage.errors import InputError
 from storage.maintenance.local_server import local_server_name
-from storage.maintenance.purge import Purged, PurgeJob, jobs, purge_history, purge_retention, purge_room, resume
+from storage.maintenance.purge import (
+    Purged,
+    PurgeJob,
+    jobs,
+    purge_history,
+    purge_retention,
+    purge_room,
+    resume,
+)
 
-RoomArgument = Annotated[str | None, typer.Argument(metavar="ROOM_ID", help="The room.", show_default=False)]
+RoomArgument = Annotated[
+    str | None, typer.Argument(metavar="ROOM_ID", help="The room.", show_default=False)
+]
 BeforeOption = Annotated[
-    str | None, typer.Option("--before", metavar="EVENT_ID", help="Purge what stands before this event.", show_default=False)
+    str | None,
+    typer.Option(
+        "--before",
+        metavar="EVENT_ID",
+        help="Purge what stands before this event.",
+        show_default=False,
+    ),
 ]
 BeforeDateOption = Annotated[
     str | None,
-    typer.Option("--before-date", metavar="DATE", help="Purge what this server received before (ISO 8601, UTC).", show_default=False),
+    typer.Option(
+        "--before-date",
+        metavar="DATE",
+        help="Purge what this server received before (ISO 8601, UTC).",
+        show_default=False,
+    ),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Purge the whole room: it is unknown afterwards.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="With --all: also while local users are joined.")]
-LocalOption = Annotated[bool, typer.Option("--local", help="Also what local users sent, which no other server may hold.")]
-RetentionOption = Annotated[bool, typer.Option("--retention", help="Every room, as its m.room.retention says.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with every purge that was interrupted.")]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Purge the whole room: it is unknown afterwards.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="With --all: also while local users are joined.")
+]
+LocalOption = Annotated[
+    bool,
+    typer.Option("--local", help="Also what local users sent, which no other server may hold."),
+]
+RetentionOption = Annotated[
+    bool, typer.Option("--retention", help="Every room, as its m.room.retention says.")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with every purge that was interrupted.")
+]
 JobsOption = Annotated[bool, typer.Option("--jobs", help="Show purges, and how far they are.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count the events that would go.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Only count the events that would go.")
+]
 
-COLUMNS = ["job", "room", "phase", "deleted", "set aside", "swept", "state groups", "started", "finished", "error"]
+COLUMNS = [
+    "job",
+    "room",
+    "phase",
+    "deleted",
+    "set aside",
+    "swept",
+    "state groups",
+    "started",
+    "finished",
+    "error",
+]
 
 
 def command(
@@ -46,7 +91,10 @@ def command(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Purge history, in small steps beside running servers. What was interrupted goes on when it is asked for again."""
+    """Purge history, in small steps beside running servers.
+
+    What was interrupted goes on when it is asked for again.
+    """
     modes = [room_id is not None, retention, go_on, show_jobs]
     if sum(modes) != 1:
         raise InputError("give a room, or one of --retention, --resume and --jobs")
@@ -61,14 +109,27 @@ def command(
         async with maintained(dsn) as database:
             name = await local_server_name(database, server_name)
             if retention:
-                return [one async for one in purge_retention(database, server_name=name, dry_run=dry_run)]
+                return [
+                    one
+                    async for one in purge_retention(database, server_name=name, dry_run=dry_run)
+                ]
             if room_id is None:
                 return [one async for one in resume(database, server_name=name)]
             if whole:
-                return [await purge_room(database, room_id, server_name=name, force=force, dry_run=dry_run)]
+                return [
+                    await purge_room(
+                        database, room_id, server_name=name, force=force, dry_run=dry_run
+                    )
+                ]
             return [
                 await purge_history(
-                    database, room_id, server_name=name, before_event_id=before, before_ts=before_ts, local=local, dry_run=dry_run
+                    database,
+                    room_id,
+                    server_name=name,
+                    before_event_id=before,
+                    before_ts=before_ts,
+                    local=local,
+                    dry_run=dry_run,
                 )
             ]
 
@@ -85,7 +146,9 @@ def _milliseconds(date: str) -> int:
     try:
         moment = datetime.fromisoformat(date)
     except ValueError:
-        raise InputError(f"{date!r} is no date: give one such as 2026-01-31 or 2026-01-31T12:00") from None
+        raise InputError(
+            f"{date!r} is no date: give one such as 2026-01-31 or 2026-01-31T12:00"
+        ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
@@ -96,14 +159,22 @@ def _print_purged(purged: list[Purged], *, dry_run: bool, as_json: bool) -> None
     for one in purged:
         told = f"{one.room_id}: {one.events} events"
         job = one.job
-        more = "" if job is None else f" ({job.deleted_count} deleted, {job.set_aside_count} set aside, {job.swept_count} of them swept)"
+        more = (
+            ""
+            if job is None
+            else f" ({job.deleted_count} deleted, {job.set_aside_count} set aside, {job.swept_count} of them swept)"
+        )
         typer.echo(f"{told} would go" if dry_run else f"{told} purged{more}")
     if not purged:
         typer.echo("nothing to purge")
 
 
 def _document(purged: Purged) -> dict[str, Any]:
-    return {"room_id": purged.room_id, "events": purged.events, "job": None if purged.job is None else purged.job._asdict()}
+    return {
+        "room_id": purged.room_id,
+        "events": purged.events,
+        "job": None if purged.job is None else purged.job._asdict(),
+    }
 
 
 def _print_jobs(found: list[PurgeJob], *, as_json: bool) -> None:
@@ -129,4 +200,6 @@ def _print_jobs(found: list[PurgeJob], *, as_json: bool) -> None:
 
 
 def _told(ts: int | None) -> str:
-    return "" if ts is None else datetime.fromtimestamp(ts / 1000, UTC).isoformat(timespec="seconds")
+    return (
+        "" if ts is None else datetime.fromtimestamp(ts / 1000, UTC).isoformat(timespec="seconds")
+    )

@@ -11,7 +11,9 @@ from storage.maintenance.repair import rebuild_visibility
 
 
 def command(
-    room_id: Annotated[str, typer.Argument(metavar="ROOM_ID", help="The room.", show_default=False)],
+    room_id: Annotated[
+        str, typer.Argument(metavar="ROOM_ID", help="The room.", show_default=False)
+    ],
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
     *,
@@ -24,4 +26,6 @@ def command(
 
 async def _rebuild(dsn: str | None, server_name: str | None, room_id: str) -> None:
     async with maintained(dsn) as database:
-        await rebuild_visibility(database, room_id, server_name=await local_server_name(database, server_name))
+        await rebuild_visibility(
+            database, room_id, server_name=await local_server_name(database, server_name)
+        )

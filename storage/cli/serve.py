@@ -34,19 +34,34 @@ def command(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535)] = DEFAULT_PORT,
     tcp: Annotated[bool, typer.Option("--tcp/--no-tcp", help="Listen for connections.")] = True,
-    redis: Annotated[str | None, typer.Option(metavar="URL", help="Take part over Redis, too: redis://…", show_default=False)] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Take part over Redis, too: redis://…", show_default=False
+        ),
+    ] = None,
     tls_certificate: PathOption = None,
     tls_key: PathOption = None,
     tls_client_authorities: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PEM: only clients with a certificate signed by one of these.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="PEM: only clients with a certificate signed by one of these.",
+            show_default=False,
+        ),
     ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            help="Serve metrics for Prometheus there, on the same address. 0: any free one.", min=0, max=65535, show_default=False
+            help="Serve metrics for Prometheus there, on the same address. 0: any free one.",
+            min=0,
+            max=65535,
+            show_default=False,
         ),
     ] = None,
-    instance_name: Annotated[str, typer.Option(metavar="NAME", help="Of this process; no other may have it.")] = "serve",
+    instance_name: Annotated[
+        str, typer.Option(metavar="NAME", help="Of this process; no other may have it.")
+    ] = "serve",
     as_json: JsonOption = False,
 ) -> None:
     """Tell workers what is committed to the database, until interrupted (SIGINT, SIGTERM)."""
@@ -54,9 +69,22 @@ def command(
         raise InputError("nothing to do: --no-tcp without --redis")
     context = _tls(tls_certificate, tls_key, tls_client_authorities)
     if context is None and not _is_loopback(host):
-        typer.echo(f"note: on {host} rows can be read on the way, and anybody may connect: see --tls-certificate", err=True)
+        typer.echo(
+            f"note: on {host} rows can be read on the way, and anybody may connect: see --tls-certificate",
+            err=True,
+        )
     metrics = None if metrics_port is None else (host, metrics_port)
-    run(_serve(dsn, server_name, instance_name, (host, port, context) if tcp else None, redis, metrics=metrics, as_json=as_json))
+    run(
+        _serve(
+            dsn,
+            server_name,
+            instance_name,
+            (host, port, context) if tcp else None,
+            redis,
+            metrics=metrics,
+            as_json=as_json,
+        )
+    )
 
 
 async def _serve(
@@ -72,7 +100,9 @@ async def _serve(
     config = Config.from_env()
     stopped = _stopped()
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(open_store(dsn, server_name=server_name, instance_name=instance_name, config=config))
+        store = await stack.enter_async_context(
+            open_store(dsn, server_name=server_name, instance_name=instance_name, config=config)
+        )
         places: dict[str, object] = {}
         if redis is not None:
             await stack.enter_async_context(_over_redis(store, redis, config))
@@ -114,7 +144,9 @@ def _over_redis(store: Store, url: str, config: Config) -> ReplicationPeer:
     try:
         from storage.replication.redis_transport import RedisTransport  # noqa: PLC0415  # redis-py is an extra
     except ImportError as error:
-        raise InputError(f"--redis needs the extra: pip install 'room-event-storage[redis]' ({error})") from None
+        raise InputError(
+            f"--redis needs the extra: pip install 'room-event-storage[redis]' ({error})"
+        ) from None
     return ReplicationPeer(store, RedisTransport(url, store.server_name, config))
 
 
@@ -131,7 +163,9 @@ def _tell(places: dict[str, object], *, as_json: bool) -> None:
         print_json(places)
         return
     if "port" in places:
-        typer.echo(f"listening on {places['host']}:{places['port']}{' (TLS)' if places['tls'] else ''}")
+        typer.echo(
+            f"listening on {places['host']}:{places['port']}{' (TLS)' if places['tls'] else ''}"
+        )
     if "redis" in places:
         typer.echo(f"publishing on {places['redis']}")
     if "metrics" in places:

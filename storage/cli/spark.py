@@ -1,4 +1,7 @@
-"""`room-storage spark …`: what outgrows one process. Needs the extra `spark` and Java 17; both are looked for first."""
+"""`room-storage spark …`: what outgrows one process.
+
+Needs the extra `spark` and Java 17; both are looked for first.
+"""
 
 import asyncio
 import importlib
@@ -14,25 +17,59 @@ from typing import Annotated, Any, Final
 import typer
 
 from storage.cli import spark_demo
-from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, database_dsn, print_json, print_rows, print_values
+from storage.cli.common import (
+    DsnOption,
+    ExitCode,
+    JsonOption,
+    ServerNameOption,
+    database_dsn,
+    print_json,
+    print_rows,
+    print_values,
+)
 from storage.config import Config
 from storage.database.connection import Database
 from storage.database.migrate import check_schema, migrate
 from storage.errors import InputError
 
-app = typer.Typer(help="Bulk work on Spark: imports, export, rebuild, verify, statistics, stream.", no_args_is_help=True)
+app = typer.Typer(
+    help="Bulk work on Spark: imports, export, rebuild, verify, statistics, stream.",
+    no_args_is_help=True,
+)
 
-MasterOption = Annotated[str, typer.Option("--master", help="Where Spark runs: local[N], spark://…, yarn, k8s://….")]
+MasterOption = Annotated[
+    str, typer.Option("--master", help="Where Spark runs: local[N], spark://…, yarn, k8s://….")
+]
 ConfOption = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may be given several times.", show_default=False),
+    typer.Option(
+        "--conf",
+        metavar="KEY=VALUE",
+        help="A setting of Spark; may be given several times.",
+        show_default=False,
+    ),
 ]
 RoomsOption = Annotated[
-    list[str] | None, typer.Option("--room", metavar="ROOM_ID", help="Only this room; may be given several times.", show_default=False)
+    list[str] | None,
+    typer.Option(
+        "--room",
+        metavar="ROOM_ID",
+        help="Only this room; may be given several times.",
+        show_default=False,
+    ),
 ]
-RoomVersionOption = Annotated[str | None, typer.Option("--room-version", help="Of rooms whose version nobody tells.", show_default=False)]
+RoomVersionOption = Annotated[
+    str | None,
+    typer.Option("--room-version", help="Of rooms whose version nobody tells.", show_default=False),
+]
 TasksOption = Annotated[
-    int | None, typer.Option("--tasks", min=1, help="At most so many at once; each has two connections at most.", show_default=False)
+    int | None,
+    typer.Option(
+        "--tasks",
+        min=1,
+        help="At most so many at once; each has two connections at most.",
+        show_default=False,
+    ),
 ]
 KeysOption = Annotated[
     list[str] | None,
@@ -43,12 +80,19 @@ KeysOption = Annotated[
         show_default=False,
     ),
 ]
-RejectsOption = Annotated[str | None, typer.Option("--rejects", help="A folder for what was not stored, as Parquet.")]
+RejectsOption = Annotated[
+    str | None, typer.Option("--rejects", help="A folder for what was not stored, as Parquet.")
+]
 WorkOption = Annotated[
     str | None,
-    typer.Option("--work", help="A folder that all executors reach, of a shared file system, or hdfs://HOST/…; default: a temporary one."),
+    typer.Option(
+        "--work",
+        help="A folder that all executors reach, of a shared file system, or hdfs://HOST/…; default: a temporary one.",
+    ),
 ]
-WritersOption = Annotated[str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")]
+WritersOption = Annotated[
+    str, typer.Option("--instance-name", help="Tasks write as NAME-0, NAME-1, ….")
+]
 LOCAL: Final = "local[*]"
 SHOWN_MAX: Final = 1_000
 PROGRESS_MAX: Final = 1_000_000
@@ -56,7 +100,10 @@ PROGRESS_MAX: Final = 1_000_000
 
 @app.command("import")
 def import_(
-    files: Annotated[list[str], typer.Argument(help="NDJSON, Parquet, or answers of /backfill: files, or folders of them.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(help="NDJSON, Parquet, or answers of /backfill: files, or folders of them."),
+    ],
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
     *,
@@ -70,7 +117,10 @@ def import_(
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Store archives, rooms side by side. Exit code 1 if something was not stored; run it again after an interruption."""
+    """Store archives, rooms side by side.
+
+    Exit code 1 if something was not stored; run it again after an interruption.
+    """
     started = time.monotonic()
     with _spark(dsn, master, conf) as (spark, target):
         summary = _pipeline().import_archive(
@@ -91,12 +141,22 @@ def import_(
 
 @app.command("import-synapse")
 def import_synapse(
-    synapse_dsn: Annotated[str, typer.Argument(metavar="SYNAPSE_DSN", help="The database of a Synapse, postgresql://…; it is only read.")],
+    synapse_dsn: Annotated[
+        str,
+        typer.Argument(
+            metavar="SYNAPSE_DSN",
+            help="The database of a Synapse, postgresql://…; it is only read.",
+        ),
+    ],
     dsn: DsnOption = None,
     server_name: ServerNameOption = None,
     *,
     memory: Annotated[
-        str | None, typer.Option("--memory", help="A file that remembers how far it has come: the next import takes what is new.")
+        str | None,
+        typer.Option(
+            "--memory",
+            help="A file that remembers how far it has come: the next import takes what is new.",
+        ),
     ] = None,
     rejects: RejectsOption = None,
     work: WorkOption = None,
@@ -108,7 +168,10 @@ def import_synapse(
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Store the rooms of a running Synapse; run it again until the switch. Exit code 1 if something was not stored."""
+    """Store the rooms of a running Synapse; run it again until the switch.
+
+    Exit code 1 if something was not stored.
+    """
     started = time.monotonic()
     with _spark(dsn, master, conf) as (spark, target):
         summary = _pipeline().import_synapse(
@@ -133,7 +196,10 @@ def export(
     path: Annotated[str, typer.Argument(help="The folder to write to.")],
     dsn: DsnOption = None,
     *,
-    since: Annotated[str | None, typer.Option("--since", help='The token of an earlier export, or "last": go on from it.')] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help='The token of an earlier export, or "last": go on from it.'),
+    ] = None,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,
@@ -141,7 +207,11 @@ def export(
 ) -> None:
     """Write events, state deltas and visibility as Parquet, and read them back."""
     with _spark(dsn, master, conf) as (spark, target):
-        last = importlib.import_module("storage.pipeline.export").last_export(path) if since == "last" else None
+        last = (
+            importlib.import_module("storage.pipeline.export").last_export(path)
+            if since == "last"
+            else None
+        )
         token = (None if last is None else last.upto) if since == "last" else since
         made = _pipeline().export_parquet(spark, target, path, since=token, partitions=tasks or 8)
     print_values(asdict(made), as_json=as_json)
@@ -153,7 +223,9 @@ def verify(
     server_name: ServerNameOption = None,
     *,
     room: RoomsOption = None,
-    output: Annotated[str | None, typer.Option("--output", help="A folder for the findings, as Parquet.")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", help="A folder for the findings, as Parquet.")
+    ] = None,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,
@@ -161,7 +233,11 @@ def verify(
 ) -> None:
     """Recompute everything derived, rooms side by side; exit code 1 with findings."""
     with _spark(dsn, master, conf) as (spark, target):
-        findings = _pipeline().verify(spark, target, room_ids=room, server_name=server_name, tasks=tasks).cache()
+        findings = (
+            _pipeline()
+            .verify(spark, target, room_ids=room, server_name=server_name, tasks=tasks)
+            .cache()
+        )
         count, columns = findings.count(), findings.columns
         if output is not None:
             findings.write.mode("overwrite").parquet(output)
@@ -188,7 +264,9 @@ def rebuild(
 ) -> None:
     """Rebuild what follows from the received bytes, while others write; exit code 1 if a room could not be rebuilt."""
     with _spark(dsn, master, conf) as (spark, target):
-        failed = _pipeline().rebuild(spark, target, room_ids=room, server_name=server_name, tasks=tasks)
+        failed = _pipeline().rebuild(
+            spark, target, room_ids=room, server_name=server_name, tasks=tasks
+        )
     print_rows("Not rebuilt", ["room", "reason"], list(failed.items()), as_json=as_json)
     if failed:
         raise typer.Exit(ExitCode.FINDINGS)
@@ -196,10 +274,17 @@ def rebuild(
 
 @app.command("statistics")
 def statistics(
-    path: Annotated[str, typer.Argument(metavar="DIRECTORY", help="The folder for the tables, as Parquet, and for index.html.")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIRECTORY", help="The folder for the tables, as Parquet, and for index.html."
+        ),
+    ],
     dsn: DsnOption = None,
     *,
-    top: Annotated[int, typer.Option("--top", min=1, help="So many rooms in each list, and types.")] = 10,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="So many rooms in each list, and types.")
+    ] = 10,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,
@@ -207,15 +292,24 @@ def statistics(
 ) -> None:
     """Count rooms, events, bytes, growth, states and forks: as Parquet, and as a page with plots that can be opened anywhere."""
     with _spark(dsn, master, conf) as (spark, target):
-        found = _pipeline().statistics(spark, target, path, top=top, partitions=tasks or 8, stage=_say)
+        found = _pipeline().statistics(
+            spark, target, path, top=top, partitions=tasks or 8, stage=_say
+        )
     if as_json:
         print_json(asdict(found))
         return
-    print_values({name.replace("_", " "): f"{value:,}" for name, value in found.totals.items()}, as_json=False)
+    print_values(
+        {name.replace("_", " "): f"{value:,}" for name, value in found.totals.items()},
+        as_json=False,
+    )
     for title, columns, rows in (
         ("Events per type", ["type", "events", "bytes"], found.types),
         ("Largest states", ["name", "room_id", "state_entries", "events"], found.largest_states),
-        ("Most forked rooms", ["name", "room_id", "merges", "forward_extremities", "events"], found.most_forked),
+        (
+            "Most forked rooms",
+            ["name", "room_id", "merges", "forward_extremities", "events"],
+            found.most_forked,
+        ),
     ):
         print_rows(title, columns, [[row[name] for name in columns] for row in rows], as_json=False)
     typer.echo(f"tables and plots: {path.rstrip('/')}/index.html")
@@ -223,11 +317,20 @@ def statistics(
 
 @app.command("stream")
 def stream(
-    path: Annotated[Path, typer.Argument(help="The folder to write Parquet to; its folder _checkpoint says how far it is.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="The folder to write Parquet to; its folder _checkpoint says how far it is."
+        ),
+    ],
     dsn: DsnOption = None,
     *,
-    once: Annotated[bool, typer.Option("--once", help="End when what is there now is written.")] = False,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Most events of one batch.")] = 100_000,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when what is there now is written.")
+    ] = False,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, help="Most events of one batch.")
+    ] = 100_000,
     tasks: TasksOption = None,
     master: MasterOption = LOCAL,
     conf: ConfOption = None,
@@ -237,9 +340,19 @@ def stream(
     with _spark(dsn, master, conf) as (spark, target):
         options = {"dsn": target, "maxEventsPerBatch": str(batch), "partitions": str(tasks or 2)}
         frame = spark.readStream.format("room_events").options(**options).load()
-        spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", PROGRESS_MAX)  # what is counted below; else the last hundred batches
-        writing = frame.writeStream.format("parquet").option("path", str(path)).option("checkpointLocation", str(path / "_checkpoint"))
-        query = (writing.trigger(availableNow=True) if once else writing.trigger(processingTime="1 second")).start()
+        spark.conf.set(
+            "spark.sql.streaming.numRecentProgressUpdates", PROGRESS_MAX
+        )  # what is counted below; else the last hundred batches
+        writing = (
+            frame.writeStream.format("parquet")
+            .option("path", str(path))
+            .option("checkpointLocation", str(path / "_checkpoint"))
+        )
+        query = (
+            writing.trigger(availableNow=True)
+            if once
+            else writing.trigger(processingTime="1 second")
+        ).start()
         try:
             query.awaitTermination()
         finally:
@@ -253,7 +366,9 @@ def stream(
 def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
     """An import, an export, a streaming read and a verification of generated rooms, in a Postgres of its own."""
     pipeline = _pipeline()
-    sessions, failures = (importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures"))
+    sessions, failures = (
+        importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
+    )
     sessions.check_java()
     settings = {"spark.ui.showConsoleProgress": "false"} | dict(_setting(one) for one in conf or ())
     with failures.told():
@@ -261,7 +376,10 @@ def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
 
 
 def _pipeline() -> ModuleType:
-    """The package `storage.pipeline`, which is only there with the extra. `InputError` says how to get it."""
+    """The package `storage.pipeline`, which is only there with the extra.
+
+    `InputError` says how to get it.
+    """
     if find_spec("pyspark") is None or find_spec("adbc_driver_postgresql") is None:
         raise InputError("Spark is not installed: pip install 'room-event-storage[spark]'")
     return importlib.import_module("storage.pipeline")
@@ -271,7 +389,9 @@ def _pipeline() -> ModuleType:
 def _spark(dsn: str | None, master: str, conf: list[str] | None) -> Iterator[tuple[Any, str]]:
     """A session, and the DSN of a database of the schema of today."""
     _pipeline()
-    sessions, failures = (importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures"))
+    sessions, failures = (
+        importlib.import_module(f"storage.pipeline.{name}") for name in ("session", "failures")
+    )
     settings = dict(_setting(one) for one in conf or ())
     sessions.check_java()
     with asyncio.Runner() as runner:
@@ -289,7 +409,10 @@ async def _ready(stack: AsyncExitStack, dsn: str | None) -> str:
     target = await stack.enter_async_context(database_dsn(dsn, config))
     if dsn is None:
         await migrate(target)
-    async with await Database.open(target, config=config) as database, database.connection() as conn:
+    async with (
+        await Database.open(target, config=config) as database,
+        database.connection() as conn,
+    ):
         await check_schema(conn)
     return target
 
@@ -320,9 +443,17 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _tell_import(summary: Any, started: float, *, as_json: bool) -> None:
-    """What became of the lines. Ends the command with a code of its own if something was not stored."""
+    """What became of the lines.
+
+    Ends the command with a code of its own if something was not stored.
+    """
     seconds = time.monotonic() - started
-    told = {"lines": summary.lines, **dict(sorted(summary.outcomes.items())), "rejects": summary.rejects, "seconds": round(seconds, 3)}
+    told = {
+        "lines": summary.lines,
+        **dict(sorted(summary.outcomes.items())),
+        "rejects": summary.rejects,
+        "seconds": round(seconds, 3),
+    }
     print_values(told, as_json=as_json)
     if summary.rejects:
         raise typer.Exit(ExitCode.FINDINGS)

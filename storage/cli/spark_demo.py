@@ -24,12 +24,21 @@ SERVER: Final = "s1.test"
 
 
 def show(pipeline: ModuleType, session: Callable[[], Any]) -> None:
-    """Tell each step with what it did and how long it took. `StorageCorrupt` if a step finds a difference."""
-    with tempfile.TemporaryDirectory(prefix="room-storage-") as folder, _database(Path(folder) / "postgres") as dsn, session() as spark:
+    """Tell each step with what it did and how long it took.
+
+    `StorageCorrupt` if a step finds a difference.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="room-storage-") as folder,
+        _database(Path(folder) / "postgres") as dsn,
+        session() as spark,
+    ):
         base = Path(folder)
         with (base / "rooms.ndjson").open("wb") as file:
             for seed, version in enumerate(("1", "6", "9", "10", "11", "12")[:ROOMS]):
-                room = generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), EVENTS, seed=seed, version=version)
+                room = generate_room(
+                    SHAPES["small_chat"].replaced(odd=ODD_SOME), EVENTS, seed=seed, version=version
+                )
                 write_ndjson(room, file)
         started = time.monotonic()
 
@@ -40,9 +49,16 @@ def show(pipeline: ModuleType, session: Callable[[], Any]) -> None:
             started = now
 
         summary = pipeline.import_archive(
-            spark, [str(base / "rooms.ndjson")], dsn, server_name=SERVER, rejects=str(base / "rejects"), work=str(base / "work")
+            spark,
+            [str(base / "rooms.ndjson")],
+            dsn,
+            server_name=SERVER,
+            rejects=str(base / "rejects"),
+            work=str(base / "work"),
         )
-        said = ", ".join(f"{count:,} {outcome}" for outcome, count in summary.outcomes.most_common())
+        said = ", ".join(
+            f"{count:,} {outcome}" for outcome, count in summary.outcomes.most_common()
+        )
         say(f"import: {summary.lines:,} lines of {ROOMS} rooms, each of another version: {said}")
         made = pipeline.export_parquet(spark, dsn, str(base / "export"), partitions=2)
         say(
@@ -53,13 +69,26 @@ def show(pipeline: ModuleType, session: Callable[[], Any]) -> None:
         found = pipeline.verify(spark, dsn).count()
         say(f"verify: {found} differences")
         if found or streamed + summary.rejects + summary.outcomes["duplicate"] != summary.lines:
-            raise StorageCorrupt("the demonstration found a difference", findings=found, streamed=streamed, lines=summary.lines)
+            raise StorageCorrupt(
+                "the demonstration found a difference",
+                findings=found,
+                streamed=streamed,
+                lines=summary.lines,
+            )
 
 
 def _streamed(spark: Any, dsn: str, base: Path) -> int:
-    frame = spark.readStream.format("room_events").options(dsn=dsn, maxEventsPerBatch="1000", partitions="2").load()
+    frame = (
+        spark.readStream.format("room_events")
+        .options(dsn=dsn, maxEventsPerBatch="1000", partitions="2")
+        .load()
+    )
     writing = frame.writeStream.format("parquet").option("path", str(base / "stream"))
-    query = writing.option("checkpointLocation", str(base / "checkpoint")).trigger(availableNow=True).start()
+    query = (
+        writing.option("checkpointLocation", str(base / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     read_back = spark.read.parquet(str(base / "stream"))
     return int(read_back.select("event_id").distinct().count())

@@ -8,7 +8,14 @@ import typer
 from storage.cli.common import DsnOption, JsonOption, print_json, print_rows, print_values, run
 from storage.cli.maintaining import maintained
 from storage.database.connection import Connection
-from storage.maintenance.sizes import LargeState, StoreCounts, TableSize, counts, largest_states, table_sizes
+from storage.maintenance.sizes import (
+    LargeState,
+    StoreCounts,
+    TableSize,
+    counts,
+    largest_states,
+    table_sizes,
+)
 
 
 class Stats(NamedTuple):
@@ -33,7 +40,9 @@ def command(
     print_values(overview(stats), as_json=False)
     print_rows("On disk, in bytes", *tables_told(stats), as_json=False)
     states = [tuple(state) for state in stats.states]
-    print_rows("Largest states", ["room", "version", "entries", "joined", "groups"], states, as_json=False)
+    print_rows(
+        "Largest states", ["room", "version", "entries", "joined", "groups"], states, as_json=False
+    )
 
 
 async def read_stats(conn: Connection, top: int = 10) -> Stats:
@@ -45,8 +54,12 @@ def as_document(stats: Stats) -> dict[str, Any]:
     """For programs: `counts`, `tables` and `largest_states`, as named in `storage.maintenance.sizes`."""
     events = stats.counts.events
     return {
-        "counts": stats.counts._asdict() | {"bytes_per_event": _per(stats.counts.database_bytes, events)},
-        "tables": [table._asdict() | {"bytes_per_event": _per(table.total_bytes, events)} for table in stats.tables],
+        "counts": stats.counts._asdict()
+        | {"bytes_per_event": _per(stats.counts.database_bytes, events)},
+        "tables": [
+            table._asdict() | {"bytes_per_event": _per(table.total_bytes, events)}
+            for table in stats.tables
+        ],
         "largest_states": [state._asdict() for state in stats.states],
     }
 
@@ -54,9 +67,13 @@ def as_document(stats: Stats) -> dict[str, Any]:
 def overview(stats: Stats) -> dict[str, object]:
     """The counts, for people."""
     found = stats.counts
-    told: dict[str, object] = {name.replace("_", " "): f"{value:,}" for name, value in found._asdict().items()}
+    told: dict[str, object] = {
+        name.replace("_", " "): f"{value:,}" for name, value in found._asdict().items()
+    }
     told["json bytes"] = f"{found.json_bytes:,}, {_per(found.json_bytes, found.events):,} an event"
-    told["database bytes"] = f"{found.database_bytes:,}, {_per(found.database_bytes, found.events):,} an event"
+    told["database bytes"] = (
+        f"{found.database_bytes:,}, {_per(found.database_bytes, found.events):,} an event"
+    )
     return told
 
 
@@ -67,8 +84,16 @@ def tables_told(stats: Stats) -> tuple[list[str], list[tuple[str, ...]]]:
     small = [table for table in stats.tables if table.total_bytes * 100 < whole]
     rows: list[tuple[str, Sequence[int]]] = [(table.table_name, table[2:]) for table in large]
     if small:
-        rows.append((f"{len(small)} others", [sum(column) for column in zip(*(table[2:] for table in small), strict=True)]))
-    told = [(name, *(f"{size:,}" for size in sizes), f"{_per(sizes[-1], stats.counts.events):,}") for name, sizes in rows]
+        rows.append(
+            (
+                f"{len(small)} others",
+                [sum(column) for column in zip(*(table[2:] for table in small), strict=True)],
+            )
+        )
+    told = [
+        (name, *(f"{size:,}" for size in sizes), f"{_per(sizes[-1], stats.counts.events):,}")
+        for name, sizes in rows
+    ]
     return ["table", "heap", "large values", "indexes", "together", "an event"], told
 
 
@@ -77,5 +102,8 @@ def _per(size: int, events: int) -> float:
 
 
 async def _stats(dsn: str | None, top: int) -> Stats:
-    async with maintained(dsn) as database, database.transaction(isolation="repeatable_read", readonly=True) as conn:
+    async with (
+        maintained(dsn) as database,
+        database.transaction(isolation="repeatable_read", readonly=True) as conn,
+    ):
         return await read_stats(conn, top)

@@ -4,7 +4,15 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, ExitCode, JsonOption, ServerNameOption, print_json, print_rows, run
+from storage.cli.common import (
+    DsnOption,
+    ExitCode,
+    JsonOption,
+    ServerNameOption,
+    print_json,
+    print_rows,
+    run,
+)
 from storage.cli.maintaining import maintained
 from storage.database.connection import Database
 from storage.maintenance.indexes import prove_indexes
@@ -14,7 +22,13 @@ from storage.maintenance.verify import Finding, verify
 from storage.maintenance.verify.run import verify_database
 
 RoomsOption = Annotated[
-    list[str] | None, typer.Option("--room", metavar="ROOM_ID", help="Only this room; may be given several times.", show_default=False)
+    list[str] | None,
+    typer.Option(
+        "--room",
+        metavar="ROOM_ID",
+        help="Only this room; may be given several times.",
+        show_default=False,
+    ),
 ]
 
 
@@ -30,24 +44,47 @@ def command(
     server_name: ServerNameOption = None,
     *,
     room: RoomsOption = None,
-    mend: Annotated[bool, typer.Option("--repair", help="Rebuild what is derived in the rooms where something is found.")] = False,
+    mend: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="Rebuild what is derived in the rooms where something is found."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute hashes, states, visibility and every other derived thing; report what differs. Exit code 1 if something is left."""
+    """Recompute hashes, states, visibility and every other derived thing; report what differs.
+
+    Exit code 1 if something is left.
+    """
     told = run(_verify(dsn, server_name, room, mend=mend))
     left = sum(not one.repaired for one in told)
     if as_json:
         print_json({"findings": [_document(one) for one in told], "left": left})
     else:
         rows = [(*_columns(one.finding), "yes" if one.repaired else "no") for one in told]
-        print_rows("Findings", ["check", "room", "subject", "found", "expected", "repaired"], rows, as_json=False)
-        typer.echo(f"{len(told)} findings, {len(told) - left} of them repaired" if told else "nothing found")
+        print_rows(
+            "Findings",
+            ["check", "room", "subject", "found", "expected", "repaired"],
+            rows,
+            as_json=False,
+        )
+        typer.echo(
+            f"{len(told)} findings, {len(told) - left} of them repaired"
+            if told
+            else "nothing found"
+        )
     if left:
         raise SystemExit(ExitCode.FINDINGS)
 
 
 def _columns(finding: Finding) -> tuple[str, str, str, str, str]:
-    return finding.check, finding.room_id or "", "\n".join(finding.subject), finding.found, finding.expected
+    return (
+        finding.check,
+        finding.room_id or "",
+        "\n".join(finding.subject),
+        finding.found,
+        finding.expected,
+    )
 
 
 def _document(told: ReportedFinding) -> dict[str, Any]:
@@ -63,7 +100,9 @@ def _document(told: ReportedFinding) -> dict[str, Any]:
     }
 
 
-async def _verify(dsn: str | None, server_name: str | None, rooms: list[str] | None, *, mend: bool) -> list[ReportedFinding]:
+async def _verify(
+    dsn: str | None, server_name: str | None, rooms: list[str] | None, *, mend: bool
+) -> list[ReportedFinding]:
     async with maintained(dsn) as database:
         name = await local_server_name(database, server_name)
         found = [finding async for finding in verify(database, server_name=name, room_ids=rooms)]
@@ -72,10 +111,21 @@ async def _verify(dsn: str | None, server_name: str | None, rooms: list[str] | N
         return await _repaired(database, name, found)
 
 
-async def _repaired(database: Database, server_name: str, found: list[Finding]) -> list[ReportedFinding]:
-    """Repair the rooms where that helps, and what they share, and look at them again. `StorageCorrupt` where an index lies."""
+async def _repaired(
+    database: Database, server_name: str, found: list[Finding]
+) -> list[ReportedFinding]:
+    """Repair the rooms where that helps, and what they share, and look at them again.
+
+    `StorageCorrupt` where an index lies.
+    """
     await prove_indexes(database, "a repair")
-    rooms = list(dict.fromkeys(finding.room_id for finding in found if finding.repairable and finding.room_id is not None))
+    rooms = list(
+        dict.fromkeys(
+            finding.room_id
+            for finding in found
+            if finding.repairable and finding.room_id is not None
+        )
+    )
     for room_id in rooms:
         await repair(database, room_id, server_name=server_name, indexes_proven=True)
     shared = any(finding.repairable and finding.room_id is None for finding in found)
@@ -86,5 +136,10 @@ async def _repaired(database: Database, server_name: str, found: list[Finding]) 
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
             left |= {finding async for finding in verify_database(conn)}
     looked_at = {*rooms, *([None] if shared else [])}
-    old = [ReportedFinding(finding, repaired=finding.room_id in looked_at and finding not in left) for finding in found]
-    return old + [ReportedFinding(finding, repaired=False) for finding in left if finding not in found]
+    old = [
+        ReportedFinding(finding, repaired=finding.room_id in looked_at and finding not in left)
+        for finding in found
+    ]
+    return old + [
+        ReportedFinding(finding, repaired=False) for finding in left if finding not in found
+    ]

@@ -1,4 +1,7 @@
-"""Postgres: connections, errors, the embedded server and migrations. No driver exception passes this package."""
+"""Postgres: connections, errors, the embedded server and migrations.
+
+No driver exception passes this package.
+"""
 
 from storage.database.connection import Connection, Database, Isolation, Observer
 

@@ -1,7 +1,8 @@
 """Rows as the parameters of a bulk statement: one array a column.
 
-The driver looks at each element of a list to find out its shape, which takes four times as long as Postgres takes to read the text of the
-array: so statements of the hot path take texts, `$1::text::bigint[]`.
+The driver looks at each element of a list to find out its shape, which takes four times as long as
+Postgres takes to read the text of the array: so statements of the hot path take texts,
+`$1::text::bigint[]`.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -43,7 +44,11 @@ def int_array(numbers: Iterable[int]) -> str:
 
 def array_of_int_arrays(rows: Sequence[Sequence[int]]) -> str:
     """The text of an array of such texts."""
-    return '{"{' + orjson.dumps(rows)[2:-2].decode().replace("],[", '}","{') + '}"}' if rows else EMPTY_ARRAY
+    return (
+        '{"{' + orjson.dumps(rows)[2:-2].decode().replace("],[", '}","{') + '}"}'
+        if rows
+        else EMPTY_ARRAY
+    )
 
 
 def long_int_array(numbers: Sequence[int]) -> str:

@@ -1,7 +1,10 @@
-"""Results as Arrow batches, for bulk reads: no Python object per row. Needs the extra `spark` (adbc-driver-postgresql, pyarrow).
+"""Results as Arrow batches, for bulk reads: no Python object per row.
 
-One connection, one snapshot, no pool, and no event loop: what runs in a Spark executor is synchronous. Statements are the same constants
-as everywhere, with the same errors. A result is held whole by the driver below, so large tables are asked for page by page.
+Needs the extra `spark` (adbc-driver-postgresql, pyarrow).
+
+One connection, one snapshot, no pool, and no event loop: what runs in a Spark executor is
+synchronous. Statements are the same constants as everywhere, with the same errors. A result is held
+whole by the driver below, so large tables are asked for page by page.
 """
 
 import os
@@ -19,8 +22,16 @@ from storage.database.session import PINNED, SQL_SESSION, SessionRow, check_sess
 from storage.database.translate import SQLSTATES
 from storage.errors import DatabaseError, DatabaseUnavailable
 
-LIBPQ: Final = {"client_encoding": "UTF8", "statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0"}
-"""Settings that asyncpg or `Config` decides for other sessions. A read for Spark may take any time."""
+LIBPQ: Final = {
+    "client_encoding": "UTF8",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+"""Settings that asyncpg or `Config` decides for other sessions.
+
+A read for Spark may take any time.
+"""
 
 
 class ArrowConnection:
@@ -47,11 +58,16 @@ class ArrowConnection:
 
 
 @contextmanager
-def arrow_snapshot(dsn: str, *, foreign: bool = False, config: Config | None = None) -> Iterator[ArrowConnection]:
-    """A connection that sees one state of the database and changes nothing. `DatabaseUnavailable`; otherwise as `storage.database.session`.
+def arrow_snapshot(
+    dsn: str, *, foreign: bool = False, config: Config | None = None
+) -> Iterator[ArrowConnection]:
+    """A connection that sees one state of the database and changes nothing.
 
-    ``foreign``: it is not a database of this engine; the session keeps its search path, and any encoding and setting are accepted.
-    ``config``: of the driver, for an executor whose environment may differ; default: that of the environment.
+    `DatabaseUnavailable`; otherwise as `storage.database.session`.
+
+    ``foreign``: it is not a database of this engine; the session keeps its search path, and any
+    encoding and setting are accepted. ``config``: of the driver, for an executor whose environment
+    may differ; default: that of the environment.
     """
     with _connected(dsn, foreign=foreign, config=config) as conn:
         conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -60,13 +76,18 @@ def arrow_snapshot(dsn: str, *, foreign: bool = False, config: Config | None = N
 
 @contextmanager
 def arrow_session(dsn: str, *, config: Config | None = None) -> Iterator[ArrowConnection]:
-    """A connection in autocommit, for the few statements of a driver. Errors as of `arrow_snapshot`."""
+    """A connection in autocommit, for the few statements of a driver.
+
+    Errors as of `arrow_snapshot`.
+    """
     with _connected(dsn, config=config) as conn:
         yield conn
 
 
 @contextmanager
-def _connected(dsn: str, *, foreign: bool = False, config: Config | None = None) -> Iterator[ArrowConnection]:
+def _connected(
+    dsn: str, *, foreign: bool = False, config: Config | None = None
+) -> Iterator[ArrowConnection]:
     """In autocommit, with its settings pinned."""
     settings = PINNED if foreign else pinned(config or Config.from_env())
     with translated(connecting=True):
@@ -98,5 +119,7 @@ def translated(*, connecting: bool = False) -> Iterator[None]:
     except Error as error:
         sqlstate = getattr(error, "sqlstate", None) or ""
         lost = connecting or (not sqlstate and isinstance(error, OperationalError | InterfaceError))
-        kind = SQLSTATES.get(sqlstate) or SQLSTATES.get(sqlstate[:2], DatabaseUnavailable if lost else DatabaseError)
+        kind = SQLSTATES.get(sqlstate) or SQLSTATES.get(
+            sqlstate[:2], DatabaseUnavailable if lost else DatabaseError
+        )
         raise kind(str(error), sqlstate=sqlstate) from error

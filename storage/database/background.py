@@ -1,8 +1,10 @@
 """Background jobs: the long data steps of migrations, in small batches beside running servers.
 
-A step of a migration registers a job (storage/database/steps.py); `run_jobs` does it, here or on any other machine, now or later. A batch
-is one statement in a transaction of its own that also moves the job's row on: whoever is killed loses one batch, which is done again. Several
-runners on one job take turns. A batch has as many rows as take about BATCH_SECONDS, and is followed by a pause of the same length.
+A step of a migration registers a job (storage/database/steps.py); `run_jobs` does it, here or on
+any other machine, now or later. A batch is one statement in a transaction of its own that also
+moves the job's row on: whoever is killed loses one batch, which is done again. Several runners on
+one job take turns. A batch has as many rows as take about BATCH_SECONDS, and is followed by a pause
+of the same length.
 """
 
 import asyncio
@@ -20,13 +22,15 @@ BATCH_SECONDS: Final = 0.2
 BATCH_ROWS_MAX: Final = 10_000
 
 SQL_JOBS: Final[LiteralString] = """
-SELECT name, revision, place, rows_done, rows_expected, batch_rows, registered_ts, started_ts, updated_ts, finished_ts, error
+SELECT name, revision, place, rows_done, rows_expected, batch_rows, registered_ts, started_ts,
+    updated_ts, finished_ts, error
 FROM background_jobs
 ORDER BY revision, name
 """
 
 SQL_TAKE: Final[LiteralString] = """
-SELECT name, revision, place, rows_done, rows_expected, batch_rows, registered_ts, started_ts, updated_ts, finished_ts, error
+SELECT name, revision, place, rows_done, rows_expected, batch_rows, registered_ts, started_ts,
+    updated_ts, finished_ts, error
 FROM background_jobs
 WHERE name = $1::text
 FOR UPDATE
@@ -96,20 +100,28 @@ async def jobs(conn: Connection) -> list[JobRow]:
 
 
 async def run_jobs(
-    database: Database, known: "Mapping[str, Job]", *, pause: float | None = None, clock: Callable[[], float] = time.perf_counter
+    database: Database,
+    known: "Mapping[str, Job]",
+    *,
+    pause: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> AsyncGenerator[JobRow, None]:
     """Do what is registered, one job after the other; the row of a job after each batch.
 
-    ``known``: what the migrations say of their jobs, by name; `StorageCorrupt` for one that none of them knows. A batch that fails ends the
-    run, with its error in the row and raised: what was done before stays done, and the next run goes on there. ``pause``: seconds after
-    each batch; None: as long as it took.
+    ``known``: what the migrations say of their jobs, by name; `StorageCorrupt` for one that none of
+    them knows. A batch that fails ends the run, with its error in the row and raised: what was done
+    before stays done, and the next run goes on there. ``pause``: seconds after each batch; None: as
+    long as it took.
     """
     async with database.connection() as conn:
         waiting = [row for row in await jobs(conn) if row.finished_ts is None]
     for row in waiting:
         job = known.get(row.name)
         if job is None:
-            raise StorageCorrupt("a background job is registered that no migration knows: install the release that did", job=row.name)
+            raise StorageCorrupt(
+                "a background job is registered that no migration knows: install the release that did",
+                job=row.name,
+            )
         await _begin(database, job, row)
         while row.finished_ts is None:
             begun = clock()
@@ -132,7 +144,9 @@ async def _batch(database: Database, job: "Job", clock: Callable[[], float]) -> 
             taken = await _taken(conn, job.name)
             if taken.finished_ts is None:  # another runner may have done the last one
                 begun = clock()
-                done = await conn.fetchrow(job.batch, taken.place, taken.batch_rows, row=BatchRow) or BatchRow(0, None)
+                done = await conn.fetchrow(
+                    job.batch, taken.place, taken.batch_rows, row=BatchRow
+                ) or BatchRow(0, None)
                 size = fitting(taken.batch_rows, clock() - begun)
                 await conn.execute(SQL_PROGRESS, job.name, done.place, done.rows, size, _now())
             return await _taken(conn, job.name)

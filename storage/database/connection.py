@@ -1,16 +1,17 @@
 """The pool, transactions and typed rows: the only place where the driver is called.
 
-`Database` owns the pool; `Connection` is what every function that touches Postgres takes first. No exception of the driver
-leaves this module: `translate` turns each into one of ours. It does not open transactions on its own, cache results, or
-build SQL.
+`Database` owns the pool; `Connection` is what every function that touches Postgres takes first. No
+exception of the driver leaves this module: `translate` turns each into one of ours. It does not
+open transactions on its own, cache results, or build SQL.
 
     async with database.transaction() as conn:
         rooms = await conn.fetch(SQL_ROOMS, user_nid, row=RoomRow)
 
     await database.run(lambda conn: store_batch(conn, batch))   # repeats the whole work on a conflict
 
-Connections keep no state between uses (no SET, no session locks, no open cursors): that is why nothing is reset when one goes
-back to the pool, which would cost a round trip each time. What their settings are, `storage.database.session` says.
+Connections keep no state between uses (no SET, no session locks, no open cursors): that is why
+nothing is reset when one goes back to the pool, which would cost a round trip each time. What their
+settings are, `storage.database.session` says.
 """
 
 import asyncio
@@ -70,12 +71,19 @@ class Observer(Protocol):
 
 
 class Connection:
-    """One connection, inside or outside a transaction. Parameters are numbered (`$1`), with casts in the statement."""
+    """One connection, inside or outside a transaction.
+
+    Parameters are numbered (`$1`), with casts in the statement.
+    """
 
     __slots__ = ("_driver", "_measures", "_observer", "_session", "is_at_rest", "statements")
 
     def __init__(
-        self, driver: Any, observer: Observer | None = None, measures: Measures | None = None, session: Session | None = None
+        self,
+        driver: Any,
+        observer: Observer | None = None,
+        measures: Measures | None = None,
+        session: Session | None = None,
     ) -> None:
         self._driver = driver
         self._session = session
@@ -88,10 +96,15 @@ class Connection:
 
     async def fetch(self, sql: str, *args: object, row: type[R]) -> list[R]:
         """All rows, each as a `row`."""
-        return list(map(row._make, await self._call(sql, self._driver.fetch, sql, *args)))  # NamedTuple's public method
+        return list(
+            map(row._make, await self._call(sql, self._driver.fetch, sql, *args))
+        )  # NamedTuple's public method
 
     async def records(self, sql: str, *args: object, row: type[R]) -> list[Any]:  # noqa: ARG002  # says what the columns are
-        """All rows as the driver gives them, columns by place; `row` names them. For thousands of rows that are taken apart at once."""
+        """All rows as the driver gives them, columns by place; `row` names them.
+
+        For thousands of rows that are taken apart at once.
+        """
         rows: list[Any] = await self._call(sql, self._driver.fetch, sql, *args)
         return rows
 
@@ -112,11 +125,18 @@ class Connection:
         """Run a statement (without arguments also several, separated by semicolons); its tag, such as `INSERT 0 3`."""
         return str(await self._call(sql, self._driver.execute, sql, *args))
 
-    async def copy_in(self, table: str, columns: Sequence[str], records: Iterable[Sequence[object]]) -> int:
-        """COPY `records` into `table`, binary; the number of rows. For bulk work: one transaction, no ON CONFLICT."""
+    async def copy_in(
+        self, table: str, columns: Sequence[str], records: Iterable[Sequence[object]]
+    ) -> int:
+        """COPY `records` into `table`, binary; the number of rows.
+
+        For bulk work: one transaction, no ON CONFLICT.
+        """
 
         async def copy() -> str:
-            return str(await self._driver.copy_records_to_table(table, columns=columns, records=records))
+            return str(
+                await self._driver.copy_records_to_table(table, columns=columns, records=records)
+            )
 
         return int((await self._call(f"COPY {table}", copy)).rpartition(" ")[2])
 
@@ -130,7 +150,9 @@ class Connection:
         """The server process behind this connection."""
         return int(self._driver.get_server_pid())
 
-    async def _call(self, statement: str, call: Callable[..., Awaitable[Any]], *args: object) -> Any:
+    async def _call(
+        self, statement: str, call: Callable[..., Awaitable[Any]], *args: object
+    ) -> Any:
         """Send one statement between the observer's two calls, and translate what the driver raises."""
         observer = self._observer
         self.is_at_rest = False
@@ -149,7 +171,9 @@ class Connection:
         except AttributeError as error:
             if not self._driver.is_closed():
                 raise
-            raise self._counted(DatabaseUnavailable("the connection was lost")) from error  # asyncpg reads what closing has taken away
+            raise self._counted(
+                DatabaseUnavailable("the connection was lost")
+            ) from error  # asyncpg reads what closing has taken away
         if self._session is not None and self._session.is_over:
             raise DatabaseUnavailable("the session was ended while it answered")
         self.is_at_rest = True
@@ -168,9 +192,14 @@ Check = Callable[[Connection], Awaitable[bool]]
 
 
 class Database:
-    """The pool of one Postgres database. Opened with `await Database.open(dsn, config=…)`, closed with `close`."""
+    """The pool of one Postgres database.
 
-    def __init__(self, connect: Callable[[], Awaitable[Session]], config: Config, observer: Observer | None) -> None:
+    Opened with `await Database.open(dsn, config=…)`, closed with `close`.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[Session]], config: Config, observer: Observer | None
+    ) -> None:
         size_min = min(config.pool_size_min, config.pool_size_max)
         self._pool = Pool(self._checked, size_min=size_min, size_max=config.pool_size_max)
         self._connect = connect
@@ -185,17 +214,28 @@ class Database:
         self._closed = False
 
     @classmethod
-    async def open(cls, dsn: str, *, config: Config | None = None, observer: Observer | None = None, mark: str = "") -> Self:
+    async def open(
+        cls,
+        dsn: str,
+        *,
+        config: Config | None = None,
+        observer: Observer | None = None,
+        mark: str = "",
+    ) -> Self:
         """Connect.
 
-        `DatabaseUnavailable` if nobody answers, `InputError` if the DSN cannot be read or the database is not UTF8, `DatabaseError` otherwise.
-        ``mark`` tells the sessions of a writer from those of another one of the same name (`storage.streams.startup`).
+        `DatabaseUnavailable` if nobody answers, `InputError` if the DSN cannot be read or the
+        database is not UTF8, `DatabaseError` otherwise. ``mark`` tells the sessions of a writer
+        from those of another one of the same name (`storage.streams.startup`).
         """
         config = config or Config()
         database = cls(partial(connect, dsn, config, mark), config, observer)
         try:
             await database._pool.fill()
-        except (*DRIVER_ERRORS, ValueError) as error:  # ValueError: parts of the DSN that are no numbers
+        except (
+            *DRIVER_ERRORS,
+            ValueError,
+        ) as error:  # ValueError: parts of the DSN that are no numbers
             raise translate(error, connecting=True) from error
         return database
 
@@ -229,9 +269,10 @@ class Database:
     def watch(self, check: "Check") -> None:
         """Have ``check`` look at each new session from now on; False: this is another database.
 
-        Without it, a session of another cluster or timeline than the first one's is `DatabaseReplaced`, then and later.
-        All sessions end then, and nobody gets one before `Guard.enter_again`: callers wait for `Config.pool_acquire_timeout_ms`, and
-        get `DatabaseReplaced` if it is over.
+        Without it, a session of another cluster or timeline than the first one's is
+        `DatabaseReplaced`, then and later. All sessions end then, and nobody gets one before
+        `Guard.enter_again`: callers wait for `Config.pool_acquire_timeout_ms`, and get
+        `DatabaseReplaced` if it is over.
         """
         self._check = check
 
@@ -274,10 +315,15 @@ class Database:
         self._cluster = self._cluster or session.cluster
         if session.cluster not in {None, self._cluster}:
             self._pool.end_all()
-            raise DatabaseReplaced("the database was restored, or a standby took over: begin again what was being done")
+            raise DatabaseReplaced(
+                "the database was restored, or a standby took over: begin again what was being done"
+            )
 
     async def _compare(self, conn: Connection, era: int) -> None:
-        """Check a session that was begun in ``era``. It may lead to another database than those of a later era."""
+        """Check a session that was begun in ``era``.
+
+        It may lead to another database than those of a later era.
+        """
         is_same = self._check is None or await self._check(conn)
         if self.era == era and not is_same:
             self.guard.replaced()
@@ -286,11 +332,16 @@ class Database:
             raise self.guard.error()
 
     def connection(self) -> "ConnectionUse":
-        """A connection in autocommit: each statement is a transaction of its own. To be entered with `async with`."""
+        """A connection in autocommit: each statement is a transaction of its own.
+
+        To be entered with `async with`.
+        """
         return ConnectionUse(self)
 
     @asynccontextmanager
-    async def transaction(self, *, isolation: Isolation = "read_committed", readonly: bool = False) -> AsyncIterator[Connection]:
+    async def transaction(
+        self, *, isolation: Isolation = "read_committed", readonly: bool = False
+    ) -> AsyncIterator[Connection]:
         """A connection inside BEGIN … COMMIT; any exception, cancellation too, rolls back and goes on to the caller.
 
         Raises `CommitUnknown` if the connection is lost between sending COMMIT and its answer.
@@ -299,7 +350,11 @@ class Database:
             yield conn
 
     async def run(
-        self, work: Callable[[Connection], Awaitable[T]], *, isolation: Isolation = "read_committed", readonly: bool = False
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        *,
+        isolation: Isolation = "read_committed",
+        readonly: bool = False,
     ) -> T:
         """`work` in a transaction, repeated as a whole on a serialization failure, deadlock, lock timeout or lost connection.
 
@@ -315,17 +370,24 @@ class Database:
                 await asyncio.sleep(self._pause(attempt))
         return await self._run_once(work, isolation, readonly=readonly)
 
-    async def _run_once(self, work: Callable[[Connection], Awaitable[T]], isolation: Isolation, *, readonly: bool) -> T:
+    async def _run_once(
+        self, work: Callable[[Connection], Awaitable[T]], isolation: Isolation, *, readonly: bool
+    ) -> T:
         async with self.transaction(isolation=isolation, readonly=readonly) as conn:
             return await work(conn)
 
     def _pause(self, attempt: int) -> float:
         """Seconds to wait after the given failed attempt: random, so that those who met do not meet again."""
-        ceiling_ms = min(self._config.retry_delay_ms_first * 2 ** (attempt - 1), self._config.retry_delay_ms_max)
+        ceiling_ms = min(
+            self._config.retry_delay_ms_first * 2 ** (attempt - 1), self._config.retry_delay_ms_max
+        )
         return random.uniform(0, ceiling_ms) / 1000  # noqa: S311  # no secret
 
     async def acquire(self) -> Connection:
-        """A connection for `ConnectionUse`. `DatabaseUnavailable` if none is free within `Config.pool_acquire_timeout_ms`."""
+        """A connection for `ConnectionUse`.
+
+        `DatabaseUnavailable` if none is free within `Config.pool_acquire_timeout_ms`.
+        """
         if self._closed:
             raise StorageClosed("database")
         session = self._pool.at_hand() if self.guard.is_current else None
@@ -383,7 +445,9 @@ class ConnectionUse:
 
 
 @asynccontextmanager
-async def begun(conn: Connection, *, isolation: Isolation = "read_committed", readonly: bool = False) -> AsyncIterator[Connection]:
+async def begun(
+    conn: Connection, *, isolation: Isolation = "read_committed", readonly: bool = False
+) -> AsyncIterator[Connection]:
     """A transaction on a connection that is in hand, as `Database.transaction`."""
     try:
         await conn.execute(BEGIN[isolation, readonly])

@@ -47,16 +47,23 @@ async def deployment(conn: Connection) -> Deployment | None:
 
 
 async def settled(conn: Connection, server_name: str | None) -> tuple[str, str]:
-    """The id of this database, and the name to open it under: that which is given, or remembered. In autocommit.
+    """The id of this database, and the name to open it under: that which is given, or remembered.
+
+    In autocommit.
 
     `WrongServerName` if another one is remembered; `InputError` if none is, nor given.
     """
     name = None if server_name == NO_SERVER else server_name
     found = await deployment(conn)
     if found is None or (found.server_name is None and name is not None):
-        tag = await conn.execute(SQL_REMEMBER, secrets.token_hex(8), time.time_ns() // 1_000_000, name)
+        tag = await conn.execute(
+            SQL_REMEMBER, secrets.token_hex(8), time.time_ns() // 1_000_000, name
+        )
         if name is not None and tag.endswith("1") and await conn.fetchval(SQL_HAS_ROOMS):
-            logger.warning("rooms were imported without a server name: run `room-storage verify --repair` for the users of %s", name)
+            logger.warning(
+                "rooms were imported without a server name: run `room-storage verify --repair` for the users of %s",
+                name,
+            )
         found = await deployment(conn)
     if found is None:
         raise InputError("the database forgets which one it is: is it being restored?")

@@ -61,7 +61,10 @@ POLL_SECONDS: Final = 0.02
 
 ANSWER_SECONDS: Final = 2
 SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
-"""The protocol's smallest question: length and code. A server answers it with one letter, before any authentication."""
+"""The protocol's smallest question: length and code.
+
+A server answers it with one letter, before any authentication.
+"""
 
 
 class EmbeddedPostgres:
@@ -70,7 +73,13 @@ class EmbeddedPostgres:
     `DatabaseUnavailable` where the extra "embedded" is not installed.
     """
 
-    def __init__(self, directory: Path | None = None, *, config: Config | None = None, binaries: Binaries | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        config: Config | None = None,
+        binaries: Binaries | None = None,
+    ) -> None:
         if psutil is None:
             raise DatabaseUnavailable(programs.NOT_INSTALLED)
         self.directory = (directory or data_directory()).absolute()
@@ -110,8 +119,12 @@ class EmbeddedPostgres:
                     self._leave()
                     raise
         except OSError as error:
-            kind = DatabaseFull if error.errno in {28, 122} else DatabaseUnavailable  # ENOSPC, EDQUOT
-            raise kind(f"the embedded Postgres in {self.directory} cannot be started: {error}") from error
+            kind = (
+                DatabaseFull if error.errno in {28, 122} else DatabaseUnavailable
+            )  # ENOSPC, EDQUOT
+            raise kind(
+                f"the embedded Postgres in {self.directory} cannot be started: {error}"
+            ) from error
         atexit.register(self.stop)
         return self.dsn
 
@@ -130,7 +143,8 @@ class EmbeddedPostgres:
             finally:
                 self._leave()
 
-    # ------------------------------------------------------------------------------------------------------- locks
+    # -------------------------------------------------------------------------------------------------------
+    # locks
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -143,7 +157,10 @@ class EmbeddedPostgres:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    _pause(deadline, f"another process has been starting or stopping the server in {self.directory} for too long")
+                    _pause(
+                        deadline,
+                        f"another process has been starting or stopping the server in {self.directory} for too long",
+                    )
             yield
         finally:
             os.close(lock)
@@ -156,7 +173,8 @@ class EmbeddedPostgres:
     def _deadline(self) -> float:
         return time.monotonic() + self._config.embedded_start_timeout_ms / 1000
 
-    # ---------------------------------------------------------------------------------------------------- starting
+    # ----------------------------------------------------------------------------------------------------
+    # starting
 
     def _ensure_running(self) -> None:
         """Find the server, or make the cluster and start one."""
@@ -174,11 +192,19 @@ class EmbeddedPostgres:
         self._launch(deadline)
 
     def _await_change(self, process: "psutil.Process", deadline: float) -> None:
-        """A server runs and does not answer: it is starting, stopping, or has lost its socket. Wait, then end it."""
-        if _status(self._data) == "ready" and not (self._socket_directory() / f".s.PGSQL.{PORT}").exists():
+        """A server runs and does not answer: it is starting, stopping, or has lost its socket.
+
+        Wait, then end it.
+        """
+        if (
+            _status(self._data) == "ready"
+            and not (self._socket_directory() / f".s.PGSQL.{PORT}").exists()
+        ):
             self._end(process)
         else:
-            _pause(deadline, f"the server in {self.directory} (process {process.pid}) does not answer")
+            _pause(
+                deadline, f"the server in {self.directory} (process {process.pid}) does not answer"
+            )
 
     def _create_cluster(self) -> None:
         """Initialise beside the place, then rename: a cluster is there whole or not at all."""
@@ -230,7 +256,9 @@ class EmbeddedPostgres:
                     "-o",
                     options,
                 ]
-                status, output = self._account.run(command, descriptors=descriptors, timeout=seconds + 10)
+                status, output = self._account.run(
+                    command, descriptors=descriptors, timeout=seconds + 10
+                )
             if status == 0:
                 return
             log = self.log.read_text(errors="replace") if self.log.exists() else output
@@ -246,14 +274,17 @@ class EmbeddedPostgres:
             raise DatabaseUnavailable(message)
         return self._binaries
 
-    # ------------------------------------------------------------------------------------------------- the process
+    # -------------------------------------------------------------------------------------------------
+    # the process
 
     def _process(self) -> "psutil.Process | None":
         """The server that the lock file of the cluster names, if it lives: not whoever has its number now."""
         with suppress(OSError, ValueError, IndexError, psutil.Error):
             lines = (self._data / "postmaster.pid").read_text().splitlines()
             process = psutil.Process(int(lines[0]))
-            if process.status() == psutil.STATUS_ZOMBIE or not process.name().startswith("postgres"):
+            if process.status() == psutil.STATUS_ZOMBIE or not process.name().startswith(
+                "postgres"
+            ):
                 return None
             if abs(process.create_time() - int(lines[2])) < SAME_START_SECONDS or self._answers():
                 return process
@@ -262,7 +293,8 @@ class EmbeddedPostgres:
     def _mend_lock_files(self) -> None:
         """No server runs: make sure that Postgres sees that too, whatever a crash has left.
 
-        The lock file itself is kept where it can be: by it, a new server recognises processes of the old one that still live.
+        The lock file itself is kept where it can be: by it, a new server recognises processes of
+        the old one that still live.
         """
         for leftover in self._socket_directory().glob(".s.PGSQL.*"):
             leftover.unlink()
@@ -297,7 +329,10 @@ class EmbeddedPostgres:
             (self.directory / "socket").unlink(missing_ok=True)
 
     def _end(self, process: "psutil.Process") -> None:
-        """Fast shutdown: sessions are ended, everything is written. If that takes too long, what is left is crash recovery."""
+        """Fast shutdown: sessions are ended, everything is written.
+
+        If that takes too long, what is left is crash recovery.
+        """
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
             if not self._gone(process):
@@ -313,7 +348,8 @@ class EmbeddedPostgres:
             time.sleep(POLL_SECONDS)
         return True
 
-    # ------------------------------------------------------------------------------------------------- the socket
+    # -------------------------------------------------------------------------------------------------
+    # the socket
 
     def _socket_directory(self) -> Path:
         """`run` in our folder, or the one that the file `socket` names."""
@@ -346,20 +382,25 @@ async def embedded_postgres(
     try:
         yield await asyncio.shield(starting)
     finally:
-        await asyncio.wait([starting])  # a start that was cancelled here still goes on in its thread
+        await asyncio.wait(
+            [starting]
+        )  # a start that was cancelled here still goes on in its thread
         await asyncio.to_thread(server.stop)
 
 
 def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """`STORAGE_DATA_DIR`, else a folder in the platform's one for the user's data.
 
-    It is named by the first migration, which is still rewritten until the first release: data of another one cannot be brought up to this
-    schema, stay in their folder, and are in nobody's way.
+    It is named by the first migration, which is still rewritten until the first release: data of
+    another one cannot be brought up to this schema, stay in their folder, and are in nobody's way.
     """
     given = environ.get("STORAGE_DATA_DIR")
     if given:
         return Path(given)
-    return platformdirs.user_data_path(APPLICATION, appauthor=False) / first_digest(scripts_directory())[:8]
+    return (
+        platformdirs.user_data_path(APPLICATION, appauthor=False)
+        / first_digest(scripts_directory())[:8]
+    )
 
 
 def _server_options(config: Config, sockets: str) -> list[str]:

@@ -15,7 +15,15 @@ from typing import Any, Self
 from storage.database.connection import Connection, R
 
 EXPLAIN = "EXPLAIN (ANALYZE, BUFFERS, VERBOSE, FORMAT JSON)"
-SCANS = ("Seq Scan", "Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Tid Scan", "Tid Range Scan", "Sample Scan")
+SCANS = (
+    "Seq Scan",
+    "Index Scan",
+    "Index Only Scan",
+    "Bitmap Heap Scan",
+    "Tid Scan",
+    "Tid Range Scan",
+    "Sample Scan",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +52,20 @@ class QueryPlan:
     @property
     def indexes(self) -> set[str]:
         """The indexes that were read."""
-        return {node["Index Name"] for node in self.nodes() if "Index Name" in node and node["Actual Loops"]}
+        return {
+            node["Index Name"]
+            for node in self.nodes()
+            if "Index Name" in node and node["Actual Loops"]
+        }
 
     @property
     def sequential(self) -> set[str]:
         """The tables that were read from one end to the other, at least until somebody had enough."""
-        return {node["Relation Name"] for node in self.nodes() if node["Node Type"] == "Seq Scan" and node["Actual Loops"]}
+        return {
+            node["Relation Name"]
+            for node in self.nodes()
+            if node["Node Type"] == "Seq Scan" and node["Actual Loops"]
+        }
 
     @property
     def rows(self) -> int:
@@ -77,7 +93,9 @@ class QueryPlan:
 
 
 def _looked_at(node: dict[str, Any]) -> int:
-    passed_over = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+    passed_over = node.get("Rows Removed by Filter", 0) + node.get(
+        "Rows Removed by Index Recheck", 0
+    )
     return int((node["Actual Rows"] + passed_over) * node["Actual Loops"] + 0.5)
 
 
@@ -122,15 +140,25 @@ class ExplainingConnection(Connection):
         return await super().fetchvals(sql, *args)
 
     async def _explain(self, sql: str, args: tuple[object, ...]) -> None:
-        told = await self._explain_generic(sql, args) if self.generic else await super().fetchval(f"{EXPLAIN} {sql}", *args)
+        told = (
+            await self._explain_generic(sql, args)
+            if self.generic
+            else await super().fetchval(f"{EXPLAIN} {sql}", *args)
+        )
         self.plans.append(QueryPlan.of(sql, told))
 
     async def _explain_generic(self, sql: str, args: tuple[object, ...]) -> str:
         types = [parameter.name for parameter in (await self._driver.prepare(sql)).get_parameters()]
-        given = [await self._literal(value, type_) for value, type_ in zip(args, types, strict=True)]
+        given = [
+            await self._literal(value, type_) for value, type_ in zip(args, types, strict=True)
+        ]
         await self.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         await self.execute(f"PREPARE explained AS {sql}")
-        told: str = await super().fetchval(f"{EXPLAIN} EXECUTE explained ({', '.join(given)})" if given else f"{EXPLAIN} EXECUTE explained")
+        told: str = await super().fetchval(
+            f"{EXPLAIN} EXECUTE explained ({', '.join(given)})"
+            if given
+            else f"{EXPLAIN} EXECUTE explained"
+        )
         await self.execute("DEALLOCATE explained")
         await self.execute("SET LOCAL plan_cache_mode = auto")
         return told

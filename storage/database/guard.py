@@ -14,7 +14,9 @@ from typing import Final
 
 from storage.errors import DatabaseReplaced
 
-REPLACED: Final = "the database was restored, or a standby took over, and this process has not entered it again"
+REPLACED: Final = (
+    "the database was restored, or a standby took over, and this process has not entered it again"
+)
 
 
 class Guard:

@@ -1,12 +1,14 @@
 """The schema's revision: check it, bring it up, print the SQL that would.
 
-The scripts are alembic's, in `migrations/` of the source or inside the installed package; `storage/database/steps.py` says what a step is.
-Checking needs no alembic, which takes long to import: the table `alembic_version` holds the one revision.
+The scripts are alembic's, in `migrations/` of the source or inside the installed package;
+`storage/database/steps.py` says what a step is. Checking needs no alembic, which takes long to
+import: the table `alembic_version` holds the one revision.
 
-This package serves the schemas from OLDEST_REVISION to HEAD_REVISION, and later ones as long as no step has been taken that is for after the
-last process of its kind (`schema_compatibility`). Revisions are numbers of four digits, so that they compare as text.
-Until the first release the first migration is rewritten. So it leaves its digest, as the comment of `alembic_version`: a database that another
-form of it has made is refused, as it may lack any column.
+This package serves the schemas from OLDEST_REVISION to HEAD_REVISION, and later ones as long as no
+step has been taken that is for after the last process of its kind (`schema_compatibility`).
+Revisions are numbers of four digits, so that they compare as text. Until the first release the
+first migration is rewritten. So it leaves its digest, as the comment of `alembic_version`: a
+database that another form of it has made is refused, as it may lack any column.
 """
 
 import asyncio
@@ -21,7 +23,14 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 from storage.config import Config
 from storage.database.connection import Connection, Database
 from storage.database.translate import DRIVER_ERRORS, translate
-from storage.errors import DatabaseConflict, DatabaseError, MigrationBlocked, SchemaOutOfDate, SchemaTooNew, StorageError
+from storage.errors import (
+    DatabaseConflict,
+    DatabaseError,
+    MigrationBlocked,
+    SchemaOutOfDate,
+    SchemaTooNew,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
@@ -35,14 +44,17 @@ OLDEST_REVISION: Final = "0010"
 """The oldest that it can serve: it needs nothing that came later."""
 
 ONE_CONNECTION: Final = Config(pool_size_max=1, instance_name="migrate")
-"""No writer has this name: that a migration looks at the revision does not make one count as alive."""
+"""No writer has this name: that a migration looks at the revision does not make one count as alive.
+"""
 
 JOB_WAITING: Final = "RS003"
 """SQLSTATE of a step whose background job is not done (storage/database/steps.py)."""
 
 SQL_HAS_REVISION: Final[LiteralString] = "SELECT to_regclass('alembic_version') IS NOT NULL"
 SQL_REVISION: Final[LiteralString] = "SELECT version_num FROM alembic_version"
-SQL_FIRST: Final[LiteralString] = "SELECT obj_description(to_regclass('alembic_version'), 'pg_class')"
+SQL_FIRST: Final[LiteralString] = (
+    "SELECT obj_description(to_regclass('alembic_version'), 'pg_class')"
+)
 SQL_NEEDED: Final[LiteralString] = "SELECT code_revision FROM schema_compatibility"
 
 _ONE_AT_A_TIME: Final = threading.Lock()
@@ -91,15 +103,22 @@ async def current_revision(conn: Connection) -> str | None:
     return revision
 
 
-async def migrate(dsn: str, *, revision: str = "head", how: MigrationOptions | None = None) -> str | None:
-    """`alembic upgrade` on the database; the revision it is at afterwards. Several processes may do so at once.
+async def migrate(
+    dsn: str, *, revision: str = "head", how: MigrationOptions | None = None
+) -> str | None:
+    """`alembic upgrade` on the database; the revision it is at afterwards.
 
-    Each step is a transaction of its own: where one fails, those before it stay done. `DatabaseConflict` where one has waited too long for a
-    lock, `MigrationBlocked` where it may not be taken yet, other `DatabaseError`s; in each case the same call goes on from there.
+    Several processes may do so at once.
+
+    Each step is a transaction of its own: where one fails, those before it stay done.
+    `DatabaseConflict` where one has waited too long for a lock, `MigrationBlocked` where it may not
+    be taken yet, other `DatabaseError`s; in each case the same call goes on from there.
     """
     async with await _opened(dsn, how) as database:
         try:
-            await asyncio.to_thread(_upgrade, dsn, revision, how or MigrationOptions())  # alembic runs an event loop of its own
+            await asyncio.to_thread(
+                _upgrade, dsn, revision, how or MigrationOptions()
+            )  # alembic runs an event loop of its own
         except Exception as error:
             told = _translated(error)
             if told is None:
@@ -165,8 +184,15 @@ def _run_alembic(revision: str, *, sql: bool, dsn: str | None, how: MigrationOpt
 
     output = io.StringIO()
     config = AlembicConfig(output_buffer=output)
-    config.set_main_option("script_location", str(how.scripts or scripts_directory()).replace("%", "%%"))
-    config.attributes.update(dsn=dsn, lock_timeout_ms=how.lock_timeout_ms, database_schema=how.database_schema, role_prefix=how.role_prefix)
+    config.set_main_option(
+        "script_location", str(how.scripts or scripts_directory()).replace("%", "%%")
+    )
+    config.attributes.update(
+        dsn=dsn,
+        lock_timeout_ms=how.lock_timeout_ms,
+        database_schema=how.database_schema,
+        role_prefix=how.role_prefix,
+    )
     with _ONE_AT_A_TIME:
         command.upgrade(config, revision, sql=sql)
     return output.getvalue()
@@ -185,7 +211,9 @@ def _translated(error: BaseException | None) -> DatabaseError | None:
 def _with_advice(error: DatabaseError, current: str | None) -> StorageError:
     """The same error, with where the migration stands and what to do."""
     if error.sqlstate == JOB_WAITING:
-        return MigrationBlocked(f"{error.reason}; the schema is {current} now", revision=f"after {current}")
+        return MigrationBlocked(
+            f"{error.reason}; the schema is {current} now", revision=f"after {current}"
+        )
     stands = f"the schema is {current or 'absent'} now, run the migration again to go on from there"
     if isinstance(error, DatabaseConflict):
         stands += ", when no long transactions hold what the step needs (pg_stat_activity tells), or with a larger --lock-timeout-ms"

@@ -56,7 +56,20 @@ KNOWN_TYPES: Final = {
     "m.reference": 21,
     "m.thread": 22,
 }
-KNOWN_EMPTY_KEYS: Final = (1, 3, 4, 5, 9, 10, 11, 12, 13, 14, 15, 16)  # state keys (type n, "") have the nid n
+KNOWN_EMPTY_KEYS: Final = (
+    1,
+    3,
+    4,
+    5,
+    9,
+    10,
+    11,
+    12,
+    13,
+    14,
+    15,
+    16,
+)  # state keys (type n, "") have the nid n
 
 
 def membership_code(membership: object) -> int:
@@ -78,7 +91,9 @@ class InternedNames:
         self.principals: dict[str, int] = {}
         self.principal_names: dict[int, str] = {}
         self.type_names: dict[int, str] = {nid: name for name, nid in KNOWN_TYPES.items()}
-        self.state_key_names: dict[int, tuple[int, str]] = {nid: (nid, "") for nid in KNOWN_EMPTY_KEYS}
+        self.state_key_names: dict[int, tuple[int, str]] = {
+            nid: (nid, "") for nid in KNOWN_EMPTY_KEYS
+        }
 
     def learn(
         self,

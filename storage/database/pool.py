@@ -27,9 +27,14 @@ SETTLE_SECONDS: Final = 10
 
 
 class Pool:
-    """At most ``size_max`` sessions, opened by ``connect`` when they are needed. Errors are those of the driver."""
+    """At most ``size_max`` sessions, opened by ``connect`` when they are needed.
 
-    def __init__(self, connect: Callable[[], Awaitable[Session]], *, size_min: int, size_max: int) -> None:
+    Errors are those of the driver.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[Session]], *, size_min: int, size_max: int
+    ) -> None:
         self.waiting = 0
         """How many callers wait for a session."""
         self._connect = connect
@@ -73,13 +78,19 @@ class Pool:
         return None
 
     async def take(self, seconds: float) -> Session:
-        """A session. `TimeoutError`, or the refusal of Postgres, if none is free in time; `StorageClosed` after `close`."""
+        """A session.
+
+        `TimeoutError`, or the refusal of Postgres, if none is free in time; `StorageClosed` after
+        `close`.
+        """
         self.waiting += 1
         try:
             async with asyncio.timeout(seconds):
                 return await self._idle_or_new()
         except TimeoutError:
-            raise self._refusal or TimeoutError(f"no session was free within {seconds:g} s") from None
+            raise self._refusal or TimeoutError(
+                f"no session was free within {seconds:g} s"
+            ) from None
         finally:
             self.waiting -= 1
 
@@ -103,7 +114,9 @@ class Pool:
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
                 # The driver sends nothing before the cancelled statement has ended.
-                await session.driver.execute("ROLLBACK" if session.driver.is_in_transaction() else "")
+                await session.driver.execute(
+                    "ROLLBACK" if session.driver.is_in_transaction() else ""
+                )
         except BaseException as error:
             session.driver.terminate()
             if not isinstance(error, Exception):
@@ -121,7 +134,10 @@ class Pool:
                     self._drop(session)
 
     async def close(self) -> None:
-        """Wait for the sessions that are lent out, then end all. `StorageClosed` for those who wait for one."""
+        """Wait for the sessions that are lent out, then end all.
+
+        `StorageClosed` for those who wait for one.
+        """
         self._closed = True
         self._wake(len(self._turns))
         try:
@@ -149,12 +165,18 @@ class Pool:
                 except asyncpg.TooManyConnectionsError as error:
                     if not self._open:
                         raise
-                    self._refusal, self._refused_until = error, asyncio.get_running_loop().time() + REFUSED_SECONDS
+                    self._refusal, self._refused_until = (
+                        error,
+                        asyncio.get_running_loop().time() + REFUSED_SECONDS,
+                    )
             elif (session := await self._turn()) is not None:
                 return session
 
     def _may_open(self) -> bool:
-        """Whether to try to open one more session. Where one was refused, one caller tries at a time."""
+        """Whether to try to open one more session.
+
+        Where one was refused, one caller tries at a time.
+        """
         if len(self._open) + self._opening >= self._size_max:
             return False
         now = asyncio.get_running_loop().time()
@@ -233,7 +255,11 @@ class Pool:
 
     def _end_idle(self, now: float) -> None:
         """End what has been idle for too long."""
-        while self._idle and len(self._open) > self._size_min and self._idle[0].idle_since + IDLE_SECONDS_MAX < now:
+        while (
+            self._idle
+            and len(self._open) > self._size_min
+            and self._idle[0].idle_since + IDLE_SECONDS_MAX < now
+        ):
             self._drop(self._idle.pop(0))
 
     async def _end_gently(self, session: Session) -> None:

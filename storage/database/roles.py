@@ -31,10 +31,15 @@ SELECT set_config('room_storage.role_prefix', $1::text, false)
 
 
 def checked_prefix(given: str | None) -> str:
-    """How the roles begin: as given, else STORAGE_ROLE_PREFIX, else "room_storage". `InputError` unless it can be part of a name."""
+    """How the roles begin: as given, else STORAGE_ROLE_PREFIX, else "room_storage".
+
+    `InputError` unless it can be part of a name.
+    """
     prefix = given or os.environ.get(PREFIX_VARIABLE) or PREFIX
     if not FORM.fullmatch(prefix):
-        raise InputError(f"{prefix!r} cannot begin the name of a role: small letters, digits and _, at most 41 (or {NO_ROLES!r}: no roles)")
+        raise InputError(
+            f"{prefix!r} cannot begin the name of a role: small letters, digits and _, at most 41 (or {NO_ROLES!r}: no roles)"
+        )
     return prefix
 
 
@@ -45,7 +50,9 @@ def grants_sql(prefix: str | None = None) -> str:
 
 
 async def grant(dsn: str, *, prefix: str | None = None) -> list[str]:
-    """Make the roles if need be, and give them exactly what they may; what Postgres warned of. As owner of the tables.
+    """Make the roles if need be, and give them exactly what they may; what Postgres warned of.
+
+    As owner of the tables.
 
     `PermissionRefused`, `DatabaseUnavailable`, `InputError`.
     """
@@ -57,7 +64,9 @@ async def grant(dsn: str, *, prefix: str | None = None) -> list[str]:
 
     try:
         settings = migration_settings(Config.from_env().database_schema)
-        driver = await asyncpg.connect(dsn, server_settings={**settings, "application_name": "room-storage migrate"})
+        driver = await asyncpg.connect(
+            dsn, server_settings={**settings, "application_name": "room-storage migrate"}
+        )
         try:
             driver.add_log_listener(listen)
             await check_driver(driver)

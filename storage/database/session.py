@@ -1,10 +1,13 @@
 """A session with Postgres, with every setting pinned that could change an answer or lose data.
 
-A setting may come from the server, the role or the database (`ALTER SYSTEM`, `ALTER ROLE`, `ALTER DATABASE … SET`). What a session asks for when
-it starts outranks them all, so what is in PINNED and `pinned` is sent along and costs nothing. Some settings cannot be sent along: not every
-Postgres knows them, or only a superuser may set them. SQL_SESSION sets those where it may, and says which are wrong still.
+A setting may come from the server, the role or the database (`ALTER SYSTEM`, `ALTER ROLE`, `ALTER
+DATABASE … SET`). What a session asks for when it starts outranks them all, so what is in PINNED and
+`pinned` is sent along and costs nothing. Some settings cannot be sent along: not every Postgres
+knows them, or only a superuser may set them. SQL_SESSION sets those where it may, and says which
+are wrong still.
 
-tests/database/test_settings.py lists every setting that a session may change, and why the others need not be pinned.
+tests/database/test_settings.py lists every setting that a session may change, and why the others
+need not be pinned.
 """
 
 from collections.abc import Mapping
@@ -46,10 +49,11 @@ PINNED: Final[Mapping[str, str]] = {
     # When a session ends, and what else its timeouts end: those of Config alone.
     "exit_on_error": "off",
     "idle_session_timeout": "0",
-    # Each statement is planned once a session, for any arguments: to plan a sync or a page anew takes longer than to run it, and Postgres
-    # would do so for ever where it expects a plan for the arguments to be cheaper. tests/queries/test_large_plans.py looks at these plans.
-    # They may have been made while tables were small, and stay until a table is analysed: so where an order of joins is good at one size
-    # only, the statement says which (LATERAL with OFFSET 0).
+    # Each statement is planned once a session, for any arguments: to plan a sync or a page anew
+    # takes longer than to run it, and Postgres would do so for ever where it expects a plan for the
+    # arguments to be cheaper. tests/queries/test_large_plans.py looks at these plans. They may have
+    # been made while tables were small, and stay until a table is analysed: so where an order of
+    # joins is good at one size only, the statement says which (LATERAL with OFFSET 0).
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
 }
@@ -59,26 +63,34 @@ SQL_SESSION: Final[LiteralString] = """
 WITH pinned AS MATERIALIZED (
     SELECT p.name, p.wanted,
         CASE
-            WHEN current_setting(p.name, true) IS NULL THEN p.wanted  -- this Postgres has no such setting
-            WHEN p.is_free OR has_parameter_privilege(p.name, 'SET') THEN set_config(p.name, p.wanted, false)
+            -- this Postgres has no such setting
+            WHEN current_setting(p.name, true) IS NULL THEN p.wanted
+            WHEN p.is_free OR has_parameter_privilege(p.name, 'SET') THEN set_config(p.name,
+                p.wanted, false)
             ELSE current_setting(p.name)
         END AS found
     FROM (
-        VALUES ('transaction_timeout', '0', true), ('session_replication_role', 'origin', false), ('zero_damaged_pages', 'off', false),
+        VALUES ('transaction_timeout', '0', true), ('session_replication_role', 'origin', false),
+            ('zero_damaged_pages', 'off', false),
             ('ignore_checksum_failure', 'off', false)
     ) AS p (name, wanted, is_free)
 )
 SELECT current_database()::text AS database_name, current_setting('server_encoding') AS encoding,
     ARRAY(SELECT name || ' = ' || found FROM pinned WHERE found <> wanted) AS wrong,
     CASE  -- a standby has no place where it writes
-        WHEN NOT pg_is_in_recovery() THEN format('%s.%s', (SELECT system_identifier FROM pg_control_system()),
+        WHEN NOT pg_is_in_recovery() THEN format('%s.%s',
+            (SELECT system_identifier FROM pg_control_system()),
             left(pg_walfile_name(pg_current_wal_lsn()), 8))
     END AS cluster
 """
 
 
 class SessionRow(NamedTuple):
-    """What a session says of itself. ``wrong``: settings that it may not mend; ``cluster``: the cluster and its timeline, None for a standby."""
+    """What a session says of itself.
+
+    ``wrong``: settings that it may not mend; ``cluster``: the cluster and its timeline, None for a
+    standby.
+    """
 
     database_name: str
     encoding: str
@@ -97,7 +109,8 @@ class Session:
         """Where it leads: the cluster and its timeline, None for a standby."""
         self.idle_since = 0.0
         self.is_over = False
-        """It was ended on purpose: an answer that came over it nevertheless is not to be believed."""
+        """It was ended on purpose: an answer that came over it nevertheless is not to be believed.
+        """
 
     def end(self) -> None:
         """End it, whatever it is doing."""
@@ -133,7 +146,11 @@ async def check_driver(driver: Any) -> SessionRow:
 
 
 async def connect(dsn: str, config: Config, mark: str) -> Session:
-    """A session for any use. Errors of the driver, ValueError for parts of the DSN that are no numbers, and those of `check_session`."""
+    """A session for any use.
+
+    Errors of the driver, ValueError for parts of the DSN that are no numbers, and those of
+    `check_session`.
+    """
     driver = await asyncpg.connect(
         dsn,
         timeout=config.connect_timeout_ms / 1000,
@@ -152,7 +169,10 @@ async def connect(dsn: str, config: Config, mark: str) -> Session:
 
 
 def migration_settings(database_schema: str) -> dict[str, str]:
-    """Settings of the session of a migration. Its steps say how long they wait for locks, and may take any time."""
+    """Settings of the session of a migration.
+
+    Its steps say how long they wait for locks, and may take any time.
+    """
     timeouts = ("statement_timeout", "idle_in_transaction_session_timeout")
     return {**pinned(Config(database_schema=database_schema)), **dict.fromkeys(timeouts, "0")}
 

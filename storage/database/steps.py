@@ -50,7 +50,8 @@ REQUIRE_JOB: Final = """
 DO $$
 BEGIN
     IF EXISTS (SELECT FROM background_jobs WHERE name = '{name}' AND finished_ts IS NULL) THEN
-        RAISE EXCEPTION 'the background job "{name}" is not done' USING ERRCODE = 'RS003', DETAIL = 'run `room-storage jobs`';
+        RAISE EXCEPTION 'the background job "{name}" is not done' USING ERRCODE = 'RS003',
+            DETAIL = 'run `room-storage jobs`';
     END IF;
 END
 $$
@@ -59,7 +60,8 @@ $$
 CHECK_INDEX: Final = """
 DO $$
 BEGIN
-    IF EXISTS (SELECT FROM pg_index WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid) THEN
+    IF EXISTS (SELECT FROM pg_index
+        WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid) THEN
         RAISE EXCEPTION 'the index {name} is of a build that was interrupted'
             USING HINT = 'DROP INDEX CONCURRENTLY {name}, then run this script again from its CREATE INDEX on';
     END IF;
@@ -69,16 +71,19 @@ $$
 
 JOBS: Final = table("background_jobs", column("name"), column("revision"), column("registered_ts"))
 COMPATIBILITY: Final = table("schema_compatibility", column("code_revision"))
-NOW: Final[ColumnElement[int]] = literal_column("(extract(epoch FROM clock_timestamp()) * 1000)::bigint")
+NOW: Final[ColumnElement[int]] = literal_column(
+    "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """Long work on data, in batches.
 
-    ``batch``: one statement, given the place after which it begins ($1::bigint, at first 0) and how many rows it may take ($2::int); it answers
-    with one row: how many it took (rows), and the place of the last one (place, NULL at the end). What it does must do no harm when it is done
-    again. ``expected``: a query for the number of rows, about.
+    ``batch``: one statement, given the place after which it begins ($1::bigint, at first 0) and how
+    many rows it may take ($2::int); it answers with one row: how many it took (rows), and the place
+    of the last one (place, NULL at the end). What it does must do no harm when it is done again.
+    ``expected``: a query for the number of rows, about.
     """
 
     name: str
@@ -86,7 +91,8 @@ class Job:
     expected: LiteralString | None = None
 
 
-# --------------------------------------------------------------------------------------------------------- for revisions
+# ---------------------------------------------------------------------------------------------------------
+# for revisions
 
 
 def index_concurrently(name: str, definition: str, *, unique: bool = False) -> None:
@@ -97,14 +103,20 @@ def index_concurrently(name: str, definition: str, *, unique: bool = False) -> N
     """
     kind = "UNIQUE INDEX" if unique else "INDEX"
     if context.is_offline_mode() and context.get_starting_revision_argument() is None:
-        op.execute(f"CREATE {kind} {name} {definition}")  # the script makes the tables as well: they are empty
+        op.execute(
+            f"CREATE {kind} {name} {definition}"
+        )  # the script makes the tables as well: they are empty
         return
     create = f"CREATE {kind} CONCURRENTLY IF NOT EXISTS {name} {definition}"
     migration = op.get_context()
     if not context.is_offline_mode() and _asked(SQL_HAS_WRITTEN):
-        raise CommandError(f"the index {name} is built outside of a transaction: give it a step of its own")
+        raise CommandError(
+            f"the index {name} is built outside of a transaction: give it a step of its own"
+        )
     with migration.autocommit_block():
-        op.execute("SET lock_timeout = 0")  # a build waits for the transactions under way, and nobody waits for it
+        op.execute(
+            "SET lock_timeout = 0"
+        )  # a build waits for the transactions under way, and nobody waits for it
         if context.is_offline_mode():
             op.execute(create)
             op.execute(CHECK_INDEX.format(name=name))
@@ -115,13 +127,18 @@ def index_concurrently(name: str, definition: str, *, unique: bool = False) -> N
 
 def _build(name: str, create: str) -> None:
     if _asked(SQL_IS_VALID, name) is False:
-        logger.warning("the index %s was left invalid by a build that was interrupted: it is dropped and built again", name)
+        logger.warning(
+            "the index %s was left invalid by a build that was interrupted: it is dropped and built again",
+            name,
+        )
         op.execute(f"DROP INDEX CONCURRENTLY {name}")
     op.execute(create)
 
 
 def background_job(job: Job, revision: str, *, where: LiteralString = "true") -> None:
-    """Register a job: `room-storage jobs` does it, beside running servers. The revision keeps it in its variable `job`.
+    """Register a job: `room-storage jobs` does it, beside running servers.
+
+    The revision keeps it in its variable `job`.
 
     ``where``: an SQL condition, without which there is nothing to do: on a new database, say.
     """
@@ -160,11 +177,14 @@ def lock_timeout_ms() -> int:
 
 def setting(name: str) -> str | None:
     """What `migrate` or `alembic -x name=…` has given."""
-    given = context.config.attributes.get(name) or context.get_x_argument(as_dictionary=True).get(name)
+    given = context.config.attributes.get(name) or context.get_x_argument(as_dictionary=True).get(
+        name
+    )
     return None if given is None else str(given)
 
 
-# ------------------------------------------------------------------------------------------------------------ for env.py
+# ------------------------------------------------------------------------------------------------------------
+# for env.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +197,13 @@ class MigrationStep:
     job: Job | None
 
 
-def steps_between(scripts: ScriptDirectory, current: str | None, target: str) -> list[MigrationStep]:
-    """The steps that lead from one revision to another, in order. None: from nothing. Empty if it is there or past it."""
+def steps_between(
+    scripts: ScriptDirectory, current: str | None, target: str
+) -> list[MigrationStep]:
+    """The steps that lead from one revision to another, in order.
+
+    None: from nothing. Empty if it is there or past it.
+    """
     wanted = [step_of(script.module) for script in scripts.iterate_revisions(target, "base")]
     return [step for step in reversed(wanted) if current is None or step.revision > current]
 
@@ -187,14 +212,30 @@ def step_of(module: ModuleType) -> MigrationStep:
     """What a revision says of itself; `CommandError` if it does not say its phase."""
     phase: Any = getattr(module, "phase", None)
     if phase not in get_args(Phase):
-        raise CommandError(f'the revision {module.revision} does not say its phase: `phase: Final[Phase] = "pre"` or "post"')
-    return MigrationStep(module.revision, phase, (module.__doc__ or "").strip().split("\n")[0], getattr(module, "job", None))
+        raise CommandError(
+            f'the revision {module.revision} does not say its phase: `phase: Final[Phase] = "pre"` or "post"'
+        )
+    return MigrationStep(
+        module.revision,
+        phase,
+        (module.__doc__ or "").strip().split("\n")[0],
+        getattr(module, "job", None),
+    )
 
 
-def applied(ctx: MigrationContext, step: MigrationInfo, heads: Collection[Any], run_args: Mapping[str, Any]) -> None:  # noqa: ARG001  # alembic's interface
+def applied(
+    ctx: MigrationContext,
+    step: MigrationInfo,
+    heads: Collection[Any],  # noqa: ARG001  # alembic's interface
+    run_args: Mapping[str, Any],  # noqa: ARG001  # alembic's interface
+) -> None:
     """After a step, in its transaction: code that does not know a post step cannot serve this schema any more."""
     for script in step.up_revisions:
-        if isinstance(script, Script) and step_of(script.module).phase == "post" and step.is_upgrade:
+        if (
+            isinstance(script, Script)
+            and step_of(script.module).phase == "post"
+            and step.is_upgrade
+        ):
             ctx.execute(update(COMPATIBILITY).values(code_revision=literal(script.revision)))
 
 

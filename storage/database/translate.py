@@ -1,11 +1,12 @@
 """The error table: from what the driver raises to what we raise.
 
-Two tables decide, the name of the constraint first, the SQLSTATE second (whole code, then its class of two characters). A test
-holds each constraint of the catalogue against this file: it is either in CONFLICTS (another writer did the same thing at the
-same time; repeating is right) or in INVARIANTS (our own code would have to be wrong for it to fail), with the reason.
+Two tables decide, the name of the constraint first, the SQLSTATE second (whole code, then its class
+of two characters). A test holds each constraint of the catalogue against this file: it is either in
+CONFLICTS (another writer did the same thing at the same time; repeating is right) or in INVARIANTS
+(our own code would have to be wrong for it to fail), with the reason.
 
-What the driver raises without asking Postgres (a value that does not fit a parameter, a misuse of the interface) is our own
-mistake and becomes `DatabaseError`.
+What the driver raises without asking Postgres (a value that does not fit a parameter, a misuse of
+the interface) is our own mistake and becomes `DatabaseError`.
 """
 
 import asyncio
@@ -34,7 +35,8 @@ DRIVER_ERRORS: Final = (
     TimeoutError,
     asyncio.TimeoutError,
 )
-"""All that the driver raises: the server's answers, its own complaints, and what the socket says."""
+"""All that the driver raises: the server's answers, its own complaints, and what the socket says.
+"""
 
 STALE_PLAN: Final = "RS001"
 """SQLSTATE of `refuse_stale_plan` (schema.sql): a write was planned on rows that have changed since."""
@@ -43,7 +45,10 @@ OLD_WRITER: Final = "RS002"
 """SQLSTATE of `refuse_old_writer` (schema.sql): another process has taken over the name of this one."""
 
 TOO_MANY_MOVES: Final = "RS004"
-"""SQLSTATE of `reordered_across` (schema.sql): a pagination token is too old to be read. `storage.queries.messages` makes it `InvalidToken`."""
+"""SQLSTATE of `reordered_across` (schema.sql): a pagination token is too old to be read.
+
+`storage.queries.messages` makes it `InvalidToken`.
+"""
 
 SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
     # The same work may succeed when it is done again.
@@ -73,7 +78,10 @@ SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {
     # The data would break a rule of the schema.
     "23": ConstraintViolated,  # integrity_constraint_violation
 }
-"""SQLSTATE, or its first two characters, to the error it becomes. What is not here becomes `DatabaseError`."""
+"""SQLSTATE, or its first two characters, to the error it becomes.
+
+What is not here becomes `DatabaseError`.
+"""
 
 CONFLICTS: Final[Mapping[str, str]] = {
     "principals_name_key": "two writers intern the same user or server",
@@ -153,16 +161,21 @@ INVARIANTS: Final[Mapping[str, str]] = {
 """Constraints that only a defect of this engine can violate, with what guarantees them: `ConstraintViolated`."""
 
 
-def translate(error: BaseException, *, closed: bool = False, connecting: bool = False) -> DatabaseError | InputError | StorageClosed:
+def translate(
+    error: BaseException, *, closed: bool = False, connecting: bool = False
+) -> DatabaseError | InputError | StorageClosed:
     """Our error for the driver's `error`; raise it `from error`.
 
-    `closed`: the connection is gone afterwards, so whatever was said, it is unavailable. `connecting`: there was none yet.
+    `closed`: the connection is gone afterwards, so whatever was said, it is unavailable.
+    `connecting`: there was none yet.
     """
     if isinstance(error, asyncpg.PostgresError):
         return _of_server(error)
     if isinstance(error, OSError | TimeoutError | asyncio.TimeoutError):
         return DatabaseUnavailable(str(error) or "no answer within the time limit")
-    if isinstance(error, asyncpg.ClientConfigurationError) or (connecting and isinstance(error, ValueError)):
+    if isinstance(error, asyncpg.ClientConfigurationError) or (
+        connecting and isinstance(error, ValueError)
+    ):
         return InputError(f"the DSN cannot be used: {error}")
     if closed or connecting:
         return DatabaseUnavailable(str(error))

@@ -1,6 +1,7 @@
 """Events, pure: room versions, parsing, hashes, ids, redaction and signatures. No I/O.
 
-Read in this order: versions (the table), model (Event), parsing, reading (numbers and limits), hashes, redaction, signatures, relation.
+Read in this order: versions (the table), model (Event), parsing, reading (numbers and limits),
+hashes, redaction, signatures, relation.
 """
 
 from storage.event.hashes import content_hash, event_id, reference_hash

@@ -1,8 +1,8 @@
 """Content hash, reference hash and event ids.
 
-What is hashed is written by canonicaljson, the encoder that the Python servers use, or by orjson where that gives the same bytes.
-Source: Matrix specification, server-server API, "Calculating the content hash" and "Calculating the reference hash"; room
-versions 3 and 4, "Event IDs".
+What is hashed is written by canonicaljson, the encoder that the Python servers use, or by orjson
+where that gives the same bytes. Source: Matrix specification, server-server API, "Calculating the
+content hash" and "Calculating the reference hash"; room versions 3 and 4, "Event IDs".
 """
 
 from binascii import b2a_base64
@@ -35,10 +35,13 @@ def canonical(value: object) -> bytes:
 
 
 def encoded(value: dict[str, Any], *, exact: bool) -> bytes:
-    """Canonical JSON of what was read and checked. ``exact``: its numbers are all integers that canonical JSON allows.
+    """Canonical JSON of what was read and checked.
 
-    For such values orjson writes the same bytes as canonicaljson, fifteen times faster: both escape what they must and nothing else,
-    and the order of UTF-8 is that of code points. It writes floats differently, and stops at 254 levels.
+    ``exact``: its numbers are all integers that canonical JSON allows.
+
+    For such values orjson writes the same bytes as canonicaljson, fifteen times faster: both escape
+    what they must and nothing else, and the order of UTF-8 is that of code points. It writes floats
+    differently, and stops at 254 levels.
     """
     if exact:
         try:
@@ -50,7 +53,9 @@ def encoded(value: dict[str, Any], *, exact: bool) -> bytes:
 
 def content_digest(pdu: dict[str, Any]) -> bytes:
     """The 32 bytes of the content hash."""
-    return sha256(canonical({key: value for key, value in pdu.items() if key not in _NOT_IN_CONTENT_HASH})).digest()
+    return sha256(
+        canonical({key: value for key, value in pdu.items() if key not in _NOT_IN_CONTENT_HASH})
+    ).digest()
 
 
 def content_hash(pdu: dict[str, Any]) -> str:
@@ -59,7 +64,10 @@ def content_hash(pdu: dict[str, Any]) -> str:
 
 
 def content_hash_fits(pdu: dict[str, Any]) -> bool:
-    """Whether `hashes.sha256` is the content hash. Any base64 of the same bytes will do, padded or not."""
+    """Whether `hashes.sha256` is the content hash.
+
+    Any base64 of the same bytes will do, padded or not.
+    """
     hashes = pdu.get("hashes")
     return isinstance(hashes, dict) and _is_hash(hashes, content_digest(pdu))
 

@@ -11,11 +11,11 @@ from storage.ids import EventId, RoomId, StateKey, UserId
 class Event:
     """One PDU: the bytes that came in, and what was read from them.
 
-    `content_hash_valid` is False for an event whose content hash does not fit: `raw` then stays as received, and
-    every other field is that of the redacted form, which is all that may be shown.
-    `json` and `content` are shared, not copied: treat them as immutable.
-    Two events are equal when they show the same form of the same bytes.
-    Source: Matrix specification, server-server API, PDUs; room versions, "Event format".
+    `content_hash_valid` is False for an event whose content hash does not fit: `raw` then stays as
+    received, and every other field is that of the redacted form, which is all that may be shown.
+    `json` and `content` are shared, not copied: treat them as immutable. Two events are equal when
+    they show the same form of the same bytes. Source: Matrix specification, server-server API,
+    PDUs; room versions, "Event format".
     """
 
     event_id: EventId
@@ -29,7 +29,9 @@ class Event:
     origin_server_ts: int  # milliseconds since 1970 UTC, as claimed
     prev_event_ids: tuple[EventId, ...]  # as given, in order, repetitions kept
     auth_event_ids: tuple[EventId, ...]  # likewise
-    redacts: str | None  # target of an m.room.redaction, from where this version keeps it; None if it names no event
+    redacts: (
+        str | None
+    )  # target of an m.room.redaction, from where this version keeps it; None if it names no event
     raw: bytes
     json: dict[str, Any]
     content_hash_valid: bool = True
@@ -64,9 +66,12 @@ class Event:
         return f"<Event {self.event_id} {self.type}{key} sender={self.sender} room={self.room_id}>"
 
 
-# A frozen dataclass sets its fields one by one through object.__setattr__: 1.1 µs for these fifteen, a tenth of the time it
-# takes to parse an event. A twin that is not frozen has the same layout, is filled in 0.15 µs, and then becomes an Event.
-_Draft: Final[Any] = make_dataclass("_Draft", [field.name for field in fields(Event)], slots=True, eq=False)
+# A frozen dataclass sets its fields one by one through object.__setattr__: 1.1 µs for these
+# fifteen, a tenth of the time it takes to parse an event. A twin that is not frozen has the same
+# layout, is filled in 0.15 µs, and then becomes an Event.
+_Draft: Final[Any] = make_dataclass(
+    "_Draft", [field.name for field in fields(Event)], slots=True, eq=False
+)
 
 
 def make_event(*values: object) -> Event:

@@ -1,15 +1,19 @@
 r"""PDUs in lines of text: one a line, alone or in an envelope, cut out byte for byte.
 
-A line is a PDU, or an envelope ``{"pdu": {…}, "room_version": "11", "origin": "live", "state_before": ["$…", …]}`` of which only
-``pdu`` must be there; other keys are passed over. Of a key that stands twice the last one counts, as in every server.
-Instead of ``pdu`` there may be ``pdu_base64`` (RFC 4648, padded): for bytes that no line can hold, such as those with line breaks.
-An object that has a ``sender`` is a PDU, whatever else it has: so no PDU is taken for an envelope because of a key ``pdu`` of its own.
+A line is a PDU, or an envelope ``{"pdu": {…}, "room_version": "11", "origin": "live",
+"state_before": ["$…", …]}`` of which only ``pdu`` must be there; other keys are passed over. Of a
+key that stands twice the last one counts, as in every server. Instead of ``pdu`` there may be
+``pdu_base64`` (RFC 4648, padded): for bytes that no line can hold, such as those with line breaks.
+An object that has a ``sender`` is a PDU, whatever else it has: so no PDU is taken for an envelope
+because of a key ``pdu`` of its own.
 
-The bytes of a PDU are what was signed and hashed by others, and must come out as they went in. So nothing is encoded
-again: the JSON reader tells where in the text each value ends, and that stretch of the line is the PDU. A text that was decoded
-strictly from UTF-8 encodes to the same bytes, so it does not matter that the reader works on text.
+The bytes of a PDU are what was signed and hashed by others, and must come out as they went in. So
+nothing is encoded again: the JSON reader tells where in the text each value ends, and that stretch
+of the line is the PDU. A text that was decoded strictly from UTF-8 encodes to the same bytes, so it
+does not matter that the reader works on text.
 
-Here no PDU is judged: a line that is JSON is read, and `storage.event.parse` says what is wrong with it.
+Here no PDU is judged: a line that is JSON is read, and `storage.event.parse` says what is wrong
+with it.
 """
 
 import json
@@ -31,14 +35,20 @@ OUTLIERS: Final = ("outlier", "out_of_band")
 
 WHITESPACE: Final = " \t\r\n"
 
-_READER: Final = json.JSONDecoder(parse_int=float, strict=False)  # numbers are only looked at; float reads one of any length
+_READER: Final = json.JSONDecoder(
+    parse_int=float, strict=False
+)  # numbers are only looked at; float reads one of any length
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a line holds. ``origin``, ``room_version``, ``state_before`` and ``stripped_state`` are None where the line does not say.
+    """What a line holds.
 
-    ``room_id`` and ``depth`` are the PDU's own, read at a glance: enough to sort by, not to store. None where there is none.
+    ``origin``, ``room_version``, ``state_before`` and ``stripped_state`` are None where the line
+    does not say.
+
+    ``room_id`` and ``depth`` are the PDU's own, read at a glance: enough to sort by, not to store.
+    None where there is none.
     """
 
     pdu: bytes
@@ -51,7 +61,10 @@ class Line:
 
 
 def read_line(raw: bytes) -> Line:
-    """The PDU of a line, with or without the line break. `InvalidEvent` says what is wrong with the line."""
+    """The PDU of a line, with or without the line break.
+
+    `InvalidEvent` says what is wrong with the line.
+    """
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -60,7 +73,9 @@ def read_line(raw: bytes) -> Line:
         start = _skip(text, 0)
         value, end = _READER.raw_decode(text, start)
         if _skip(text, end) != len(text):
-            raise InvalidEvent(f"not JSON: there is more after the end of the value, at character {end + 1}")
+            raise InvalidEvent(
+                f"not JSON: there is more after the end of the value, at character {end + 1}"
+            )
     except json.JSONDecodeError as error:
         raise InvalidEvent(f"not JSON: {error.msg} at character {error.pos + 1}") from None
     except RecursionError:
@@ -79,19 +94,32 @@ def envelope(
     state_before: Sequence[str] | None = None,
     stripped_state: Sequence[Mapping[str, Any]] | None = None,
 ) -> bytes:
-    """A line that `read_line` reads as just this. The PDU stands in it as it is, or as base64 where it is no JSON object on one line."""
+    """A line that `read_line` reads as just this.
+
+    The PDU stands in it as it is, or as base64 where it is no JSON object on one line.
+    """
     try:
         plain = b"\n" not in pdu and read_line(pdu).pdu == pdu
     except InvalidEvent:
         plain = False
-    form, value = (b'{"pdu":', pdu) if plain else (b'{"pdu_base64":', orjson.dumps(b64encode(pdu).decode()))
-    said = {"room_version": room_version, "origin": origin, "state_before": state_before, "stripped_state": stripped_state}
+    form, value = (
+        (b'{"pdu":', pdu) if plain else (b'{"pdu_base64":', orjson.dumps(b64encode(pdu).decode()))
+    )
+    said = {
+        "room_version": room_version,
+        "origin": origin,
+        "state_before": state_before,
+        "stripped_state": stripped_state,
+    }
     rest = orjson.dumps({name: one for name, one in said.items() if one is not None})
     return form + value + (b"," if len(rest) > len(b"{}") else b"") + rest[1:]
 
 
 def pdus_of(raw: bytes) -> list[bytes]:
-    """The PDUs of an answer of /backfill, ``{"pdus": [{…}, …], …}``, byte for byte. `InvalidEvent` says what is wrong with it."""
+    """The PDUs of an answer of /backfill, ``{"pdus": [{…}, …], …}``, byte for byte.
+
+    `InvalidEvent` says what is wrong with it.
+    """
     try:
         text = raw.decode()
         value = _READER.decode(text)
@@ -132,23 +160,40 @@ def member(text: str, start: int, key: str) -> str | None:
 
 def _opened(text: str, start: int, given: dict[str, Any]) -> Line:
     """The line of an envelope."""
-    pdu = _encoded(given["pdu_base64"]) if "pdu_base64" in given else _cut(text, start, given["pdu"])
-    room_version, origin, state = given.get("room_version"), given.get("origin"), given.get("state_before")
+    pdu = (
+        _encoded(given["pdu_base64"]) if "pdu_base64" in given else _cut(text, start, given["pdu"])
+    )
+    room_version, origin, state = (
+        given.get("room_version"),
+        given.get("origin"),
+        given.get("state_before"),
+    )
     if not isinstance(room_version, str | None):
         raise InvalidEvent("room_version is not a string")
     if origin is not None and origin not in ORIGINS:
         raise InvalidEvent(f"origin {origin!r} is none of {', '.join(ORIGINS)}")
     if state is not None and not _are_strings(state):
         raise InvalidEvent("state_before is not a list of event ids")
-    line = replace(pdu, room_version=room_version, origin=origin, state_before=None if state is None else tuple(state))
-    return line if given.get("stripped_state") is None else replace(line, stripped_state=_stripped(text, start))
+    line = replace(
+        pdu,
+        room_version=room_version,
+        origin=origin,
+        state_before=None if state is None else tuple(state),
+    )
+    return (
+        line
+        if given.get("stripped_state") is None
+        else replace(line, stripped_state=_stripped(text, start))
+    )
 
 
 def _stripped(text: str, start: int) -> tuple[dict[str, Any], ...]:
     """The stripped state of the envelope that begins at ``start``, read once more: numbers were only looked at before."""
     try:
         stripped = orjson.loads(cast("str", member(text, start, "stripped_state")))
-    except orjson.JSONDecodeError as error:  # half of a surrogate pair, or a number that is out of range
+    except (
+        orjson.JSONDecodeError
+    ) as error:  # half of a surrogate pair, or a number that is out of range
         raise InvalidEvent(f"stripped_state is not JSON: {error}") from None
     if not isinstance(stripped, list) or not all(isinstance(one, dict) for one in stripped):
         raise InvalidEvent("stripped_state is not a list of objects")

@@ -1,18 +1,22 @@
 """Parsing: received bytes to an Event, with every check that needs nothing but the event itself.
 
-What is refused here is dropped by a server (receipt of a PDU, check 1). Not judged here: signatures (they need keys),
-and whatever an authorisation rule judges, for a rejected event is kept.
+What is refused here is dropped by a server (receipt of a PDU, check 1). Not judged here: signatures
+(they need keys), and whatever an authorisation rule judges, for a rejected event is kept.
 
 Decisions where the specification is silent:
 
-* NUL: Postgres cannot store it as text, so an id, type or state_key that holds one is refused; in content it is data.
-* `redacts` that is no event id names no event and reads as None; the event itself is not refused for it.
+* NUL: Postgres cannot store it as text, so an id, type or state_key that holds one is refused; in
+  content it is data.
+* `redacts` that is no event id names no event and reads as None; the event itself is not refused
+  for it.
 * An empty `type` and an empty `state_key` are text like any other; empty ids are refused.
-* A missing `hashes` or `signatures` is refused; a `hashes` without the right sha256 is a wrong content hash.
-* Ids are held to their sigil, and to a server name where one has to sign (sender; event_id in versions 1 and 2).
+* A missing `hashes` or `signatures` is refused; a `hashes` without the right sha256 is a wrong
+  content hash.
+* Ids are held to their sigil, and to a server name where one has to sign (sender; event_id in
+  versions 1 and 2).
 
-Source: Matrix specification, server-server API, "Checks performed on receipt of a PDU"; room versions, "Event format";
-client-server API, "Size limits".
+Source: Matrix specification, server-server API, "Checks performed on receipt of a PDU"; room
+versions, "Event format"; client-server API, "Size limits".
 """
 
 from typing import Any, Final, NoReturn
@@ -34,11 +38,19 @@ MAX_BIGINT: Final = 2**63 - 1  # a depth must be below it, a timestamp must fit
 _OBJECTS: Final = ("content", "hashes", "signatures")
 
 
-def parse(pdu: bytes | dict[str, Any], room_version: str | RoomVersion, *, glanced: dict[str, Any] | None = None) -> Event:
-    """Read and check one PDU; a dict is encoded as canonical JSON first. `glanced`: what `glance` read of the bytes, to read them once.
+def parse(
+    pdu: bytes | dict[str, Any],
+    room_version: str | RoomVersion,
+    *,
+    glanced: dict[str, Any] | None = None,
+) -> Event:
+    """Read and check one PDU; a dict is encoded as canonical JSON first.
 
-    Raises InvalidEvent with the reason, and with the event's id where it can be told; UnknownRoomVersion.
-    A wrong content hash is no error: the event comes back in its redacted form, `content_hash_valid` False.
+    `glanced`: what `glance` read of the bytes, to read them once.
+
+    Raises InvalidEvent with the reason, and with the event's id where it can be told;
+    UnknownRoomVersion. A wrong content hash is no error: the event comes back in its redacted form,
+    `content_hash_valid` False.
     """
     version = version_of(room_version)
     if isinstance(pdu, dict):
@@ -51,10 +63,14 @@ def parse(pdu: bytes | dict[str, Any], room_version: str | RoomVersion, *, glanc
         fits, found = fits_and_id(json, version, exact=exact)
     except InvalidEvent as error:
         raise error.of(_id_if_any(json, version)) from error.__cause__
-    return _event(raw, json if fits else redact(json, version), version, found, content_hash_valid=fits)
+    return _event(
+        raw, json if fits else redact(json, version), version, found, content_hash_valid=fits
+    )
 
 
-def load(raw: bytes, room_version: str | RoomVersion, event_id: str, *, redacted: bool = False) -> Event:
+def load(
+    raw: bytes, room_version: str | RoomVersion, event_id: str, *, redacted: bool = False
+) -> Event:
     """The event of bytes that `parse` accepted before (they come from the store): no checks, no hashes.
 
     `redacted` gives the redacted form, with `content_hash_valid` False, whatever the reason it is redacted for.
@@ -66,7 +82,14 @@ def load(raw: bytes, room_version: str | RoomVersion, event_id: str, *, redacted
     return _event(raw, json, version, EventId(event_id), content_hash_valid=not redacted)
 
 
-def _event(raw: bytes, json: dict[str, Any], version: RoomVersion, event_id: EventId, *, content_hash_valid: bool) -> Event:
+def _event(
+    raw: bytes,
+    json: dict[str, Any],
+    version: RoomVersion,
+    event_id: EventId,
+    *,
+    content_hash_valid: bool,
+) -> Event:
     event_type = json["type"]
     prev, auth = json["prev_events"], json["auth_events"]
     if version.reference_pairs:
@@ -167,7 +190,12 @@ def _references(json: dict[str, Any], key: str, maximum: int, *, pairs: bool) ->
             if type(item) is not list or len(item) != 2 or type(item[1]) is not dict:
                 raise InvalidEvent(f"{key} holds something else than [id, hashes] pairs")
             reference = item[0]
-        if type(reference) is not str or reference[:1] != "$" or "\0" in reference or (len(reference) > SHORT and not _fits(reference)):
+        if (
+            type(reference) is not str
+            or reference[:1] != "$"
+            or "\0" in reference
+            or (len(reference) > SHORT and not _fits(reference))
+        ):
             raise InvalidEvent(f"{key} holds something else than event ids")
 
 

@@ -1,19 +1,23 @@
 """From bytes to a JSON object that has one meaning for every server.
 
-orjson reads. Its reading of a number is that of the servers (Python's json, then canonicaljson) unless the number is
+orjson reads. Its reading of a number is that of the servers (Python's json, then canonicaljson)
+unless the number is
 
 * an integer beyond 64 bits, which orjson turns into a float;
 * `-0`, which both read as 0, and which canonical JSON forbids (versions 6 and later);
 * too large for a double: orjson refuses it, a long integer among them.
 
-So an object that holds a float, a large integer or a `-0` is read a second time by Python's json with hooks on the lexemes.
+So an object that holds a float, a large integer or a `-0` is read a second time by Python's json
+with hooks on the lexemes.
 
-Versions 6 and later: integers within ±(2^53 - 1), written without fraction, exponent or a negative zero; anything else
-is an InvalidEvent. Versions 1 to 5: as Python reads and canonicaljson writes, so for the hashes `1e2` is 100.0, `1.0` is
-1.0, `-0` is 0, `-0.0` is -0.0, and a 30 digit integer is itself. Refused are NaN, infinities (`1e400`), and
-integers of more than 4,300 digits, which Python does not convert.
+Versions 6 and later: integers within ±(2^53 - 1), written without fraction, exponent or a negative
+zero; anything else is an InvalidEvent. Versions 1 to 5: as Python reads and canonicaljson writes,
+so for the hashes `1e2` is 100.0, `1.0` is 1.0, `-0` is 0, `-0.0` is -0.0, and a 30 digit integer is
+itself. Refused are NaN, infinities (`1e400`), and integers of more than 4,300 digits, which Python
+does not convert.
 
-Of duplicate keys the last one counts, as in every server. Lone surrogates are refused: they have no UTF-8 form.
+Of duplicate keys the last one counts, as in every server. Lone surrogates are refused: they have no
+UTF-8 form.
 """
 
 import json
@@ -28,7 +32,9 @@ from storage.event.hashes import canonical
 
 MAX_PDU_BYTES: Final = 65_536  # of canonical JSON, `unsigned` included
 MAX_RAW_BYTES: Final = 1_048_576  # as received; 65,536 escaped characters are 393,216 bytes, the rest is room for spaces
-MAX_NESTING: Final = 500  # levels; no specification has a limit: Python servers stop near 1,000, serde_json at 128
+MAX_NESTING: Final = (
+    500  # levels; no specification has a limit: Python servers stop near 1,000, serde_json at 128
+)
 MAX_INTEGER: Final = 2**53 - 1  # canonical JSON
 
 
@@ -40,7 +46,10 @@ class Read(NamedTuple):
 
 
 def glance(raw: bytes) -> dict[str, Any] | None:
-    """The object that `raw` seems to be, to find its room by; None where it cannot be read so. Nothing is checked."""
+    """The object that `raw` seems to be, to find its room by; None where it cannot be read so.
+
+    Nothing is checked.
+    """
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -51,7 +60,8 @@ def glance(raw: bytes) -> dict[str, Any] | None:
 def read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> Read:
     """The object that `raw` is, its size, nesting, text and numbers checked; else InvalidEvent.
 
-    `strict` is the room version's strict_canonical_json; `glanced` is `glance(raw)`, where that was needed before.
+    `strict` is the room version's strict_canonical_json; `glanced` is `glance(raw)`, where that was
+    needed before.
     """
     if len(raw) > MAX_RAW_BYTES:
         raise InvalidEvent(f"{len(raw)} bytes, more than {MAX_RAW_BYTES}")
@@ -70,8 +80,9 @@ def read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> 
     if numbers == "other" or (numbers == "zero" and strict and b"-0" in raw):
         value = _read_lexemes(raw, _STRICT if strict else _LENIENT)
         encode = encode or not strict
-    # Canonical JSON is never longer than what it was made from, unless a float is: 1e15 becomes 1000000000000000.0.
-    # The second reader also lets a lone surrogate pass, which cannot be encoded.
+    # Canonical JSON is never longer than what it was made from, unless a float is: 1e15 becomes
+    # 1000000000000000.0. The second reader also lets a lone surrogate pass, which cannot be
+    # encoded.
     if encode and (size := len(canonical(value))) > MAX_PDU_BYTES:
         raise InvalidEvent(f"{size} bytes of canonical JSON, more than {MAX_PDU_BYTES}")
     return Read(value, exact=strict or numbers != "other")
@@ -131,7 +142,9 @@ def _read_lexemes(raw: bytes, decoder: json.JSONDecoder) -> dict[str, Any]:
         raise
     except UnicodeDecodeError as error:
         raise InvalidEvent("not UTF-8") from error
-    except RecursionError as error:  # only where the caller's own stack is deep: the nesting is limited before
+    except (
+        RecursionError
+    ) as error:  # only where the caller's own stack is deep: the nesting is limited before
         raise InvalidEvent("nested too deeply") from error
     except ValueError as error:
         raise InvalidEvent(f"not JSON: {error}") from error
@@ -141,7 +154,11 @@ def _read_lexemes(raw: bytes, decoder: json.JSONDecoder) -> dict[str, Any]:
 
 
 def _strict_integer(lexeme: str) -> int:
-    if lexeme == "-0" or len(lexeme) > 17 or not -MAX_INTEGER <= (value := int(lexeme)) <= MAX_INTEGER:
+    if (
+        lexeme == "-0"
+        or len(lexeme) > 17
+        or not -MAX_INTEGER <= (value := int(lexeme)) <= MAX_INTEGER
+    ):
         raise InvalidEvent(f"the number {_shown(lexeme)} is not allowed in canonical JSON")
     return value
 
@@ -165,5 +182,7 @@ def _shown(lexeme: str) -> str:
     return lexeme if len(lexeme) <= 40 else f"{lexeme[:20]}… ({len(lexeme)} characters)"
 
 
-_STRICT: Final = json.JSONDecoder(parse_int=_strict_integer, parse_float=_strict_float, parse_constant=_no_constant)
+_STRICT: Final = json.JSONDecoder(
+    parse_int=_strict_integer, parse_float=_strict_float, parse_constant=_no_constant
+)
 _LENIENT: Final = json.JSONDecoder(parse_float=_lenient_float, parse_constant=_no_constant)

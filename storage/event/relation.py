@@ -1,8 +1,8 @@
 """What an event relates to: its ``m.relates_to``, in the clear also where the event is encrypted.
 
-Client-server API, "Forming relationships between events". Whatever is not of that form is no relation, and no error. A rich
-reply alone (``m.in_reply_to`` without a ``rel_type``) is none either, nor is anything that a create event says, as nothing
-came before it.
+Client-server API, "Forming relationships between events". Whatever is not of that form is no
+relation, and no error. A rich reply alone (``m.in_reply_to`` without a ``rel_type``) is none
+either, nor is anything that a create event says, as nothing came before it.
 """
 
 from hashlib import sha256
@@ -20,8 +20,9 @@ TEXT_BYTES_MAX: Final = 255  # of ids and types
 class Relation(NamedTuple):
     """A relation to ``event_id``, which need not be held, nor exist.
 
-    ``replaces``: of m.replace, whether the event may stand for another as far as it tells itself: it is no state event, and has
-    an ``m.new_content`` (or is encrypted, so that nobody can tell). None for other types.
+    ``replaces``: of m.replace, whether the event may stand for another as far as it tells itself:
+    it is no state event, and has an ``m.new_content`` (or is encrypted, so that nobody can tell).
+    None for other types.
     """
 
     rel_type: str
@@ -36,9 +37,19 @@ def relation_of(event: Event) -> Relation | None:
     if not isinstance(relates_to, dict) or event.type == "m.room.create":
         return None
     rel_type, event_id = relates_to.get("rel_type"), relates_to.get("event_id")
-    if not _is_name(rel_type) or not _is_name(event_id) or event_id[0] != "$" or event_id == event.event_id:
+    if (
+        not _is_name(rel_type)
+        or not _is_name(event_id)
+        or event_id[0] != "$"
+        or event_id == event.event_id
+    ):
         return None
-    replaces = None if rel_type != REPLACE else event.state_key is None and ("m.new_content" in content or event.type == "m.room.encrypted")
+    replaces = (
+        None
+        if rel_type != REPLACE
+        else event.state_key is None
+        and ("m.new_content" in content or event.type == "m.room.encrypted")
+    )
     return Relation(rel_type, event_id, replaces)
 
 
@@ -48,4 +59,6 @@ def target_key(event_id: str) -> int:
 
 
 def _is_name(value: Any) -> TypeGuard[str]:
-    return isinstance(value, str) and 0 < len(value.encode()) <= TEXT_BYTES_MAX and "\0" not in value
+    return (
+        isinstance(value, str) and 0 < len(value.encode()) <= TEXT_BYTES_MAX and "\0" not in value
+    )

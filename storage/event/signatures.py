@@ -1,7 +1,7 @@
 """Signing and verifying events, and who has to sign.
 
-Source: Matrix specification, server-server API, "Signing events" and "Validating hashes and signatures on received events";
-room version 8, "Authorization rules" (restricted joins).
+Source: Matrix specification, server-server API, "Signing events" and "Validating hashes and
+signatures on received events"; room version 8, "Authorization rules" (restricted joins).
 """
 
 from typing import Any
@@ -20,7 +20,9 @@ from storage.event.versions import RoomVersion, version_of
 from storage.ids import ServerName, server_name_of
 
 
-def sign(pdu: dict[str, Any], room_version: str | RoomVersion, server_name: str, signing_key: SigningKey) -> dict[str, Any]:
+def sign(
+    pdu: dict[str, Any], room_version: str | RoomVersion, server_name: str, signing_key: SigningKey
+) -> dict[str, Any]:
     """A new dict: `pdu` with its content hash and the signature of `server_name` added; other signatures stay.
 
     In versions 1 and 2 the PDU keeps the `event_id` it has. InvalidEvent if `pdu` is not JSON.
@@ -39,7 +41,9 @@ def sign(pdu: dict[str, Any], room_version: str | RoomVersion, server_name: str,
     return signed
 
 
-def verify(pdu: dict[str, Any], room_version: str | RoomVersion, server_name: str, verify_key: VerifyKey) -> None:
+def verify(
+    pdu: dict[str, Any], room_version: str | RoomVersion, server_name: str, verify_key: VerifyKey
+) -> None:
     """Check the signature that `server_name` made with this key; InvalidSignature if it is missing or does not fit.
 
     The signature covers the redacted form: a changed content is found by the content hash, not here.
@@ -48,7 +52,9 @@ def verify(pdu: dict[str, Any], room_version: str | RoomVersion, server_name: st
     key_id = f"{verify_key.alg}:{verify_key.version}"
     reason = _fault(redact(pdu, version), server_name, key_id, verify_key)
     if reason is not None:
-        raise InvalidSignature(reason, event_id=_id_if_any(pdu, version), server_name=server_name, key_id=key_id)
+        raise InvalidSignature(
+            reason, event_id=_id_if_any(pdu, version), server_name=server_name, key_id=key_id
+        )
 
 
 def verify_event(event: Event, server_name: str, verify_key: VerifyKey) -> None:
@@ -61,14 +67,18 @@ def _fits(event: Event, server_name: str, verify_key: VerifyKey) -> bool:
     """Whether the signature fits; whatever is wrong with it, `verify` knows how to say."""
     signed = redact(event.json, event.room_version)
     try:
-        signature = decode_base64(signed.pop("signatures")[server_name][f"{verify_key.alg}:{verify_key.version}"])
+        signature = decode_base64(
+            signed.pop("signatures")[server_name][f"{verify_key.alg}:{verify_key.version}"]
+        )
         verify_key.verify(encoded(signed, exact=True), signature)
     except (BadSignatureError, InvalidEvent, KeyError, TypeError, ValueError, AttributeError):
         return False
     return True
 
 
-def _fault(redacted: dict[str, Any], server_name: str, key_id: str, verify_key: VerifyKey) -> str | None:
+def _fault(
+    redacted: dict[str, Any], server_name: str, key_id: str, verify_key: VerifyKey
+) -> str | None:
     signatures = redacted.get("signatures")
     by_server = signatures.get(server_name) if isinstance(signatures, dict) else None
     signature = by_server.get(key_id) if isinstance(by_server, dict) else None
@@ -93,8 +103,8 @@ def _id_if_any(pdu: dict[str, Any], version: RoomVersion) -> str | None:
 def required_signers(event: Event) -> set[ServerName]:
     """The servers of which at least one valid signature is needed each.
 
-    The sender's, but for an invite by a third party, which another server may send; in versions 1 and 2 that of the
-    event id; from version 8 that of `join_authorised_via_users_server` of a join.
+    The sender's, but for an invite by a third party, which another server may send; in versions 1
+    and 2 that of the event id; from version 8 that of `join_authorised_via_users_server` of a join.
     """
     version = event.room_version
     content = event.content if event.content_hash_valid else orjson.loads(event.raw)["content"]

@@ -1,7 +1,7 @@
 """Room versions 1 to 12 as a table of flags.
 
-One row differs from the one before it in what the table says, nothing else in the package compares version numbers.
-Source: Matrix specification, room versions, v1 to v12.
+One row differs from the one before it in what the table says, nothing else in the package compares
+version numbers. Source: Matrix specification, room versions, v1 to v12.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,17 @@ EventIdFormat = Literal["in_pdu", "base64", "url_safe_base64"]
 
 _KEYS_V1: Final = frozenset(
     {
-        *("event_id", "type", "room_id", "sender", "state_key", "content", "hashes", "signatures", "depth"),
+        *(
+            "event_id",
+            "type",
+            "room_id",
+            "sender",
+            "state_key",
+            "content",
+            "hashes",
+            "signatures",
+            "depth",
+        ),
         *("prev_events", "auth_events", "origin_server_ts", "prev_state", "origin", "membership"),
     },
 )
@@ -27,14 +37,27 @@ _CONTENT_V1: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "m.room.create": frozenset({"creator"}),
         "m.room.join_rules": frozenset({"join_rule"}),
         "m.room.power_levels": frozenset(
-            {"ban", "events", "events_default", "kick", "redact", "state_default", "users", "users_default"},
+            {
+                "ban",
+                "events",
+                "events_default",
+                "kick",
+                "redact",
+                "state_default",
+                "users",
+                "users_default",
+            },
         ),
         "m.room.aliases": frozenset({"aliases"}),
         "m.room.history_visibility": frozenset({"history_visibility"}),
     }
 )
-_CONTENT_V6: Final = MappingProxyType({k: v for k, v in _CONTENT_V1.items() if k != "m.room.aliases"})
-_CONTENT_V8: Final = MappingProxyType({**_CONTENT_V6, "m.room.join_rules": frozenset({"join_rule", "allow"})})
+_CONTENT_V6: Final = MappingProxyType(
+    {k: v for k, v in _CONTENT_V1.items() if k != "m.room.aliases"}
+)
+_CONTENT_V8: Final = MappingProxyType(
+    {**_CONTENT_V6, "m.room.join_rules": frozenset({"join_rule", "allow"})}
+)
 _CONTENT_V9: Final = MappingProxyType(
     {
         **_CONTENT_V8,
@@ -65,25 +88,45 @@ class RoomVersion:
     # The form of an event.
     event_id_format: EventIdFormat = "in_pdu"
     reference_pairs: bool = True  # prev_events and auth_events are [id, {hash}] pairs, not ids
-    strict_canonical_json: bool = False  # integers within ±(2^53 - 1) only; else floats and large integers are kept
-    create_room_id: bool = False  # the room id is the create event's id, which itself has no room_id
+    strict_canonical_json: bool = (
+        False  # integers within ±(2^53 - 1) only; else floats and large integers are kept
+    )
+    create_room_id: bool = (
+        False  # the room id is the create event's id, which itself has no room_id
+    )
     # Redaction.
-    redaction_keys: frozenset[str] = field(default=_KEYS_V1, repr=False)  # top-level keys that are kept
-    redaction_content: Mapping[str, frozenset[str]] = field(default_factory=_v1_content, repr=False)  # type -> content keys that are kept
+    redaction_keys: frozenset[str] = field(
+        default=_KEYS_V1, repr=False
+    )  # top-level keys that are kept
+    redaction_content: Mapping[str, frozenset[str]] = field(
+        default_factory=_v1_content, repr=False
+    )  # type -> content keys that are kept
     redaction_keeps_create: bool = False  # content of m.room.create is kept whole
-    redaction_keeps_signed_invite: bool = False  # `third_party_invite.signed` of a member event is kept
+    redaction_keeps_signed_invite: bool = (
+        False  # `third_party_invite.signed` of a member event is kept
+    )
     redacts_in_content: bool = False  # `redacts` is in the content, not at the top
-    redaction_by_auth_rule: bool = True  # a redaction is refused by the auth rules, not held back afterwards
-    common_keys: frozenset[str] = field(init=False, repr=False)  # top-level keys of an event that loses none when redacted
+    redaction_by_auth_rule: bool = (
+        True  # a redaction is refused by the auth rules, not held back afterwards
+    )
+    common_keys: frozenset[str] = field(
+        init=False, repr=False
+    )  # top-level keys of an event that loses none when redacted
     # Authorisation.
     special_case_aliases: bool = True  # m.room.aliases has an auth rule of its own
     enforce_key_validity: bool = False  # a signing key must have been valid at origin_server_ts
-    limit_notifications_power: bool = False  # `notifications` of power levels is checked like `events`
+    limit_notifications_power: bool = (
+        False  # `notifications` of power levels is checked like `events`
+    )
     knock: bool = False
     restricted_join: bool = False
     knock_restricted: bool = False
-    power_levels: Literal["float", "string", "integer"] = "float"  # the loosest form read as a level
-    creator_is_sender: bool = False  # the creator is the create event's sender, not `content.creator`
+    power_levels: Literal["float", "string", "integer"] = (
+        "float"  # the loosest form read as a level
+    )
+    creator_is_sender: bool = (
+        False  # the creator is the create event's sender, not `content.creator`
+    )
     privileged_creators: bool = False  # creators (also `additional_creators`) are above every level
     # State resolution.
     state_resolution: Literal["v1", "v2", "v2.1"] = "v1"
@@ -102,7 +145,13 @@ class RoomVersion:
 def _table() -> Mapping[str, RoomVersion]:
     v1 = RoomVersion("1")
     v2 = replace(v1, identifier="2", state_resolution="v2")
-    v3 = replace(v2, identifier="3", event_id_format="base64", reference_pairs=False, redaction_by_auth_rule=False)
+    v3 = replace(
+        v2,
+        identifier="3",
+        event_id_format="base64",
+        reference_pairs=False,
+        redaction_by_auth_rule=False,
+    )
     v4 = replace(v3, identifier="4", event_id_format="url_safe_base64")
     v5 = replace(v4, identifier="5", enforce_key_validity=True)
     v6 = replace(
@@ -128,8 +177,12 @@ def _table() -> Mapping[str, RoomVersion]:
         redaction_keeps_signed_invite=True,
         redacts_in_content=True,
     )
-    v12 = replace(v11, identifier="12", create_room_id=True, privileged_creators=True, state_resolution="v2.1")
-    return MappingProxyType({v.identifier: v for v in (v1, v2, v3, v4, v5, v6, v7, v8, v9, v10, v11, v12)})
+    v12 = replace(
+        v11, identifier="12", create_room_id=True, privileged_creators=True, state_resolution="v2.1"
+    )
+    return MappingProxyType(
+        {v.identifier: v for v in (v1, v2, v3, v4, v5, v6, v7, v8, v9, v10, v11, v12)}
+    )
 
 
 ROOM_VERSIONS: Final[Mapping[str, RoomVersion]] = _table()

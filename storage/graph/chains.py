@@ -1,17 +1,21 @@
 """The chain cover: where an event stands in the auth graph, so that "does a reach b" needs no walk.
 
-Every accepted state event has a place: a chain and a number on it. An event reaches every earlier place of its own chain, and
-what the links of its chain up to its own place say. A chain is the succession of one state key: an event that names its
-predecessor under the same key continues that one's chain, any other begins a new one. (Whoever continues a chain closes it for
-others, so the power levels' chain is left to the power levels.)
+Every accepted state event has a place: a chain and a number on it. An event reaches every earlier
+place of its own chain, and what the links of its chain up to its own place say. A chain is the
+succession of one state key: an event that names its predecessor under the same key continues that
+one's chain, any other begins a new one. (Whoever continues a chain closes it for others, so the
+power levels' chain is left to the power levels.)
 
-A link says "from this place on, that chain is reached up to there". It is written for an auth event only if nothing says so
-already: an earlier link of the chain, or another auth event that names the same event.
+A link says "from this place on, that chain is reached up to there". It is written for an auth event
+only if nothing says so already: an earlier link of the chain, or another auth event that names the
+same event.
 
-The closure of an event says of each chain up to which number the event reaches it: so "does a reach b" is one look. It comes of the
-closures of its auth events, and shares with them what they have in common.
+The closure of an event says of each chain up to which number the event reaches it: so "does a reach
+b" is one look. It comes of the closures of its auth events, and shares with them what they have in
+common.
 
-Source: the chain cover indices of directed acyclic graphs (Jagadish, 1990), as used for room auth chains.
+Source: the chain cover indices of directed acyclic graphs (Jagadish, 1990), as used for room auth
+chains.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -54,13 +58,21 @@ class ChainEntry(NamedTuple):
     links: dict[int, int]
 
 
-def enter(predecessor: ChainPosition | None, chain: Chain | None, new_chain_nid: int, parents: Collection[ChainParent]) -> ChainEntry:
+def enter(
+    predecessor: ChainPosition | None,
+    chain: Chain | None,
+    new_chain_nid: int,
+    parents: Collection[ChainParent],
+) -> ChainEntry:
     """The place of a new event.
 
-    ``predecessor`` is the place of the auth event under its own state key, if it has one, and ``chain`` what is known of that
-    chain; the event begins the chain ``new_chain_nid`` unless it can continue that one.
+    ``predecessor`` is the place of the auth event under its own state key, if it has one, and
+    ``chain`` what is known of that chain; the event begins the chain ``new_chain_nid`` unless it
+    can continue that one.
     """
-    continues = predecessor is not None and chain is not None and chain.last == predecessor.sequence_number
+    continues = (
+        predecessor is not None and chain is not None and chain.last == predecessor.sequence_number
+    )
     if continues and predecessor is not None and chain is not None:
         place, known = ChainPosition(predecessor.chain_nid, chain.last + 1), chain.links
     else:
@@ -70,19 +82,29 @@ def enter(predecessor: ChainPosition | None, chain: Chain | None, new_chain_nid:
     for parent in parents:
         target = parent.place
         said = max(known.get(target.chain_nid, 0), links.get(target.chain_nid, 0))
-        if target.chain_nid != place.chain_nid and parent.event_nid not in implied and target.sequence_number > said:
+        if (
+            target.chain_nid != place.chain_nid
+            and parent.event_nid not in implied
+            and target.sequence_number > said
+        ):
             links[target.chain_nid] = target.sequence_number
     return ChainEntry(place, links)
 
 
 def extended(chain: Chain | None, entry: ChainEntry) -> Chain:
     """What is known of a chain once an event has its place on it."""
-    return Chain(entry.place.sequence_number, {**(chain.links if chain is not None else {}), **entry.links})
+    return Chain(
+        entry.place.sequence_number, {**(chain.links if chain is not None else {}), **entry.links}
+    )
 
 
 def closure_of(parents: Sequence[tuple[ChainPosition, Closure]]) -> Closure:
     """The closure of an event whose auth events have these places and closures."""
-    outer = [(place, own) for place, own in parents if not any(reaches(other, place) for _, other in parents)]
+    outer = [
+        (place, own)
+        for place, own in parents
+        if not any(reaches(other, place) for _, other in parents)
+    ]
     base = max((own for _, own in outer), key=len, default=Map())
     more: dict[int, int] = {}
     for place, own in outer:

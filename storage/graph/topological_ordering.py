@@ -1,8 +1,9 @@
 """Topological order: a child sorts after its parents, whatever depth its sender claimed.
 
-An event's topological ordering is 1 + the largest of its parents'. Below a gap, where parents are not held, the claimed
-depth is a hint, kept between what the held parents and the held children allow. When history arrives below such a gap and
-finds no room, the events above it move up, and only those that must (`moved_up`).
+An event's topological ordering is 1 + the largest of its parents'. Below a gap, where parents are
+not held, the claimed depth is a hint, kept between what the held parents and the held children
+allow. When history arrives below such a gap and finds no room, the events above it move up, and
+only those that must (`moved_up`).
 
 Source: design.md, section 4; the forged depths of advisory GHSA-v56r-hwv5-mxg6.
 """
@@ -20,25 +21,33 @@ def above(parents: Iterable[int]) -> int:
     return max(parents, default=0) + 1
 
 
-def ordering(parents: Iterable[int], *, complete: bool, depth: int, children: Iterable[int], room_max: int) -> int:
+def ordering(
+    parents: Iterable[int], *, complete: bool, depth: int, children: Iterable[int], room_max: int
+) -> int:
     """The topological ordering of a new event.
 
-    ``parents`` and ``children`` are orderings of those held; ``complete`` says that no parent is missing; ``room_max`` is
-    the largest ordering in the room, 0 for a room without events.
+    ``parents`` and ``children`` are orderings of those held; ``complete`` says that no parent is
+    missing; ``room_max`` is the largest ordering in the room, 0 for a room without events.
     """
     low = above(parents)
     if complete:
         return low
-    high = min(children, default=HINT_CEILING if room_max == 0 else min(room_max + HINT_SLACK, HINT_CEILING))
+    high = min(
+        children,
+        default=HINT_CEILING if room_max == 0 else min(room_max + HINT_SLACK, HINT_CEILING),
+    )
     return max(low, min(depth, high - 1))
 
 
-def moved_up(start: Mapping[int, int], rows: Sequence[tuple[int, int, Sequence[int]]]) -> tuple[dict[int, int], bool]:
+def moved_up(
+    start: Mapping[int, int], rows: Sequence[tuple[int, int, Sequence[int]]]
+) -> tuple[dict[int, int], bool]:
     """Which events have to move so that children stay above their parents.
 
-    ``start`` gives new orderings, by nid, of events whose ordering is decided. ``rows`` are (nid, ordering, parents) of the
-    events of the room in ascending order, from the lowest ordering in ``start`` on, perhaps not to the end. The answer is the
-    new orderings of the others that move, and whether the rows reached far enough to know.
+    ``start`` gives new orderings, by nid, of events whose ordering is decided. ``rows`` are (nid,
+    ordering, parents) of the events of the room in ascending order, from the lowest ordering in
+    ``start`` on, perhaps not to the end. The answer is the new orderings of the others that move,
+    and whether the rows reached far enough to know.
     """
     moved = dict(start)
     highest = max(moved.values(), default=0)

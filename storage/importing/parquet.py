@@ -1,7 +1,9 @@
-"""Parquet read as lines: each row becomes the envelope that `storage.event.ndjson` reads. Needs pyarrow (the extra `spark`).
+"""Parquet read as lines: each row becomes the envelope that `storage.event.ndjson` reads.
 
-Columns: ``pdu`` (the received bytes), and if they are there ``room_version``, ``origin`` and ``state_before``, as in what `room-storage spark
-export` writes. Other columns are passed over.
+Needs pyarrow (the extra `spark`).
+
+Columns: ``pdu`` (the received bytes), and if they are there ``room_version``, ``origin`` and
+``state_before``, as in what `room-storage spark export` writes. Other columns are passed over.
 """
 
 from collections.abc import Iterator
@@ -21,14 +23,19 @@ ENVELOPE_BYTES: Final = 64
 
 
 def parquet_bytes(source: str) -> int:
-    """About how many bytes its lines are. `InputError` if it is no Parquet, or has no column ``pdu`` of bytes, or pyarrow is not there."""
+    """About how many bytes its lines are.
+
+    `InputError` if it is no Parquet, or has no column ``pdu`` of bytes, or pyarrow is not there.
+    """
     with _opened(source) as file:
         names = file.schema_arrow.names
         if "pdu" not in names or not str(file.schema_arrow.field("pdu").type).endswith("binary"):
             raise InputError(f"{source}: there is no column pdu of bytes")
         groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
         columns = [group.column(at) for group in groups for at in range(group.num_columns)]
-        pdus = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == "pdu")
+        pdus = sum(
+            column.total_uncompressed_size for column in columns if column.path_in_schema == "pdu"
+        )
         return int(pdus + file.metadata.num_rows * ENVELOPE_BYTES)
 
 
@@ -41,7 +48,9 @@ def read_parquet(source: str) -> Iterator[list[bytes]]:
 
 
 def _line(row: dict[str, Any]) -> bytes:
-    return envelope(row["pdu"] or b"", row.get("room_version"), row.get("origin"), row.get("state_before"))
+    return envelope(
+        row["pdu"] or b"", row.get("room_version"), row.get("origin"), row.get("state_before")
+    )
 
 
 @contextmanager
@@ -50,7 +59,9 @@ def _opened(source: str) -> Iterator[Any]:
         import pyarrow as pa  # noqa: PLC0415  # not everybody has it
         import pyarrow.parquet as pq  # noqa: PLC0415
     except ImportError:
-        raise InputError(f"{source}: to read Parquet, pip install 'room-event-storage[spark]'") from None
+        raise InputError(
+            f"{source}: to read Parquet, pip install 'room-event-storage[spark]'"
+        ) from None
     try:
         with Path(source).open("rb") as raw, pq.ParquetFile(raw) as file:
             yield file

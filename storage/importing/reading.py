@@ -1,7 +1,8 @@
 """Files and pipes, read in pieces and split into numbered lines.
 
-A pipe may be silent for long. It is read in a thread, so that what has come so far gets stored meanwhile, and the thread waits
-for the pipe and for a wake-up at once, so that an interrupt never waits for a line.
+A pipe may be silent for long. It is read in a thread, so that what has come so far gets stored
+meanwhile, and the thread waits for the pipe and for a wake-up at once, so that an interrupt never
+waits for a line.
 """
 
 import asyncio
@@ -26,7 +27,10 @@ BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class RawLine(NamedTuple):
-    """A line as it stands in its file, without the line break. ``whole`` is False where it was too long to be kept."""
+    """A line as it stands in its file, without the line break.
+
+    ``whole`` is False where it was too long to be kept.
+    """
 
     source: str
     number: int
@@ -81,7 +85,10 @@ class FilePiece(NamedTuple):
 
 
 def check_readable(source: str) -> int | None:
-    """About how many bytes its lines are, None where that is not known. `InputError` if it cannot be read or is of another form."""
+    """About how many bytes its lines are, None where that is not known.
+
+    `InputError` if it cannot be read or is of another form.
+    """
     if source == STANDARD_INPUT:
         return None
     path = Path(source)
@@ -95,11 +102,20 @@ def check_readable(source: str) -> int | None:
 
 
 async def read_pieces(source: str) -> AsyncGenerator[FilePiece, None]:
-    """A file's lines, or the rows of a Parquet file as lines, a piece at a time. `InputError` if reading fails midway."""
+    """A file's lines, or the rows of a Parquet file as lines, a piece at a time.
+
+    `InputError` if reading fails midway.
+    """
     if source != STANDARD_INPUT and Path(source).suffix == PARQUET:
         first = 1
         for lines in read_parquet(source):
-            yield FilePiece([RawLine(source, number, raw, len(raw) <= LINE_BYTES_MAX) for number, raw in enumerate(lines, first)], 0)
+            yield FilePiece(
+                [
+                    RawLine(source, number, raw, len(raw) <= LINE_BYTES_MAX)
+                    for number, raw in enumerate(lines, first)
+                ],
+                0,
+            )
             first += len(lines)
         return
     async with aclosing(read_lines(source)) as pieces:

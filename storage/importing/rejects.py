@@ -34,7 +34,9 @@ class Reject:
     def decode(cls, note: bytes) -> Self:
         """From `encode`."""
         fields: dict[str, Any] = orjson.loads(note)
-        return cls(fields["outcome"], fields["reason"], fields["event_id"], tuple(fields["missing"]))
+        return cls(
+            fields["outcome"], fields["reason"], fields["event_id"], tuple(fields["missing"])
+        )
 
 
 class Rejects:
@@ -49,7 +51,12 @@ class Rejects:
         self.count += 1
         if self._target is None:
             return
-        said: dict[str, object] = {"file": source, "line": number, "outcome": reject.outcome, "event_id": reject.event_id}
+        said: dict[str, object] = {
+            "file": source,
+            "line": number,
+            "outcome": reject.outcome,
+            "event_id": reject.event_id,
+        }
         said["reason"] = reject.reason
         if reject.missing:
             said["missing"] = reject.missing

@@ -17,7 +17,10 @@ _HEADER: Final = struct.Struct("<dqqqq")
 
 
 class RetryLine(NamedTuple):
-    """Sorts by depth, then by place. ``raw`` is the line; ``note`` what to say if it is never stored."""
+    """Sorts by depth, then by place.
+
+    ``raw`` is the line; ``note`` what to say if it is never stored.
+    """
 
     depth: float
     source: int
@@ -27,7 +30,10 @@ class RetryLine(NamedTuple):
 
 
 class RetryQueue:
-    """A bag of lines that is emptied in order. Use as a context; what is on disk is gone at its end."""
+    """A bag of lines that is emptied in order.
+
+    Use as a context; what is on disk is gone at its end.
+    """
 
     def __init__(self, *, in_memory_max: int = IN_MEMORY_MAX, runs_max: int = RUNS_MAX) -> None:
         self._in_memory_max = in_memory_max
@@ -56,7 +62,10 @@ class RetryQueue:
                 self._merge_runs()
 
     def drain(self) -> Generator[RetryLine, None, None]:
-        """All lines that are there now, by depth; those added from now on are for the next time. Close it if it is not read to its end."""
+        """All lines that are there now, by depth; those added from now on are for the next time.
+
+        Close it if it is not read to its end.
+        """
         lines, runs = sorted(self._lines), self._runs
         self._lines, self._runs, self._count = [], [], 0
         try:

@@ -1,7 +1,8 @@
 """Each room's lines in order, rooms side by side.
 
-What a live event means depends on what came before it in its room, so a room's next batch waits for the answer to the last. Batches
-of different rooms are appended at the same time, and the store's writer commits them together.
+What a live event means depends on what came before it in its room, so a room's next batch waits for
+the answer to the last. Batches of different rooms are appended at the same time, and the store's
+writer commits them together.
 """
 
 import asyncio
@@ -33,10 +34,17 @@ class QueuedLine(NamedTuple):
 
 
 class RoomQueues:
-    """Takes lines, calls ``work`` with runs of them. Bounded: `put` waits while too much is on its way."""
+    """Takes lines, calls ``work`` with runs of them.
+
+    Bounded: `put` waits while too much is on its way.
+    """
 
     def __init__(
-        self, group: asyncio.TaskGroup, work: Callable[[list[QueuedLine]], Awaitable[None]], *, batch_max: int = BATCH_MAX
+        self,
+        group: asyncio.TaskGroup,
+        work: Callable[[list[QueuedLine]], Awaitable[None]],
+        *,
+        batch_max: int = BATCH_MAX,
     ) -> None:
         self._group = group
         self._work = work
@@ -51,7 +59,9 @@ class RoomQueues:
         """Queue a line of a room, when there is space."""
         if self._waiting >= WAITING_MAX or self._waiting_bytes >= WAITING_BYTES_MAX:
             async with self._progress:
-                await self._progress.wait_for(lambda: self._waiting < WAITING_MAX and self._waiting_bytes < WAITING_BYTES_MAX)
+                await self._progress.wait_for(
+                    lambda: self._waiting < WAITING_MAX and self._waiting_bytes < WAITING_BYTES_MAX
+                )
         self._waiting += 1
         self._waiting_bytes += len(entry.raw)
         lane = self._lanes.get(room)
@@ -83,6 +93,10 @@ class RoomQueues:
 def take_run(lane: deque[QueuedLine], most: int) -> list[QueuedLine]:
     """The next lines that can be appended in one call: of one origin and room version."""
     run = [lane.popleft()]
-    while lane and len(run) < most and (lane[0].origin, lane[0].line.room_version) == (run[0].origin, run[0].line.room_version):
+    while (
+        lane
+        and len(run) < most
+        and (lane[0].origin, lane[0].line.room_version) == (run[0].origin, run[0].line.room_version)
+    ):
         run.append(lane.popleft())
     return run

@@ -49,7 +49,10 @@ class Silent:
 
 @dataclass(slots=True)
 class Summary:
-    """What became of the lines. ``outcomes`` are those of api.md, "Writing", and ``bad_line`` for what was no PDU at all."""
+    """What became of the lines.
+
+    ``outcomes`` are those of api.md, "Writing", and ``bad_line`` for what was no PDU at all.
+    """
 
     lines: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -58,7 +61,10 @@ class Summary:
 
 
 class Import:
-    """One import into one store. ``batch_max`` events go into one append, ``held_max`` waiting lines stay in memory."""
+    """One import into one store.
+
+    ``batch_max`` events go into one append, ``held_max`` waiting lines stay in memory.
+    """
 
     def __init__(
         self,
@@ -78,7 +84,10 @@ class Import:
         self._sources: list[str] = []
 
     async def run(self, sources: Sequence[str]) -> Summary:
-        """Import the files, ``-`` for standard input, one after the other. `DatabaseError` ends it; run it again to go on."""
+        """Import the files, ``-`` for standard input, one after the other.
+
+        `DatabaseError` ends it; run it again to go on.
+        """
         self._sources = list(sources)
         with self._held:
             async with self._lanes() as lanes:
@@ -89,12 +98,17 @@ class Import:
             await self._try_again()
             with closing(self._held.drain()) as in_vain:
                 for line in in_vain:
-                    self._reject(self._sources[line.source], line.number, line.raw, Reject.decode(line.note))
+                    self._reject(
+                        self._sources[line.source], line.number, line.raw, Reject.decode(line.note)
+                    )
         return self.summary
 
     @asynccontextmanager
     async def _lanes(self) -> AsyncIterator[RoomQueues]:
-        """Lanes; at the end of the block all that was put into them is worked on. The first error ends everything."""
+        """Lanes; at the end of the block all that was put into them is worked on.
+
+        The first error ends everything.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 lanes = RoomQueues(group, self._append, batch_max=self._batch_max)
@@ -108,7 +122,9 @@ class Import:
     async def _read(self, source: int, piece: FilePiece, lanes: RoomQueues) -> None:
         """Put the lines of a piece into the lanes; those that are no lines at all are rejects."""
         used = sum(len(line.raw) + 1 for line in piece.lines)
-        self._progress.lines_done(0, max(piece.size - used, 0))  # empty lines; the start of a line that goes on counts early
+        self._progress.lines_done(
+            0, max(piece.size - used, 0)
+        )  # empty lines; the start of a line that goes on counts early
         for raw in piece.lines:
             self.summary.lines += 1
             try:
@@ -117,7 +133,9 @@ class Import:
                 self._reject(raw.source, raw.number, raw.raw, Reject("bad_line", error.reason))
                 self._progress.lines_done(1, len(raw.raw) + 1)
             else:
-                await lanes.put(room_of(line), QueuedLine(source, raw.number, len(raw.raw) + 1, raw.raw, line))
+                await lanes.put(
+                    room_of(line), QueuedLine(source, raw.number, len(raw.raw) + 1, raw.raw, line)
+                )
 
     async def _try_again(self) -> None:
         """Rounds over the lines that wait, until one stores nothing."""
@@ -130,7 +148,9 @@ class Import:
                 with closing(self._held.drain()) as waiting:
                     for held in waiting:
                         line = read_line(held.raw)
-                        await lanes.put(room_of(line), QueuedLine(held.source, held.number, 0, held.raw, line))
+                        await lanes.put(
+                            room_of(line), QueuedLine(held.source, held.number, 0, held.raw, line)
+                        )
             settled = before - len(self._held)
 
     async def _append(self, run: list[QueuedLine]) -> None:
@@ -151,26 +171,50 @@ class Import:
             return await self._appended(run)
         except InputError as error:
             if len(run) == 1:
-                return [AppendResult(next((event_id for event_id, _ in _state_given(run[0].line)), None), "invalid", str(error))]
+                return [
+                    AppendResult(
+                        next((event_id for event_id, _ in _state_given(run[0].line)), None),
+                        "invalid",
+                        str(error),
+                    )
+                ]
         return [answer for entry in run for answer in await self._answers([entry])]
 
     async def _appended(self, run: list[QueuedLine]) -> list[AppendResult]:
         """One append; again where the answer to a COMMIT was lost."""
         version, origin = run[0].line.room_version, run[0].origin
-        given = {event_id: tuple(map(EventId, ids)) for entry in run for event_id, ids in _state_given(entry.line)}
+        given = {
+            event_id: tuple(map(EventId, ids))
+            for entry in run
+            for event_id, ids in _state_given(entry.line)
+        }
         shown = {event_id: stripped for entry in run for event_id, stripped in _shown(entry.line)}
         pdus = [entry.line.pdu for entry in run]
         for _ in range(1, COMMIT_ATTEMPTS):
             try:
-                return await self._store.append(pdus, room_version=version, origin=origin, state_before=given, stripped_state=shown)
+                return await self._store.append(
+                    pdus,
+                    room_version=version,
+                    origin=origin,
+                    state_before=given,
+                    stripped_state=shown,
+                )
             except CommitUnknown:
                 continue
-        return await self._store.append(pdus, room_version=version, origin=origin, state_before=given, stripped_state=shown)
+        return await self._store.append(
+            pdus, room_version=version, origin=origin, state_before=given, stripped_state=shown
+        )
 
     def _hold(self, entry: QueuedLine, result: AppendResult) -> None:
-        outcome: RejectOutcome = "missing_parents" if result.outcome == "missing_parents" else "invalid"
+        outcome: RejectOutcome = (
+            "missing_parents" if result.outcome == "missing_parents" else "invalid"
+        )
         reject = Reject(outcome, result.reason or "", result.event_id, result.missing)
-        self._held.add(RetryLine(entry.line.depth or 0.0, entry.source, entry.number, entry.raw, reject.encode()))
+        self._held.add(
+            RetryLine(
+                entry.line.depth or 0.0, entry.source, entry.number, entry.raw, reject.encode()
+            )
+        )
 
     def _reject(self, source: str, number: int, raw: bytes, reject: Reject) -> None:
         self.summary.outcomes[reject.outcome] += 1
@@ -183,7 +227,9 @@ def room_of(line: Line) -> str:
         return line.room_id
     try:
         pdu = orjson.loads(line.pdu)
-        return parse(line.pdu, str(pdu["content"]["room_version"])).room_id  # a create event: the room's id is its hash
+        return parse(
+            line.pdu, str(pdu["content"]["room_version"])
+        ).room_id  # a create event: the room's id is its hash
     except (orjson.JSONDecodeError, KeyError, TypeError, InvalidEvent, UnknownRoomVersion):
         return NO_ROOM
 
@@ -206,11 +252,20 @@ def _state_given(line: Line) -> Iterator[tuple[EventId, tuple[str, ...]]]:
 
 def _shown(line: Line) -> Iterator[tuple[EventId, tuple[dict[str, Any], ...]]]:
     """The event of a line that gives stripped state, with that; nothing for other lines."""
-    if line.stripped_state is not None and line.room_version is not None and line.room_version in ROOM_VERSIONS:
+    if (
+        line.stripped_state is not None
+        and line.room_version is not None
+        and line.room_version in ROOM_VERSIONS
+    ):
         with suppress(InvalidEvent):  # the append is going to say so
             yield parse(line.pdu, line.room_version).event_id, line.stripped_state
 
 
 def _lacks_its_room(entry: QueuedLine, result: AppendResult) -> bool:
     """Nobody knows the room's version: its create event may stand further down."""
-    return result.outcome == "invalid" and result.event_id is None and entry.line.room_version is None and room_of(entry.line) != NO_ROOM
+    return (
+        result.outcome == "invalid"
+        and result.event_id is None
+        and entry.line.room_version is None
+        and room_of(entry.line) != NO_ROOM
+    )

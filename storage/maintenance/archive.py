@@ -28,7 +28,8 @@ ORDER BY room_nid
 SQL_EVENT_NIDS: Final[LiteralString] = """
 SELECT event_nid
 FROM (
-    SELECT event_nid, NULL::bigint AS stream_ordering FROM events WHERE room_nid = $1::bigint AND outlier
+    SELECT event_nid, NULL::bigint AS stream_ordering FROM events
+        WHERE room_nid = $1::bigint AND outlier
     UNION ALL
     SELECT event_nid, stream_ordering FROM events WHERE room_nid = $1::bigint AND NOT outlier
 ) AS e
@@ -39,7 +40,8 @@ SQL_EVENTS: Final[LiteralString] = """
 SELECT
     e.event_id,
     e.json AS pdu,
-    CASE WHEN is_out_of_band(e) THEN 'out_of_band' WHEN e.outlier THEN 'outlier' WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
+    CASE WHEN is_out_of_band(e) THEN 'out_of_band' WHEN e.outlier THEN 'outlier'
+        WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
     NOT e.outlier AND EXISTS (
         SELECT
         FROM unnest(e.prev_events) AS named (event_nid)
@@ -47,7 +49,8 @@ SELECT
         WHERE p.stream_ordering IS NULL OR p.stream_ordering > e.stream_ordering
     ) AS is_untold,
     CASE WHEN is_out_of_band(e) THEN (
-        SELECT o.stripped_state FROM out_of_band_memberships o WHERE o.room_nid = e.room_nid AND o.event_nid = e.event_nid
+        SELECT o.stripped_state FROM out_of_band_memberships o
+            WHERE o.room_nid = e.room_nid AND o.event_nid = e.event_nid
     ) END AS stripped_state
 FROM unnest($1::bigint[]) WITH ORDINALITY AS wanted (event_nid, place)
 JOIN events e USING (event_nid)
@@ -71,9 +74,13 @@ class _Event(NamedTuple):
     stripped_state: str | None
 
 
-async def rooms_to_archive(conn: Connection, room_ids: Sequence[RoomId] | None = None) -> list[ArchivedRoom]:
+async def rooms_to_archive(
+    conn: Connection, room_ids: Sequence[RoomId] | None = None
+) -> list[ArchivedRoom]:
     """These rooms, or all, in the order in which the store came to know them. `UnknownRoom`."""
-    found = await conn.fetch(SQL_ROOMS, None if room_ids is None else list(room_ids), row=ArchivedRoom)
+    found = await conn.fetch(
+        SQL_ROOMS, None if room_ids is None else list(room_ids), row=ArchivedRoom
+    )
     if unknown := set(room_ids or ()) - {room.room_id for room in found}:
         raise UnknownRoom(min(unknown))
     return found
@@ -84,7 +91,9 @@ async def archive(conn: Connection, room: ArchivedRoom) -> AsyncIterator[list[by
     nids = await conn.fetchvals(SQL_EVENT_NIDS, room.room_nid)
     for start in range(0, len(nids), PAGE):
         events = await conn.fetch(SQL_EVENTS, nids[start : start + PAGE], row=_Event)
-        states = await states_at(conn, [event.event_id for event in events if event.is_untold], after=False)
+        states = await states_at(
+            conn, [event.event_id for event in events if event.is_untold], after=False
+        )
         yield [
             envelope(
                 event.pdu,

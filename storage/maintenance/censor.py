@@ -47,7 +47,8 @@ TABLES: Final = ("events", "rooms")
 BATCH: Final = 200  # events read, and written, by one statement: 13 MB at the very most
 
 SQL_REDACTED: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, r.room_version, age.is_due, CASE WHEN age.is_due THEN e.json END AS json
+SELECT e.event_nid, e.event_id, r.room_version, age.is_due, CASE
+    WHEN age.is_due THEN e.json END AS json
 FROM (
     SELECT *
     FROM events
@@ -56,9 +57,11 @@ FROM (
     LIMIT $2::bigint
 ) AS e
 CROSS JOIN LATERAL (SELECT x.room_version FROM rooms x WHERE x.room_nid = e.room_nid OFFSET 0) AS r
-LEFT JOIN LATERAL (SELECT x.received_ts FROM events x WHERE x.event_nid = e.redacted_by OFFSET 0) AS redaction ON true
+LEFT JOIN LATERAL (SELECT x.received_ts FROM events x
+    WHERE x.event_nid = e.redacted_by OFFSET 0) AS redaction ON true
 CROSS JOIN LATERAL (  -- of both the redaction and its target, whichever came later
-    SELECT CASE WHEN e.redacted_form THEN e.received_ts ELSE GREATEST(e.received_ts, redaction.received_ts) END <= $3::bigint AS is_due
+    SELECT CASE WHEN e.redacted_form THEN e.received_ts
+        ELSE GREATEST(e.received_ts, redaction.received_ts) END <= $3::bigint AS is_due
 ) AS age
 ORDER BY e.event_nid
 """
@@ -67,7 +70,8 @@ SQL_CENSOR: Final[LiteralString] = """
 WITH free AS (  -- neither done nor in the hands of a writer, and redacted still
     SELECT event_nid
     FROM events
-    WHERE event_nid = ANY($1::bigint[]) AND encoding = 0 AND (redacted_by IS NOT NULL OR redacted_form)
+    WHERE event_nid = ANY($1::bigint[]) AND encoding = 0
+        AND (redacted_by IS NOT NULL OR redacted_form)
     ORDER BY event_nid
     FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -79,7 +83,8 @@ SET json = i.json,
     rel_type_nid = NULL,
     replaces = NULL
 FROM free
-JOIN unnest($1::bigint[], $2::bytea[], $3::boolean[]) AS i (event_nid, json, has_url) USING (event_nid)
+JOIN unnest($1::bigint[], $2::bytea[], $3::boolean[]) AS i (event_nid, json, has_url)
+    USING (event_nid)
 WHERE e.event_nid = free.event_nid
 RETURNING e.event_nid
 """
@@ -99,8 +104,8 @@ class CensoredEventRow(NamedTuple):
 class Censored:
     """What became of the redacted events that had not been censored.
 
-    ``censored``: done now (with ``dry_run``, to be done). ``left``: still needed as they are, see above. ``busy``: due, but locked by a
-    writer just then. ``waiting``: their time has not come.
+    ``censored``: done now (with ``dry_run``, to be done). ``left``: still needed as they are, see
+    above. ``busy``: due, but locked by a writer just then. ``waiting``: their time has not come.
     """
 
     censored: int = 0
@@ -109,21 +114,36 @@ class Censored:
     waiting: int = 0
 
     def __add__(self, other: "Censored") -> "Censored":
-        return Censored(self.censored + other.censored, self.left + other.left, self.busy + other.busy, self.waiting + other.waiting)
+        return Censored(
+            self.censored + other.censored,
+            self.left + other.left,
+            self.busy + other.busy,
+            self.waiting + other.waiting,
+        )
 
 
 async def censor(
-    database: Database, *, older_than_ms: int | None = None, dry_run: bool = False, batch: int = BATCH, now_ms: int | None = None
+    database: Database,
+    *,
+    older_than_ms: int | None = None,
+    dry_run: bool = False,
+    batch: int = BATCH,
+    now_ms: int | None = None,
 ) -> Censored:
-    """Censor what was redacted longer ago than ``older_than_ms`` (None: `Config.censor_after_ms`). Writers and readers may go on.
+    """Censor what was redacted longer ago than ``older_than_ms`` (None: `Config.censor_after_ms`).
 
-    One row tells the caches of all processes, at the end. Between batches it rests for as long as the last one took. `InputError` where no time is
-    given and censoring is switched off; `StorageCorrupt` where an index lies, before anything is changed; `DatabaseError`, `PermissionRefused` for
-    a role that may not change events: what is done stays done.
+    Writers and readers may go on.
+
+    One row tells the caches of all processes, at the end. Between batches it rests for as long as
+    the last one took. `InputError` where no time is given and censoring is switched off;
+    `StorageCorrupt` where an index lies, before anything is changed; `DatabaseError`,
+    `PermissionRefused` for a role that may not change events: what is done stays done.
     """
     before_ms = _now(now_ms) - _age(database, older_than_ms)
     if dry_run:
-        return sum([part async for part in _batches(database, before_ms, batch, dry_run=True)], Censored())
+        return sum(
+            [part async for part in _batches(database, before_ms, batch, dry_run=True)], Censored()
+        )
     await prove_indexes(database, "censoring", TABLES)
     await register_writer(database)
     done = Censored()
@@ -132,11 +152,17 @@ async def censor(
     if done.censored:
         async with database.transaction() as conn:
             await invalidate_caches(conn, "events")
-    logger.info("censored %s events", done.censored, extra={"censored": done.censored, "left": done.left, "busy": done.busy})
+    logger.info(
+        "censored %s events",
+        done.censored,
+        extra={"censored": done.censored, "left": done.left, "busy": done.busy},
+    )
     return done
 
 
-async def _batches(database: Database, before_ms: int, batch: int, *, dry_run: bool) -> AsyncIterator[Censored]:
+async def _batches(
+    database: Database, before_ms: int, batch: int, *, dry_run: bool
+) -> AsyncIterator[Censored]:
     """What became of each batch, in ascending order of the events' numbers."""
     after = 0
     rows: list[CensoredEventRow] = []
@@ -146,8 +172,16 @@ async def _batches(database: Database, before_ms: int, batch: int, *, dry_run: b
             rows = await conn.fetch(SQL_REDACTED, after, batch, before_ms, row=CensoredEventRow)
             if not rows:
                 return
-            wanted = [one for row in rows if row.json is not None and (one := _censored(row, row.json)) is not None]
-            changed = len(wanted) if dry_run or not wanted else len(await conn.fetchvals(SQL_CENSOR, *transposed(wanted, 3)))
+            wanted = [
+                one
+                for row in rows
+                if row.json is not None and (one := _censored(row, row.json)) is not None
+            ]
+            changed = (
+                len(wanted)
+                if dry_run or not wanted
+                else len(await conn.fetchvals(SQL_CENSOR, *transposed(wanted, 3)))
+            )
         due = sum(row.is_due for row in rows)
         yield Censored(changed, due - len(wanted), len(wanted) - changed, len(rows) - due)
         after = rows[-1].event_nid
@@ -155,7 +189,10 @@ async def _batches(database: Database, before_ms: int, batch: int, *, dry_run: b
 
 
 def _censored(row: CensoredEventRow, raw: bytes) -> tuple[int, bytes, bool | None] | None:
-    """(number, new bytes, has_url) of an event; None where it has to stay as it is. Bytes that would be another event are never written."""
+    """(number, new bytes, has_url) of an event; None where it has to stay as it is.
+
+    Bytes that would be another event are never written.
+    """
     version = version_of(row.room_version)
     try:
         json = read_trusted(raw, strict=version.strict_canonical_json)
@@ -176,7 +213,10 @@ def says_less(json: Mapping[str, Any], redacted: Mapping[str, Any], version: Roo
         return "redacts" in json
     if "state_key" not in json:
         return False
-    return any(key in json["content"] and key not in redacted["content"] for key in _read_of(json["type"], version))
+    return any(
+        key in json["content"] and key not in redacted["content"]
+        for key in _read_of(json["type"], version)
+    )
 
 
 def _read_of(event_type: str, version: RoomVersion) -> Sequence[str]:
@@ -200,5 +240,7 @@ def _now(now_ms: int | None) -> int:
 def _age(database: Database, older_than_ms: int | None) -> int:
     age = database.config.censor_after_ms if older_than_ms is None else older_than_ms
     if age < 0:
-        raise InputError("censoring is switched off (STORAGE_CENSOR_AFTER_MS is negative): say how old a redaction must be")
+        raise InputError(
+            "censoring is switched off (STORAGE_CENSOR_AFTER_MS is negative): say how old a redaction must be"
+        )
     return age

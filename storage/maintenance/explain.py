@@ -16,8 +16,10 @@ from storage.queries.visible_events import visible_to_server, visible_to_user
 from storage.visibility import server_may_see, user_may_see
 
 SQL_EXPLAINED: Final[LiteralString] = """
-SELECT e.event_nid, e.room_nid, e.outlier, e.rejected, e.soft_failed, e.ineffective, e.topological_ordering, b.event_id AS redacted_by,
-    e.state_group_before, COALESCE(e.state_group_after, e.state_group_before) AS state_group_after, e.membership, k.state_key
+SELECT e.event_nid, e.room_nid, e.outlier, e.rejected, e.soft_failed, e.ineffective,
+    e.topological_ordering, b.event_id AS redacted_by,
+    e.state_group_before, COALESCE(e.state_group_after, e.state_group_before) AS state_group_after,
+        e.membership, k.state_key
 FROM events e
 LEFT JOIN events b ON b.event_nid = e.redacted_by
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
@@ -38,7 +40,8 @@ FROM state_entries($1::bigint) AS s
 JOIN state_keys k ON k.state_key_nid = s.state_key_nid
 JOIN events e ON e.event_nid = s.event_nid
 WHERE k.type_nid = 2
-    AND CASE WHEN $2::text LIKE '@%' THEN k.state_key = $2::text ELSE substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text END
+    AND CASE WHEN $2::text LIKE '@%' THEN k.state_key = $2::text
+        ELSE substr(k.state_key, strpos(k.state_key, ':') + 1) = $2::text END
 """
 
 SQL_EVER_JOINED: Final[LiteralString] = """
@@ -72,28 +75,40 @@ SELECT
     EXISTS (
         SELECT FROM current_state c
         JOIN state_keys k USING (state_key_nid)
-        WHERE c.room_nid = $1::int AND k.type_nid = 2 AND k.state_key = $2::text AND c.membership = 5
+        WHERE c.room_nid = $1::int AND k.type_nid = 2 AND k.state_key = $2::text
+            AND c.membership = 5
     ) AS is_joined,
     (
         SELECT e.event_id
         FROM events e
         JOIN state_keys k USING (state_key_nid)
-        WHERE e.room_nid = $1::int AND k.type_nid = 2 AND k.state_key = $2::text AND e.membership = 5
-            AND NOT e.outlier AND NOT e.soft_failed AND e.rejected IS NULL AND e.topological_ordering > $3::bigint
+        WHERE e.room_nid = $1::int AND k.type_nid = 2 AND k.state_key = $2::text
+            AND e.membership = 5
+            AND NOT e.outlier AND NOT e.soft_failed AND e.rejected IS NULL
+                AND e.topological_ordering > $3::bigint
         ORDER BY e.topological_ordering, e.event_id
         LIMIT 1
     ) AS join_id
 """
 
 
-WORDS: Final = {"join": "joined", "invite": "invited", "leave": "gone", "ban": "banned", "knock": "knocking"}
+WORDS: Final = {
+    "join": "joined",
+    "invite": "invited",
+    "leave": "gone",
+    "ban": "banned",
+    "knock": "knocking",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Whether ``principal`` may see the event, and why. States are as (before, after); None stands for a missing event.
+    """Whether ``principal`` may see the event, and why.
 
-    ``joined_later``: the user is joined now, or joined after the event (the id of that join is in the sentence).
+    States are as (before, after); None stands for a missing event.
+
+    ``joined_later``: the user is joined now, or joined after the event (the id of that join is in
+    the sentence).
     """
 
     event_id: EventId
@@ -152,7 +167,10 @@ class RuleInputs(NamedTuple):
 
 
 async def explain_visibility(conn: Connection, event_id: EventId, principal: str) -> Explanation:
-    """Why a local user ("@…") or a server may see an event. The connection should hold a snapshot. `UnknownEvent`."""
+    """Why a local user ("@…") or a server may see an event.
+
+    The connection should hold a snapshot. `UnknownEvent`.
+    """
     row = await conn.fetchrow(SQL_EXPLAINED, event_id, row=ExplainedRow)
     if row is None:
         raise UnknownEvent(event_id)
@@ -168,29 +186,57 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
         parts.append("It gets the redacted form.")
     if await _by_table(conn, event_id, principal, is_user=is_user) != visible:
         parts.append("The visibility table says otherwise: run `room-storage verify --repair`.")
-    return Explanation(event_id, principal, visible, " ".join(parts), facts.visibilities, facts.memberships, joined_later)
+    return Explanation(
+        event_id,
+        principal,
+        visible,
+        " ".join(parts),
+        facts.visibilities,
+        facts.memberships,
+        joined_later,
+    )
 
 
-async def _facts(conn: Connection, row: ExplainedRow, principal: str, *, is_user: bool) -> RuleInputs:
+async def _facts(
+    conn: Connection, row: ExplainedRow, principal: str, *, is_user: bool
+) -> RuleInputs:
     groups = [row.state_group_before, row.state_group_after]
     before, after = [await _visibility(conn, group) for group in groups]
     was, becomes = [await _membership(conn, group, principal) for group in groups]
-    joins = await conn.fetchrow(SQL_JOINS, row.room_nid, principal, row.topological_ordering, row=JoinsRow) if is_user else None
+    joins = (
+        await conn.fetchrow(
+            SQL_JOINS, row.room_nid, principal, row.topological_ordering, row=JoinsRow
+        )
+        if is_user
+        else None
+    )
     ever = True if is_user else bool(await conn.fetchval(SQL_EVER_JOINED, row.room_nid, principal))
-    return RuleInputs((before, after), (was, becomes), joins or JoinsRow(is_joined=False, join_id=None), ever)
+    return RuleInputs(
+        (before, after), (was, becomes), joins or JoinsRow(is_joined=False, join_id=None), ever
+    )
 
 
 async def _visibility(conn: Connection, state_group: int | None) -> str | None:
-    found = None if state_group is None else await conn.fetchrow(SQL_VISIBILITY_AT, state_group, row=VisibilityEventRow)
+    found = (
+        None
+        if state_group is None
+        else await conn.fetchrow(SQL_VISIBILITY_AT, state_group, row=VisibilityEventRow)
+    )
     if found is None:
         return None
-    value: Any = load(found.json, found.room_version, found.event_id, redacted=found.redacted_form).content.get("history_visibility")
+    value: Any = load(
+        found.json, found.room_version, found.event_id, redacted=found.redacted_form
+    ).content.get("history_visibility")
     return value if isinstance(value, str) else None
 
 
 async def _membership(conn: Connection, state_group: int | None, principal: str) -> str | None:
     """The membership in a state; of a server the highest of its users."""
-    code = None if state_group is None else await conn.fetchval(SQL_MEMBERSHIPS_AT, state_group, principal)
+    code = (
+        None
+        if state_group is None
+        else await conn.fetchval(SQL_MEMBERSHIPS_AT, state_group, principal)
+    )
     return None if code is None else MEMBERSHIP_NAMES.get(code)
 
 
@@ -231,7 +277,10 @@ def _rule(facts: RuleInputs, *, is_user: bool) -> tuple[bool, str]:
         return True, f"{said}, and {member}"
     if not is_user:
         return True, f"{said}, which is for every server in the room"
-    return True, f"{said}, and {'they are joined now' if facts.joins.is_joined else f'they joined later ({facts.joins.join_id})'}"
+    return (
+        True,
+        f"{said}, and {'they are joined now' if facts.joins.is_joined else f'they joined later ({facts.joins.join_id})'}",
+    )
 
 
 def _known(visibility: str | None) -> str:

@@ -24,7 +24,8 @@ FOR UPDATE
 SQL_ANNOUNCE: Final[LiteralString] = """
 WITH fact AS (
     INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
-    SELECT nextval('caches_stream'), (extract(epoch FROM clock_timestamp()) * 1000)::bigint, w.writer_nid, $2::text, NULL
+    SELECT nextval('caches_stream'), (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+        w.writer_nid, $2::text, NULL
     FROM writers w
     WHERE w.instance_name = $1::text
     RETURNING stream_id
@@ -45,7 +46,8 @@ room AS (
 ),
 fact AS (
     INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
-    SELECT nextval('caches_stream'), (extract(epoch FROM clock_timestamp()) * 1000)::bigint, w.writer_nid, $3::text,
+    SELECT nextval('caches_stream'), (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+        w.writer_nid, $3::text,
         ARRAY[$2::text, room.removals::text, $4::text] || $5::text[]
     FROM room
     JOIN writers w ON w.instance_name = $1::text
@@ -59,7 +61,10 @@ WHERE p.stream_name = 'caches' AND p.instance_name = $1::text
 
 
 async def register_writer(database: Database) -> None:
-    """Make the writer known, once and for ever. In a transaction of its own: it waits for the writes under way."""
+    """Make the writer known, once and for ever.
+
+    In a transaction of its own: it waits for the writes under way.
+    """
     async with database.connection() as conn:
         known = await conn.fetchval(SQL_FIND_WRITER, INSTANCE_NAME)
     if known is None:
@@ -68,9 +73,12 @@ async def register_writer(database: Database) -> None:
 
 
 async def invalidate_caches(conn: Connection, cache_name: str = CURRENT_STATE) -> None:
-    """Have a cache emptied everywhere, from the commit of this transaction on. The last thing in it, after `register_writer` in another one.
+    """Have a cache emptied everywhere, from the commit of this transaction on.
 
-    `storage.streams.caches`: "events", "current_state", "rooms_of"; `CURRENT_STATE` stands for the latter two.
+    The last thing in it, after `register_writer` in another one.
+
+    `storage.streams.caches`: "events", "current_state", "rooms_of"; `CURRENT_STATE` stands for the
+    latter two.
     """
     await conn.fetchval(SQL_LOCK_POSITION, INSTANCE_NAME)
     await conn.execute(SQL_ANNOUNCE, INSTANCE_NAME, cache_name)

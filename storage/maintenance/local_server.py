@@ -33,5 +33,7 @@ async def local_server_name(database: Database, given: str | None = None) -> str
             return given
         names: list[str] = await conn.fetchvals(SQL_LOCAL_SERVERS)
     if len(names) > 1:
-        raise InputError(f"the users of several servers are local here ({', '.join(sorted(names))}): give --server-name")
+        raise InputError(
+            f"the users of several servers are local here ({', '.join(sorted(names))}): give --server-name"
+        )
     return names[0] if names else NO_SERVER

@@ -22,10 +22,14 @@ WITH entry AS (
 UPDATE state_groups
 SET back = '{0}',
     runs = $2::int,
-    key_nids = NULLIF(ARRAY(SELECT state_key_nid FROM entry WHERE NOT is_member ORDER BY state_key_nid), '{}'),
-    event_nids = NULLIF(ARRAY(SELECT event_nid FROM entry WHERE NOT is_member ORDER BY state_key_nid), '{}'),
-    member_key_nids = NULLIF(ARRAY(SELECT state_key_nid FROM entry WHERE is_member ORDER BY state_key_nid), '{}'),
-    member_event_nids = NULLIF(ARRAY(SELECT event_nid FROM entry WHERE is_member ORDER BY state_key_nid), '{}')
+    key_nids = NULLIF(ARRAY(SELECT state_key_nid FROM entry WHERE NOT is_member
+        ORDER BY state_key_nid), '{}'),
+    event_nids = NULLIF(ARRAY(SELECT event_nid FROM entry WHERE NOT is_member
+        ORDER BY state_key_nid), '{}'),
+    member_key_nids = NULLIF(ARRAY(SELECT state_key_nid FROM entry WHERE is_member
+        ORDER BY state_key_nid), '{}'),
+    member_event_nids = NULLIF(ARRAY(SELECT event_nid FROM entry WHERE is_member
+        ORDER BY state_key_nid), '{}')
 WHERE state_group = $1::bigint
 """
 
@@ -39,7 +43,8 @@ SQL_DESCENDANTS: Final[LiteralString] = """
 SELECT d.state_group, d.back, d.runs
 FROM state_groups g
 JOIN state_groups d USING (room_nid)
-WHERE g.state_group = $1::bigint AND d.state_group <> $1::bigint AND d.state_group - $1::bigint = ANY(d.back)
+WHERE g.state_group = $1::bigint AND d.state_group <> $1::bigint
+    AND d.state_group - $1::bigint = ANY(d.back)
 """
 
 SQL_CUT: Final[LiteralString] = """
@@ -59,17 +64,30 @@ class DescendantRow(NamedTuple):
 
 
 async def make_roots(conn: Connection, state_groups: Collection[int]) -> None:
-    """Make each of these groups a root. All states stay what they are; their former ancestors may be garbage now.
+    """Make each of these groups a root.
 
-    In a transaction in which their room is held (`storage.maintenance.room_lock`). `StorageCorrupt` for a group that is not there.
+    All states stay what they are; their former ancestors may be garbage now.
+
+    In a transaction in which their room is held (`storage.maintenance.room_lock`). `StorageCorrupt`
+    for a group that is not there.
     """
     for state_group in state_groups:
         size: int | None = await conn.fetchval(SQL_SIZE, state_group)
         if size is None:
-            raise StorageCorrupt("a state group that is to be a root is not there", state_group=state_group)
+            raise StorageCorrupt(
+                "a state group that is to be a root is not there", state_group=state_group
+            )
         await conn.execute(SQL_MAKE_ROOT, state_group, pack(root(size).runs))
-        cut = [_cut(row, state_group) for row in await conn.fetch(SQL_DESCENDANTS, state_group, row=DescendantRow)]
-        await conn.execute(SQL_CUT, [row.state_group for row in cut], [_text(row.back) for row in cut], [row.runs for row in cut])
+        cut = [
+            _cut(row, state_group)
+            for row in await conn.fetch(SQL_DESCENDANTS, state_group, row=DescendantRow)
+        ]
+        await conn.execute(
+            SQL_CUT,
+            [row.state_group for row in cut],
+            [_text(row.back) for row in cut],
+            [row.runs for row in cut],
+        )
 
 
 def _cut(row: DescendantRow, state_group: int) -> DescendantRow:

@@ -22,7 +22,8 @@ WHERE state_group = ANY($1::bigint[])
 """
 
 SQL_ROWS: Final[LiteralString] = """
-SELECT state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids, member_key_nids, member_event_nids
+SELECT state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids,
+    member_key_nids, member_event_nids
 FROM state_groups
 WHERE state_group = ANY($1::bigint[])
 """
@@ -61,7 +62,9 @@ class RoomStates:
         lacking = [group for group in wanted if group not in self._groups]
         if lacking:
             paths = dict(await conn.fetch(SQL_PATHS, lacking, row=GroupPathRow))
-            await self._load_rows(conn, {part for path in paths.values() for part in path} | paths.keys())
+            await self._load_rows(
+                conn, {part for path in paths.values() for part in path} | paths.keys()
+            )
             for state_group in lacking:
                 self._build(state_group)
         return {group: self._groups[group] for group in wanted if group in self._groups}
@@ -85,12 +88,20 @@ class RoomStates:
         folded = self._fold(path)
         steps = tuple(DeltaRow(part, self._deltas[part]) for part in path)
         self._groups[state_group] = Group(
-            state_group, row.room_nid, folded.entries, steps, levels.unpack(row.runs), folded.digest, row.audience
+            state_group,
+            row.room_nid,
+            folded.entries,
+            steps,
+            levels.unpack(row.runs),
+            folded.digest,
+            row.audience,
         )
 
     def _fold(self, path: tuple[int, ...]) -> FoldedPath:
         """The state of a path, from the longest part of it that is known."""
-        known = next((length for length in range(len(path), 0, -1) if path[:length] in self._folded), 0)
+        known = next(
+            (length for length in range(len(path), 0, -1) if path[:length] in self._folded), 0
+        )
         if not known:
             entries = Map({key: event for key, event in self._deltas[path[0]].items() if event})
             folded, known = FoldedPath(entries, digest_of(entries)), 1
@@ -112,5 +123,7 @@ def _changed(folded: FoldedPath, delta: dict[int, int]) -> FoldedPath:
     digest = folded.digest
     for key, event in delta.items():
         before = folded.entries.get(key)
-        digest += (entry_digest(key, event) if event else 0) - (0 if before is None else entry_digest(key, before))
+        digest += (entry_digest(key, event) if event else 0) - (
+            0 if before is None else entry_digest(key, before)
+        )
     return FoldedPath(applied(folded.entries, delta), signed(digest))

@@ -1,6 +1,7 @@
 """How much there is, and what it costs on disk: counts, tables, the largest states.
 
-The counts are exact and read whole tables: open the database with a long `statement_timeout_ms`. Sizes are Postgres' own.
+The counts are exact and read whole tables: open the database with a long `statement_timeout_ms`.
+Sizes are Postgres' own.
 """
 
 from typing import Final, LiteralString, NamedTuple
@@ -27,7 +28,8 @@ SQL_TABLES: Final[LiteralString] = """
 SELECT
     c.relname::text AS table_name,
     GREATEST(c.reltuples, 0)::bigint AS rows_estimate,
-    pg_table_size(c.oid) - COALESCE(pg_total_relation_size(NULLIF(c.reltoastrelid, 0)), 0) AS table_bytes,
+    pg_table_size(c.oid) - COALESCE(pg_total_relation_size(NULLIF(c.reltoastrelid, 0)),
+        0) AS table_bytes,
     COALESCE(pg_total_relation_size(NULLIF(c.reltoastrelid, 0)), 0)::bigint AS toast_bytes,
     pg_indexes_size(c.oid) AS index_bytes,
     pg_total_relation_size(c.oid) AS total_bytes
@@ -42,7 +44,8 @@ SELECT
     r.room_id,
     r.room_version,
     g.entry_count AS state_entries,
-    (SELECT count(*) FROM current_state c WHERE c.room_nid = r.room_nid AND c.membership = 5) AS joined,
+    (SELECT count(*) FROM current_state c
+        WHERE c.room_nid = r.room_nid AND c.membership = 5) AS joined,
     (SELECT count(*) FROM state_groups s WHERE s.room_nid = r.room_nid) AS state_groups
 FROM rooms r
 JOIN state_groups g ON g.state_group = r.current_state_group
@@ -52,7 +55,10 @@ LIMIT $1::bigint
 
 
 class StoreCounts(NamedTuple):
-    """What the store holds. ``json_bytes`` are the received bytes alone, ``database_bytes`` everything on disk."""
+    """What the store holds.
+
+    ``json_bytes`` are the received bytes alone, ``database_bytes`` everything on disk.
+    """
 
     rooms: int
     events: int
@@ -68,7 +74,10 @@ class StoreCounts(NamedTuple):
 
 
 class TableSize(NamedTuple):
-    """One table on disk, in bytes. ``rows_estimate`` is what Postgres last counted; 0 before it did."""
+    """One table on disk, in bytes.
+
+    ``rows_estimate`` is what Postgres last counted; 0 before it did.
+    """
 
     table_name: str
     rows_estimate: int
@@ -79,7 +88,10 @@ class TableSize(NamedTuple):
 
 
 class LargeState(NamedTuple):
-    """A room with its current state. ``joined`` counts users of all servers, ``state_groups`` the states it ever had."""
+    """A room with its current state.
+
+    ``joined`` counts users of all servers, ``state_groups`` the states it ever had.
+    """
 
     room_id: str
     room_version: str

@@ -30,7 +30,8 @@ room AS (
     WHERE room_id = $1::text
 ),
 used AS (
-    SELECT e.state_group_before AS state_group FROM room JOIN events e USING (room_nid) WHERE NOT e.outlier
+    SELECT e.state_group_before AS state_group FROM room JOIN events e USING (room_nid)
+        WHERE NOT e.outlier
     UNION
     SELECT e.state_group_after FROM room JOIN events e USING (room_nid) WHERE NOT e.outlier
     UNION
@@ -60,15 +61,20 @@ WHERE r.room_id = $1::text AND NOT e.outlier
 
 SQL_DELETE: Final[LiteralString] = """
 WITH RECURSIVE
-new AS (  -- used since, or written since and used by no event; an array, as the plan would reckon with a third of all rows
+-- used since, or written since and used by no event; an array, as the plan would reckon with a
+-- third of all rows
+new AS (
     SELECT unnest(ARRAY(
-        SELECT state_group_before AS state_group FROM events WHERE room_nid = $1::int AND stream_ordering > $3::bigint
+        SELECT state_group_before AS state_group FROM events
+            WHERE room_nid = $1::int AND stream_ordering > $3::bigint
         UNION
-        SELECT state_group_after FROM events WHERE room_nid = $1::int AND stream_ordering > $3::bigint
+        SELECT state_group_after FROM events
+            WHERE room_nid = $1::int AND stream_ordering > $3::bigint
         UNION
         SELECT current_state_group FROM rooms WHERE room_nid = $1::int
         UNION
-        SELECT state_group FROM state_groups WHERE room_nid = $1::int AND age(xmin) <= age($4::text::xid)
+        SELECT state_group FROM state_groups
+            WHERE room_nid = $1::int AND age(xmin) <= age($4::text::xid)
     )) AS state_group
 ),
 kept AS (  -- and what these fold, and what that folds itself: whatever stays can be read
@@ -77,7 +83,8 @@ kept AS (  -- and what these fold, and what that folds itself: whatever stays ca
     UNION
     SELECT g.state_group - b.distance
     FROM kept k
-    CROSS JOIN LATERAL (SELECT x.* FROM state_groups x WHERE x.state_group = k.state_group OFFSET 0) AS g
+    CROSS JOIN LATERAL (SELECT x.* FROM state_groups x
+        WHERE x.state_group = k.state_group OFFSET 0) AS g
     CROSS JOIN unnest(g.back) AS b (distance)
 )
 DELETE FROM state_groups
@@ -109,7 +116,9 @@ class UnusedStateGroups(NamedTuple):
     horizon: str
 
 
-async def collect(database: Database, room_id: str, *, batch: int = DELETED_MAX, indexes_proven: bool = False) -> Collected:
+async def collect(
+    database: Database, room_id: str, *, batch: int = DELETED_MAX, indexes_proven: bool = False
+) -> Collected:
     """Delete the groups of a room that nothing refers to, ``batch`` at a time, with pauses (`Config.purge_pause_ms`) for writers.
 
     ``indexes_proven``: the caller has called `prove_indexes`. `UnknownRoom`; `StorageCorrupt` if an index lies: then nothing is deleted.
@@ -124,14 +133,21 @@ async def collect(database: Database, room_id: str, *, batch: int = DELETED_MAX,
         for start in range(0, len(garbage.state_groups), batch):
             if start:
                 await asyncio.sleep(database.config.purge_pause_ms / 1000)
-            freed += await _delete(database, room_id, garbage._replace(state_groups=garbage.state_groups[start : start + batch]))
+            freed += await _delete(
+                database,
+                room_id,
+                garbage._replace(state_groups=garbage.state_groups[start : start + batch]),
+            )
         deleted += freed
         if not freed or len(garbage.state_groups) < FOUND_MAX:
             return Collected(room_id, deleted)
 
 
 async def collect_all(database: Database, *, batch: int = DELETED_MAX) -> AsyncIterator[Collected]:
-    """The same for every room; those where something was freed. The indexes are compared once, before the first room."""
+    """The same for every room; those where something was freed.
+
+    The indexes are compared once, before the first room.
+    """
     await prove_indexes(database, WORK, TABLES)
     async for room_id in all_rooms(database):
         collected = await collect(database, room_id, batch=batch, indexes_proven=True)
@@ -143,7 +159,11 @@ async def find(database: Database, room_id: str) -> UnusedStateGroups:
     """The groups of a room that nothing refers to, ends of paths first. Reads only."""
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
         seen = await xmin_horizon(conn)
-        return UnusedStateGroups(await conn.fetchvals(SQL_GARBAGE, room_id, FOUND_MAX), await conn.fetchval(SQL_LATEST, room_id), seen)
+        return UnusedStateGroups(
+            await conn.fetchvals(SQL_GARBAGE, room_id, FOUND_MAX),
+            await conn.fetchval(SQL_LATEST, room_id),
+            seen,
+        )
 
 
 async def _delete(database: Database, room_id: str, garbage: UnusedStateGroups) -> int:

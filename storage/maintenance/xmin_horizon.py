@@ -14,5 +14,8 @@ SELECT pg_snapshot_xmin(pg_current_snapshot())::xid::text
 
 
 async def xmin_horizon(conn: Connection) -> str:
-    """The oldest transaction (xid) that this snapshot may lack rows of. To be taken before, or in the snapshot of, what looks."""
+    """The oldest transaction (xid) that this snapshot may lack rows of.
+
+    To be taken before, or in the snapshot of, what looks.
+    """
     return str(await conn.fetchval(SQL_HORIZON))

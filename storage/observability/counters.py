@@ -10,7 +10,23 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SECONDS: Final = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+)
 SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 
@@ -54,9 +70,11 @@ class Measures:
         self.statements = 0
         """Statements of everybody."""
         self.pool_waits = Distribution()
-        """Seconds until the pool gave out a connection, where none was at hand; opening one counts."""
+        """Seconds until the pool gave out a connection, where none was at hand; opening one counts.
+        """
         self.database_errors: Counter[str] = Counter()
-        """What came of Postgres in place of an answer, by class, also where it was done again then."""
+        """What came of Postgres in place of an answer, by class, also where it was done again then.
+        """
 
     def call(self, name: str) -> Distribution:
         """The seconds of a call."""

@@ -27,10 +27,18 @@ class Measured(Protocol):
 
 def measured(
     name: str, *, timed: bool = True
-) -> Callable[[Callable[Concatenate[S, P], Coroutine[Any, Any, R]]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
-    """For methods that are calls of the store. ``timed`` False: the method times itself, as it also waits."""
+) -> Callable[
+    [Callable[Concatenate[S, P], Coroutine[Any, Any, R]]],
+    Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
+]:
+    """For methods that are calls of the store.
 
-    def around(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    ``timed`` False: the method times itself, as it also waits.
+    """
+
+    def around(
+        method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
+    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
         signature = inspect.signature(method)
 
         @wraps(method)
@@ -40,7 +48,9 @@ def measured(
             try:
                 if tracing.tracer is None:
                     return await method(self, *args, **kwargs)
-                with tracing.span(f"storage.{name}", _ids(signature.bind(self, *args, **kwargs).arguments)):
+                with tracing.span(
+                    f"storage.{name}", _ids(signature.bind(self, *args, **kwargs).arguments)
+                ):
                     return await method(self, *args, **kwargs)
             except Exception as error:
                 measures.call_errors[name, type(error).__name__] += 1
@@ -60,6 +70,12 @@ def _ids(arguments: dict[str, Any]) -> dict[str, Any]:
     for attribute, names in (("matrix.room_ids", ROOMS), ("matrix.event_ids", EVENTS)):
         for name in names:
             value = arguments.get(name)
-            given = [value] if isinstance(value, str) else value if isinstance(value, Collection) else ()
+            given = (
+                [value]
+                if isinstance(value, str)
+                else value
+                if isinstance(value, Collection)
+                else ()
+            )
             found.setdefault(attribute, []).extend(some(given))
     return {attribute: ids for attribute, ids in found.items() if ids}

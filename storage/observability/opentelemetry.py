@@ -20,17 +20,25 @@ IDS_MAX: Final = 20
 
 
 class Tracing:
-    """Whether spans are made, and by whom. One for the process, as OpenTelemetry's own providers are."""
+    """Whether spans are made, and by whom.
+
+    One for the process, as OpenTelemetry's own providers are.
+    """
 
     def __init__(self) -> None:
         self.tracer: Tracer | None = None
 
     def enable(self, tracer_provider: "TracerProvider | None" = None) -> None:
-        """From now on, spans are made by this provider, or by that of the process. `InputError` without the package."""
+        """From now on, spans are made by this provider, or by that of the process.
+
+        `InputError` without the package.
+        """
         try:
             from opentelemetry import trace  # noqa: PLC0415  # an extra
         except ImportError as error:
-            raise InputError(f"tracing needs the extra: pip install 'room-event-storage[tracing]' ({error})") from None
+            raise InputError(
+                f"tracing needs the extra: pip install 'room-event-storage[tracing]' ({error})"
+            ) from None
         self.tracer = trace.get_tracer("room-event-storage", tracer_provider=tracer_provider)
 
     def disable(self) -> None:
@@ -41,13 +49,20 @@ class Tracing:
     def span(self, name: str, attributes: dict[str, Any]) -> Iterator["Span"]:
         """A span within that of the caller. Only where there is a `tracer`."""
         assert self.tracer is not None, "asked before"  # noqa: S101  # for the types
-        opened = self.tracer.start_as_current_span(name, attributes=attributes, record_exception=False, set_status_on_exception=False)
+        opened = self.tracer.start_as_current_span(
+            name, attributes=attributes, record_exception=False, set_status_on_exception=False
+        )
         with opened as span, _failing(span):
             yield span
 
     @contextmanager
-    def commit(self, callers: Iterable["SpanContext | None"], attributes: dict[str, Any]) -> Iterator[None]:
-        """The span of a write, which stands alone and is linked to those of its callers. Does nothing without a `tracer`."""
+    def commit(
+        self, callers: Iterable["SpanContext | None"], attributes: dict[str, Any]
+    ) -> Iterator[None]:
+        """The span of a write, which stands alone and is linked to those of its callers.
+
+        Does nothing without a `tracer`.
+        """
         if self.tracer is None:
             yield
             return
@@ -55,7 +70,9 @@ class Tracing:
         from opentelemetry.trace import Link  # noqa: PLC0415
 
         links = [Link(one) for one in callers if one is not None]
-        span = self.tracer.start_span("storage.commit", context=Context(), links=links, attributes=attributes)
+        span = self.tracer.start_span(
+            "storage.commit", context=Context(), links=links, attributes=attributes
+        )
         try:
             with _failing(span):
                 yield

@@ -1,12 +1,15 @@
 """Metrics of a store for Prometheus, read when somebody scrapes.
 
     from storage.observability.prometheus import expose
-    expose(store)                       # in the default registry, which a homeserver's /metrics serves already
+    expose(store)                       # in the default registry, which a homeserver's /metrics
+                                        serves already
     expose(store, my_registry)          # or in another one
 
-What is counted and timed stands in `storage.observability.counters`, what is as it is now (queues, positions, caches, connections) is looked up at the scrape:
-so a store that nobody scrapes does nothing for this. `room-storage serve --metrics-port` serves them by itself. Labels are names of calls, outcomes,
-classes of errors, caches, streams and writers; never users, rooms or events. One store a registry: a second one needs a registry of its own.
+What is counted and timed stands in `storage.observability.counters`, what is as it is now (queues,
+positions, caches, connections) is looked up at the scrape: so a store that nobody scrapes does
+nothing for this. `room-storage serve --metrics-port` serves them by itself. Labels are names of
+calls, outcomes, classes of errors, caches, streams and writers; never users, rooms or events. One
+store a registry: a second one needs a registry of its own.
 
 docs/grafana.json and docs/alerts.yml are made of these.
 """
@@ -16,7 +19,12 @@ from itertools import accumulate
 from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from storage.observability.counters import Distribution
@@ -51,8 +59,15 @@ def expose(store: Store, registry: CollectorRegistry = REGISTRY) -> StoreCollect
 def calls(store: Store) -> Iterator[Metric]:
     """What callers notice."""
     measures = store.measures
-    yield _histograms("call_seconds", "Time of calls, by name; of sync and first_sync without the waiting.", "call", measures.calls)
-    errors = CounterMetricFamily(f"{PREFIX}_call_errors", "What calls raised, by call and class.", labels=["call", "error"])
+    yield _histograms(
+        "call_seconds",
+        "Time of calls, by name; of sync and first_sync without the waiting.",
+        "call",
+        measures.calls,
+    )
+    errors = CounterMetricFamily(
+        f"{PREFIX}_call_errors", "What calls raised, by call and class.", labels=["call", "error"]
+    )
     for (call, error), count in list(measures.call_errors.items()):
         errors.add_metric([call, error], count)
     yield errors
@@ -63,13 +78,29 @@ def calls(store: Store) -> Iterator[Metric]:
 def writer(store: Store) -> Iterator[Metric]:
     """The writer of this process."""
     measures = store.measures
-    yield _histogram("write_seconds", "Time of one write: the statement that stores what was planned, and its commit.", measures.writes)
+    yield _histogram(
+        "write_seconds",
+        "Time of one write: the statement that stores what was planned, and its commit.",
+        measures.writes,
+    )
     yield _histogram("write_events", "Events in one write.", measures.write_events)
-    yield _counter("writer_statements", "Statements of the writer, loading and writing: round trips.", measures.writer_statements)
+    yield _counter(
+        "writer_statements",
+        "Statements of the writer, loading and writing: round trips.",
+        measures.writer_statements,
+    )
     yield _gauge("writer_queue_appends", "Appends that are not planned yet.", store.writer.queued)
-    yield _gauge("writer_in_hand_appends", "Appends that wait for their answer.", store.writer.in_hand)
-    yield _histogram("resolution_seconds", "Processor time of state resolutions, without loading.", store.writer.caches.resolutions)
-    yield _gauges("writer_cache_entries", "What the writer remembers.", "cache", store.writer.caches.sizes())
+    yield _gauge(
+        "writer_in_hand_appends", "Appends that wait for their answer.", store.writer.in_hand
+    )
+    yield _histogram(
+        "resolution_seconds",
+        "Processor time of state resolutions, without loading.",
+        store.writer.caches.resolutions,
+    )
+    yield _gauges(
+        "writer_cache_entries", "What the writer remembers.", "cache", store.writer.caches.sizes()
+    )
 
 
 def caches(store: Store) -> Iterator[Metric]:
@@ -79,13 +110,26 @@ def caches(store: Store) -> Iterator[Metric]:
     misses = {name: cache.misses for name, cache in counted.items()}
     yield _counters("cache_hits", "Look-ups that a cache answered.", "cache", hits)
     yield _counters("cache_misses", "Look-ups that it did not.", "cache", misses)
-    yield _gauges("cache_entries", "Entries of a cache.", "cache", {name: len(cache) for name, cache in counted.items()})
+    yield _gauges(
+        "cache_entries",
+        "Entries of a cache.",
+        "cache",
+        {name: len(cache) for name, cache in counted.items()},
+    )
 
 
 def streams(store: Store) -> Iterator[Metric]:
     """How far each writer is, as far as this process knows."""
-    positions = GaugeMetricFamily(f"{PREFIX}_stream_position", "Position of a writer in a stream.", labels=["stream", "writer"])
-    lags = GaugeMetricFamily(f"{PREFIX}_stream_lag", "By how much it is behind the furthest writer.", labels=["stream", "writer"])
+    positions = GaugeMetricFamily(
+        f"{PREFIX}_stream_position",
+        "Position of a writer in a stream.",
+        labels=["stream", "writer"],
+    )
+    lags = GaugeMetricFamily(
+        f"{PREFIX}_stream_lag",
+        "By how much it is behind the furthest writer.",
+        labels=["stream", "writer"],
+    )
     for name, stream in store.streams.items():
         known = dict(stream.positions())
         furthest = max(known.values(), default=0)
@@ -102,16 +146,35 @@ def database(store: Store) -> Iterator[Metric]:
     opened, used, waiting = store.database.connections
     yield _gauge("pool_connections", "Open connections.", opened)
     yield _gauge("pool_connections_used", "Those in use.", used)
-    yield _gauge("pool_connections_max", "How many there may be.", store.database.config.pool_size_max)
+    yield _gauge(
+        "pool_connections_max", "How many there may be.", store.database.config.pool_size_max
+    )
     yield _gauge("pool_waiting", "Callers that wait for one.", waiting)
-    yield _histogram("pool_wait_seconds", "How long the pool took to give one out, where none was at hand.", measures.pool_waits)
-    yield _counter("statements", "Statements sent, BEGIN and COMMIT included: round trips.", measures.statements)
+    yield _histogram(
+        "pool_wait_seconds",
+        "How long the pool took to give one out, where none was at hand.",
+        measures.pool_waits,
+    )
+    yield _counter(
+        "statements",
+        "Statements sent, BEGIN and COMMIT included: round trips.",
+        measures.statements,
+    )
     yield _counters(
-        "database_errors", "What Postgres, or its absence, gave in place of answers, by class.", "error", measures.database_errors
+        "database_errors",
+        "What Postgres, or its absence, gave in place of answers, by class.",
+        "error",
+        measures.database_errors,
     )
 
 
-PARTS: Final[tuple[Callable[[Store], Iterator[Metric]], ...]] = (calls, writer, caches, streams, database)
+PARTS: Final[tuple[Callable[[Store], Iterator[Metric]], ...]] = (
+    calls,
+    writer,
+    caches,
+    streams,
+    database,
+)
 
 
 def _counter(name: str, told: str, value: int) -> Metric:

@@ -2,13 +2,19 @@
 
 append.py            the entry point: PDUs in, results out
 receive.py           bytes to events: room version, parsing, signatures, order within a batch
-model/               rows, caches, `CacheView` (what a batch reads), `ChangeSet` (what a write changes), `EventChanges` (what one event changes)
-plan/                decide what an event changes, without I/O: event.py for any event, fast_path.py for an ordinary message
-load/                load what planning lacks: prefetch.py before a batch is planned, by_kind.py when planning raises `MissingData`
-write/               write a `ChangeSet` in one statement: all_tables.py, or messages_only.py for ordinary messages
-commit/              group_commit.py batches appends and pipelines plan and write; retry.py handles a refused write; publish.py the committed facts
+model/               rows, caches, `CacheView` (what a batch reads), `ChangeSet` (what a write
+                     changes), `EventChanges` (what one event changes)
+plan/                decide what an event changes, without I/O: event.py for any event, fast_path.py
+                     for an ordinary message
+load/                load what planning lacks: prefetch.py before a batch is planned, by_kind.py
+                     when planning raises `MissingData`
+write/               write a `ChangeSet` in one statement: all_tables.py, or messages_only.py for
+                     ordinary messages
+commit/              group_commit.py batches appends and pipelines plan and write; retry.py handles
+                     a refused write; publish.py the committed facts
 
-plan, load and write never import each other (`[tool.importlinter]`). An append visits each stage once, except for a retry.
+plan, load and write never import each other (`[tool.importlinter]`). An append visits each stage
+once, except for a retry.
 """
 
 from storage.persist.commit.group_commit import Writer

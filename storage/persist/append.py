@@ -40,10 +40,12 @@ class RoomVersionRow(NamedTuple):
 class AppendOptions(NamedTuple):
     """What a caller says of a batch.
 
-    ``origin`` "out_of_band": memberships of local users in rooms that this server is not in: invites and knocks over federation, and what ends
-    them. They need no auth events; ``stripped_state`` gives of each the stripped events that came with it, for /sync. Such an event is
-    ``invalid`` where this server is in the room, or where there is nothing to end. It is missing as an auth event and in a state until it is
-    appended again with its auth events, as an outlier or into the timeline.
+    ``origin`` "out_of_band": memberships of local users in rooms that this server is not in:
+    invites and knocks over federation, and what ends them. They need no auth events;
+    ``stripped_state`` gives of each the stripped events that came with it, for /sync. Such an event
+    is ``invalid`` where this server is in the room, or where there is nothing to end. It is missing
+    as an auth event and in a state until it is appended again with its auth events, as an outlier
+    or into the timeline.
     """
 
     room_version: str | None
@@ -53,8 +55,13 @@ class AppendOptions(NamedTuple):
     verify_keys: VerifyKeys | None
 
 
-async def append(database: Database, writer: Writer, batch: Iterable[Pdu], said: AppendOptions) -> list[AppendResult]:
-    """Read, check and store a batch. `InputError` for what is no list, and for a state that is none, before anything is written."""
+async def append(
+    database: Database, writer: Writer, batch: Iterable[Pdu], said: AppendOptions
+) -> list[AppendResult]:
+    """Read, check and store a batch.
+
+    `InputError` for what is no list, and for a state that is none, before anything is written.
+    """
     pdus = args.pdus(batch)
     if said.room_version is not None:
         args.instance(said.room_version, str, "room_version")
@@ -67,7 +74,9 @@ async def append(database: Database, writer: Writer, batch: Iterable[Pdu], said:
     known = await _known_versions(database, writer, {room for room in rooms if room is not None})
     results: dict[int, AppendResult] = {}
     events: dict[int, Event] = {}
-    for index, version in enumerate(receive.versions(pdus, glanced, rooms, known, said.room_version)):
+    for index, version in enumerate(
+        receive.versions(pdus, glanced, rooms, known, said.room_version)
+    ):
         read = receive.read(pdus[index], glanced[index], version)
         if said.verify_keys is not None and isinstance(read, Event):
             read = await receive.check_signatures(read, said.verify_keys) or read
@@ -88,8 +97,12 @@ async def append(database: Database, writer: Writer, batch: Iterable[Pdu], said:
     return answers
 
 
-def _with_given(one: IncomingEvent, states: given_states.States, shown: Mapping[EventId, str]) -> IncomingEvent:
-    return one._replace(state_before=states.get(one.event.event_id), stripped_state=shown.get(one.event.event_id))
+def _with_given(
+    one: IncomingEvent, states: given_states.States, shown: Mapping[EventId, str]
+) -> IncomingEvent:
+    return one._replace(
+        state_before=states.get(one.event.event_id), stripped_state=shown.get(one.event.event_id)
+    )
 
 
 def _note(answers: Sequence[AppendResult], rooms: Sequence[str | None]) -> None:
@@ -104,12 +117,20 @@ def _note(answers: Sequence[AppendResult], rooms: Sequence[str | None]) -> None:
     for answer, room_id in zip(answers, rooms, strict=True):
         if answer.outcome not in USUAL:
             rule = (answer.reason or "").partition(":")[0] if answer.outcome in JUDGED else None
-            ids = {"event_id": answer.event_id, "room_id": room_id, "outcome": answer.outcome, "rule": rule}
+            ids = {
+                "event_id": answer.event_id,
+                "room_id": room_id,
+                "outcome": answer.outcome,
+                "rule": rule,
+            }
             logger.info("%s: %s", answer.outcome, answer.event_id, extra=ids)
 
 
 async def _known_versions(database: Database, writer: Writer, room_ids: set[str]) -> dict[str, str]:
-    """The versions of the rooms that the store knows. Calls have their answer in the order in which they came: a child's after its parent's."""
+    """The versions of the rooms that the store knows.
+
+    Calls have their answer in the order in which they came: a child's after its parent's.
+    """
     cached = _cached_versions(writer, room_ids)
     if len(cached) < len(room_ids) or writer.lookers:
         writer.lookers += 1  # not the lock's state: between one who lets go of it and the next one who waits it is free
@@ -118,11 +139,17 @@ async def _known_versions(database: Database, writer: Writer, room_ids: set[str]
                 cached = _cached_versions(writer, room_ids)
                 if lacking := room_ids - cached.keys():
                     async with database.connection() as conn:
-                        cached.update(await conn.fetch(SQL_ROOM_VERSIONS, list(lacking), row=RoomVersionRow))
+                        cached.update(
+                            await conn.fetch(SQL_ROOM_VERSIONS, list(lacking), row=RoomVersionRow)
+                        )
         finally:
             writer.lookers -= 1
     return cached
 
 
 def _cached_versions(writer: Writer, room_ids: set[str]) -> dict[str, str]:
-    return {room_id: row.room_version for room_id in room_ids if (row := writer.caches.rooms.get(room_id)) is not None}
+    return {
+        room_id: row.room_version
+        for room_id in room_ids
+        if (row := writer.caches.rooms.get(room_id)) is not None
+    }

@@ -1,4 +1,7 @@
-"""Senders who asked to be forgotten. Their events stay as they are, signatures and all; reads show others the redacted form."""
+"""Senders who asked to be forgotten.
+
+Their events stay as they are, signatures and all; reads show others the redacted form.
+"""
 
 from typing import Final, LiteralString
 

@@ -34,10 +34,16 @@ class GivenRow(NamedTuple):
 
 
 def read(state_before: Mapping[EventId, Iterable[EventId]] | None) -> States:
-    """Return the states as tuples of event ids, each id once. `InputError` for what is no mapping of lists, `InvalidIdentifier`."""
+    """Return the states as tuples of event ids, each id once.
+
+    `InputError` for what is no mapping of lists, `InvalidIdentifier`.
+    """
     if state_before is None:
         return {}
-    return {event_id: tuple(args.events(ids)) for event_id, ids in args.mapping(state_before, "state_before").items()}
+    return {
+        event_id: tuple(args.events(ids))
+        for event_id, ids in args.mapping(state_before, "state_before").items()
+    }
 
 
 async def check(database: Database, states: States, batch: Iterable[Event]) -> None:
@@ -53,13 +59,22 @@ async def check(database: Database, states: States, batch: Iterable[Event]) -> N
         _check_state(event_id, state, keys, held)
 
 
-def _check_state(event_id: EventId, state: Iterable[EventId], keys: Mapping[EventId, StateKey], held: Mapping[str, GivenRow]) -> None:
+def _check_state(
+    event_id: EventId,
+    state: Iterable[EventId],
+    keys: Mapping[EventId, StateKey],
+    held: Mapping[str, GivenRow],
+) -> None:
     found: dict[StateKey, EventId] = {}
     for one in state:
         if one in held and held[one].rejected is not None:
-            raise InputError(f"state_before of {event_id} holds {one}, which is rejected: {held[one].rejected}")
+            raise InputError(
+                f"state_before of {event_id} holds {one}, which is rejected: {held[one].rejected}"
+            )
         if one not in keys:
             continue
         first = found.setdefault(keys[one], one)
         if first != one:
-            raise InputError(f"state_before of {event_id} holds two events of {keys[one]}: {first} and {one}")
+            raise InputError(
+                f"state_before of {event_id} holds two events of {keys[one]}: {first} and {one}"
+            )

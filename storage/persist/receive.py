@@ -1,6 +1,7 @@
 """From received PDUs to events in an order in which they can be stored.
 
-The room version comes from the store where the room is known, else from the room's create event in the batch, else from the caller.
+The room version comes from the store where the room is known, else from the room's create event in
+the batch, else from the caller.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,10 @@ VerifyKeys = Mapping[tuple[str, str], Any] | Callable[[str, str], Awaitable[Any]
 
 def glances(pdus: Iterable[object]) -> list[dict[str, Any]]:
     """The PDUs as far as they can be read at a glance; {} where that cannot be done (parsing will say why)."""
-    return [(pdu if isinstance(pdu, dict) else glance(pdu) if _is_bytes(pdu) else None) or {} for pdu in pdus]
+    return [
+        (pdu if isinstance(pdu, dict) else glance(pdu) if _is_bytes(pdu) else None) or {}
+        for pdu in pdus
+    ]
 
 
 def room_ids(glanced: Iterable[Mapping[str, Any]]) -> list[str | None]:
@@ -28,15 +32,25 @@ def room_ids(glanced: Iterable[Mapping[str, Any]]) -> list[str | None]:
 
 
 def versions(
-    pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], rooms: Sequence[str | None], known: Mapping[str, str], given: str | None
+    pdus: Sequence[Pdu],
+    glanced: Sequence[Mapping[str, Any]],
+    rooms: Sequence[str | None],
+    known: Mapping[str, str],
+    given: str | None,
 ) -> list[str | None]:
-    """Return the room version to read each PDU by; None if nothing says it. ``rooms``: as `room_ids` returns them.
+    """Return the room version to read each PDU by; None if nothing says it.
 
-    The store comes first, then a create event in ``pdus``, then ``given``. Another room's version is never taken.
+    ``rooms``: as `room_ids` returns them.
+
+    The store comes first, then a create event in ``pdus``, then ``given``. Another room's version
+    is never taken.
     """
     said = [_said_version(one) if one.get("type") == "m.room.create" else None for one in glanced]
     created = _created(pdus, glanced, said)
-    return [known.get(room or "") or created.get(room or "") or own or given for room, own in zip(rooms, said, strict=True)]
+    return [
+        known.get(room or "") or created.get(room or "") or own or given
+        for room, own in zip(rooms, said, strict=True)
+    ]
 
 
 def _said_version(glanced: Mapping[str, Any]) -> str | None:
@@ -48,7 +62,9 @@ def _said_version(glanced: Mapping[str, Any]) -> str | None:
     return version if is_text(version) else "?"
 
 
-def _created(pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], said: Sequence[str | None]) -> dict[str, str]:
+def _created(
+    pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], said: Sequence[str | None]
+) -> dict[str, str]:
     """Return the versions of the rooms whose create events are well formed, by room id."""
     found = dict[str, str]()
     for pdu, one, version in zip(pdus, glanced, said, strict=True):
@@ -59,9 +75,12 @@ def _created(pdus: Sequence[Pdu], glanced: Sequence[Mapping[str, Any]], said: Se
 
 
 def note_created(found: dict[str, str], room_id: str, version: str) -> None:
-    """Note the version that a create event gives its room. Of several create events the first counts.
+    """Note the version that a create event gives its room.
 
-    The room id of version 12 is made of the create event. A create event of another version that merely names the room says nothing.
+    Of several create events the first counts.
+
+    The room id of version 12 is made of the create event. A create event of another version that
+    merely names the room says nothing.
     """
     if ROOM_VERSIONS[version].may_have_room(room_id):
         found.setdefault(room_id, version)
@@ -72,7 +91,11 @@ def read(pdu: object, glanced: dict[str, Any], version: str | None) -> Event | A
     if not (isinstance(pdu, dict) or _is_bytes(pdu)):
         return AppendResult(None, "invalid", _no_pdu(pdu))
     if version is None:
-        return AppendResult(None, "invalid", "the room is not known: give room_version, or its create event in the same batch")
+        return AppendResult(
+            None,
+            "invalid",
+            "the room is not known: give room_version, or its create event in the same batch",
+        )
     try:
         return parse(pdu, version, glanced=glanced or None)
     except UnknownRoomVersion as error:
@@ -86,7 +109,9 @@ def _is_bytes(value: object) -> TypeGuard[bytes]:
 
 
 def _no_pdu(value: object) -> str:
-    return f"a PDU is bytes or a dict, not {type(value).__name__}" + (": write pdu.encode()" if isinstance(value, str) else "")
+    return f"a PDU is bytes or a dict, not {type(value).__name__}" + (
+        ": write pdu.encode()" if isinstance(value, str) else ""
+    )
 
 
 async def check_signatures(event: Event, keys: VerifyKeys) -> AppendResult | None:
@@ -128,8 +153,8 @@ async def _key(keys: VerifyKeys, server: str, key_id: str) -> Any:
 def in_order(events: Sequence[Event]) -> list[int]:
     """The positions of the events in an order in which they can be stored.
 
-    Again and again the first whose parents and auth events in the batch have all had their turn; in a circle, which the ids of
-    versions 1 and 2 can form, the first of those left.
+    Again and again the first whose parents and auth events in the batch have all had their turn; in
+    a circle, which the ids of versions 1 and 2 can form, the first of those left.
     """
     if _is_in_order(events):
         return list(range(len(events)))
@@ -146,7 +171,11 @@ def _is_in_order(events: Sequence[Event]) -> bool:
         later.add(event.event_id)
         if not (later.isdisjoint(event.prev_event_ids) and later.isdisjoint(event.auth_event_ids)):
             return False
-        if event.room_version.create_room_id and event.type != "m.room.create" and "$" + event.room_id[1:] in later:
+        if (
+            event.room_version.create_room_id
+            and event.type != "m.room.create"
+            and "$" + event.room_id[1:] in later
+        ):
             return False
     return True
 

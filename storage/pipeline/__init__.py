@@ -1,10 +1,15 @@
-"""Bulk work that outgrows one process, on Spark. The only place that imports pyspark; needs the extra `spark` and Java 17.
+"""Bulk work that outgrows one process, on Spark.
 
-source/        `RoomEvents`, the data source: reader, filters, options, rows, token_bounds; stream is its streaming reads
-imports/       `import_archive` (run.py) and writes of data frames (data_frame_writer.py), in two stages:
-                 lines, each by itself: archive_files, lines, validate; stage keeps the bytes, slim_event what goes on
-                 rooms that the store does not hold: load_rooms, room_bundles, plan_rooms, bulk_write, intern_names;
-                 rooms that it holds: append_events, line_order
+The only place that imports pyspark; needs the extra `spark` and Java 17.
+
+source/        `RoomEvents`, the data source: reader, filters, options, rows, token_bounds; stream
+               is its streaming reads
+imports/       `import_archive` (run.py) and writes of data frames (data_frame_writer.py), in two
+               stages:
+                 lines, each by itself: archive_files, lines, validate; stage keeps the bytes,
+                 slim_event what goes on rooms that the store does not hold: load_rooms,
+                 room_bundles, plan_rooms, bulk_write, intern_names; rooms that it holds:
+                 append_events, line_order
 synapse/       a Synapse's database as a source, and `import_synapse`, which keeps a checkpoint
 export.py      `export_parquet`
 verify_rooms.py, rebuilding/   `verify` and `rebuild`

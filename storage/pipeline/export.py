@@ -1,13 +1,18 @@
 """`export_parquet`: a store as Parquet, whole or what came since a token, verified by reading back.
 
-    events/exported=1/day=2026-11-20/part-….parquet      the columns of `RoomEvents`, received bytes among them
-    state_deltas/exported=1/part-….parquet                what each stream ordering changed in the current state of its room
-    visibility/exported=1/part-….parquet                  who may see which audiences, as intervals; the table as it was then
-    manifests/1.json                                      the token up to which it goes, and how many rows there are
+    events/exported=1/day=2026-11-20/part-….parquet      the columns of `RoomEvents`, received bytes
+                                                         among them
+    state_deltas/exported=1/part-….parquet                what each stream ordering changed in the
+                                                          current state of its room
+    visibility/exported=1/part-….parquet                  who may see which audiences, as intervals;
+                                                          the table as it was then
+    manifests/1.json                                      the token up to which it goes, and how
+                                                          many rows there are
 
-Each export adds a number. One that goes on from another's token adds what is new; events are never written twice. Outliers, whose place in
-no stream tells that they are new, are written again each time: the latest copy counts. An export is imported by `import_archive` of its folder
-``events``; what was stored answers "duplicate".
+Each export adds a number. One that goes on from another's token adds what is new; events are never
+written twice. Outliers, whose place in no stream tells that they are new, are written again each
+time: the latest copy counts. An export is imported by `import_archive` of its folder ``events``;
+what was stored answers "duplicate".
 """
 
 import json
@@ -42,7 +47,8 @@ JOIN state_keys k USING (state_key_nid)
 JOIN event_types t USING (type_nid)
 LEFT JOIN events e ON e.event_nid = d.event_nid
 LEFT JOIN events o ON o.event_nid = d.prev_event_nid
-JOIN unnest($3::bigint[], $4::bool[], $5::bigint[], $6::bigint[]) AS b (writer_nid, backfilled, after_id, upto_id)
+JOIN unnest($3::bigint[], $4::bool[], $5::bigint[], $6::bigint[]) AS b (writer_nid, backfilled,
+    after_id, upto_id)
     ON b.writer_nid = d.writer_nid AND NOT b.backfilled
 WHERE d.room_nid >= $1::bigint AND d.room_nid < $2::bigint
     AND d.stream_ordering > b.after_id AND d.stream_ordering <= b.upto_id
@@ -50,7 +56,8 @@ ORDER BY d.room_nid, d.stream_ordering
 """
 
 SQL_VISIBILITY: Final[LiteralString] = """
-SELECT r.room_id, p.name AS principal, lower(a.stretch) AS first_audience, upper(a.stretch) AS end_audience, v.last_join_topological
+SELECT r.room_id, p.name AS principal, lower(a.stretch) AS first_audience,
+    upper(a.stretch) AS end_audience, v.last_join_topological
 FROM whole_visibility v
 JOIN rooms r USING (room_nid)
 JOIN principals p USING (principal_nid)
@@ -80,7 +87,19 @@ VISIBILITY: Final = pa.schema(
 )
 TABLES: Final = {"events": ARROW_SCHEMA, "state_deltas": STATE_DELTAS, "visibility": VISIBILITY}
 WRITTEN: Final = pa.schema([("name", pa.string()), ("rows", pa.int64())])
-REPEATED: Final = frozenset(["room_id", "room_version", "type", "state_key", "sender", "origin", "rejected", "principal", "auth_events"])
+REPEATED: Final = frozenset(
+    [
+        "room_id",
+        "room_version",
+        "type",
+        "state_key",
+        "sender",
+        "origin",
+        "rejected",
+        "principal",
+        "auth_events",
+    ]
+)
 """Columns worth a dictionary."""
 
 ROOMS_PER_STATEMENT: Final = 200
@@ -92,7 +111,11 @@ EPOCH: Final = date(1970, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """One export. ``upto`` is the token to go on from; ``since`` that from which this one went on, None for a whole one."""
+    """One export.
+
+    ``upto`` is the token to go on from; ``since`` that from which this one went on, None for a
+    whole one.
+    """
 
     number: int
     since: str | None
@@ -104,7 +127,13 @@ class Export:
 
 @told()
 def export_parquet(
-    spark: SparkSession, dsn: str, path: str, since: str | None = None, *, partitions: int = PARTITIONS, verify: bool = True
+    spark: SparkSession,
+    dsn: str,
+    path: str,
+    since: str | None = None,
+    *,
+    partitions: int = PARTITIONS,
+    verify: bool = True,
 ) -> Export:
     """Write events, state deltas and visibility below ``path``; with ``since`` (an earlier `Export.upto`) what came after it.
 
@@ -123,7 +152,12 @@ def export_parquet(
     for name in TABLES:
         _empty(task.folder(name))
     written = _run(spark, stretches, task)
-    made = Export(number, since, tokens[1], *(sum(row["rows"] for row in written if row["name"] == name) for name in TABLES))
+    made = Export(
+        number,
+        since,
+        tokens[1],
+        *(sum(row["rows"] for row in written if row["name"] == name) for name in TABLES),
+    )
     _write_manifest(where, f"{folder}/manifests", made)
     return made
 
@@ -138,17 +172,25 @@ def _write_manifest(where: Any, folder: str, made: Export) -> None:
 
 
 def last_export(path: str) -> Export | None:
-    """The export made last below a path, to go on from; None where there is none. `InputError` for a manifest that cannot be read."""
+    """The export made last below a path, to go on from; None where there is none.
+
+    `InputError` for a manifest that cannot be read.
+    """
     where, folder = opened(path)
     manifests = sorted(_manifests(where, folder), key=lambda info: _number(info.base_name))
     if not manifests:
         return None
     with where.open_input_file(manifests[-1].path) as file:
-        return _read_manifest(f"{path.rstrip('/')}/manifests/{manifests[-1].base_name}", file.read())
+        return _read_manifest(
+            f"{path.rstrip('/')}/manifests/{manifests[-1].base_name}", file.read()
+        )
 
 
 def _read_manifest(name: str, text: bytes) -> Export:
-    """The export that a manifest tells of. `InputError` names the file and says what is wrong with it."""
+    """The export that a manifest tells of.
+
+    `InputError` names the file and says what is wrong with it.
+    """
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -158,10 +200,19 @@ def _read_manifest(name: str, text: bytes) -> Export:
     given = found if isinstance(found, dict) else {}
     wanted = {one.name for one in fields(Export)}
     if given.keys() != wanted:
-        lacks, more = (", ".join(sorted(some)) or "nothing" for some in (wanted - given.keys(), given.keys() - wanted))
-        raise InputError(f"{name} is no manifest of an export: it lacks {lacks}, and has too much: {more}")
+        lacks, more = (
+            ", ".join(sorted(some)) or "nothing"
+            for some in (wanted - given.keys(), given.keys() - wanted)
+        )
+        raise InputError(
+            f"{name} is no manifest of an export: it lacks {lacks}, and has too much: {more}"
+        )
     counts = [given[one] for one in ("number", "events", "state_deltas", "visibility")]
-    if not (all(type(one) is int for one in counts) and isinstance(given["upto"], str) and isinstance(given["since"], str | None)):
+    if not (
+        all(type(one) is int for one in counts)
+        and isinstance(given["upto"], str)
+        and isinstance(given["since"], str | None)
+    ):
         raise InputError(f"{name} is no manifest of an export: a field has a value of another type")
     return Export(**given)
 
@@ -178,7 +229,8 @@ def _number(name: str) -> int:
     return int(number)
 
 
-# --------------------------------------------------------------------------------------------------------------- stretches
+# ---------------------------------------------------------------------------------------------------------------
+# stretches
 
 
 class ExportRange(NamedTuple):
@@ -197,7 +249,11 @@ def _stretches(dsn: str, tokens: tuple[str, str], partitions: int) -> list[Expor
         rooms = room_numbers(conn)
     found = [("events", *pair, False) for pair in split(bounds.after + 1, bounds.upto, partitions)]
     found += [("events", *pair, True) for pair in split(*rooms, partitions)]
-    found += [(name, *pair, False) for name in ("state_deltas", "visibility") for pair in split(*rooms, partitions)]
+    found += [
+        (name, *pair, False)
+        for name in ("state_deltas", "visibility")
+        for pair in split(*rooms, partitions)
+    ]
     return [ExportRange(number, *one) for number, one in enumerate(found)]
 
 
@@ -236,7 +292,8 @@ def _run(spark: SparkSession, stretches: list[ExportRange], task: "ExportTask") 
     return frame.mapInArrow(write, spark_ddl(WRITTEN)).collect()
 
 
-# -------------------------------------------------------------------------------------------------------------------- files
+# --------------------------------------------------------------------------------------------------------------------
+# files
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +318,23 @@ class ExportTask:
             for stretch in stretches:
                 for at, (day, table) in enumerate(_gathered(self._tables(conn, bounds, stretch))):
                     folder = self.folder(stretch.name) + (f"/day={day}" if day else "")
-                    yield {"name": stretch.name, "rows": self._file(folder, f"part-{stretch.number:05}-{at:04}.parquet", table)}
+                    yield {
+                        "name": stretch.name,
+                        "rows": self._file(
+                            folder, f"part-{stretch.number:05}-{at:04}.parquet", table
+                        ),
+                    }
 
-    def _tables(self, conn: ArrowConnection, bounds: Bounds, stretch: ExportRange) -> Iterator[tuple[str, pa.Table]]:
+    def _tables(
+        self, conn: ArrowConnection, bounds: Bounds, stretch: ExportRange
+    ) -> Iterator[tuple[str, pa.Table]]:
         """What is to be written, by day where there are days."""
         if stretch.name != "events":
-            for first, after in split(stretch.begin, stretch.end - 1, max((stretch.end - stretch.begin) // ROOMS_PER_STATEMENT, 1)):
+            for first, after in split(
+                stretch.begin,
+                stretch.end - 1,
+                max((stretch.end - stretch.begin) // ROOMS_PER_STATEMENT, 1),
+            ):
                 arguments = bounds.columns() if stretch.name == "state_deltas" else ()
                 statement = SQL_STATE_DELTAS if stretch.name == "state_deltas" else SQL_VISIBILITY
                 yield "", conn.table(statement, first, after, *arguments).cast(TABLES[stretch.name])
@@ -276,12 +344,22 @@ class ExportTask:
             yield from _by_day(pa.Table.from_batches(read_rows(conn, nids, COLUMNS), ARROW_SCHEMA))
 
     def _file(self, folder: str, name: str, table: pa.Table) -> int:
-        """Write a file, read it back, and give it its name. `StorageCorrupt` if what is there is not what was written."""
+        """Write a file, read it back, and give it its name.
+
+        `StorageCorrupt` if what is there is not what was written.
+        """
         where, inner = opened(folder)
         where.create_dir(inner, recursive=True)
         begun = f"{inner}/_{secrets.token_hex(4)}-{name}"
-        pq.write_table(table, begun, filesystem=where, use_dictionary=[one for one in table.schema.names if one in REPEATED])
-        if self.verify and not pq.read_table(begun, filesystem=where, partitioning=None).equals(table):
+        pq.write_table(
+            table,
+            begun,
+            filesystem=where,
+            use_dictionary=[one for one in table.schema.names if one in REPEATED],
+        )
+        if self.verify and not pq.read_table(begun, filesystem=where, partitioning=None).equals(
+            table
+        ):
             raise StorageCorrupt("a file of the export differs from what was written", file=name)
         where.move(begun, f"{inner}/{name}")
         return int(table.num_rows)
@@ -292,7 +370,10 @@ def _by_day(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     days = pc.divide(table.column("received_ts"), DAY_MS)
     found = sorted(pc.unique(days).to_pylist())
     for day in found:
-        yield str(EPOCH + timedelta(days=day)), table if len(found) == 1 else table.filter(pc.equal(days, day))
+        yield (
+            str(EPOCH + timedelta(days=day)),
+            table if len(found) == 1 else table.filter(pc.equal(days, day)),
+        )
 
 
 def _gathered(tables: Iterable[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:

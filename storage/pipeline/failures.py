@@ -24,7 +24,14 @@ from storage.errors import (
 RAISED: Final = re.compile(r"^(?:E?\s*)storage\.errors\.(\w+): (.+)$", re.MULTILINE)
 CAUSED: Final = re.compile(r"^(?:Caused by: )(?:[\w$]+\.)*([\w$]+: .+)$", re.MULTILINE)
 LENGTH_MAX: Final = 500
-OF_THE_DATABASE: Final = (DatabaseUnavailable, DatabaseFull, DatabaseConflict, CommitUnknown, InstanceNameTaken, PermissionRefused)
+OF_THE_DATABASE: Final = (
+    DatabaseUnavailable,
+    DatabaseFull,
+    DatabaseConflict,
+    CommitUnknown,
+    InstanceNameTaken,
+    PermissionRefused,
+)
 
 
 @contextmanager
@@ -41,7 +48,9 @@ def of_text(text: str) -> StorageError:
     found = RAISED.findall(text)
     if not found:
         causes: list[str] = CAUSED.findall(text)
-        return StorageError(f"Spark: {(causes[-1] if causes else text.strip().partition(chr(10))[0])[:LENGTH_MAX]}")
+        return StorageError(
+            f"Spark: {(causes[-1] if causes else text.strip().partition(chr(10))[0])[:LENGTH_MAX]}"
+        )
     name, reason = found[-1]
     told_as = f"{name} in an executor: {reason[:LENGTH_MAX]}"
     kind = getattr(errors, name, StorageError)

@@ -1,4 +1,6 @@
-"""A Spark session that suits this machine, for the command line, tests and benchmarks. On a cluster, bring your own.
+"""A Spark session that suits this machine, for the command line, tests and benchmarks.
+
+On a cluster, bring your own.
 
 Java is looked for first: without it Spark dies with a trace that does not say so.
 """
@@ -41,8 +43,12 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 
 
 @contextmanager
-def session(master: str = "local[*]", conf: Mapping[str, str] | None = None, *, name: str = "room-storage") -> Iterator[SparkSession]:
-    """A session that ends with the block, with `RoomEvents` registered. ``conf`` goes before the settings here.
+def session(
+    master: str = "local[*]", conf: Mapping[str, str] | None = None, *, name: str = "room-storage"
+) -> Iterator[SparkSession]:
+    """A session that ends with the block, with `RoomEvents` registered.
+
+    ``conf`` goes before the settings here.
 
     `InputError` where there is no Java, or too old a one.
     """
@@ -64,10 +70,18 @@ def session(master: str = "local[*]", conf: Mapping[str, str] | None = None, *, 
 def check_java(environ: Mapping[str, str] = os.environ) -> None:
     """`InputError` that says what to install, unless there is a Java that Spark runs on."""
     home = environ.get("JAVA_HOME")
-    java = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java", path=environ.get("PATH"))
+    java = (
+        shutil.which(str(Path(home) / "bin" / "java"))
+        if home
+        else shutil.which("java", path=environ.get("PATH"))
+    )
     wanted = f"Spark needs Java {JAVA_OLDEST} or newer: install it (Debian: apt install openjdk-17-jre-headless)"
     if java is None:
-        where = f"JAVA_HOME={home} has none" if home else "there is none in PATH, and JAVA_HOME is not set"
+        where = (
+            f"JAVA_HOME={home} has none"
+            if home
+            else "there is none in PATH, and JAVA_HOME is not set"
+        )
         raise InputError(f"{wanted}; {where}")
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # the program found above
     found = re.search(r'version "(?:1\.)?(\d+)', said)

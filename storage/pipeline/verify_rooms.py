@@ -58,7 +58,12 @@ OfRooms = Callable[[Sequence[str]], Coroutine[Any, Any, list[pa.RecordBatch]]]
 
 
 def verify(
-    spark: SparkSession, dsn: str, *, room_ids: Sequence[str] | None = None, server_name: str | None = None, tasks: int | None = None
+    spark: SparkSession,
+    dsn: str,
+    *,
+    room_ids: Sequence[str] | None = None,
+    server_name: str | None = None,
+    tasks: int | None = None,
 ) -> DataFrame:
     """Every difference between what the tables say and what follows from the events, as a table (`FINDINGS`); empty if there is none.
 
@@ -71,7 +76,11 @@ def verify(
         rows = [tuple(_row(finding_of(lie)).values()) for lie in lying]
         named = spark.createDataFrame(rows, spark_ddl(FINDINGS))
         return (
-            named if hide_facts(lying) else named.unionByName(_verified_rooms(spark, dsn, room_ids, server_name=server_name, tasks=tasks))
+            named
+            if hide_facts(lying)
+            else named.unionByName(
+                _verified_rooms(spark, dsn, room_ids, server_name=server_name, tasks=tasks)
+            )
         )
     also = () if room_ids is not None else (WHOLE_DATABASE,)
     return _verified_rooms(spark, dsn, room_ids, server_name=server_name, tasks=tasks, also=also)
@@ -87,12 +96,19 @@ def _verified_rooms(
     also: Sequence[str] = (),
 ) -> DataFrame:
     work = _dealt(spark, dsn, room_ids, tasks, also)
-    return work.mapInArrow(_each_room(partial(_verified_all, dsn, server_name, Config.from_env())), spark_ddl(FINDINGS))
+    return work.mapInArrow(
+        _each_room(partial(_verified_all, dsn, server_name, Config.from_env())), spark_ddl(FINDINGS)
+    )
 
 
 @told()
 def rebuild(
-    spark: SparkSession, dsn: str, *, room_ids: Sequence[str] | None = None, server_name: str | None = None, tasks: int | None = None
+    spark: SparkSession,
+    dsn: str,
+    *,
+    room_ids: Sequence[str] | None = None,
+    server_name: str | None = None,
+    tasks: int | None = None,
 ) -> dict[str, str]:
     """Rebuild everything that follows from the received bytes, room by room; the rooms where it failed, with the reason.
 
@@ -101,7 +117,9 @@ def rebuild(
     """
     _by_driver(_prove(dsn))
     work = _dealt(spark, dsn, room_ids, tasks)
-    rows = work.mapInArrow(_each_room(partial(_rebuilt_all, dsn, server_name, Config.from_env())), spark_ddl(REBUILT)).collect()
+    rows = work.mapInArrow(
+        _each_room(partial(_rebuilt_all, dsn, server_name, Config.from_env())), spark_ddl(REBUILT)
+    ).collect()
     return {row["room_id"]: row["error"] for row in rows if row["error"] is not None}
 
 
@@ -121,7 +139,13 @@ async def _prove(dsn: str) -> None:
         await prove_indexes(database, "a rebuild")
 
 
-def _dealt(spark: SparkSession, dsn: str, room_ids: Sequence[str] | None, tasks: int | None, also: Sequence[str] = ()) -> DataFrame:
+def _dealt(
+    spark: SparkSession,
+    dsn: str,
+    room_ids: Sequence[str] | None,
+    tasks: int | None,
+    also: Sequence[str] = (),
+) -> DataFrame:
     """The rooms, dealt out to tasks by size."""
     with arrow_snapshot(dsn) as conn:
         sizes = {row["room_id"]: row["size"] for row in conn.rows(SQL_ROOM_SIZES)}
@@ -132,7 +156,9 @@ def _dealt(spark: SparkSession, dsn: str, room_ids: Sequence[str] | None, tasks:
         sizes = {room_id: sizes[room_id] for room_id in room_ids}
     count = tasks or spark.sparkContext.defaultParallelism
     dealt = deal(sizes, count, sum(sizes.values())) | dict.fromkeys(also, 0)
-    frame = spark.createDataFrame([(task, room_id) for room_id, task in dealt.items()], "task int, room_id string")
+    frame = spark.createDataFrame(
+        [(task, room_id) for room_id, task in dealt.items()], "task int, room_id string"
+    )
     return frame.repartitionById(count, "task")
 
 
@@ -146,22 +172,40 @@ def _each_room(of_rooms: OfRooms) -> Callable[[Iterator[pa.RecordBatch]], Iterat
     return work
 
 
-async def _verified_all(dsn: str, server_name: str | None, config: Config, rooms: Sequence[str]) -> list[pa.RecordBatch]:
+async def _verified_all(
+    dsn: str, server_name: str | None, config: Config, rooms: Sequence[str]
+) -> list[pa.RecordBatch]:
     async with _opened(dsn, config) as database:
         name = await local_server_name(database, server_name)
-        return [pa.RecordBatch.from_pylist([row async for row in _verified(database, room_id, name)], schema=FINDINGS) for room_id in rooms]
+        return [
+            pa.RecordBatch.from_pylist(
+                [row async for row in _verified(database, room_id, name)], schema=FINDINGS
+            )
+            for room_id in rooms
+        ]
 
 
 @asynccontextmanager
 async def _opened(dsn: str, config: Config) -> AsyncIterator[Database]:
-    config = replace(config, statement_timeout_ms=STATEMENT_TIMEOUT_MS, pool_size_max=2, instance_name="spark maintenance")
+    config = replace(
+        config,
+        statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+        pool_size_max=2,
+        instance_name="spark maintenance",
+    )
     async with await Database.open(dsn, config=config) as database:
         yield database
 
 
-async def _verified(database: Database, room_id: str, server_name: str) -> AsyncIterator[dict[str, Any]]:
+async def _verified(
+    database: Database, room_id: str, server_name: str
+) -> AsyncIterator[dict[str, Any]]:
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        findings = verify_database(conn) if room_id == WHOLE_DATABASE else verify_room(conn, room_id, server_name=server_name)
+        findings = (
+            verify_database(conn)
+            if room_id == WHOLE_DATABASE
+            else verify_room(conn, room_id, server_name=server_name)
+        )
         async for finding in findings:
             yield _row(finding)
 
@@ -177,11 +221,15 @@ def _row(finding: Finding) -> dict[str, Any]:
     }
 
 
-async def _rebuilt_all(dsn: str, server_name: str | None, config: Config, rooms: Sequence[str]) -> list[pa.RecordBatch]:
+async def _rebuilt_all(
+    dsn: str, server_name: str | None, config: Config, rooms: Sequence[str]
+) -> list[pa.RecordBatch]:
     async with _opened(dsn, config) as database:
         name = await local_server_name(database, server_name)
     async with Rebuilder.opened(dsn, name, config) as rebuilder:
-        done = [{"room_id": room_id, "error": await _error_of(rebuilder, room_id)} for room_id in rooms]
+        done = [
+            {"room_id": room_id, "error": await _error_of(rebuilder, room_id)} for room_id in rooms
+        ]
     return [pa.RecordBatch.from_pylist(done, schema=REBUILT)]
 
 

@@ -22,7 +22,8 @@ REFERENCES_MAX: Final = 1_000
 SQL_AGGREGATIONS: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text), 0) AS principal_nid,
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+        0) AS principal_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
 ),
 named AS MATERIALIZED (
@@ -30,10 +31,12 @@ named AS MATERIALIZED (
     FROM events
     WHERE event_id = ANY($2::text[])
 ),
-asked AS MATERIALIZED (  -- those that something relates to: a probe for each, never a join with all relations there are
+-- those that something relates to: a probe for each, never a join with all relations there are
+asked AS MATERIALIZED (
     SELECT n.event_nid, n.room_nid, n.key
     FROM named n
-    WHERE (SELECT true FROM events c WHERE c.relates_to = n.key AND NOT c.outlier ORDER BY c.rel_type_nid LIMIT 1)
+    WHERE (SELECT true FROM events c WHERE c.relates_to = n.key AND NOT c.outlier
+        ORDER BY c.rel_type_nid LIMIT 1)
 ),
 room AS MATERIALIZED (
     SELECT r.room_nid, reader.principal_nid, reader.ignored, sight.*
@@ -42,72 +45,92 @@ room AS MATERIALIZED (
     CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS sight
 ),
 parent AS MATERIALIZED (
-    SELECT e.event_id, a.key, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AND form.whole AS whole,
+    SELECT e.event_id, a.key, e.sender_nid, e.type_nid, e.state_key_nid IS NULL
+        AND form.whole AS whole,
         CASE WHEN form.whole THEN e.rel_type_nid END AS rel_type_nid, room.*
     FROM asked a
     JOIN room USING (room_nid)
     JOIN events e USING (event_nid)
     CROSS JOIN LATERAL (
         SELECT e.redacted_by IS NULL
-            AND (was_there(e, room.joined_since, room.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+            AND (was_there(e, room.joined_since, room.joined_audiences)
+                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
                 OR was_there_before(e, room.reader_nid, room.unread)) AS whole
     ) AS form
-    WHERE user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences,
+    WHERE user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
+        room.world_audiences,
         room.shared_before, room.reader_nid, room.unread)
 ),
 latest AS MATERIALIZED (  -- of each thread: no event that relates to another itself can begin one
-    SELECT p.event_id AS root_id, p.key AS root_key, p.sender_nid AS root_sender_nid, last.event_nid, last.event_id, last.sender_nid,
-        last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored, p.own_audiences, p.shared_audiences, p.world_audiences,
+    SELECT p.event_id AS root_id, p.key AS root_key, p.sender_nid AS root_sender_nid,
+        last.event_nid, last.event_id, last.sender_nid,
+        last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored, p.own_audiences,
+            p.shared_audiences, p.world_audiences,
         p.shared_before, p.joined_audiences, p.joined_since, p.reader_nid, p.unread
     FROM parent p
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
         FROM events e
-        WHERE e.relates_to = p.key AND e.rel_type_nid = 22 AND e.room_nid = p.room_nid AND NOT e.outlier
-            AND user_sees_relation(e, p.joined_since, p.own_audiences, p.shared_audiences, p.world_audiences,
+        WHERE e.relates_to = p.key AND e.rel_type_nid = 22 AND e.room_nid = p.room_nid
+            AND NOT e.outlier
+            AND user_sees_relation(e, p.joined_since, p.own_audiences, p.shared_audiences,
+                p.world_audiences,
                 p.shared_before, p.reader_nid, p.unread, p.ignored)
-            AND (was_there(e, p.joined_since, p.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+            AND (was_there(e, p.joined_since, p.joined_audiences)
+                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
                 OR was_there_before(e, p.reader_nid, p.unread))
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS last
     WHERE p.rel_type_nid IS NULL
 ),
-holder AS MATERIALIZED (  -- what may have been edited or referred to: what was asked for, and the latest events of threads
-    SELECT event_id, key, room_nid, sender_nid, type_nid, whole AND rel_type_nid IS DISTINCT FROM 19 AS editable, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences, joined_since, reader_nid, unread
+-- what may have been edited or referred to: what was asked for, and the latest events of threads
+holder AS MATERIALIZED (
+    SELECT event_id, key, room_nid, sender_nid, type_nid, whole
+        AND rel_type_nid IS DISTINCT FROM 19 AS editable, ignored,
+        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences,
+            joined_since, reader_nid, unread
     FROM parent
     UNION
     SELECT event_id, relation_key(event_id), room_nid, sender_nid, type_nid, whole, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences, joined_since, reader_nid, unread
+        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences,
+            joined_since, reader_nid, unread
     FROM latest
 ),
 told AS (
-    SELECT h.event_id AS about, 'replacement' AS kind, edit.event_nid, NULL::bigint AS events, NULL::boolean AS participated, NULL::text[] AS ids
+    SELECT h.event_id AS about, 'replacement' AS kind, edit.event_nid, NULL::bigint AS events,
+        NULL::boolean AS participated, NULL::text[] AS ids
     FROM holder h
     CROSS JOIN LATERAL (
         SELECT e.event_nid
         FROM events e
-        WHERE e.relates_to = h.key AND e.rel_type_nid = 19 AND e.replaces AND e.room_nid = h.room_nid AND NOT e.outlier
+        WHERE e.relates_to = h.key AND e.rel_type_nid = 19 AND e.replaces
+            AND e.room_nid = h.room_nid AND NOT e.outlier
             AND e.sender_nid = h.sender_nid AND e.type_nid = h.type_nid
-            AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences, h.world_audiences,
+            AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences,
+                h.world_audiences,
                 h.shared_before, h.reader_nid, h.unread, h.ignored)
-            AND (was_there(e, h.joined_since, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+            AND (was_there(e, h.joined_since, h.joined_audiences)
+                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
                 OR was_there_before(e, h.reader_nid, h.unread))
         ORDER BY e.origin_server_ts DESC, e.event_id DESC
         LIMIT 1
     ) AS edit
     WHERE h.editable
     UNION ALL
-    SELECT l.root_id, 'thread', l.event_nid, thread.events, thread.participated OR l.root_sender_nid = l.principal_nid, NULL
+    SELECT l.root_id, 'thread', l.event_nid, thread.events, thread.participated
+        OR l.root_sender_nid = l.principal_nid, NULL
     FROM latest l
     CROSS JOIN LATERAL (
         SELECT count(*) AS events, bool_or(e.sender_nid = l.principal_nid) AS participated
         FROM events e
-        WHERE e.relates_to = l.root_key AND e.rel_type_nid = 22 AND e.room_nid = l.room_nid AND NOT e.outlier
-            AND user_sees_relation(e, l.joined_since, l.own_audiences, l.shared_audiences, l.world_audiences,
+        WHERE e.relates_to = l.root_key AND e.rel_type_nid = 22 AND e.room_nid = l.room_nid
+            AND NOT e.outlier
+            AND user_sees_relation(e, l.joined_since, l.own_audiences, l.shared_audiences,
+                l.world_audiences,
                 l.shared_before, l.reader_nid, l.unread, l.ignored)
-            AND (was_there(e, l.joined_since, l.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+            AND (was_there(e, l.joined_since, l.joined_audiences)
+                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
                 OR was_there_before(e, l.reader_nid, l.unread))
     ) AS thread
     UNION ALL
@@ -118,10 +141,13 @@ told AS (
         FROM (
             SELECT e.event_id, e.topological_ordering, e.stream_ordering
             FROM events e
-            WHERE e.relates_to = h.key AND e.rel_type_nid = 21 AND e.room_nid = h.room_nid AND NOT e.outlier
-                AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences, h.world_audiences,
+            WHERE e.relates_to = h.key AND e.rel_type_nid = 21 AND e.room_nid = h.room_nid
+                AND NOT e.outlier
+                AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences,
+                    h.world_audiences,
                     h.shared_before, h.reader_nid, h.unread, h.ignored)
-                AND (was_there(e, h.joined_since, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                AND (was_there(e, h.joined_since, h.joined_audiences)
+                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
                     OR was_there_before(e, h.reader_nid, h.unread))
             ORDER BY e.topological_ordering, e.stream_ordering
             LIMIT $4::bigint
@@ -164,12 +190,25 @@ EVENT: Final = AggregationRow._fields.index("event_nid")
 
 
 async def aggregations(
-    conn: Connection, user_id: UserId, event_ids: Collection[EventId], *, ignored: Collection[UserId] = ()
+    conn: Connection,
+    user_id: UserId,
+    event_ids: Collection[EventId],
+    *,
+    ignored: Collection[UserId] = (),
 ) -> dict[EventId, Aggregations]:
     """What is aggregated of these events, by id; without those of which nothing is, or which the user may not see."""
-    rows = await conn.fetch(SQL_AGGREGATIONS, user_id, list(event_ids), list(ignored), REFERENCES_MAX, row=AggregationRow)
+    rows = await conn.fetch(
+        SQL_AGGREGATIONS,
+        user_id,
+        list(event_ids),
+        list(ignored),
+        REFERENCES_MAX,
+        row=AggregationRow,
+    )
     found: dict[EventId, Aggregations] = {}
-    for row in sorted(rows, key=lambda row: row.kind == "thread"):  # threads last: their latest events have aggregations, too
+    for row in sorted(
+        rows, key=lambda row: row.kind == "thread"
+    ):  # threads last: their latest events have aggregations, too
         about = EventId(row.about)
         known = found.get(about, Aggregations())
         if row.kind == "replacement":
@@ -179,28 +218,45 @@ async def aggregations(
         else:
             latest = stored_of(row[EVENT:])
             latest = replace(latest, relations=found.get(latest.event_id))
-            found[about] = replace(known, thread=ThreadSummary(latest, row.events or 0, participated=bool(row.participated)))
+            found[about] = replace(
+                known,
+                thread=ThreadSummary(latest, row.events or 0, participated=bool(row.participated)),
+            )
     asked = set(event_ids)
     return {event_id: one for event_id, one in found.items() if event_id in asked}
 
 
-async def of_page(conn: Connection, user_id: UserId, page: AnyPage, *, ignored: Collection[UserId] = ()) -> AnyPage:
+async def of_page(
+    conn: Connection, user_id: UserId, page: AnyPage, *, ignored: Collection[UserId] = ()
+) -> AnyPage:
     """The page with the `StoredEvent.relations` of its events."""
     found = await aggregations(conn, user_id, _ids(page.chunk), ignored=ignored)
     return replace(page, chunk=_with(page.chunk, found))
 
 
-async def of_context(conn: Connection, user_id: UserId, context: Context, *, ignored: Collection[UserId] = ()) -> Context:
+async def of_context(
+    conn: Connection, user_id: UserId, context: Context, *, ignored: Collection[UserId] = ()
+) -> Context:
     """The same for an event and those around it; not for the state."""
     events = [*context.events_before, context.event, *context.events_after]
     found = await aggregations(conn, user_id, _ids(events), ignored=ignored)
     [event] = _with([context.event], found)
-    return replace(context, event=event, events_before=_with(context.events_before, found), events_after=_with(context.events_after, found))
+    return replace(
+        context,
+        event=event,
+        events_before=_with(context.events_before, found),
+        events_after=_with(context.events_after, found),
+    )
 
 
 def _ids(events: Sequence[StoredEvent]) -> list[EventId]:
     return [event.event_id for event in events]
 
 
-def _with(events: Sequence[StoredEvent], found: Mapping[EventId, Aggregations]) -> list[StoredEvent]:
-    return [replace(event, relations=found[event.event_id]) if event.event_id in found else event for event in events]
+def _with(
+    events: Sequence[StoredEvent], found: Mapping[EventId, Aggregations]
+) -> list[StoredEvent]:
+    return [
+        replace(event, relations=found[event.event_id]) if event.event_id in found else event
+        for event in events
+    ]

@@ -35,7 +35,8 @@ given AS MATERIALIZED (  -- by number, or by id
         WHERE event_id = ANY((SELECT $1::text::text[])::text[])
     ) AS nids
 ),
-own AS MATERIALIZED (  -- of each chain the last place given, in order of the chains, so that indexes are merged with it
+-- of each chain the last place given, in order of the chains, so that indexes are merged with it
+own AS MATERIALIZED (
     SELECT chain_nid, max(sequence_number) AS sequence_number, count(*) AS places
     FROM (
         SELECT chain_nid, sequence_number
@@ -55,7 +56,8 @@ loose AS (  -- what has no place: events given, and those that only such events 
             ELSE ARRAY(
                 SELECT unnest(nids) FROM given
                 EXCEPT
-                SELECT event_nid FROM auth_chains WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
+                SELECT event_nid FROM auth_chains
+                    WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
             )
         END
     )
@@ -66,13 +68,15 @@ loose AS (  -- what has no place: events given, and those that only such events 
     JOIN events e ON e.event_nid = parent.event_nid
     WHERE NOT EXISTS (SELECT FROM auth_chains p WHERE p.event_nid = parent.event_nid)
 ),
-first AS MATERIALIZED (  -- what the links of these chains, and the auth events of the loose ones, say
+-- what the links of these chains, and the auth events of the loose ones, say
+first AS MATERIALIZED (
     SELECT chain_nid, max(sequence_number) AS sequence_number
     FROM (
         SELECT l.target_chain_nid, l.target_sequence_number
         FROM auth_chain_links l
         JOIN own o USING (chain_nid)
-        WHERE l.chain_nid = ANY(ARRAY(SELECT chain_nid FROM own)) AND l.sequence_number <= o.sequence_number
+        WHERE l.chain_nid = ANY(ARRAY(SELECT chain_nid FROM own))
+            AND l.sequence_number <= o.sequence_number
         UNION ALL
         SELECT p.chain_nid, p.sequence_number
         FROM loose w
@@ -81,14 +85,18 @@ first AS MATERIALIZED (  -- what the links of these chains, and the auth events 
     ) AS reached (chain_nid, sequence_number)
     GROUP BY chain_nid
 ),
-reach AS (  -- and where these lead, but for what lies before the first: there are as many ways to it as power levels were set
+-- and where these lead, but for what lies before the first: there are as many ways to it as power
+-- levels were set
+reach AS (
     SELECT chain_nid, sequence_number
     FROM first
     UNION
     SELECT l.chain_nid, l.sequence_number
     FROM reach r
-    CROSS JOIN LATERAL reached_from(r.chain_nid, r.sequence_number) AS l (chain_nid, sequence_number)
-    WHERE NOT EXISTS (SELECT FROM first f WHERE f.chain_nid = l.chain_nid AND f.sequence_number >= l.sequence_number)
+    CROSS JOIN LATERAL reached_from(r.chain_nid, r.sequence_number) AS l (chain_nid,
+        sequence_number)
+    WHERE NOT EXISTS (SELECT FROM first f
+        WHERE f.chain_nid = l.chain_nid AND f.sequence_number >= l.sequence_number)
 )
 SELECT
     (SELECT cardinality(nids) FROM given) AS held,
@@ -101,11 +109,13 @@ SELECT
         SELECT json_agg(a.event_id)
         FROM auth_chains a
         JOIN own o USING (chain_nid)
-        WHERE a.chain_nid = ANY(ARRAY(SELECT chain_nid FROM own WHERE sequence_number > 1)) AND a.sequence_number < o.sequence_number
+        WHERE a.chain_nid = ANY(ARRAY(SELECT chain_nid FROM own WHERE sequence_number > 1))
+            AND a.sequence_number < o.sequence_number
     )::text AS own_ids,
     (
         SELECT json_agg(a.event_id)
-        FROM (SELECT chain_nid, max(sequence_number) AS sequence_number FROM reach GROUP BY chain_nid) AS r
+        FROM (SELECT chain_nid, max(sequence_number) AS sequence_number FROM reach
+            GROUP BY chain_nid) AS r
         CROSS JOIN LATERAL (
             SELECT a.event_id
             FROM auth_chains a
@@ -126,14 +136,17 @@ WITH RECURSIVE
 placed AS MATERIALIZED (
     SELECT s.set_number, p.chain_nid, max(p.sequence_number) AS sequence_number
     FROM unnest($1::text[], $2::int[]) AS s (event_id, set_number)
-    CROSS JOIN LATERAL (SELECT e.event_nid FROM events e WHERE e.event_id = s.event_id OFFSET 0) AS e
-    CROSS JOIN LATERAL (SELECT a.chain_nid, a.sequence_number FROM auth_chains a WHERE a.event_nid = e.event_nid OFFSET 0) AS p
+    CROSS JOIN LATERAL (SELECT e.event_nid FROM events e
+        WHERE e.event_id = s.event_id OFFSET 0) AS e
+    CROSS JOIN LATERAL (SELECT a.chain_nid, a.sequence_number FROM auth_chains a
+        WHERE a.event_nid = e.event_nid OFFSET 0) AS p
     GROUP BY 1, 2
 ),
 first AS MATERIALIZED (  -- of each chain, up to where the links of the events' own chains lead
     SELECT p.set_number, l.chain_nid, max(l.sequence_number) AS sequence_number
     FROM placed p
-    CROSS JOIN LATERAL reached_from(p.chain_nid, p.sequence_number) AS l (chain_nid, sequence_number)
+    CROSS JOIN LATERAL reached_from(p.chain_nid, p.sequence_number) AS l (chain_nid,
+        sequence_number)
     GROUP BY 1, 2
 ),
 reach AS (  -- and where that leads, but for what lies before it
@@ -142,16 +155,19 @@ reach AS (  -- and where that leads, but for what lies before it
     UNION
     SELECT r.set_number, l.chain_nid, l.sequence_number
     FROM reach r
-    CROSS JOIN LATERAL reached_from(r.chain_nid, r.sequence_number) AS l (chain_nid, sequence_number)
+    CROSS JOIN LATERAL reached_from(r.chain_nid, r.sequence_number) AS l (chain_nid,
+        sequence_number)
     WHERE NOT EXISTS (
         SELECT
         FROM first f
-        WHERE f.set_number = r.set_number AND f.chain_nid = l.chain_nid AND f.sequence_number >= l.sequence_number
+        WHERE f.set_number = r.set_number AND f.chain_nid = l.chain_nid
+            AND f.sequence_number >= l.sequence_number
     )
 ),
 farthest AS (
     SELECT set_number, chain_nid, max(sequence_number) AS sequence_number
-    FROM (SELECT * FROM reach UNION ALL SELECT set_number, chain_nid, sequence_number - 1 FROM placed WHERE sequence_number > 1) AS reached
+    FROM (SELECT * FROM reach UNION ALL SELECT set_number, chain_nid, sequence_number - 1
+        FROM placed WHERE sequence_number > 1) AS reached
     GROUP BY 1, 2
 ),
 stretch AS MATERIALIZED (  -- of each chain, what some set reaches and not every set
@@ -165,7 +181,8 @@ stretch AS MATERIALIZED (  -- of each chain, what some set reaches and not every
     ) AS reached
     WHERE high > low
 )
-SELECT s.chain_nid, a.sequence_number, s.high, a.event_id, COALESCE(a.sequence_number <= inbound.upto, false) AS linked
+SELECT s.chain_nid, a.sequence_number, s.high, a.event_id,
+    COALESCE(a.sequence_number <= inbound.upto, false) AS linked
 FROM stretch s
 CROSS JOIN LATERAL (
     SELECT max(target_sequence_number) AS upto
@@ -192,7 +209,8 @@ CROSS JOIN LATERAL (
         UNION
         SELECT l.chain_nid, l.sequence_number
         FROM up
-        JOIN auth_chain_links l ON l.target_chain_nid = up.chain_nid AND l.target_sequence_number >= up.sequence_number
+        JOIN auth_chain_links l ON l.target_chain_nid = up.chain_nid
+            AND l.target_sequence_number >= up.sequence_number
     )
     SELECT a.event_id
     FROM up
@@ -206,19 +224,22 @@ WHERE x.event_id = ANY($1::text[])
 SQL_LOOSE: Final[LiteralString] = """
 WITH
 given AS MATERIALIZED (
-    SELECT ARRAY(SELECT event_nid FROM events WHERE event_id = ANY((SELECT $1::text::text[])::text[])) AS nids
+    SELECT ARRAY(SELECT event_nid FROM events
+        WHERE event_id = ANY((SELECT $1::text::text[])::text[])) AS nids
 )
 SELECT event_id
 FROM events
 WHERE event_nid = ANY(
     CASE  -- counted first: nearly always all of them have a place
         WHEN (SELECT cardinality(nids) FROM given) = (
-            SELECT count(*) FROM auth_chains WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
+            SELECT count(*) FROM auth_chains
+                WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
         ) THEN '{}'
         ELSE ARRAY(
             SELECT unnest(nids) FROM given
             EXCEPT
-            SELECT event_nid FROM auth_chains WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
+            SELECT event_nid FROM auth_chains
+                WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
         )
     END
 )
@@ -234,8 +255,8 @@ WHERE event_id = ANY($1::text[])
 class AuthChainIdsRow(NamedTuple):
     """How many of the events are held; the ids of those given by number, and of their auth chain.
 
-    The chain in three lists that may overlap: on the events' own chains, on those that these lead to, and without a place in the cover.
-    JSON lists; None for an empty one.
+    The chain in three lists that may overlap: on the events' own chains, on those that these lead
+    to, and without a place in the cover. JSON lists; None for an empty one.
     """
 
     held: int
@@ -285,22 +306,32 @@ def _ids(text: str | None) -> list[EventId]:
     return orjson.loads(text) if text else []
 
 
-async def state_and_chain_ids(conn: Connection, event_nids: Sequence[int]) -> tuple[frozenset[EventId], frozenset[EventId]]:
+async def state_and_chain_ids(
+    conn: Connection, event_nids: Sequence[int]
+) -> tuple[frozenset[EventId], frozenset[EventId]]:
     """The ids of these state events, and of their auth chain, in one statement."""
-    row = await conn.fetchrow(SQL_AUTH_CHAIN, EMPTY_ARRAY, long_int_array(event_nids), row=AuthChainIdsRow)
+    row = await conn.fetchrow(
+        SQL_AUTH_CHAIN, EMPTY_ARRAY, long_int_array(event_nids), row=AuthChainIdsRow
+    )
     given, chain = ([], set()) if row is None else (_ids(row.given_ids), row.chain)
     if len(given) != len(event_nids):
         given = [EventId(row.event_id) for row in (await texts_of_any(conn, event_nids)).values()]
     return frozenset(given), frozenset(chain)
 
 
-async def auth_chain_difference(conn: Connection, sets: Sequence[Collection[EventId]]) -> set[EventId]:
-    """The events in the auth chain of some of these sets and not of all. Only what the sets differ in is walked.
+async def auth_chain_difference(
+    conn: Connection, sets: Sequence[Collection[EventId]]
+) -> set[EventId]:
+    """The events in the auth chain of some of these sets and not of all.
 
-    What they have in common is looked at from the few events in question upwards: what stands after them on their own chains, then, where
-    other chains lead to them, whatever reaches them, a few places at a time: one of the first is nearly always in the common part.
-    Events that have no place in the cover are looked for in all the sets, which takes most of the time where these are large. What such
-    an event of the common part reaches is in no difference; where the sets differ in one, they are walked whole.
+    Only what the sets differ in is walked.
+
+    What they have in common is looked at from the few events in question upwards: what stands after
+    them on their own chains, then, where other chains lead to them, whatever reaches them, a few
+    places at a time: one of the first is nearly always in the common part. Events that have no
+    place in the cover are looked for in all the sets, which takes most of the time where these are
+    large. What such an event of the common part reaches is in no difference; where the sets differ
+    in one, they are walked whole.
     """
     own = [set(one) for one in sets]
     if len(own) < 2:  # one set has no difference
@@ -318,7 +349,9 @@ async def auth_chain_difference(conn: Connection, sets: Sequence[Collection[Even
     return found - await auth_chain_ids(conn, loose) if found and loose else found
 
 
-async def _placed_difference(conn: Connection, given: Sequence[tuple[EventId, int]], common: set[EventId], count: int) -> set[EventId]:
+async def _placed_difference(
+    conn: Connection, given: Sequence[tuple[EventId, int]], common: set[EventId], count: int
+) -> set[EventId]:
     """The difference by the cover alone: of ``count`` sets that have ``common``, and each what is given with its number."""
     ids, numbers = [event_id for event_id, _ in given], [number for _, number in given]
     places = await conn.fetch(SQL_DIFFERENCE, ids, numbers, count, LATER_MAX, row=ChainRangeRow)
@@ -329,7 +362,9 @@ async def _placed_difference(conn: Connection, given: Sequence[tuple[EventId, in
     return found | unsure - await _reached_by(conn, unsure, common)
 
 
-def _divide(rows: Sequence[ChainRangeRow], common: set[EventId], found: set[EventId], unsure: set[EventId]) -> None:
+def _divide(
+    rows: Sequence[ChainRangeRow], common: set[EventId], found: set[EventId], unsure: set[EventId]
+) -> None:
     """The places of one chain: into ``found`` what nothing in common reaches, into ``unsure`` what has to be looked at upwards."""
     covered = max((row.sequence_number for row in rows if row.event_id in common), default=0)
     more = len(rows) - sum(row.sequence_number <= row.high for row in rows) == LATER_MAX
@@ -338,7 +373,9 @@ def _divide(rows: Sequence[ChainRangeRow], common: set[EventId], found: set[Even
             (unsure if row.linked or more else found).add(EventId(row.event_id))
 
 
-async def _reached_by(conn: Connection, event_ids: set[EventId], common: set[EventId]) -> set[EventId]:
+async def _reached_by(
+    conn: Connection, event_ids: set[EventId], common: set[EventId]
+) -> set[EventId]:
     """Those of these events that the auth chain of ``common`` holds."""
     found: set[EventId] = set()
     left = set(event_ids)

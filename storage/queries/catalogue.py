@@ -1,7 +1,8 @@
 """The questions that clients and servers wait for, by name, each with what it has to be told.
 
-`room-storage explain` asks one of them on the operator's database, the plan tests ask them all among a million events. To add
-one: a line in `QUESTIONS`. A question is asked as the store asks it, by the same function.
+`room-storage explain` asks one of them on the operator's database, the plan tests ask them all
+among a million events. To add one: a line in `QUESTIONS`. A question is asked as the store asks it,
+by the same function.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,7 +14,17 @@ from storage.config import Config
 from storage.database.connection import Connection
 from storage.errors import InputError
 from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
-from storage.queries import aggregations, auth_chain, context, events, federation, messages, relations, state, state_at
+from storage.queries import (
+    aggregations,
+    auth_chain,
+    context,
+    events,
+    federation,
+    messages,
+    relations,
+    state,
+    state_at,
+)
 from storage.queries import event_auth as auth_queries
 from storage.queries import timestamp_to_event as timestamps
 from storage.queries import visible_events as visibility_queries
@@ -60,7 +71,10 @@ class CatalogueQuery:
 
 
 async def ask(conn: Connection, name: str, given: QueryArguments) -> object:
-    """The answer. `InputError` for an unknown name, or where something is not given; else as the question itself."""
+    """The answer.
+
+    `InputError` for an unknown name, or where something is not given; else as the question itself.
+    """
     question = QUESTIONS.get(name)
     if question is None:
         raise InputError(f"no query is named {name!r}: {', '.join(QUESTIONS)}")
@@ -93,7 +107,8 @@ async def token_behind(conn: Connection, behind: int, deployment: str) -> str:
     return SyncToken.of({"events": VectorPosition(max(current - behind, 0))}).print(deployment)
 
 
-# ----------------------------------------------------------------------------------------------------------- the questions
+# -----------------------------------------------------------------------------------------------------------
+# the questions
 
 
 def _asked(given: Any, wanted: SyncFilter = ANY_ROOM) -> SyncRequest:
@@ -124,7 +139,11 @@ async def _sync_some(conn: Connection, given: Any) -> object:
     heard = dict(await startup.positions(conn))
     heard["events"] = {writer: min(at, since.min) for writer, at in heard["events"].items()}
     return await sync(
-        conn, _asked(given), memory=SyncMemory(lambda name: heard[name], Cache("rooms_of", 1), LastChange(1, 0), LastChange(1, 0))
+        conn,
+        _asked(given),
+        memory=SyncMemory(
+            lambda name: heard[name], Cache("rooms_of", 1), LastChange(1, 0), LastChange(1, 0)
+        ),
     )
 
 
@@ -139,14 +158,23 @@ async def _sync_timelines(conn: Connection, given: Any) -> object:
     changes = LastChange(CHANGED, 0)
     for room_id in list(joined.joined)[:CHANGED]:
         changes.note(room_id, max(heard["events"].values(), default=0))
-    return await brief(conn, _asked(given), SyncMemory(lambda name: heard[name], remembered, changes, LastChange(1, 0)))
+    return await brief(
+        conn,
+        _asked(given),
+        SyncMemory(lambda name: heard[name], remembered, changes, LastChange(1, 0)),
+    )
 
 
 def _pages(direction: messages.Direction) -> Ask:
     async def page(conn: Connection, given: Any) -> object:
         asked = messages.between(None, None, direction, given.limit, given.deployment)
         return await messages.messages(
-            conn, RoomId(given.room), UserId(given.user), asked, given.deployment, rows_max=given.config.traversal_rows_max
+            conn,
+            RoomId(given.room),
+            UserId(given.user),
+            asked,
+            given.deployment,
+            rows_max=given.config.traversal_rows_max,
         )
 
     return page
@@ -155,12 +183,23 @@ def _pages(direction: messages.Direction) -> Ask:
 async def _since(conn: Connection, given: Any) -> object:
     asked = messages.between(None, given.since, "b", given.limit, given.deployment)
     return await messages.messages(
-        conn, RoomId(given.room), UserId(given.user), asked, given.deployment, rows_max=given.config.traversal_rows_max
+        conn,
+        RoomId(given.room),
+        UserId(given.user),
+        asked,
+        given.deployment,
+        rows_max=given.config.traversal_rows_max,
     )
 
 
 async def _context(conn: Connection, given: Any) -> object:
-    return await context.context(conn, EventId(given.event), UserId(given.user), limit=given.limit, deployment=given.deployment)
+    return await context.context(
+        conn,
+        EventId(given.event),
+        UserId(given.user),
+        limit=given.limit,
+        deployment=given.deployment,
+    )
 
 
 def _relations(*, recurse: bool) -> Ask:
@@ -169,7 +208,9 @@ def _relations(*, recurse: bool) -> Ask:
         wanted = relations.RelationFilter(recurse=recurse)
         rows_max = given.config.traversal_rows_max
         ids = EventId(given.event), UserId(given.user)
-        return await relations.relations(conn, *ids, wanted, asked, deployment=given.deployment, rows_max=rows_max)
+        return await relations.relations(
+            conn, *ids, wanted, asked, deployment=given.deployment, rows_max=rows_max
+        )
 
     return related
 
@@ -181,7 +222,14 @@ async def _aggregations(conn: Connection, given: Any) -> object:
 def _near(direction: messages.Direction) -> Ask:
     async def nearest(conn: Connection, given: Any) -> object:
         rows_max = given.config.traversal_rows_max
-        return await timestamps.event_near(conn, RoomId(given.room), UserId(given.user), given.timestamp, direction, rows_max=rows_max)
+        return await timestamps.event_near(
+            conn,
+            RoomId(given.room),
+            UserId(given.user),
+            given.timestamp,
+            direction,
+            rows_max=rows_max,
+        )
 
     return nearest
 
@@ -189,7 +237,12 @@ def _near(direction: messages.Direction) -> Ask:
 async def _backfill(conn: Connection, given: Any) -> object:
     rows_max = given.config.traversal_rows_max
     return await federation.backfill(
-        conn, RoomId(given.room), [EventId(given.event)], given.limit, server_name=ServerName(given.server), rows_max=rows_max
+        conn,
+        RoomId(given.room),
+        [EventId(given.event)],
+        given.limit,
+        server_name=ServerName(given.server),
+        rows_max=rows_max,
     )
 
 
@@ -223,7 +276,9 @@ async def _few_keys(conn: Connection, event_id: EventId) -> object:
 
 
 async def _but_members(conn: Connection, event_id: EventId) -> object:
-    return await state_at.states_at(conn, [event_id], after=False, types=["m.room.create", "m.room.name", "m.room.power_levels"])
+    return await state_at.states_at(
+        conn, [event_id], after=False, types=["m.room.create", "m.room.name", "m.room.power_levels"]
+    )
 
 
 async def _current_state(conn: Connection, given: Any) -> object:
@@ -235,11 +290,15 @@ async def _rooms_of(conn: Connection, given: Any) -> object:
 
 
 async def _visible_to_user(conn: Connection, given: Any) -> object:
-    return await visibility_queries.visible_to_user(conn, UserId(given.user), [EventId(given.event)])
+    return await visibility_queries.visible_to_user(
+        conn, UserId(given.user), [EventId(given.event)]
+    )
 
 
 async def _visible_to_server(conn: Connection, given: Any) -> object:
-    return await visibility_queries.visible_to_server(conn, ServerName(given.server), [EventId(given.event)])
+    return await visibility_queries.visible_to_server(
+        conn, ServerName(given.server), [EventId(given.event)]
+    )
 
 
 async def _is_resident(conn: Connection, given: Any) -> object:
@@ -251,34 +310,84 @@ TRAVERSED: Final = ("room", "event", "server")
 
 QUESTIONS: Final[Mapping[str, CatalogueQuery]] = {
     "sync": CatalogueQuery("what is new to a user since a token", ("user", "since"), _sync),
-    "sync-remembered": CatalogueQuery("the same, where it is remembered which rooms can have changed", ("user", "since"), _sync_some),
-    "sync-timelines": CatalogueQuery("the same, where only some timelines have gone on", ("user", "since"), _sync_timelines),
+    "sync-remembered": CatalogueQuery(
+        "the same, where it is remembered which rooms can have changed",
+        ("user", "since"),
+        _sync_some,
+    ),
+    "sync-timelines": CatalogueQuery(
+        "the same, where only some timelines have gone on", ("user", "since"), _sync_timelines
+    ),
     "initial-sync": CatalogueQuery("everything of a user", ("user",), _sync),
-    "lazy-sync": CatalogueQuery("what is new to a user since a token, with the members that matter only", ("user", "since"), _lazy_sync),
-    "initial-lazy-sync": CatalogueQuery("everything of a user, with the members that matter only", ("user",), _lazy_sync),
+    "lazy-sync": CatalogueQuery(
+        "what is new to a user since a token, with the members that matter only",
+        ("user", "since"),
+        _lazy_sync,
+    ),
+    "initial-lazy-sync": CatalogueQuery(
+        "everything of a user, with the members that matter only", ("user",), _lazy_sync
+    ),
     "messages": CatalogueQuery("the last page of a room", PAGED, _pages("b")),
     "messages-forwards": CatalogueQuery("the first page of a room", PAGED, _pages("f")),
-    "messages-since": CatalogueQuery("the last page of a room, down to where a client was", (*PAGED, "since"), _since),
-    "context": CatalogueQuery("an event amid others, and the state there", ("event", "user"), _context),
-    "relations": CatalogueQuery("the latest events that relate to one", ("event", "user"), _relations(recurse=False)),
-    "relations-indirect": CatalogueQuery("the same with indirect relations", ("event", "user"), _relations(recurse=True)),
-    "aggregations": CatalogueQuery("what is told of an event together with it", ("event", "user"), _aggregations),
-    "event-before": CatalogueQuery("the event nearest to a time, before it", (*PAGED, "timestamp"), _near("b")),
-    "event-after": CatalogueQuery("the event nearest to a time, after it", (*PAGED, "timestamp"), _near("f")),
-    "event": CatalogueQuery("one event", ("event",), _of_event(lambda conn, event_id: events.events(conn, [event_id]))),
-    "backfill": CatalogueQuery("an event and its ancestors, for a server", TRAVERSED, _backfill),
-    "missing-events": CatalogueQuery("the ancestors of an event, for a server", TRAVERSED, _missing_events),
-    "state-ids": CatalogueQuery("the state before an event with its auth chain", ("event",), _of_event(auth_queries.state_ids)),
-    "event-auth": CatalogueQuery("the auth chain of an event, whole", ("event",), _of_event(auth_queries.event_auth)),
-    "auth-chain": CatalogueQuery(
-        "the ids of the auth chain of an event", ("event",), _of_event(lambda conn, event_id: auth_chain.auth_chain_ids(conn, [event_id]))
+    "messages-since": CatalogueQuery(
+        "the last page of a room, down to where a client was", (*PAGED, "since"), _since
     ),
-    "state-at": CatalogueQuery("the whole state before an event", ("event",), _of_event(_whole_state)),
-    "state-keys": CatalogueQuery("a few keys of the state before an event", ("event",), _of_event(_few_keys)),
-    "state-types": CatalogueQuery("a few types of the state before an event", ("event",), _of_event(_but_members)),
+    "context": CatalogueQuery(
+        "an event amid others, and the state there", ("event", "user"), _context
+    ),
+    "relations": CatalogueQuery(
+        "the latest events that relate to one", ("event", "user"), _relations(recurse=False)
+    ),
+    "relations-indirect": CatalogueQuery(
+        "the same with indirect relations", ("event", "user"), _relations(recurse=True)
+    ),
+    "aggregations": CatalogueQuery(
+        "what is told of an event together with it", ("event", "user"), _aggregations
+    ),
+    "event-before": CatalogueQuery(
+        "the event nearest to a time, before it", (*PAGED, "timestamp"), _near("b")
+    ),
+    "event-after": CatalogueQuery(
+        "the event nearest to a time, after it", (*PAGED, "timestamp"), _near("f")
+    ),
+    "event": CatalogueQuery(
+        "one event", ("event",), _of_event(lambda conn, event_id: events.events(conn, [event_id]))
+    ),
+    "backfill": CatalogueQuery("an event and its ancestors, for a server", TRAVERSED, _backfill),
+    "missing-events": CatalogueQuery(
+        "the ancestors of an event, for a server", TRAVERSED, _missing_events
+    ),
+    "state-ids": CatalogueQuery(
+        "the state before an event with its auth chain",
+        ("event",),
+        _of_event(auth_queries.state_ids),
+    ),
+    "event-auth": CatalogueQuery(
+        "the auth chain of an event, whole", ("event",), _of_event(auth_queries.event_auth)
+    ),
+    "auth-chain": CatalogueQuery(
+        "the ids of the auth chain of an event",
+        ("event",),
+        _of_event(lambda conn, event_id: auth_chain.auth_chain_ids(conn, [event_id])),
+    ),
+    "state-at": CatalogueQuery(
+        "the whole state before an event", ("event",), _of_event(_whole_state)
+    ),
+    "state-keys": CatalogueQuery(
+        "a few keys of the state before an event", ("event",), _of_event(_few_keys)
+    ),
+    "state-types": CatalogueQuery(
+        "a few types of the state before an event", ("event",), _of_event(_but_members)
+    ),
     "current-state": CatalogueQuery("the current state of a room", ("room",), _current_state),
     "rooms-of": CatalogueQuery("the rooms that a user is in", ("user",), _rooms_of),
-    "visible-to-user": CatalogueQuery("whether a user may see an event", ("user", "event"), _visible_to_user),
-    "visible-to-server": CatalogueQuery("whether a server may have an event whole", ("server", "event"), _visible_to_server),
-    "is-resident": CatalogueQuery("whether a server is in a room now", ("server", "room"), _is_resident),
+    "visible-to-user": CatalogueQuery(
+        "whether a user may see an event", ("user", "event"), _visible_to_user
+    ),
+    "visible-to-server": CatalogueQuery(
+        "whether a server may have an event whole", ("server", "event"), _visible_to_server
+    ),
+    "is-resident": CatalogueQuery(
+        "whether a server is in a room now", ("server", "room"), _is_resident
+    ),
 }

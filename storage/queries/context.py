@@ -18,11 +18,13 @@ from storage.queries.state_at import lost
 SQL_CONTEXT: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text), 0) AS principal_nid
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+        0) AS principal_nid
 ),
 target AS MATERIALIZED (
     SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
-        NOT was_there(e, sight.joined_since, sight.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+        NOT was_there(e, sight.joined_since, sight.joined_audiences)
+            AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
             AND NOT was_there_before(e, sight.reader_nid, sight.unread) AS withheld,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($5::text[])) AS ignored, f.*
     FROM reader
@@ -30,10 +32,12 @@ target AS MATERIALIZED (
     CROSS JOIN events e
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS sight
     WHERE e.event_id = $1::text
-        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences, sight.world_audiences,
+        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences,
+            sight.world_audiences,
             sight.shared_before, sight.reader_nid, sight.unread)
 ),
-stretch AS MATERIALIZED (  -- where in the order the reader's audiences lie: what is hidden between is not looked at
+-- where in the order the reader's audiences lie: what is hidden between is not looked at
+stretch AS MATERIALIZED (
     SELECT stretch.*
     FROM target t
     JOIN rooms r USING (room_nid)
@@ -46,13 +50,15 @@ before AS (
     FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.highest DESC) AS t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, t.joined_since, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+            NOT was_there(e, t.joined_since, t.joined_audiences)
+                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
                 AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) < (
                 LEAST(t.topological_ordering, t.highest),
-                CASE WHEN t.highest < t.topological_ordering THEN 9223372036854775807 ELSE t.stream_ordering END
+                CASE WHEN t.highest < t.topological_ordering THEN 9223372036854775807
+                    ELSE t.stream_ordering END
             )
             AND e.topological_ordering >= t.lowest
             AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
@@ -70,7 +76,8 @@ after AS (
     FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.lowest) AS t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, t.joined_since, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+            NOT was_there(e, t.joined_since, t.joined_audiences)
+                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
                 AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
@@ -96,14 +103,17 @@ chosen AS (
     UNION ALL
     SELECT event_nid, withheld, 1 FROM after
 )
-SELECT chosen.side, (SELECT r.moves FROM target t JOIN rooms r USING (room_nid)) AS moves, chosen.withheld, s.*
+SELECT chosen.side, (SELECT r.moves FROM target t JOIN rooms r USING (room_nid)) AS moves,
+    chosen.withheld, s.*
 FROM chosen
 JOIN stored_events s USING (event_nid)
 ORDER BY s.topological_ordering, s.stream_ordering
 """
 
 SQL_STATE_AT: Final[LiteralString] = """
-SELECT path.state_group, path.is_lost OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost, s.event_nid, s.event_id, r.room_id, r.room_version, s.stream_ordering, s.topological_ordering, s.depth,
+SELECT path.state_group, path.is_lost
+    OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost, s.event_nid, s.event_id,
+        r.room_id, r.room_version, s.stream_ordering, s.topological_ordering, s.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = s.redacted_by) AS redacted_by,
     s.rejected, s.soft_failed, s.outlier, s.redacted_form, s.encoding, s.json
 FROM events e
@@ -123,7 +133,10 @@ WHERE e.event_id = $1::text
 
 
 class ContextStateRow(NamedTuple):
-    """One event of the state (``event_nid`` None: the state is empty). ``is_lost``: a row of the group's path, or an event, is not there."""
+    """One event of the state (``event_nid`` None: the state is empty).
+
+    ``is_lost``: a row of the group's path, or an event, is not there.
+    """
 
     state_group: int
     is_lost: bool
@@ -196,14 +209,26 @@ async def context(
     ignored: Collection[UserId] = (),
     wanted: EventFilter = ANY_EVENT,
 ) -> Context:
-    """At most ``limit`` visible events around one, half of them before it. `UnknownEvent` also where the user may not see it.
+    """At most ``limit`` visible events around one, half of them before it.
+
+    `UnknownEvent` also where the user may not see it.
 
     `StorageCorrupt` where the state cannot be read.
 
-    What the ``ignored`` have sent is left out, but for state and for the event that is asked about; what is not ``wanted`` but for the latter.
+    What the ``ignored`` have sent is left out, but for state and for the event that is asked about;
+    what is not ``wanted`` but for the latter.
     """
     before = limit // 2
-    rows = await conn.fetch(SQL_CONTEXT, event_id, user_id, before, limit - before, list(ignored), *wanted.arguments, row=ContextRow)
+    rows = await conn.fetch(
+        SQL_CONTEXT,
+        event_id,
+        user_id,
+        before,
+        limit - before,
+        list(ignored),
+        *wanted.arguments,
+        row=ContextRow,
+    )
     if not rows:
         raise UnknownEvent(event_id)
     events = [stored_of(row[EVENT:], withheld=row.withheld) for row in rows]
@@ -224,4 +249,6 @@ async def _state_at(conn: Connection, event_id: EventId) -> list[StoredEvent]:
     rows = await conn.fetch(SQL_STATE_AT, event_id, row=ContextStateRow)
     if any(row.is_lost for row in rows):
         raise lost(rows[0].state_group, event_id)
-    return [stored(StoredEventRow._make(row[STATE_EVENT:])) for row in rows if row.event_nid is not None]  # NamedTuple's public method
+    return [
+        stored(StoredEventRow._make(row[STATE_EVENT:])) for row in rows if row.event_nid is not None
+    ]  # NamedTuple's public method

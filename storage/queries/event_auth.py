@@ -20,7 +20,8 @@ start AS MATERIALIZED (
     FROM events
     WHERE event_id = $1::text
 ),
-chain (event_nid) AS (  -- within the room: what a refused event cites of others is not given to who sent it
+-- within the room: what a refused event cites of others is not given to who sent it
+chain (event_nid) AS (
     SELECT unnest(auth_events)
     FROM start
     UNION
@@ -33,7 +34,8 @@ chain (event_nid) AS (  -- within the room: what a refused event cites of others
 SELECT s.*
 FROM start
 CROSS JOIN LATERAL (SELECT start.event_nid UNION ALL SELECT event_nid FROM chain) AS wanted
-CROSS JOIN LATERAL (  -- one by one: the planner expects a long chain, and would read all rooms for it
+-- one by one: the planner expects a long chain, and would read all rooms for it
+CROSS JOIN LATERAL (
     SELECT s.*
     FROM events e
     JOIN stored_events s USING (event_nid)
@@ -46,14 +48,19 @@ ORDER BY s.depth, s.event_nid
 
 @dataclass(frozen=True, slots=True)
 class StateIds:
-    """The state before an event, and the union of the auth chains of its events. Server-server API, /state_ids."""
+    """The state before an event, and the union of the auth chains of its events.
+
+    Server-server API, /state_ids.
+    """
 
     state_ids: frozenset[EventId]
     auth_chain_ids: frozenset[EventId]
 
 
 async def state_ids(conn: Connection, event_id: EventId) -> StateIds:
-    """The ids of the state before an event and of its auth chain. `UnknownEvent`, `StateUnknown` for an outlier.
+    """The ids of the state before an event and of its auth chain.
+
+    `UnknownEvent`, `StateUnknown` for an outlier.
 
     Both never change, so two statements need no common snapshot.
     """
@@ -61,7 +68,10 @@ async def state_ids(conn: Connection, event_id: EventId) -> StateIds:
 
 
 async def event_auth(conn: Connection, event_id: EventId) -> list[StoredEvent]:
-    """The whole auth chain of an event, without itself. Also of rejected events and outliers. `UnknownEvent`."""
+    """The whole auth chain of an event, without itself.
+
+    Also of rejected events and outliers. `UnknownEvent`.
+    """
     rows = await conn.fetch(SQL_EVENT_AUTH, event_id, row=StoredEventRow)
     if not rows:
         raise UnknownEvent(event_id)

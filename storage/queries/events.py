@@ -1,7 +1,7 @@
 """Single events, by id.
 
-`StoredEvent` is what every read answers with: the row's facts, the received bytes, and a dict to serve, which is pruned
-where a redaction took effect or where only the redacted form was ever valid.
+`StoredEvent` is what every read answers with: the row's facts, the received bytes, and a dict to
+serve, which is pruned where a redaction took effect or where only the redacted form was ever valid.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -44,12 +44,16 @@ class StoredEventRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event of the store. ``raw`` are the received bytes; ``json`` is to be served (api.md, "Reading one thing").
+    """An event of the store.
 
-    In a read for another server, ``raw`` is the canonical JSON of ``json`` where that is the redacted form.
+    ``raw`` are the received bytes; ``json`` is to be served (api.md, "Reading one thing").
 
-    The bytes are read when somebody first asks for something in them: `json`, `content`, `type`, `sender`, `state_key` or `depth`. A state
-    of thousands of members is listed, compared and passed on without that. `StorageCorrupt` if they are no event any more.
+    In a read for another server, ``raw`` is the canonical JSON of ``json`` where that is the
+    redacted form.
+
+    The bytes are read when somebody first asks for something in them: `json`, `content`, `type`,
+    `sender`, `state_key` or `depth`. A state of thousands of members is listed, compared and passed
+    on without that. `StorageCorrupt` if they are no event any more.
     """
 
     event_id: EventId
@@ -67,7 +71,10 @@ class StoredEvent:
     withheld: bool = False
     """Whoever asked may have its redacted form only, and neither ``json`` nor ``raw`` has more."""
     relations: "Aggregations | None" = None
-    """What is told together with it, where a read was asked for aggregations. None: nothing, or not asked for."""
+    """What is told together with it, where a read was asked for aggregations.
+
+    None: nothing, or not asked for.
+    """
     _json: dict[str, Any] | None = field(default=None, compare=False)
     """``json``, once it was asked for."""
 
@@ -81,9 +88,21 @@ class StoredEvent:
 
     @property
     def json(self) -> dict[str, Any]:
-        """To be served: as received, or in the redacted form. Shared, not copied: treat it as immutable."""
+        """To be served: as received, or in the redacted form.
+
+        Shared, not copied: treat it as immutable.
+        """
         if self._json is None:
-            object.__setattr__(self, "_json", _read(self.event_id, self.raw, self.room_version, redacted=self.pruned and not self.withheld))
+            object.__setattr__(
+                self,
+                "_json",
+                _read(
+                    self.event_id,
+                    self.raw,
+                    self.room_version,
+                    redacted=self.pruned and not self.withheld,
+                ),
+            )
         return self._json  # type: ignore[return-value]  # set in the line before
 
     @property
@@ -137,57 +156,126 @@ class Aggregations:
             bundle["m.replace"] = show(self.replacement)
         if self.thread is not None:
             thread = self.thread
-            summary = {"latest_event": show(thread.latest_event), "count": thread.count, "current_user_participated": thread.participated}
+            summary = {
+                "latest_event": show(thread.latest_event),
+                "count": thread.count,
+                "current_user_participated": thread.participated,
+            }
             bundle["m.thread"] = summary
         if self.references:
-            bundle["m.reference"] = {"chunk": [{"event_id": event_id} for event_id in self.references]}
+            bundle["m.reference"] = {
+                "chunk": [{"event_id": event_id} for event_id in self.references]
+            }
         return bundle
 
 
-# As `storage.event.model` makes its events: a frozen dataclass sets its fields one by one, an unfrozen twin in a quarter of the time.
-_Draft: Final[Any] = make_dataclass("_Draft", [field.name for field in fields(StoredEvent)], slots=True, eq=False)
+# As `storage.event.model` makes its events: a frozen dataclass sets its fields one by one, an
+# unfrozen twin in a quarter of the time.
+_Draft: Final[Any] = make_dataclass(
+    "_Draft", [field.name for field in fields(StoredEvent)], slots=True, eq=False
+)
 
 
-def stored(row: StoredEventRow, *, redacted: bool = True, withheld: bool = False, sent: bool = False) -> StoredEvent:
-    """The event of a row. ``redacted`` False shows the content also where a redaction took effect; ``withheld`` shows it nowhere.
+def stored(
+    row: StoredEventRow, *, redacted: bool = True, withheld: bool = False, sent: bool = False
+) -> StoredEvent:
+    """The event of a row.
+
+    ``redacted`` False shows the content also where a redaction took effect; ``withheld`` shows it
+    nowhere.
 
     ``sent``: the event goes to another server, so ``raw`` never holds more than ``json``.
     """
     return stored_of(row, redacted=redacted, withheld=withheld, sent=sent)
 
 
-def stored_of(columns: Sequence[Any], *, redacted: bool = True, withheld: bool = False, sent: bool = False) -> StoredEvent:
+def stored_of(
+    columns: Sequence[Any], *, redacted: bool = True, withheld: bool = False, sent: bool = False
+) -> StoredEvent:
     """The event of columns in the order of `StoredEventRow`, for queries that select others besides.
 
     Reads of thousands of events spend much of their time here: nothing is looked at that is not asked for.
     """
-    _, event_id, room_id, version, stream, topological, _, redacted_by, rejected, soft_failed, outlier, redacted_form, _, raw = columns
+    (
+        _,
+        event_id,
+        room_id,
+        version,
+        stream,
+        topological,
+        _,
+        redacted_by,
+        rejected,
+        soft_failed,
+        outlier,
+        redacted_form,
+        _,
+        raw,
+    ) = columns
     pruned = withheld or redacted_form or (redacted and redacted_by is not None)
     json = None
     if withheld or (sent and pruned):
         json = _read(event_id, raw, version, redacted=True)
         raw = canonical(json)
     event = _Draft(
-        event_id, room_id, version, stream, topological, raw, redacted_by, rejected, soft_failed, outlier, pruned, withheld, None, json
+        event_id,
+        room_id,
+        version,
+        stream,
+        topological,
+        raw,
+        redacted_by,
+        rejected,
+        soft_failed,
+        outlier,
+        pruned,
+        withheld,
+        None,
+        json,
     )
     event.__class__ = StoredEvent
     made: StoredEvent = event
     return made
 
 
-def told_of(room_id: RoomId, room_version: str, columns: Sequence[Any], *, withheld: bool = False) -> StoredEvent:
+def told_of(
+    room_id: RoomId, room_version: str, columns: Sequence[Any], *, withheld: bool = False
+) -> StoredEvent:
     """An event of a room that is known, for queries of whole rooms, which select of each event only what it does not share with the others.
 
     ``columns``: event_id, stream_ordering, topological_ordering, redacted_by, rejected, soft_failed, outlier, redacted_form, json.
     """
-    event_id, stream, topological, redacted_by, rejected, soft_failed, outlier, redacted_form, raw = columns
+    (
+        event_id,
+        stream,
+        topological,
+        redacted_by,
+        rejected,
+        soft_failed,
+        outlier,
+        redacted_form,
+        raw,
+    ) = columns
     pruned = withheld or redacted_form or redacted_by is not None
     json = None
     if withheld:
         json = _read(event_id, raw, room_version, redacted=True)
         raw = canonical(json)
     event = _Draft(
-        event_id, room_id, room_version, stream, topological, raw, redacted_by, rejected, soft_failed, outlier, pruned, withheld, None, json
+        event_id,
+        room_id,
+        room_version,
+        stream,
+        topological,
+        raw,
+        redacted_by,
+        rejected,
+        soft_failed,
+        outlier,
+        pruned,
+        withheld,
+        None,
+        json,
     )
     event.__class__ = StoredEvent
     made: StoredEvent = event
@@ -201,11 +289,15 @@ def _read(event_id: EventId, raw: bytes, room_version: str, *, redacted: bool) -
         if type(json["type"]) is str and type(json["sender"]) is str and "depth" in json:
             return redact(json, room_version) if redacted else json
     except (InvalidEvent, KeyError, TypeError) as error:
-        raise StorageCorrupt(f"the bytes of an event cannot be read: {error}", event_id=event_id) from error
+        raise StorageCorrupt(
+            f"the bytes of an event cannot be read: {error}", event_id=event_id
+        ) from error
     raise StorageCorrupt("the bytes of an event are not those of an event", event_id=event_id)
 
 
-async def events(conn: Connection, event_ids: Iterable[EventId], *, redacted: bool = True) -> dict[EventId, StoredEvent]:
+async def events(
+    conn: Connection, event_ids: Iterable[EventId], *, redacted: bool = True
+) -> dict[EventId, StoredEvent]:
     """The events that are held, by id."""
     rows = await conn.fetch(SQL_EVENTS, list(event_ids), row=StoredEventRow)
     return {EventId(row.event_id): stored(row, redacted=redacted) for row in rows}

@@ -1,8 +1,10 @@
 """What other servers ask for: history, what they miss, and how an event was authorised.
 
-Server-server API, "Backfilling and retrieving missing events", "Retrieving events". A walk over the graph is one statement (`ancestors_of`
-and `events_between` in the schema): one step reads the parents of one event by their keys, so what is read is bounded by what is answered,
-20 parents to an event, and by `Config.traversal_rows_max`, never by the size of the room. It stays in the room, whatever events name as parents.
+Server-server API, "Backfilling and retrieving missing events", "Retrieving events". A walk over the
+graph is one statement (`ancestors_of` and `events_between` in the schema): one step reads the
+parents of one event by their keys, so what is read is bounded by what is answered, 20 parents to an
+event, and by `Config.traversal_rows_max`, never by the size of the room. It stays in the room,
+whatever events name as parents.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +19,8 @@ from storage.queries.events import StoredEvent, StoredEventRow, stored
 SQL_BACKFILL: Final[LiteralString] = """
 WITH
 server AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $4::text), 0) AS principal_nid
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $4::text),
+        0) AS principal_nid
 ),
 room AS MATERIALIZED (
     SELECT r.room_nid, r.room_id, r.room_version, sight.*
@@ -29,28 +32,34 @@ room AS MATERIALIZED (
 found AS MATERIALIZED (
     SELECT walk.event_nid
     FROM room r
-    CROSS JOIN LATERAL ancestors_of(r.room_nid, ARRAY(SELECT event_nid FROM events WHERE event_id = ANY($2::text[])), $3::int, $5::int)
+    CROSS JOIN LATERAL ancestors_of(r.room_nid,
+        ARRAY(SELECT event_nid FROM events WHERE event_id = ANY($2::text[])), $3::int, $5::int)
         AS walk (event_nid)
 )
 SELECT $4::text IS NOT NULL AND (
-        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences, room.reader_nid, room.unread)
-        OR (NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
+            room.reader_nid, room.unread)
+        OR (NOT was_there(e, room.joined_since, room.joined_audiences)
+            AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
             AND NOT was_there_before(e, room.reader_nid, room.unread))
     ) AS withheld,
-    e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering, e.topological_ordering, e.depth,
+    e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
+        e.topological_ordering, e.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
     e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
 FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
-WHERE $4::text IS NULL OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
+WHERE $4::text IS NULL
+    OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
 ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
 """
 
 SQL_MISSING: Final[LiteralString] = """
 WITH
 server AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $6::text), 0) AS principal_nid
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $6::text),
+        0) AS principal_nid
 ),
 room AS MATERIALIZED (
     SELECT r.room_nid, r.room_id, r.room_version, sight.*
@@ -65,22 +74,27 @@ found AS MATERIALIZED (
     CROSS JOIN LATERAL events_between(
         r.room_nid,
         ARRAY(SELECT event_nid FROM events WHERE event_id = ANY($2::text[])),
-        ARRAY(SELECT e.event_nid FROM unnest($3::text[]) WITH ORDINALITY AS i (event_id, place) JOIN events e USING (event_id) ORDER BY i.place),
+        ARRAY(SELECT e.event_nid FROM unnest($3::text[]) WITH ORDINALITY AS i (event_id, place)
+            JOIN events e USING (event_id) ORDER BY i.place),
         $4::int, $5::bigint, $7::int
     ) AS walk (event_nid)
 )
 SELECT $6::text IS NOT NULL AND (
-        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences, room.reader_nid, room.unread)
-        OR (NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
+            room.reader_nid, room.unread)
+        OR (NOT was_there(e, room.joined_since, room.joined_audiences)
+            AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
             AND NOT was_there_before(e, room.reader_nid, room.unread))
     ) AS withheld,
-    e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering, e.topological_ordering, e.depth,
+    e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
+        e.topological_ordering, e.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
     e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
 FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
-WHERE $6::text IS NULL OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
+WHERE $6::text IS NULL
+    OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
 ORDER BY e.topological_ordering, e.stream_ordering
 """
 
@@ -118,14 +132,22 @@ EVENT: Final = TraversalRow._fields.index("event_nid")
 
 
 async def backfill(
-    conn: Connection, room_id: RoomId, from_ids: Sequence[EventId], limit: int, *, server_name: ServerName | None, rows_max: int
+    conn: Connection,
+    room_id: RoomId,
+    from_ids: Sequence[EventId],
+    limit: int,
+    *,
+    server_name: ServerName | None,
+    rows_max: int,
 ) -> list[StoredEvent]:
     """These events and their ancestors, newest first in topological order; rejected ones are walked through and left out.
 
     What ``server_name`` may not see comes redacted; None sees all. A server that was never joined to the room gets the
     world-readable ones of the ``limit`` events only. Ids that are not held are passed over. `UnknownRoom`.
     """
-    rows = await conn.fetch(SQL_BACKFILL, room_id, from_ids, limit, server_name, rows_max, row=TraversalRow)
+    rows = await conn.fetch(
+        SQL_BACKFILL, room_id, from_ids, limit, server_name, rows_max, row=TraversalRow
+    )
     return await _answer(conn, room_id, rows, server_name)
 
 
@@ -145,7 +167,17 @@ async def missing_events(
     ``min_depth`` is about the depth that senders claim. Ids that are not held are no error. ``server_name`` is as in
     `backfill`. `UnknownRoom`.
     """
-    rows = await conn.fetch(SQL_MISSING, room_id, list(earliest), list(latest), limit, min_depth, server_name, rows_max, row=TraversalRow)
+    rows = await conn.fetch(
+        SQL_MISSING,
+        room_id,
+        list(earliest),
+        list(latest),
+        limit,
+        min_depth,
+        server_name,
+        rows_max,
+        row=TraversalRow,
+    )
     return await _answer(conn, room_id, rows, server_name)
 
 
@@ -157,8 +189,12 @@ async def is_resident(conn: Connection, server_name: ServerName, room_id: RoomId
     return bool(found)
 
 
-async def _answer(conn: Connection, room_id: RoomId, rows: Sequence[TraversalRow], server_name: ServerName | None) -> list[StoredEvent]:
+async def _answer(
+    conn: Connection, room_id: RoomId, rows: Sequence[TraversalRow], server_name: ServerName | None
+) -> list[StoredEvent]:
     if not rows:
         await require_room(conn, room_id)
     sent = server_name is not None
-    return [stored(StoredEventRow._make(row[EVENT:]), withheld=row.withheld, sent=sent) for row in rows]
+    return [
+        stored(StoredEventRow._make(row[EVENT:]), withheld=row.withheld, sent=sent) for row in rows
+    ]

@@ -14,10 +14,12 @@ from storage.ids import RoomId
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Events of these types and senders, and none of those left out, which wins. None: any; an empty collection: none at all.
+    """Events of these types and senders, and none of those left out, which wins.
 
-    In types ``*`` stands for any characters. ``contains_url``: only events whose content has a key "url", or only those without.
-    `InputError` for a single text in place of a collection.
+    None: any; an empty collection: none at all.
+
+    In types ``*`` stands for any characters. ``contains_url``: only events whose content has a key
+    "url", or only those without. `InputError` for a single text in place of a collection.
     """
 
     types: Collection[str] | None = None
@@ -33,9 +35,17 @@ class EventFilter:
             args.flag(self.contains_url, "contains_url")
 
     @property
-    def arguments(self) -> tuple[list[str] | None, list[str] | None, list[str] | None, list[str] | None, bool | None]:
+    def arguments(
+        self,
+    ) -> tuple[list[str] | None, list[str] | None, list[str] | None, list[str] | None, bool | None]:
         """As `filter_of` takes them."""
-        return _list(self.types), _list(self.not_types), _list(self.senders), _list(self.not_senders), self.contains_url
+        return (
+            _list(self.types),
+            _list(self.not_types),
+            _list(self.senders),
+            _list(self.not_senders),
+            self.contains_url,
+        )
 
 
 ANY_EVENT: Final = EventFilter()
@@ -45,11 +55,13 @@ ANY_EVENT: Final = EventFilter()
 class SyncFilter:
     """What a client wants of a sync: which rooms, and which events of their timelines and states.
 
-    ``rooms`` None: all; ``not_rooms`` wins. State keys that were taken away are told whatever ``state`` says.
+    ``rooms`` None: all; ``not_rooms`` wins. State keys that were taken away are told whatever
+    ``state`` says.
 
-    ``lazy_load_members``: the members who matter to a timeline (its senders, those whose membership it changes, and the user) are told as if
-    the client knew none of them; of a room that is told whole, the others are left out. ``include_redundant_members`` makes no difference:
-    what a client was told before is not remembered, so an answer always has them.
+    ``lazy_load_members``: the members who matter to a timeline (its senders, those whose membership
+    it changes, and the user) are told as if the client knew none of them; of a room that is told
+    whole, the others are left out. ``include_redundant_members`` makes no difference: what a client
+    was told before is not remembered, so an answer always has them.
     """
 
     rooms: Collection[RoomId] | None = None
@@ -61,7 +73,9 @@ class SyncFilter:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rooms", args.filtered(self.rooms, "rooms"))
-        object.__setattr__(self, "not_rooms", args.filtered(args.listed(self.not_rooms, "not_rooms"), "not_rooms"))
+        object.__setattr__(
+            self, "not_rooms", args.filtered(args.listed(self.not_rooms, "not_rooms"), "not_rooms")
+        )
         for name in ("timeline", "state"):
             args.instance(getattr(self, name), EventFilter, name)
         for name in ("lazy_load_members", "include_redundant_members"):

@@ -17,13 +17,15 @@ from storage.ids import EventId, RoomId, ServerName
 REASON_MAX: Final = 1_000  # characters kept of what went wrong
 
 SQL_GAPS: Final[LiteralString] = """
-SELECT m.event_id, c.ids AS child_ids, c.lowest, c.depth, c.seen_ts, COALESCE(f.failures, 0) AS failures, f.reason, f.failed_ts,
+SELECT m.event_id, c.ids AS child_ids, c.lowest, c.depth, c.seen_ts,
+    COALESCE(f.failures, 0) AS failures, f.reason, f.failed_ts,
     GREATEST(f.retry_ts - $2::bigint, 0) AS retry_after_ms
 FROM rooms r
 JOIN missing_events m USING (room_nid)
 LEFT JOIN gap_failures f USING (event_nid)
 CROSS JOIN LATERAL (
-    SELECT array_agg(e.event_id ORDER BY e.topological_ordering, e.stream_ordering) AS ids, min(e.topological_ordering) AS lowest,
+    SELECT array_agg(e.event_id ORDER BY e.topological_ordering, e.stream_ordering) AS ids,
+        min(e.topological_ordering) AS lowest,
         min(e.depth) AS depth, min(e.received_ts) AS seen_ts
     FROM events e
     WHERE e.event_nid = ANY(m.child_nids)
@@ -47,7 +49,8 @@ FROM gap
 ON CONFLICT (event_nid) DO UPDATE SET
     failures = gap_failures.failures + 1,
     failed_ts = EXCLUDED.failed_ts,
-    retry_ts = EXCLUDED.failed_ts + LEAST($7::bigint, $6::bigint * 2 ^ LEAST(gap_failures.failures, 40))::bigint,
+    retry_ts = EXCLUDED.failed_ts + LEAST($7::bigint,
+        $6::bigint * 2 ^ LEAST(gap_failures.failures, 40))::bigint,
     reason = EXCLUDED.reason,
     servers = ARRAY(SELECT DISTINCT unnest(gap_failures.servers || EXCLUDED.servers) ORDER BY 1)
 """
@@ -77,9 +80,10 @@ class OpenGapRow(NamedTuple):
 class OpenGap:
     """A missing event that held ones name as parent.
 
-    ``children`` name it, lowest first; it belongs below the topological ordering ``below``, the claimed depth of a child
-    is ``depth``, and the first of them was received at ``seen_ts``. ``failures`` since a server was last said to be up; the last one
-    was at ``failed_ts`` for this ``reason`` (None: never). ``retry_after_ms``: 0 if it is to be asked for now.
+    ``children`` name it, lowest first; it belongs below the topological ordering ``below``, the
+    claimed depth of a child is ``depth``, and the first of them was received at ``seen_ts``.
+    ``failures`` since a server was last said to be up; the last one was at ``failed_ts`` for this
+    ``reason`` (None: never). ``retry_after_ms``: 0 if it is to be asked for now.
     """
 
     event_id: EventId
@@ -127,7 +131,9 @@ async def gap_failed(
 ) -> None:
     """These were asked for in vain; what is no gap (any more) is passed over. `UnknownRoom`."""
     pauses = config.gap_retry_ms_first, config.gap_retry_ms_max
-    status = await conn.execute(SQL_FAILED, room_id, event_ids, now_ms, reason[:REASON_MAX], servers, *pauses)
+    status = await conn.execute(
+        SQL_FAILED, room_id, event_ids, now_ms, reason[:REASON_MAX], servers, *pauses
+    )
     if status.endswith(" 0"):
         await require_room(conn, room_id)
 

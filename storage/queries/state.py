@@ -1,4 +1,7 @@
-"""The state of a room now; which rooms a user is in; the ends of what is held. The state at events is in state_at.py."""
+"""The state of a room now; which rooms a user is in; the ends of what is held.
+
+The state at events is in state_at.py.
+"""
 
 from collections.abc import Iterable
 from typing import Final, LiteralString, NamedTuple
@@ -50,9 +53,16 @@ class CurrentStateRow(NamedTuple):
     event_id: str
 
 
-async def current_state(conn: Connection, room_id: RoomId, *, types: Iterable[str] | None = None) -> StateMap:
-    """The resolved current state of a room. `UnknownRoom`; {} for a room that is only known by outliers."""
-    rows = await conn.fetch(SQL_CURRENT_STATE, room_id, None if types is None else list(types), row=CurrentStateRow)
+async def current_state(
+    conn: Connection, room_id: RoomId, *, types: Iterable[str] | None = None
+) -> StateMap:
+    """The resolved current state of a room.
+
+    `UnknownRoom`; {} for a room that is only known by outliers.
+    """
+    rows = await conn.fetch(
+        SQL_CURRENT_STATE, room_id, None if types is None else list(types), row=CurrentStateRow
+    )
     if not rows:
         await require_room(conn, room_id)
     return {(row.type, row.state_key): EventId(row.event_id) for row in rows}

@@ -30,17 +30,21 @@ States = Cache[StateMap]
 PICKED_MEMBERS_MAX: Final = 16  # more member keys than this are cheaper picked from the whole
 
 SQL_PATHS: Final[LiteralString] = """
-WITH at AS MATERIALIZED (  -- the groups wanted, each with the events that want it; NULL for outliers
-    SELECT CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before) ELSE state_group_before END AS state_group,
+-- the groups wanted, each with the events that want it; NULL for outliers
+WITH at AS MATERIALIZED (
+    SELECT CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before)
+        ELSE state_group_before END AS state_group,
         array_agg(event_id) AS at_event_ids
     FROM events
     WHERE event_id = ANY($1::text[])
     GROUP BY 1
 )
-SELECT g.state_group, at.at_event_ids, g.back, g.key_nids, g.event_nids, g.member_key_nids, g.member_event_nids
+SELECT g.state_group, at.at_event_ids, g.back, g.key_nids, g.event_nids, g.member_key_nids,
+    g.member_event_nids
 FROM state_groups g
 LEFT JOIN at USING (state_group)
-WHERE g.state_group IN (SELECT state_group - unnest(back) FROM at JOIN state_groups USING (state_group) WHERE state_group <> ALL($3::bigint[]))
+WHERE g.state_group IN (SELECT state_group - unnest(back) FROM at
+    JOIN state_groups USING (state_group) WHERE state_group <> ALL($3::bigint[]))
 UNION ALL
 SELECT state_group, at_event_ids, '{}', NULL, NULL, NULL, NULL
 FROM at
@@ -52,11 +56,13 @@ SQL_STATE_OF_TYPES: Final[LiteralString] = """
 WITH
 at AS MATERIALIZED (  -- the groups wanted
     SELECT event_id,
-        CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before) ELSE state_group_before END AS state_group
+        CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before)
+            ELSE state_group_before END AS state_group
     FROM events
     WHERE event_id = ANY($1::text[])
 ),
-step AS MATERIALIZED (  -- the rows of their paths, members left out; one that is not there has no part
+-- the rows of their paths, members left out; one that is not there has no part
+step AS MATERIALIZED (
     SELECT one.state_group, p.place, g.state_group AS part, g.key_nids, g.event_nids
     FROM (SELECT DISTINCT state_group FROM at) AS one
     LEFT JOIN state_groups w USING (state_group)
@@ -81,7 +87,8 @@ named AS (
     LEFT JOIN events e USING (event_nid)
     WHERE t.type = ANY($3::text[]) AND f.event_nid <> 0
 )
-SELECT at.event_id AS at_event_id, at.state_group, at.state_group IN (SELECT state_group FROM step WHERE part IS NULL) AS is_lost,
+SELECT at.event_id AS at_event_id, at.state_group,
+    at.state_group IN (SELECT state_group FROM step WHERE part IS NULL) AS is_lost,
     n.type, n.state_key, n.event_id
 FROM at
 LEFT JOIN named n USING (state_group)
@@ -91,7 +98,8 @@ SQL_STATE_OF_KEYS: Final[LiteralString] = """
 WITH
 at AS MATERIALIZED (  -- the groups wanted
     SELECT event_id,
-        CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before) ELSE state_group_before END AS state_group
+        CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before)
+            ELSE state_group_before END AS state_group
     FROM events
     WHERE event_id = ANY($1::text[])
 ),
@@ -101,7 +109,8 @@ wanted AS MATERIALIZED (
     JOIN event_types t USING (type)
     JOIN state_keys k USING (type_nid, state_key)
 ),
-step AS MATERIALIZED (  -- the rows of their paths, by position; without a part where the group is not there
+-- the rows of their paths, by position; without a part where the group is not there
+step AS MATERIALIZED (
     SELECT one.state_group, w.state_group - p.back AS part, p.place
     FROM (SELECT DISTINCT state_group FROM at) AS one
     LEFT JOIN state_groups w USING (state_group)
@@ -115,7 +124,8 @@ stored AS MATERIALIZED (  -- each of these rows once
 entry AS MATERIALIZED (  -- what each of them says of the keys
     SELECT g.part, w.state_key_nid,
         CASE
-            WHEN w.member THEN g.member_event_nids[array_position(g.member_key_nids, w.state_key_nid)]
+            WHEN w.member THEN g.member_event_nids[array_position(g.member_key_nids,
+                w.state_key_nid)]
             ELSE g.event_nids[array_position(g.key_nids, w.state_key_nid)]
         END AS event_nid
     FROM stored g
@@ -137,7 +147,8 @@ named AS (
     WHERE f.event_nid <> 0
 )
 SELECT at.event_id AS at_event_id, at.state_group,
-    at.state_group IN (SELECT s.state_group FROM step s LEFT JOIN stored g USING (part) WHERE g.part IS NULL) AS is_lost,
+    at.state_group IN (SELECT s.state_group FROM step s LEFT JOIN stored g USING (part)
+        WHERE g.part IS NULL) AS is_lost,
     n.type, n.state_key, n.event_id
 FROM at
 LEFT JOIN named n USING (state_group)
@@ -145,9 +156,13 @@ LEFT JOIN named n USING (state_group)
 
 
 class StatePathRow(NamedTuple):
-    """A row to fold. ``at_event_ids``: the events whose state the group is, if any asks for it; ``state_group`` None: outliers.
+    """A row to fold.
 
-    ``back`` is empty where there is nothing to fold: of outliers, of groups whose state is remembered, and of groups that are lost.
+    ``at_event_ids``: the events whose state the group is, if any asks for it; ``state_group`` None:
+    outliers.
+
+    ``back`` is empty where there is nothing to fold: of outliers, of groups whose state is
+    remembered, and of groups that are lost.
     """
 
     state_group: int | None
@@ -194,16 +209,27 @@ async def states_at(
     if types is not None:
         only = set(types)
         if MEMBER not in only:
-            return _told(wanted, await conn.fetch(SQL_STATE_OF_TYPES, wanted, after, list(only), row=EntryRow))
+            return _told(
+                wanted,
+                await conn.fetch(SQL_STATE_OF_TYPES, wanted, after, list(only), row=EntryRow),
+            )
         states = await _whole(conn, wanted, remembered, after=after)
-        return {event_id: {key: one for key, one in state.items() if key[0] in only} for event_id, state in states.items()}
+        return {
+            event_id: {key: one for key, one in state.items() if key[0] in only}
+            for event_id, state in states.items()
+        }
     if keys is not None:
         pairs = set(keys)
         if sum(kind == MEMBER for kind, _ in pairs) <= PICKED_MEMBERS_MAX:
             split = [kind for kind, _ in pairs], [state_key for _, state_key in pairs]
-            return _told(wanted, await conn.fetch(SQL_STATE_OF_KEYS, wanted, after, *split, row=EntryRow))
+            return _told(
+                wanted, await conn.fetch(SQL_STATE_OF_KEYS, wanted, after, *split, row=EntryRow)
+            )
         states = await _whole(conn, wanted, remembered, after=after)
-        return {event_id: {key: state[key] for key in pairs if key in state} for event_id, state in states.items()}
+        return {
+            event_id: {key: state[key] for key in pairs if key in state}
+            for event_id, state in states.items()
+        }
     return await _whole(conn, wanted, remembered, after=after)
 
 
@@ -222,15 +248,24 @@ def _told(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[EventId, 
 
 
 async def event_nids_before(conn: Connection, event_id: EventId) -> list[int]:
-    """The state before an event as numbers of events, in order. `UnknownEvent`, `StateUnknown` for an outlier."""
+    """The state before an event as numbers of events, in order.
+
+    `UnknownEvent`, `StateUnknown` for an outlier.
+    """
     _, folded = await _groups_at(conn, [event_id], after=False)
     [state] = folded.values()
     return [*state.members, *state.others]
 
 
-async def _whole(conn: Connection, wanted: Sequence[EventId], remembered: States | None, *, after: bool) -> dict[EventId, StateMap]:
+async def _whole(
+    conn: Connection, wanted: Sequence[EventId], remembered: States | None, *, after: bool
+) -> dict[EventId, StateMap]:
     """Whole states, each the caller's own."""
-    states = {} if remembered is None else {int(group): state for (group,), state in remembered.held().items()}
+    states = (
+        {}
+        if remembered is None
+        else {int(group): state for (group,), state in remembered.held().items()}
+    )
     groups, folded = await _groups_at(conn, wanted, after=after, known=states)
     if folded:
         states.update(zip(folded, await state_entries(conn, list(folded.values())), strict=True))
@@ -250,7 +285,10 @@ def _remember(remembered: States, states: Mapping[int, StateMap]) -> None:
 async def _groups_at(
     conn: Connection, wanted: Sequence[EventId], *, after: bool, known: Collection[int] = ()
 ) -> tuple[dict[EventId, int], dict[int, FoldedState]]:
-    """The groups at these events, and what each of them comes to that is not known. `UnknownEvent`, `StateUnknown`."""
+    """The groups at these events, and what each of them comes to that is not known.
+
+    `UnknownEvent`, `StateUnknown`.
+    """
     rows = await conn.fetch(SQL_PATHS, wanted, after, list(known), row=StatePathRow)
     parts = {row.state_group: row for row in rows if row.back}
     groups: dict[EventId, int] = {}
@@ -275,7 +313,10 @@ def _known(states: Mapping[EventId, T], event_id: EventId) -> T:
 
 
 def lost(state_group: int, event_id: str) -> StorageCorrupt:
-    """The error for a state that cannot be read. A damaged index looks the same as a lost row, so the text names both."""
+    """The error for a state that cannot be read.
+
+    A damaged index looks the same as a lost row, so the text names both.
+    """
     reason = "the state at an event cannot be read: rows of state_groups or events are lost, or an index does not find them (`room-storage verify`)"
     return StorageCorrupt(reason, event_id=event_id, state_group=state_group)
 
@@ -288,7 +329,9 @@ def _folded(row: StatePathRow, rows: Mapping[int | None, StatePathRow]) -> Folde
         part = (row.state_group or 0) - back
         step = rows.get(part)
         if step is None:
-            raise StorageCorrupt("a state group misses rows of its path", state_group=row.state_group, lost=[part])
+            raise StorageCorrupt(
+                "a state group misses rows of its path", state_group=row.state_group, lost=[part]
+            )
         members.update(zip(step.member_key_nids or (), step.member_event_nids or (), strict=True))
         others.update(zip(step.key_nids or (), step.event_nids or (), strict=True))
     return FoldedState(_events(members), _events(others))

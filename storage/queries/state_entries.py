@@ -27,16 +27,19 @@ SQL_TEXTS: Final[LiteralString] = """
 SELECT part.place, lines.*
 FROM unnest($1::text[]) WITH ORDINALITY AS part (event_nids, place)
 CROSS JOIN LATERAL (
-    SELECT count(*) AS found, string_agg(event_id, E'\\n' ORDER BY event_nid) AS event_ids, string_agg(state_key, E'\\n' ORDER BY event_nid) AS users
+    SELECT count(*) AS found, string_agg(event_id, E'\\n' ORDER BY event_nid) AS event_ids,
+        string_agg(state_key, E'\\n' ORDER BY event_nid) AS users
     FROM auth_chains
     WHERE event_nid = ANY(part.event_nids::bigint[])
 ) AS lines
 UNION ALL
-SELECT 0, count(*), json_agg(json_build_array(t.type, k.state_key, e.event_id) ORDER BY e.event_nid)::text, NULL
+SELECT 0, count(*), json_agg(json_build_array(t.type, k.state_key, e.event_id)
+    ORDER BY e.event_nid)::text, NULL
 FROM events e
 JOIN state_keys k USING (state_key_nid)
 JOIN event_types t ON t.type_nid = k.type_nid
-WHERE e.event_nid = ANY((SELECT $2::text::bigint[])::bigint[])  -- a subselect, so that the planner does not weigh each of the numbers
+-- a subselect, so that the planner does not weigh each of the numbers
+WHERE e.event_nid = ANY((SELECT $2::text::bigint[])::bigint[])
 """
 
 SQL_TEXTS_OF_ANY: Final[LiteralString] = """
@@ -49,9 +52,12 @@ WHERE e.event_nid = ANY($1::bigint[])
 
 
 class EntryColumnsRow(NamedTuple):
-    """State events in the order of their numbers. Of a part of the memberships the ids and the users, a line each, as far as they have a place.
+    """State events in the order of their numbers.
 
-    ``place`` 0: all others, as one JSON list of [type, state key, id]. Texts are None for no events.
+    Of a part of the memberships the ids and the users, a line each, as far as they have a place.
+
+    ``place`` 0: all others, as one JSON list of [type, state key, id]. Texts are None for no
+    events.
     """
 
     place: int
@@ -62,7 +68,11 @@ class EntryColumnsRow(NamedTuple):
     def lines(self, size: int) -> tuple[list[str], list[EventId]] | None:
         """Users and ids, if there are so many events, each of one line."""
         users, event_ids = (self.users or "").split("\n"), (self.event_ids or "").split("\n")
-        return (users, cast("list[EventId]", event_ids)) if self.found == len(users) == len(event_ids) == size else None
+        return (
+            (users, cast("list[EventId]", event_ids))
+            if self.found == len(users) == len(event_ids) == size
+            else None
+        )
 
 
 class EntryTextRow(NamedTuple):
@@ -86,9 +96,15 @@ async def state_entries(conn: Connection, states: Sequence[FoldedState]) -> list
     members = _distinct([state.members for state in states])
     others = _distinct([state.others for state in states])
     parts = [members[at : at + PART] for at in range(0, len(members), PART)]
-    rest, *rows = sorted(await conn.fetch(SQL_TEXTS, list(map(long_int_array, parts)), long_int_array(others), row=EntryColumnsRow))
+    rest, *rows = sorted(
+        await conn.fetch(
+            SQL_TEXTS, list(map(long_int_array, parts)), long_int_array(others), row=EntryColumnsRow
+        )
+    )
     if rest.found != len(others):
-        raise StorageCorrupt("a state refers to events that are not there", wanted=len(others), found=rest.found)
+        raise StorageCorrupt(
+            "a state refers to events that are not there", wanted=len(others), found=rest.found
+        )
     lines = [row.lines(len(part)) for row, part in zip(rows, parts, strict=True)]
     odd = [nid for one, part in zip(lines, parts, strict=True) if one is None for nid in part]
     texts = await texts_of_any(conn, odd) if odd else {}
@@ -106,18 +122,32 @@ def _distinct(numbers: Sequence[list[int]]) -> list[int]:
 
 
 def _others(row: EntryColumnsRow) -> Items:
-    return (((kind, state_key), event_id) for kind, state_key, event_id in orjson.loads(row.event_ids or "[]"))
+    return (
+        ((kind, state_key), event_id)
+        for kind, state_key, event_id in orjson.loads(row.event_ids or "[]")
+    )
 
 
-def _members(lines: tuple[list[str], list[EventId]] | None, part: Sequence[int], texts: Mapping[int, EntryTextRow]) -> Items:
+def _members(
+    lines: tuple[list[str], list[EventId]] | None,
+    part: Sequence[int],
+    texts: Mapping[int, EntryTextRow],
+) -> Items:
     if lines is None:
         return (((MEMBER, texts[nid].state_key), EventId(texts[nid].event_id)) for nid in part)
-    return zip(zip(repeat(MEMBER), lines[0], strict=False), lines[1], strict=True)  # repeat has no end
+    return zip(
+        zip(repeat(MEMBER), lines[0], strict=False), lines[1], strict=True
+    )  # repeat has no end
 
 
 async def texts_of_any(conn: Connection, nids: Sequence[int]) -> dict[int, EntryTextRow]:
     """Any state events in words: a state that was given with an event may hold rejected ones, which have no place in the auth chains."""
-    texts = {row.event_nid: row for row in await conn.fetch(SQL_TEXTS_OF_ANY, list(nids), row=EntryTextRow)}
+    texts = {
+        row.event_nid: row
+        for row in await conn.fetch(SQL_TEXTS_OF_ANY, list(nids), row=EntryTextRow)
+    }
     if len(texts) != len(nids):
-        raise StorageCorrupt("a state refers to events that are not there", wanted=len(nids), found=len(texts))
+        raise StorageCorrupt(
+            "a state refers to events that are not there", wanted=len(nids), found=len(texts)
+        )
     return texts

@@ -1,4 +1,7 @@
-"""Which of some events a user or a server may see. The condition itself stands in the schema: `user_sees`, `server_sees`, `server_gets`."""
+"""Which of some events a user or a server may see.
+
+The condition itself stands in the schema: `user_sees`, `server_sees`, `server_gets`.
+"""
 
 from collections.abc import Iterable
 from typing import Final, LiteralString
@@ -8,36 +11,47 @@ from storage.ids import EventId, ServerName, UserId
 
 SQL_VISIBLE_TO_USER: Final[LiteralString] = """
 WITH reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text), 0) AS principal_nid
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+        0) AS principal_nid
 )
 SELECT e.event_id
 FROM reader
 CROSS JOIN events e
 CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
 WHERE e.event_id = ANY($2::text[])
-    AND user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences, s.shared_before, s.reader_nid, s.unread)
+    AND user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences,
+        s.shared_before, s.reader_nid, s.unread)
 """
 
 SQL_VISIBLE_TO_SERVER: Final[LiteralString] = """
 WITH reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text), 0) AS principal_nid
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+        0) AS principal_nid
 )
 SELECT e.event_id
 FROM reader
 CROSS JOIN events e
 CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
 WHERE e.event_id = ANY($2::text[])
-    AND server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.reader_nid, s.unread)
+    AND server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.reader_nid,
+        s.unread)
     AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
 """
 
 
-async def visible_to_user(conn: Connection, user_id: UserId, event_ids: Iterable[EventId]) -> set[EventId]:
-    """Those of the events that a local user may see (client-server API, room history visibility). Unknown events are not among them."""
+async def visible_to_user(
+    conn: Connection, user_id: UserId, event_ids: Iterable[EventId]
+) -> set[EventId]:
+    """Those of the events that a local user may see (client-server API, room history visibility).
+
+    Unknown events are not among them.
+    """
     return set(await conn.fetchvals(SQL_VISIBLE_TO_USER, user_id, list(event_ids)))
 
 
-async def visible_to_server(conn: Connection, server_name: ServerName, event_ids: Iterable[EventId]) -> set[EventId]:
+async def visible_to_server(
+    conn: Connection, server_name: ServerName, event_ids: Iterable[EventId]
+) -> set[EventId]:
     """Those of the events that a server may have whole; for one that was never joined, the world-readable ones.
 
     Soft-failed events are judged like others, rejected ones are never among them.

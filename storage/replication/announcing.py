@@ -18,16 +18,19 @@ class HasPositions(Protocol):
 def advance_commands(advance: Advance) -> Iterator[Command]:
     """The commands that tell of an advance.
 
-    One RDATA per fact; where several share a stream id all but the last are told as "batch". Where the position is beyond the last
-    fact, or there are no facts, a POSITION says so. A fact that does not fit a line is not told: a POSITION from its own id makes
-    the readers see a hole, and fetch it from the table.
+    One RDATA per fact; where several share a stream id all but the last are told as "batch". Where
+    the position is beyond the last fact, or there are no facts, a POSITION says so. A fact that
+    does not fit a line is not told: a POSITION from its own id makes the readers see a hole, and
+    fetch it from the table.
     """
     stream_name, instance_name, told = advance.stream_name, advance.instance_name, advance.previous
     for stream_id, facts in groupby(advance.facts, _stream_id):
         if not told < stream_id <= advance.current:
             continue
         rows = list(facts)
-        commands: list[Command] = [Rdata(stream_name, instance_name, None, fact.row) for fact in rows[:-1]]
+        commands: list[Command] = [
+            Rdata(stream_name, instance_name, None, fact.row) for fact in rows[:-1]
+        ]
         commands.append(Rdata(stream_name, instance_name, stream_id, rows[-1].row))
         if all(_fits(command) for command in commands):
             yield from commands
@@ -38,7 +41,9 @@ def advance_commands(advance: Advance) -> Iterator[Command]:
         yield Position(stream_name, instance_name, told, advance.current)
 
 
-def positions(streams: Mapping[str, HasPositions], instance_name: str | None = None) -> Iterator[Position]:
+def positions(
+    streams: Mapping[str, HasPositions], instance_name: str | None = None
+) -> Iterator[Position]:
     """A POSITION for each writer of each stream; only for the one writer, if that is given."""
     for name, stream in streams.items():
         for writer, position in sorted(stream.positions().items()):

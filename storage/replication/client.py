@@ -25,12 +25,22 @@ logger = logging.getLogger(__name__)
 
 
 class ClientTransport:
-    """One connection at a time, made again when it is lost. See `storage.replication.transport.Transport`."""
+    """One connection at a time, made again when it is lost.
+
+    See `storage.replication.transport.Transport`.
+    """
 
     is_shared = False
 
     def __init__(
-        self, host: str, port: int, *, name: str, server_name: str | None, config: Config, ssl: tls.SSLContext | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        name: str,
+        server_name: str | None,
+        config: Config,
+        ssl: tls.SSLContext | None = None,
     ) -> None:
         self._address = (host, port)
         self._name = name
@@ -66,7 +76,10 @@ class ClientTransport:
         self._task = asyncio.create_task(self._stay_connected(), name="replication-client")
 
     async def connected(self) -> None:
-        """Wait for a server of the right name. `ProtocolError` if one of another name answers, `StorageClosed` after `close`."""
+        """Wait for a server of the right name.
+
+        `ProtocolError` if one of another name answers, `StorageClosed` after `close`.
+        """
         while not self._greeted:
             if self._closed:
                 raise StorageClosed("replication client")
@@ -94,9 +107,15 @@ class ClientTransport:
         while not self._closed:
             try:
                 async with asyncio.timeout(self._config.replication_connect_timeout_ms / 1000):
-                    streams = await asyncio.open_connection(*self._address, ssl=self._ssl, limit=CHUNK_BYTES)
+                    streams = await asyncio.open_connection(
+                        *self._address, ssl=self._ssl, limit=CHUNK_BYTES
+                    )
             except OSError as error:  # TimeoutError and errors of TLS are of this kind
-                logger.warning("no connection with %s:%d: %s", *self._address, str(error) or type(error).__name__)
+                logger.warning(
+                    "no connection with %s:%d: %s",
+                    *self._address,
+                    str(error) or type(error).__name__,
+                )
                 self._tell_waiting(error)
             else:
                 await self._converse(*streams)
@@ -104,7 +123,9 @@ class ClientTransport:
                 await asyncio.sleep(self._backoff.next())
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = self._connection = LineConnection(reader, writer, side="client", config=self._config)
+        connection = self._connection = LineConnection(
+            reader, writer, side="client", config=self._config
+        )
         self._greeted = False
         connection.send(Name(self._name))
         try:
@@ -125,7 +146,9 @@ class ClientTransport:
 
     def _greet(self, command: ServerCommand, connection: LineConnection) -> None:
         if self._server_name not in {None, command.server_name}:
-            error = ProtocolError(f"connected to {command.server_name}, wanted was {self._server_name}")
+            error = ProtocolError(
+                f"connected to {command.server_name}, wanted was {self._server_name}"
+            )
             self._tell_waiting(error)
             raise error
         connection.peer_name = f"{command.server_name} at {connection.peer_name}"
@@ -140,7 +163,10 @@ class ClientTransport:
 
 
 class Client:
-    """A reader of one server. With a store it moves the store's streams on; with handlers it tells them of each `Advance` and command.
+    """A reader of one server.
+
+    With a store it moves the store's streams on; with handlers it tells them of each `Advance` and
+    command.
 
     ``server_name`` is what the server must call itself: that of the store, if it is not given.
     """
@@ -158,15 +184,29 @@ class Client:
         config: Config | None = None,
     ) -> None:
         if not isinstance(store, Handlers):
-            server_name, instance_name, config = server_name or store.server_name, store.instance_name, config or store.database.config
+            server_name, instance_name, config = (
+                server_name or store.server_name,
+                store.instance_name,
+                config or store.database.config,
+            )
         config = config or Config()
-        self._transport = ClientTransport(host, port, name=instance_name, server_name=server_name, config=config, ssl=ssl)
+        self._transport = ClientTransport(
+            host, port, name=instance_name, server_name=server_name, config=config, ssl=ssl
+        )
         self.exchange = ReplicationPeer(
-            store, self._transport, handlers=handlers, announces="none", config=config, instance_name=instance_name
+            store,
+            self._transport,
+            handlers=handlers,
+            announces="none",
+            config=config,
+            instance_name=instance_name,
         )
 
     def start(self) -> None:
-        """Connect, and follow from now on; needs a running event loop. Entering the client as a context manager does it."""
+        """Connect, and follow from now on; needs a running event loop.
+
+        Entering the client as a context manager does it.
+        """
         self.exchange.start()
 
     async def close(self) -> None:
@@ -181,7 +221,10 @@ class Client:
         await self.close()
 
     async def connected(self) -> None:
-        """Wait for a server of the right name. `ProtocolError` if one of another name answers, `StorageClosed` after `close`."""
+        """Wait for a server of the right name.
+
+        `ProtocolError` if one of another name answers, `StorageClosed` after `close`.
+        """
         await self._transport.connected()
 
     async def attempted(self) -> None:
@@ -202,10 +245,15 @@ class Client:
         """Say these to the server; while there is no connection they are lost."""
         self.exchange.publish(*commands)
 
-    def user_syncs(self, user_id: str, device_id: str | None = None, *, syncing: bool, at_ms: int | None = None) -> None:
+    def user_syncs(
+        self, user_id: str, device_id: str | None = None, *, syncing: bool, at_ms: int | None = None
+    ) -> None:
         """A user has started or stopped syncing here. Told again after each new connection."""
         self.exchange.user_syncs(user_id, device_id, syncing=syncing, at_ms=at_ms)
 
     def acknowledge(self, token: int) -> None:
-        """This process has sent to other servers everything up to ``token``. Told again after each new connection."""
+        """This process has sent to other servers everything up to ``token``.
+
+        Told again after each new connection.
+        """
         self.exchange.acknowledge(token)

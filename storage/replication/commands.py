@@ -76,7 +76,10 @@ class ServerCommand(Command):
 
 @dataclass(frozen=True, slots=True)
 class Rdata(Command):
-    """One row of a stream. ``token`` None: more rows with the same token follow, the last of which has it ("batch")."""
+    """One row of a stream.
+
+    ``token`` None: more rows with the same token follow, the last of which has it ("batch").
+    """
 
     NAME: ClassVar[str] = "RDATA"
     stream_name: str
@@ -100,7 +103,9 @@ class Rdata(Command):
     def read(cls, text: str) -> Self:
         """From what follows the name."""
         stream_name, instance_name, token, row = _split(text, 4)
-        return cls(stream_name, instance_name, None if token == BATCH else _integer(token), _load(row), row)
+        return cls(
+            stream_name, instance_name, None if token == BATCH else _integer(token), _load(row), row
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,22 +231,36 @@ class UserSync(Command):
         if self.device_id is not None:
             _one_line(self.device_id, "device id")
         if self.device_id == NO_DEVICE or (self.device_id is not None and not self.has_device):
-            raise ProtocolError(f"a device id {self.device_id!r} cannot be written in this form of USER_SYNC")
+            raise ProtocolError(
+                f"a device id {self.device_id!r} cannot be written in this form of USER_SYNC"
+            )
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
-        device = f"{NO_DEVICE if self.device_id is None else self.device_id} " if self.has_device else ""
+        device = (
+            f"{NO_DEVICE if self.device_id is None else self.device_id} " if self.has_device else ""
+        )
         return f"{self.instance_name} {self.user_id} {device}{'start' if self.is_syncing else 'end'} {self.last_sync_ms}"
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From what follows the name. A device id may hold spaces: it is what stands between the user and the state."""
+        """From what follows the name.
+
+        A device id may hold spaces: it is what stands between the user and the state.
+        """
         instance_name, user_id, rest = _split(text, 3)
         *device, state, last_sync_ms = rest.rsplit(" ", 2) if " " in rest else ("", rest)
         if state not in {"start", "end"}:
             raise ProtocolError(f"neither start nor end: {state[:_SHOWN_MAX]!r}")
         device_id = None if not device or device[0] == NO_DEVICE else device[0]
-        return cls(instance_name, user_id, device_id, state == "start", _integer(last_sync_ms), bool(device))
+        return cls(
+            instance_name,
+            user_id,
+            device_id,
+            state == "start",
+            _integer(last_sync_ms),
+            bool(device),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +352,13 @@ class UserIp(Command):
         """From what follows the name."""
         user_id, rest = _split(text, 2)
         match _load(rest):
-            case [str(access_token), str(ip), str(user_agent), (str() | None) as device_id, int(last_seen_ms)]:
+            case [
+                str(access_token),
+                str(ip),
+                str(user_agent),
+                (str() | None) as device_id,
+                int(last_seen_ms),
+            ]:
                 return cls(user_id, access_token, ip, user_agent, device_id, last_seen_ms, rest)
         raise ProtocolError("not [access token, ip, user agent, device, time]")
 
@@ -351,7 +376,11 @@ class LockReleased(Command):
 
     def arguments(self) -> str:
         """See `Command.arguments`."""
-        return _dump([self.instance_name, self.lock_name, self.lock_key]) if self.text is None else self.text
+        return (
+            _dump([self.instance_name, self.lock_name, self.lock_key])
+            if self.text is None
+            else self.text
+        )
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -407,7 +436,9 @@ Side = Literal["server", "client"]
 _EITHER: Final = (Error, Ping, RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
 SENT_BY: Final[Mapping[Side, frozenset[type[Command]]]] = {
     "server": frozenset((ServerCommand, Rdata, Position, *_EITHER)),
-    "client": frozenset((Name, Replicate, UserSync, ClearUserSync, FederationAck, UserIp, *_EITHER)),
+    "client": frozenset(
+        (Name, Replicate, UserSync, ClearUserSync, FederationAck, UserIp, *_EITHER)
+    ),
 }
 """Which side of a TCP connection may send what."""
 
@@ -418,17 +449,22 @@ _READ: Final[Mapping[str, Callable[[str], Command]]] = {kind.NAME: kind.read for
 def parse(line: str) -> Command:
     """The command that a line holds; a line break at its end does not count.
 
-    `ProtocolError` says what is wrong: an unknown command, a missing or malformed argument, a line that is blank or too long.
+    `ProtocolError` says what is wrong: an unknown command, a missing or malformed argument, a line
+    that is blank or too long.
     """
     line = line.rstrip("\r\n")
     if "\n" in line:
         raise ProtocolError("more than one line", line=line[:_SHOWN_MAX])
-    if len(line) > LINE_BYTES_MAX or (len(line) * 4 > LINE_BYTES_MAX and len(line.encode(errors="replace")) > LINE_BYTES_MAX):
+    if len(line) > LINE_BYTES_MAX or (
+        len(line) * 4 > LINE_BYTES_MAX and len(line.encode(errors="replace")) > LINE_BYTES_MAX
+    ):
         raise ProtocolError(f"a line of more than {LINE_BYTES_MAX} bytes", line=line[:_SHOWN_MAX])
     name, _, rest = line.partition(" ")
     read = _READ.get(name)
     if read is None:
-        raise ProtocolError("unknown command" if line.strip() else "a blank line", line=line[:_SHOWN_MAX])
+        raise ProtocolError(
+            "unknown command" if line.strip() else "a blank line", line=line[:_SHOWN_MAX]
+        )
     try:
         return read(rest)
     except ProtocolError as error:
@@ -441,7 +477,10 @@ def is_known(line: str) -> bool:
 
 
 def encode(command: Command) -> bytes:
-    """The line for the wire, with its line feed. `ProtocolError` if it is too long, or holds what UTF-8 cannot write."""
+    """The line for the wire, with its line feed.
+
+    `ProtocolError` if it is too long, or holds what UTF-8 cannot write.
+    """
     try:
         line = str(command).encode()
     except UnicodeEncodeError:
@@ -451,7 +490,8 @@ def encode(command: Command) -> bytes:
     return line + b"\n"
 
 
-# ------------------------------------------------------------------------------------------------------------- arguments
+# -------------------------------------------------------------------------------------------------------------
+# arguments
 
 
 def _split(text: str, count: int) -> list[str]:
@@ -495,6 +535,10 @@ def _dump(value: Any) -> str:
     """JSON without spaces, in ASCII."""
     try:
         text = orjson.dumps(value).decode()
-        return text if text.isascii() and "\x7f" not in text else json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return (
+            text
+            if text.isascii() and "\x7f" not in text
+            else json.dumps(value, separators=(",", ":"), allow_nan=False)
+        )
     except (TypeError, ValueError) as error:
         raise ProtocolError(f"not a JSON value: {error}") from None

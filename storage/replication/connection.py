@@ -1,9 +1,11 @@
 """One TCP connection of the line protocol, from either side.
 
-PING is sent at once and then every `replication_ping_ms`. The peer counts as gone when nothing has come for
-`replication_timeout_ms`, but only once it has sent a PING: a person with netcat may take their time. What it does not read is kept up
-to `replication_buffer_max_bytes`. A connection that ends for a reason ends with ERROR and that reason; then what still comes is thrown
-away until the peer hangs up, for at most `replication_close_ms`, so that the reason is not lost with the connection.
+PING is sent at once and then every `replication_ping_ms`. The peer counts as gone when nothing has
+come for `replication_timeout_ms`, but only once it has sent a PING: a person with netcat may take
+their time. What it does not read is kept up to `replication_buffer_max_bytes`. A connection that
+ends for a reason ends with ERROR and that reason; then what still comes is thrown away until the
+peer hangs up, for at most `replication_close_ms`, so that the reason is not lost with the
+connection.
 """
 
 import asyncio
@@ -15,7 +17,16 @@ from typing import Final
 
 from storage.config import Config
 from storage.errors import ProtocolError
-from storage.replication.commands import LINE_BYTES_MAX, SENT_BY, Command, Error, Ping, Side, encode, parse
+from storage.replication.commands import (
+    LINE_BYTES_MAX,
+    SENT_BY,
+    Command,
+    Error,
+    Ping,
+    Side,
+    encode,
+    parse,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +36,17 @@ CHUNK_BYTES: Final = 65_536
 class LineConnection:
     """A `Link` to the peer at the other end. ``side`` is ours."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, side: Side, config: Config) -> None:
-        self.peer_name = "{}:{}".format(*(writer.get_extra_info("peername") or ("an unknown peer", 0)))
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        side: Side,
+        config: Config,
+    ) -> None:
+        self.peer_name = "{}:{}".format(
+            *(writer.get_extra_info("peername") or ("an unknown peer", 0))
+        )
         self.replicates = False
         """Whether the peer has asked for rows."""
 
@@ -57,7 +77,8 @@ class LineConnection:
         """See `Link`."""
         return self._loop.time() - self._heard
 
-    # ---------------------------------------------------------------------------------------------- sending
+    # ----------------------------------------------------------------------------------------------
+    # sending
 
     def send(self, *commands: Command) -> None:
         """See `Link`. `ProtocolError` for a command that makes no line."""
@@ -92,7 +113,9 @@ class LineConnection:
         self._waiting.append(last_words)
         self._flush()
         self.refused = reason
-        self._abort = self._loop.call_later(self._config.replication_close_ms / 1000, self._writer.transport.abort)
+        self._abort = self._loop.call_later(
+            self._config.replication_close_ms / 1000, self._writer.transport.abort
+        )
         with contextlib.suppress(OSError, RuntimeError):  # the peer was faster
             if self._writer.can_write_eof():
                 self._writer.write_eof()
@@ -109,10 +132,14 @@ class LineConnection:
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    # ---------------------------------------------------------------------------------------------- receiving
+    # ----------------------------------------------------------------------------------------------
+    # receiving
 
     async def run(self, received: Callable[[Command], None]) -> str:
-        """Pass on what comes until the connection ends; why it did. ``received`` may refuse a command with `ProtocolError`."""
+        """Pass on what comes until the connection ends; why it did.
+
+        ``received`` may refuse a command with `ProtocolError`.
+        """
         alive = asyncio.create_task(self._keep_alive(), name="replication-keep-alive")
         try:
             return await self._read(received)
@@ -166,17 +193,23 @@ class LineConnection:
 
     def _command(self, command: Command, received: Callable[[Command], None]) -> None:
         if type(command) not in self._sent_by_peer:
-            raise ProtocolError(f"{command.NAME} is not for a {'client' if self._side == 'server' else 'server'} to send")
+            raise ProtocolError(
+                f"{command.NAME} is not for a {'client' if self._side == 'server' else 'server'} to send"
+            )
         if isinstance(command, Ping):
             self._peer_pings = True
         elif isinstance(command, Error):
             logger.warning("%s reports an error: %s", self.name, command.reason)
         received(command)
 
-    # ---------------------------------------------------------------------------------------------- keeping alive
+    # ----------------------------------------------------------------------------------------------
+    # keeping alive
 
     async def _keep_alive(self) -> None:
-        every, timeout = self._config.replication_ping_ms / 1000, self._config.replication_timeout_ms / 1000
+        every, timeout = (
+            self._config.replication_ping_ms / 1000,
+            self._config.replication_timeout_ms / 1000,
+        )
         next_ping = self._loop.time()
         while self.refused is None:
             now = self._loop.time()

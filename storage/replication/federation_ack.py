@@ -15,9 +15,14 @@ GONE_MAX = 1_000
 
 
 class Acknowledgements:
-    """The position that each worker has acknowledged. ``keep_ms``: how long after its link has ended; ``clock`` gives seconds."""
+    """The position that each worker has acknowledged.
 
-    def __init__(self, keep_ms: int = 86_400_000, clock: Callable[[], float] = time.monotonic) -> None:
+    ``keep_ms``: how long after its link has ended; ``clock`` gives seconds.
+    """
+
+    def __init__(
+        self, keep_ms: int = 86_400_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._keep_s = keep_ms / 1000
         self._clock = clock
         self._tokens: dict[str, int] = {}
@@ -30,7 +35,9 @@ class Acknowledgements:
         """A worker acknowledges a position; an older one than before changes nothing."""
         self._drop_old()
         known = self._tokens.get(command.instance_name)
-        self._tokens[command.instance_name] = command.token if known is None else max(known, command.token)
+        self._tokens[command.instance_name] = (
+            command.token if known is None else max(known, command.token)
+        )
         self._gone.pop(command.instance_name, None)
 
     def lost(self, instance_names: Iterable[str]) -> None:
@@ -58,5 +65,7 @@ class Acknowledgements:
 
     def _drop_old(self) -> None:
         oldest = self._clock() - self._keep_s
-        while self._gone and (len(self._gone) > GONE_MAX or next(iter(self._gone.values())) < oldest):
+        while self._gone and (
+            len(self._gone) > GONE_MAX or next(iter(self._gone.values())) < oldest
+        ):
             self.forget(next(iter(self._gone)))

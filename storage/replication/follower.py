@@ -47,13 +47,17 @@ class _Track:
 
     token: int | None = None
     torn: bool = False
-    """Some rows of the present batch were not kept: when its end comes, it is read from the table."""
+    """Some rows of the present batch were not kept: when its end comes, it is read from the table.
+    """
 
     fetching: asyncio.Task[None] | None = None
 
 
 class Follower:
-    """Takes RDATA and POSITION from any number of links, and brings the target forward. Every fact once, in its writer's order."""
+    """Takes RDATA and POSITION from any number of links, and brings the target forward.
+
+    Every fact once, in its writer's order.
+    """
 
     def __init__(self, target: FollowTarget, config: Config) -> None:
         self._target = target
@@ -70,7 +74,11 @@ class Follower:
         self._target.check(command.stream_name, command.row)
         if command.token is None:
             self._keep(track, command.row)
-        elif track.torn or not track.live or self._target.leaps(track.stream_name, track.instance_name, command.token):
+        elif (
+            track.torn
+            or not track.live
+            or self._target.leaps(track.stream_name, track.instance_name, command.token)
+        ):
             track.torn = False
             track.rows.clear()
             self._fetch(track, command.token)
@@ -115,7 +123,9 @@ class Follower:
         track = tracks.get((stream_name, instance_name))
         if track is None and self._target.follows(stream_name, instance_name):
             anywhere = self._target.position(stream_name, instance_name) is None
-            track = tracks[stream_name, instance_name] = _Track(link, stream_name, instance_name, live=anywhere)
+            track = tracks[stream_name, instance_name] = _Track(
+                link, stream_name, instance_name, live=anywhere
+            )
         return track
 
     def _keep(self, track: _Track, row: Any) -> None:
@@ -143,8 +153,14 @@ class Follower:
             try:
                 self._pass_on(track)
             except Exception:
-                logger.exception("rows of %s by %s could not be passed on", track.stream_name, track.instance_name)
-                track.link.refuse(f"rows of {track.stream_name} by {track.instance_name} could not be passed on")
+                logger.exception(
+                    "rows of %s by %s could not be passed on",
+                    track.stream_name,
+                    track.instance_name,
+                )
+                track.link.refuse(
+                    f"rows of {track.stream_name} by {track.instance_name} could not be passed on"
+                )
 
     def _pass_on(self, track: _Track) -> None:
         facts, token = track.facts, track.token
@@ -161,7 +177,8 @@ class Follower:
             facts = [fact for fact in facts if fact.stream_id > known]
         self._target.advance(track.stream_name, track.instance_name, current, facts)
 
-    # ---------------------------------------------------------------------------------------------- holes
+    # ----------------------------------------------------------------------------------------------
+    # holes
 
     def _fetch(self, track: _Track, goal: int) -> None:
         track.live = False
@@ -173,24 +190,41 @@ class Follower:
             track.fetching.add_done_callback(self._tasks.discard)
 
     async def _fetch_up_to_goal(self, track: _Track) -> None:
-        """Page by page, while the goal may move. A database that is away is asked again until it is back."""
+        """Page by page, while the goal may move.
+
+        A database that is away is asked again until it is back.
+        """
         backoff = Backoff.of(self._config)
         limit = self._config.replication_page_max
         try:
-            while (known := self._target.position(track.stream_name, track.instance_name) or 0) < track.goal:
+            while (
+                known := self._target.position(track.stream_name, track.instance_name) or 0
+            ) < track.goal:
                 goal = track.goal
                 try:
-                    facts = await self._target.rows(track.stream_name, track.instance_name, known, goal, limit)
+                    facts = await self._target.rows(
+                        track.stream_name, track.instance_name, known, goal, limit
+                    )
                 except DatabaseError as error:
-                    logger.warning("rows of %s by %s after %d: %s; trying again", track.stream_name, track.instance_name, known, error)
+                    logger.warning(
+                        "rows of %s by %s after %d: %s; trying again",
+                        track.stream_name,
+                        track.instance_name,
+                        known,
+                        error,
+                    )
                     await asyncio.sleep(backoff.next())
                     continue
                 backoff.reset()
                 limit = self._take(track, facts, goal, limit)
             track.live = True
         except Exception:
-            logger.exception("rows of %s by %s could not be fetched", track.stream_name, track.instance_name)
-            track.link.refuse(f"rows of {track.stream_name} by {track.instance_name} could not be fetched")
+            logger.exception(
+                "rows of %s by %s could not be fetched", track.stream_name, track.instance_name
+            )
+            track.link.refuse(
+                f"rows of {track.stream_name} by {track.instance_name} could not be fetched"
+            )
         finally:
             track.fetching = None
 

@@ -4,8 +4,9 @@
     handlers.on(RemoteServerUp, lambda command: retries.reset(command.server_name))
     handlers.on(UserIp, clients.seen)
 
-Every command that arrives can be had, and `Advance` (storage.streams.feed): rows of a stream, complete and in order. A handler runs
-in the event loop and must not block; one that raises is logged, and the others are told all the same.
+Every command that arrives can be had, and `Advance` (storage.streams.feed): rows of a stream,
+complete and in order. A handler runs in the event loop and must not block; one that raises is
+logged, and the others are told all the same.
 """
 
 import logging
@@ -23,7 +24,11 @@ Fetch = Callable[[str, str, int, int, int], Awaitable[list[Fact]]]
 
 
 class Handlers:
-    """A registry. ``fetch`` is only for a client without a store; without it such a client cannot make up for what it missed."""
+    """A registry.
+
+    ``fetch`` is only for a client without a store; without it such a client cannot make up for what
+    it missed.
+    """
 
     def __init__(self, *, fetch: Fetch | None = None) -> None:
         self.fetch = fetch

@@ -55,7 +55,13 @@ class InProcessTransport:
     def publish(self, *commands: Command) -> None:
         """See `Transport`."""
         for link in self._links.values():
-            link.send(*(command for command in commands if link.replicates or not isinstance(command, Rdata | Position)))
+            link.send(
+                *(
+                    command
+                    for command in commands
+                    if link.replicates or not isinstance(command, Rdata | Position)
+                )
+            )
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """See `Transport`."""
@@ -118,7 +124,11 @@ class InProcessLink:
         return 0.0
 
     def send(self, *commands: Command) -> None:
-        """See `Link`. Delivered when the event loop comes to it, so that nobody is called in the middle of what it does."""
+        """See `Link`.
+
+        Delivered when the event loop comes to it, so that nobody is called in the middle of what it
+        does.
+        """
         loop = asyncio.get_running_loop()
         for command in commands:
             loop.call_soon(self._peer.deliver, command, self._owner)

@@ -1,8 +1,9 @@
 """Which link speaks for which worker: what one link says of a worker, another cannot change.
 
-A name is a link's from the first command that bears it until the link ends. Another link that uses the name is refused, unless nothing has
-come over the first for two pings: then the worker is back over a new connection, and the old one is ended.
-Of the names of one link the oldest are dropped where there are too many.
+A name is a link's from the first command that bears it until the link ends. Another link that uses
+the name is refused, unless nothing has come over the first for two pings: then the worker is back
+over a new connection, and the old one is ended. Of the names of one link the oldest are dropped
+where there are too many.
 """
 
 import logging
@@ -16,9 +17,14 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerNames:
-    """The names of the workers that speak over each link. ``own``: the name of this process, which no link may use (None: any may)."""
+    """The names of the workers that speak over each link.
 
-    def __init__(self, own: str | None, names_max: int, silent_ms: int, forget: Callable[[str], None]) -> None:
+    ``own``: the name of this process, which no link may use (None: any may).
+    """
+
+    def __init__(
+        self, own: str | None, names_max: int, silent_ms: int, forget: Callable[[str], None]
+    ) -> None:
         self._own = own
         self._names_max = names_max
         self._silent_s = 2 * silent_ms / 1000
@@ -31,7 +37,10 @@ class WorkerNames:
         return len(self._links)
 
     def claim(self, name: str, link: Link) -> None:
-        """Have a link speak for a worker. `ProtocolError` where another link does, or where it is this process."""
+        """Have a link speak for a worker.
+
+        `ProtocolError` where another link does, or where it is this process.
+        """
         owner = self._links.get(name)
         if owner is not link:
             self._refuse(name, owner)
@@ -65,7 +74,11 @@ class WorkerNames:
         name = next(iter(self._names[link]))
         if link not in self._overflowed:
             self._overflowed.add(link)
-            logger.warning("%s speaks for more than %d workers: the oldest names are dropped", link.name, self._names_max)
+            logger.warning(
+                "%s speaks for more than %d workers: the oldest names are dropped",
+                link.name,
+                self._names_max,
+            )
         self._release(name, link)
 
     def _release(self, name: str, link: Link) -> None:

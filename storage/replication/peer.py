@@ -69,9 +69,13 @@ class ReplicatedStore(Protocol):
 
 
 class ReplicationPeer:
-    """A participant. ``store`` may be handlers instead: then nothing is announced, and what comes is only told to them.
+    """A participant.
 
-    `syncing` knows who syncs on which worker, `acknowledged` how far each sending worker has got, `handlers` who wants to hear of commands.
+    ``store`` may be handlers instead: then nothing is announced, and what comes is only told to
+    them.
+
+    `syncing` knows who syncs on which worker, `acknowledged` how far each sending worker has got,
+    `handlers` who wants to hear of commands.
     """
 
     def __init__(
@@ -87,17 +91,31 @@ class ReplicationPeer:
     ) -> None:
         self.transport = transport
         if isinstance(store, Handlers):
-            self.handlers, self.instance_name, self._config = store, instance_name, config or Config()
+            self.handlers, self.instance_name, self._config = (
+                store,
+                instance_name,
+                config or Config(),
+            )
             self._streams, self._announces, self._server_up = None, "none", None
             target: FollowTarget = HandlersTarget(store)
         else:
-            self.handlers, self.instance_name, self._config = handlers or Handlers(), store.instance_name, config or store.database.config
-            self._streams, self._announces, self._server_up = store.streams, announces, store.server_up
+            self.handlers, self.instance_name, self._config = (
+                handlers or Handlers(),
+                store.instance_name,
+                config or store.database.config,
+            )
+            self._streams, self._announces, self._server_up = (
+                store.streams,
+                announces,
+                store.server_up,
+            )
             target = StreamsTarget(store.streams)
         self.syncing = Syncing(self._config.replication_sessions_max)
         self.acknowledged = Acknowledgements(self._config.replication_ack_keep_ms)
         own = self.instance_name if announces == "all" else None
-        self._names = WorkerNames(own, self._config.replication_names_max, self._config.replication_ping_ms, self._forget)
+        self._names = WorkerNames(
+            own, self._config.replication_names_max, self._config.replication_ping_ms, self._forget
+        )
         self._follower = Follower(target, self._config) if follows else None
         self._own_syncs: dict[Session, int] = {}
         self._own_acknowledgement: int | None = None
@@ -140,13 +158,16 @@ class ReplicationPeer:
         if self._follower is not None:
             await self._follower.close()
 
-    # ---------------------------------------------------------------------------------------------- what this process says
+    # ----------------------------------------------------------------------------------------------
+    # what this process says
 
     def publish(self, *commands: Command) -> None:
         """Say these to everybody else: REMOTE_SERVER_UP, USER_IP, LOCK_RELEASED … Nobody is told twice, and who is away not at all."""
         self.transport.publish(*commands)
 
-    def user_syncs(self, user_id: str, device_id: str | None = None, *, syncing: bool, at_ms: int | None = None) -> None:
+    def user_syncs(
+        self, user_id: str, device_id: str | None = None, *, syncing: bool, at_ms: int | None = None
+    ) -> None:
         """A user has started or stopped syncing here. Told again to whoever connects later."""
         at = time.time_ns() // 1_000_000 if at_ms is None else at_ms
         command = UserSync(self.instance_name, user_id, device_id, syncing, at)
@@ -156,12 +177,19 @@ class ReplicationPeer:
         self.transport.publish(command)
 
     def acknowledge(self, token: int) -> None:
-        """This process has sent to other servers everything up to ``token``. Told again to whoever connects later."""
+        """This process has sent to other servers everything up to ``token``.
+
+        Told again to whoever connects later.
+        """
         self._own_acknowledgement = max(token, self._own_acknowledgement or token)
         self.transport.publish(FederationAck(self.instance_name, self._own_acknowledgement))
 
     def _advanced(self, advance: Advance) -> None:
-        """A subscriber of the feed. That there is a new writer everybody has to know before anything that was written after it came."""
+        """A subscriber of the feed.
+
+        That there is a new writer everybody has to know before anything that was written after it
+        came.
+        """
         is_new_writer = not advance.previous and not advance.facts
         if self.transport.links and (advance.local or is_new_writer or self._announces == "all"):
             self.transport.publish(*advance_commands(advance))
@@ -169,7 +197,9 @@ class ReplicationPeer:
     def _positions(self) -> Iterator[Position]:
         if self._streams is None or self._announces == "none":
             return iter(())
-        return positions(self._streams, None if self._announces == "all" else self._streams.instance_name)
+        return positions(
+            self._streams, None if self._announces == "all" else self._streams.instance_name
+        )
 
     def _own_state(self) -> Iterator[Command]:
         for (user_id, device_id), at in self._own_syncs.items():
@@ -191,7 +221,8 @@ class ReplicationPeer:
                 self.syncing.clear(instance_name)
                 self.acknowledged.lost([instance_name])
 
-    # ---------------------------------------------------------------------------------------------- what the others say
+    # ----------------------------------------------------------------------------------------------
+    # what the others say
 
     def connected(self, link: Link) -> None:
         """See `Subscriber`."""
@@ -208,7 +239,10 @@ class ReplicationPeer:
             self._follower.lost(link)
 
     def received(self, command: Command, link: Link) -> None:
-        """See `Subscriber`. `ProtocolError` for what is said in the name of a worker that another link speaks for."""
+        """See `Subscriber`.
+
+        `ProtocolError` for what is said in the name of a worker that another link speaks for.
+        """
         self._note_name(command, link)
         match command:
             case Rdata():
@@ -218,7 +252,9 @@ class ReplicationPeer:
                 if self._follower is not None:
                     self._follower.position(command, link)
             case Replicate():
-                link.send(*self._positions(), *(self._own_state() if self._announces != "all" else ()))
+                link.send(
+                    *self._positions(), *(self._own_state() if self._announces != "all" else ())
+                )
             case UserSync():
                 self.syncing.told(command, link)
             case ClearUserSync():
@@ -233,7 +269,9 @@ class ReplicationPeer:
         """Note who speaks; `ProtocolError` where another link does so by that name."""
         if isinstance(command, BY_NAME):
             self._names.claim(command.instance_name, link)
-        if self.transport.is_shared and isinstance(command, Rdata | Position | UserSync | ClearUserSync | FederationAck):
+        if self.transport.is_shared and isinstance(
+            command, Rdata | Position | UserSync | ClearUserSync | FederationAck
+        ):
             self._heard[command.instance_name] = time.monotonic()
 
     def _forget(self, instance_name: str) -> None:
@@ -245,7 +283,9 @@ class ReplicationPeer:
     def _note_up(self, command: RemoteServerUp) -> None:
         """The store asks that server for missing events again."""
         if self._server_up is not None:
-            task = asyncio.create_task(_note_up(self._server_up, command.server_name), name="replication-server-up")
+            task = asyncio.create_task(
+                _note_up(self._server_up, command.server_name), name="replication-server-up"
+            )
             self._noting.add(task)
             task.add_done_callback(self._noting.discard)
 

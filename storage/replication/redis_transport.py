@@ -35,7 +35,10 @@ LINES_AT_ONCE: Final = 500
 
 
 class RedisTransport:
-    """See `storage.replication.transport.Transport`. ``url`` is redis://, rediss:// (TLS) or unix://."""
+    """See `storage.replication.transport.Transport`.
+
+    ``url`` is redis://, rediss:// (TLS) or unix://.
+    """
 
     is_shared = True
 
@@ -77,13 +80,18 @@ class RedisTransport:
         if self._link is None or self._closed or self._too_slow:
             return
         for command in commands:
-            channel = f"{self._channel}/{command.NAME}" if isinstance(command, UserIp) else self._channel
+            channel = (
+                f"{self._channel}/{command.NAME}" if isinstance(command, UserIp) else self._channel
+            )
             line = encode(command)[:-1]
             self._queue.append((channel, line))
             self._queue_bytes += len(line)
         self._wake.set()
         if self._queue_bytes > self._config.replication_buffer_max_bytes:
-            logger.warning("Redis is too slow: %d bytes wait to be published; beginning anew", self._queue_bytes)
+            logger.warning(
+                "Redis is too slow: %d bytes wait to be published; beginning anew",
+                self._queue_bytes,
+            )
             self._too_slow = True
             self.refuse()
 
@@ -115,7 +123,8 @@ class RedisTransport:
             await asyncio.wait([self._task])
         self._tell_waiting()
 
-    # ---------------------------------------------------------------------------------------------- sessions
+    # ----------------------------------------------------------------------------------------------
+    # sessions
 
     async def _stay_connected(self) -> None:
         while not self._closed:
@@ -176,7 +185,8 @@ class RedisTransport:
         self._news.set()
         self._news = asyncio.Event()
 
-    # ---------------------------------------------------------------------------------------------- lines
+    # ----------------------------------------------------------------------------------------------
+    # lines
 
     async def _speak(self, speaker: AbstractConnection) -> None:
         every = self._config.replication_ping_ms / 1000
@@ -196,7 +206,9 @@ class RedisTransport:
         some = [self._queue.popleft() for _ in range(min(len(self._queue), LINES_AT_ONCE))]
         self._queue_bytes -= sum(len(line) for _, line in some)
         self._echoes.extend(line for _, line in some)
-        await speaker.send_packed_command(speaker.pack_commands([("PUBLISH", channel, line) for channel, line in some]))
+        await speaker.send_packed_command(
+            speaker.pack_commands([("PUBLISH", channel, line) for channel, line in some])
+        )
         for _ in some:
             await speaker.read_response()
 
@@ -205,7 +217,9 @@ class RedisTransport:
         while True:
             message = await listener.read_response(timeout=timeout)
             if message is None:
-                raise RedisConnectionError(f"nothing has come for {timeout:g} s, not even what was published here")
+                raise RedisConnectionError(
+                    f"nothing has come for {timeout:g} s, not even what was published here"
+                )
             line = message[2]
             if self._echoes and self._echoes[0] == line:
                 self._echoes.popleft()

@@ -64,13 +64,19 @@ class ServerTransport:
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Where it listens: hosts and ports; empty while it does not."""
-        return [] if self._server is None else [socket.getsockname()[:2] for socket in self._server.sockets]
+        return (
+            []
+            if self._server is None
+            else [socket.getsockname()[:2] for socket in self._server.sockets]
+        )
 
     async def listen(self, host: str, port: int, ssl: tls.SSLContext | None) -> None:
         """Begin. OSError if the address cannot be had."""
         if self._server is not None:
             raise RuntimeError("this server listens already")
-        self._server = await asyncio.start_server(self._accept, host, port, ssl=ssl, limit=CHUNK_BYTES)
+        self._server = await asyncio.start_server(
+            self._accept, host, port, ssl=ssl, limit=CHUNK_BYTES
+        )
 
     def start(self) -> None:
         """See `Transport`. `listen` does it."""
@@ -105,7 +111,9 @@ class ServerTransport:
                 if connection is not besides:
                     connection.send_lines(lines)
         if replicating and len(for_all) < len(some):
-            lines = b"".join(encode(command) for command in some if isinstance(command, Rdata | Position))
+            lines = b"".join(
+                encode(command) for command in some if isinstance(command, Rdata | Position)
+            )
             for connection in replicating:
                 connection.send_lines(lines)
 
@@ -134,14 +142,24 @@ class ServerTransport:
 
 
 class Server:
-    """Replication of one store over TCP. Each client that sends REPLICATE gets the positions of all writers, and then all that follows."""
+    """Replication of one store over TCP.
+
+    Each client that sends REPLICATE gets the positions of all writers, and then all that follows.
+    """
 
     def __init__(self, store: ReplicatedStore, *, handlers: Handlers | None = None) -> None:
         self._transport = ServerTransport(store.server_name, store.database.config)
-        self.exchange = ReplicationPeer(store, self._transport, handlers=handlers, announces="all", follows=False)
+        self.exchange = ReplicationPeer(
+            store, self._transport, handlers=handlers, announces="all", follows=False
+        )
 
-    async def serve(self, host: str = "127.0.0.1", port: int = 0, ssl: tls.SSLContext | None = None) -> Self:
-        """Listen, and return: `address` says where. Port 0 is a free one. `storage.replication.tls` makes the context."""
+    async def serve(
+        self, host: str = "127.0.0.1", port: int = 0, ssl: tls.SSLContext | None = None
+    ) -> Self:
+        """Listen, and return: `address` says where.
+
+        Port 0 is a free one. `storage.replication.tls` makes the context.
+        """
         await self._transport.listen(host, port, ssl)
         self.exchange.start()
         return self

@@ -15,11 +15,17 @@ Session = tuple[str, str | None]
 """A user and a device; None: the worker did not tell."""
 
 ID_BYTES_MAX = 512
-"""Of a user or a device. User ids have 255 bytes at most; the specification has no limit for devices."""
+"""Of a user or a device.
+
+User ids have 255 bytes at most; the specification has no limit for devices.
+"""
 
 
 class Syncing:
-    """The sessions of each worker. ``sessions_max``: of all workers of one link; of more the oldest are dropped."""
+    """The sessions of each worker.
+
+    ``sessions_max``: of all workers of one link; of more the oldest are dropped.
+    """
 
     def __init__(self, sessions_max: int = 50_000) -> None:
         self._sessions_max = sessions_max
@@ -69,7 +75,12 @@ class Syncing:
     def last_sync_ms(self, user_id: str) -> int | None:
         """When this user's latest sync began; None if the user is not syncing."""
         return max(
-            (at for sessions in self._sessions.values() for (user, _), at in sessions.items() if user == user_id),
+            (
+                at
+                for sessions in self._sessions.values()
+                for (user, _), at in sessions.items()
+                if user == user_id
+            ),
             default=None,
         )
 
@@ -89,10 +100,15 @@ class Syncing:
     def _drop_oldest(self, name: str, link: object) -> None:
         """Of the worker that has just told of one more; of another one if that was its first."""
         if len(self._sessions[name]) == 1:
-            name = next(other for other, own in self._links.items() if own is link and other != name)
+            name = next(
+                other for other, own in self._links.items() if own is link and other != name
+            )
         if link not in self._overflowed:
             self._overflowed.add(link)
-            logger.warning("more than %d users sync over one connection: the oldest are dropped", self._sessions_max)
+            logger.warning(
+                "more than %d users sync over one connection: the oldest are dropped",
+                self._sessions_max,
+            )
         self._remove(name, next(iter(self._sessions[name])))
 
 

@@ -1,4 +1,7 @@
-"""TLS for replication, with certificates of clients where they are wanted. Rows name rooms and users: use it on any network but loopback."""
+"""TLS for replication, with certificates of clients where they are wanted.
+
+Rows name rooms and users: use it on any network but loopback.
+"""
 
 import ssl
 from pathlib import Path
@@ -6,8 +9,12 @@ from pathlib import Path
 from storage.errors import InputError
 
 
-def server_context(certificate: Path, key: Path, *, client_authorities: Path | None = None) -> ssl.SSLContext:
-    """For a server, from PEM files. With ``client_authorities`` only clients whose certificate they have signed may connect.
+def server_context(
+    certificate: Path, key: Path, *, client_authorities: Path | None = None
+) -> ssl.SSLContext:
+    """For a server, from PEM files.
+
+    With ``client_authorities`` only clients whose certificate they have signed may connect.
 
     `InputError` for files that cannot be read or do not fit.
     """
@@ -18,7 +25,9 @@ def server_context(certificate: Path, key: Path, *, client_authorities: Path | N
     return context
 
 
-def client_context(authorities: Path | None = None, *, certificate: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
+def client_context(
+    authorities: Path | None = None, *, certificate: Path | None = None, key: Path | None = None
+) -> ssl.SSLContext:
     """For a client, from PEM files: who may have signed the server's certificate (None: the system's list), and a certificate to show.
 
     `InputError` for files that cannot be read or do not fit.
@@ -28,7 +37,9 @@ def client_context(authorities: Path | None = None, *, certificate: Path | None 
     return context
 
 
-def _load(context: ssl.SSLContext, certificate: Path | None, key: Path | None, authorities: Path | None) -> None:
+def _load(
+    context: ssl.SSLContext, certificate: Path | None, key: Path | None, authorities: Path | None
+) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         if certificate is not None:
@@ -36,4 +47,6 @@ def _load(context: ssl.SSLContext, certificate: Path | None, key: Path | None, a
         if authorities is not None:
             context.load_verify_locations(authorities)
     except OSError as error:  # errors of TLS are of this kind
-        raise InputError(f"TLS with {', '.join(str(path) for path in (certificate, key, authorities) if path)}: {error}") from None
+        raise InputError(
+            f"TLS with {', '.join(str(path) for path in (certificate, key, authorities) if path)}: {error}"
+        ) from None

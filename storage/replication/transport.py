@@ -1,9 +1,11 @@
 """How commands travel: one interface for TCP, Redis and the inside of a process.
 
-A `Transport` is one participant's access. What it publishes reaches the others and not itself, in order; nothing is kept for those
-who are away, so a lost command is lost. That is no loss for streams: their tokens show what is missing (`storage.replication.follower`).
-What comes in comes by a `Link`, the way back to its sender. Over TCP and within a process a link leads to one peer; over Redis to all.
-Who is connected is told as well: after `disconnected` nothing is certain that was said over the link.
+A `Transport` is one participant's access. What it publishes reaches the others and not itself, in
+order; nothing is kept for those who are away, so a lost command is lost. That is no loss for
+streams: their tokens show what is missing (`storage.replication.follower`). What comes in comes by
+a `Link`, the way back to its sender. Over TCP and within a process a link leads to one peer; over
+Redis to all. Who is connected is told as well: after `disconnected` nothing is certain that was
+said over the link.
 """
 
 import logging
@@ -67,7 +69,10 @@ class Transport(Protocol):
         """Tell this one from now on, beginning with the links that are there; the answer ends it."""
 
     async def close(self) -> None:
-        """End all links. What was published before is still sent, as far as the others read it in time."""
+        """End all links.
+
+        What was published before is still sent, as far as the others read it in time.
+        """
 
 
 class Subscribers:

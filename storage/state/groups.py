@@ -1,7 +1,8 @@
 """State groups in memory: immutable states that share what they have in common.
 
-A `Group` knows its whole state as a persistent map (a change costs O(log n)) and the rows of its path, so that a child
-can be written as a delta and two groups can be compared by what lies after their common ancestor, never by their size.
+A `Group` knows its whole state as a persistent map (a change costs O(log n)) and the rows of its
+path, so that a child can be written as a delta and two groups can be compared by what lies after
+their common ancestor, never by their size.
 
 Keys are state key nids and values event nids; see design.md, section 5, and `storage.state.levels`.
 """
@@ -16,7 +17,9 @@ from immutables import Map
 from storage.state import levels
 
 REMOVED: Final = 0  # the value that removes a key in a delta
-FARTHEST: Final = (1 << 31) - 1  # how far back a row may stand: the table keeps the difference in four bytes
+FARTHEST: Final = (
+    1 << 31
+) - 1  # how far back a row may stand: the table keeps the difference in four bytes
 _MASK: Final = (1 << 64) - 1
 
 State = Map[int, int]
@@ -26,8 +29,9 @@ State = Map[int, int]
 class DeltaRow:
     """One row of a path: the group that wrote it, and its entries (the whole state for a root).
 
-    A root that this process wrote remembers in ``origin`` the path that it took the place of, and its own change as the last row, so
-    that states before and after it are compared by what lies between. One root back, and only in memory.
+    A root that this process wrote remembers in ``origin`` the path that it took the place of, and
+    its own change as the last row, so that states before and after it are compared by what lies
+    between. One root back, and only in memory.
     """
 
     state_group: int
@@ -36,7 +40,11 @@ class DeltaRow:
 
 
 class Group(NamedTuple):
-    """One state. ``steps`` are the rows to fold, root first, its own last; ``audience`` that of events sent under it."""
+    """One state.
+
+    ``steps`` are the rows to fold, root first, its own last; ``audience`` that of events sent under
+    it.
+    """
 
     state_group: int
     room_nid: int
@@ -80,7 +88,15 @@ def fold(steps: Iterable[DeltaRow]) -> dict[int, int]:
 def root_group(state_group: int, room_nid: int, entries: State, audience: int) -> Group:
     """A group that holds its whole state."""
     step = DeltaRow(state_group, entries)
-    return Group(state_group, room_nid, entries, (step,), levels.root(len(entries)).runs, digest_of(entries), audience)
+    return Group(
+        state_group,
+        room_nid,
+        entries,
+        (step,),
+        levels.root(len(entries)).runs,
+        digest_of(entries),
+        audience,
+    )
 
 
 def derive(parent: Group, change: Mapping[int, int], state_group: int, audience: int) -> Group:
@@ -96,10 +112,30 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
         if any(abs(state_group - step.state_group) > FARTHEST for step in kept):
             break
         if levels.affordable(sum(len(step.delta) for step in kept[1:]), len(delta), len(entries)):
-            return Group(state_group, parent.room_nid, entries, (*kept, DeltaRow(state_group, delta)), place.runs, digest, audience)
+            return Group(
+                state_group,
+                parent.room_nid,
+                entries,
+                (*kept, DeltaRow(state_group, delta)),
+                place.runs,
+                digest,
+                audience,
+            )
     first, *rest = parent.steps
-    step = DeltaRow(state_group, entries, (DeltaRow(first.state_group, first.delta), *rest, DeltaRow(state_group, dict(change))))
-    return Group(state_group, parent.room_nid, entries, (step,), levels.root(len(entries)).runs, digest, audience)
+    step = DeltaRow(
+        state_group,
+        entries,
+        (DeltaRow(first.state_group, first.delta), *rest, DeltaRow(state_group, dict(change))),
+    )
+    return Group(
+        state_group,
+        parent.room_nid,
+        entries,
+        (step,),
+        levels.root(len(entries)).runs,
+        digest,
+        audience,
+    )
 
 
 def applied(entries: State, change: Mapping[int, int]) -> State:
@@ -125,19 +161,33 @@ def _digest_after(parent: Group, change: Mapping[int, int]) -> int:
 
 
 def changed_keys(one: Group, other: Group) -> set[int]:
-    """The keys whose values differ. Costs what lies after the last common row of the two paths, over one new root as well.
+    """The keys whose values differ.
 
-    Where the paths have no row in common (as far as this process remembers), the states are compared whole.
+    Costs what lies after the last common row of the two paths, over one new root as well.
+
+    Where the paths have no row in common (as far as this process remembers), the states are
+    compared whole.
     """
     if one.state_group == other.state_group:
         return set()
     for base, made in ((one, other), (other, one)):
-        if len(made.steps) > 1 and made.steps[-2].state_group == base.state_group:  # what it adds to the other's path is all
-            return {key for key in made.steps[-1].delta if one.entries.get(key) != other.entries.get(key)}
+        if (
+            len(made.steps) > 1 and made.steps[-2].state_group == base.state_group
+        ):  # what it adds to the other's path is all
+            return {
+                key
+                for key in made.steps[-1].delta
+                if one.entries.get(key) != other.entries.get(key)
+            }
     for left, right in product((one.steps, _behind(one)), (other.steps, _behind(other))):
         if left and right and left[0].state_group == right[0].state_group:
             common = {step.state_group for step in left} & {step.state_group for step in right}
-            keys = {key for step in (*left, *right) if step.state_group not in common for key in step.delta}
+            keys = {
+                key
+                for step in (*left, *right)
+                if step.state_group not in common
+                for key in step.delta
+            }
             break
     else:
         keys = set(one.entries) | set(other.entries)

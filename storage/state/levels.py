@@ -1,10 +1,11 @@
 """Levelled deltas: which ancestors a new state group keeps, and what it has to write itself.
 
-A group is read by folding the rows of its path: one root that holds a whole state, then deltas. The deltas stand at
-levels, each holding at most ``RADIX - 1`` of them. A new group is put at the lowest level that has room; when a level is
-full, the new group takes over everything at that level and below (it is promoted) and drops those rows from its path. So
-a path has at most ``levels * (RADIX - 1) + 1`` rows, and an entry is written again once per level, not once per group.
-The counters are derived from the parent's own path, so that forks share nothing that could be contended.
+A group is read by folding the rows of its path: one root that holds a whole state, then deltas. The
+deltas stand at levels, each holding at most ``RADIX - 1`` of them. A new group is put at the lowest
+level that has room; when a level is full, the new group takes over everything at that level and
+below (it is promoted) and drops those rows from its path. So a path has at most ``levels * (RADIX -
+1) + 1`` rows, and an entry is written again once per level, not once per group. The counters are
+derived from the parent's own path, so that forks share nothing that could be contended.
 
 Worked example with radix 3 and two levels, one key changed at a time (root R; runs high, low)::
 

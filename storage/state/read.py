@@ -12,9 +12,11 @@ from storage.state.groups import DeltaRow, Group, State, applied
 from storage.state.rows import GroupRow, entries_of
 
 SQL_GROUPS: Final[LiteralString] = """
-SELECT state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids, member_key_nids, member_event_nids
+SELECT state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids,
+    member_key_nids, member_event_nids
 FROM state_groups
-WHERE state_group IN (SELECT state_group - unnest(back) FROM state_groups WHERE state_group = ANY($1::bigint[]))
+WHERE state_group IN (SELECT state_group - unnest(back) FROM state_groups
+    WHERE state_group = ANY($1::bigint[]))
 """
 
 Prefixes: TypeAlias = dict[tuple[int, ...], tuple[tuple[DeltaRow, ...], State]]
@@ -23,7 +25,10 @@ Prefixes: TypeAlias = dict[tuple[int, ...], tuple[tuple[DeltaRow, ...], State]]
 
 async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[int, Group]:
     """These groups with their whole states; `StorageCorrupt` if one, or a row of its path, is not there."""
-    rows = {row.state_group: row for row in await conn.fetch(SQL_GROUPS, list(state_groups), row=GroupRow)}
+    rows = {
+        row.state_group: row
+        for row in await conn.fetch(SQL_GROUPS, list(state_groups), row=GroupRow)
+    }
     absent = [wanted for wanted in state_groups if wanted not in rows]
     if absent:
         raise StorageCorrupt("a state group that is referred to is not there", state_groups=absent)
@@ -31,12 +36,17 @@ async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[i
 
 
 def groups_of(state_groups: Iterable[int], rows: Mapping[int, GroupRow]) -> dict[int, Group]:
-    """These groups with their whole states; `StorageCorrupt` as `group_of`. What their paths have in common is in memory once."""
+    """These groups with their whole states; `StorageCorrupt` as `group_of`.
+
+    What their paths have in common is in memory once.
+    """
     known: Prefixes = {}
     return {wanted: group_of(wanted, rows, known) for wanted in state_groups}
 
 
-def group_of(state_group: int, rows: Mapping[int, GroupRow], known: Prefixes | None = None) -> Group:
+def group_of(
+    state_group: int, rows: Mapping[int, GroupRow], known: Prefixes | None = None
+) -> Group:
     """A group with its whole state, from its row and those of its path; `StorageCorrupt` if one of the path is not there.
 
     ``known``: what was made of the rows of other paths, to be shared and added to.
@@ -45,7 +55,9 @@ def group_of(state_group: int, rows: Mapping[int, GroupRow], known: Prefixes | N
     path = row.path
     lost = [part for part in path if part not in rows]
     if lost:
-        raise StorageCorrupt("a state group misses rows of its path", state_group=row.state_group, lost=lost)
+        raise StorageCorrupt(
+            "a state group misses rows of its path", state_group=row.state_group, lost=lost
+        )
     known = {} if known is None else known
     entries: Map[int, int] = Map()
     steps: tuple[DeltaRow, ...] = ()
@@ -53,6 +65,17 @@ def group_of(state_group: int, rows: Mapping[int, GroupRow], known: Prefixes | N
         prefix = tuple(path[:end])
         if prefix not in known:
             step = DeltaRow(path[end - 1], entries_of(rows[path[end - 1]]))
-            known[prefix] = (*steps, step), applied(entries, step.delta) if steps else Map(step.delta)
+            known[prefix] = (
+                (*steps, step),
+                applied(entries, step.delta) if steps else Map(step.delta),
+            )
         steps, entries = known[prefix]
-    return Group(row.state_group, row.room_nid, entries, steps, levels.unpack(row.runs), row.digest, row.audience)
+    return Group(
+        row.state_group,
+        row.room_nid,
+        entries,
+        steps,
+        levels.unpack(row.runs),
+        row.digest,
+        row.audience,
+    )

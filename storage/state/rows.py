@@ -36,8 +36,13 @@ GROUP_COLUMNS: Final = GroupRow._fields
 
 
 def row_of(group: Group, is_member: Callable[[int], bool]) -> GroupRow:
-    """The row of a group. ``is_member`` tells of a state key nid whether its type is m.room.member."""
-    delta = sorted(group.steps[-1].delta.items())  # whoever reads 20,000 of them is glad of the order
+    """The row of a group.
+
+    ``is_member`` tells of a state key nid whether its type is m.room.member.
+    """
+    delta = sorted(
+        group.steps[-1].delta.items()
+    )  # whoever reads 20,000 of them is glad of the order
     members = {key: event for key, event in delta if is_member(key)}
     others = {key: event for key, event in delta if key not in members}
     return GroupRow(

@@ -1,6 +1,9 @@
-"""`Store`: what a homeserver holds. It owns the pool, the writer and its caches, and opens a connection for each question.
+"""`Store`: what a homeserver holds.
 
-Every method does one thing: take a connection (or a snapshot), call one function below, give the answer back.
+It owns the pool, the writer and its caches, and opens a connection for each question.
+
+Every method does one thing: take a connection (or a snapshot), call one function below, give the
+answer back.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,7 +21,17 @@ from storage.persist.erasure import erase_user, restore_user
 from storage.persist.receive import Pdu, VerifyKeys
 from storage.persist.stripped_state import StrippedState
 from storage.queries import aggregations as aggregating
-from storage.queries import auth_chain, context, events, federation, gaps, messages, relations, state, state_at
+from storage.queries import (
+    auth_chain,
+    context,
+    events,
+    federation,
+    gaps,
+    messages,
+    relations,
+    state,
+    state_at,
+)
 from storage.queries import event_auth as auth_queries
 from storage.queries import timestamp_to_event as timestamps
 from storage.queries.context import Context
@@ -29,7 +42,18 @@ from storage.queries.gaps import OpenGap
 from storage.queries.messages import Direction, Page
 from storage.queries.relations import RelationsPage
 from storage.queries.state_entries import StateMap
-from storage.queries.sync import Look, Sync, SyncMemory, SyncRequest, brief, is_brief, is_quiet, look, quiet, until_news
+from storage.queries.sync import (
+    Look,
+    Sync,
+    SyncMemory,
+    SyncRequest,
+    brief,
+    is_brief,
+    is_quiet,
+    look,
+    quiet,
+    until_news,
+)
 from storage.queries.sync.changed_rooms import News, rooms_of
 from storage.queries.visible_events import visible_to_server, visible_to_user
 from storage.streams import SyncToken, VectorPosition
@@ -46,7 +70,9 @@ from storage.streams.to_device import ToDevice
 class Store:
     """The rooms of one homeserver, on one database. Opened by `storage.open`."""
 
-    def __init__(self, database: Database, streams: Streams, writer: Writer, identity: Identity) -> None:
+    def __init__(
+        self, database: Database, streams: Streams, writer: Writer, identity: Identity
+    ) -> None:
         self.database = database
         self.streams = streams
         self.writer = writer
@@ -54,12 +80,20 @@ class Store:
         self.instance_name = identity.instance_name
         self.deployment_id = identity.deployment_id
         self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
-        self.caches: ReadCaches[StoredEvent, StateMap] = ReadCaches.of(database.config, streams.feed, self._furthest())
+        self.caches: ReadCaches[StoredEvent, StateMap] = ReadCaches.of(
+            database.config, streams.feed, self._furthest()
+        )
         streams.on_restart(lambda _: self.caches.restart(self._furthest()))
         self.memory = SyncMemory(
-            lambda name: streams[name].positions(), self.caches.rooms_of, self.caches.room_changes, self.caches.state_changes
+            lambda name: streams[name].positions(),
+            self.caches.rooms_of,
+            self.caches.room_changes,
+            self.caches.state_changes,
         )
-        small = {name: StreamWriter(name, database, streams, identity.writer_nid) for name in ("account_data", "to_device", "receipts")}
+        small = {
+            name: StreamWriter(name, database, streams, identity.writer_nid)
+            for name in ("account_data", "to_device", "receipts")
+        }
         self.account_data = AccountData(small["account_data"], identity.server_name)
         self.to_device = ToDevice(small["to_device"], identity.server_name)
         self.receipts = Receipts(small["receipts"])
@@ -73,7 +107,8 @@ class Store:
         """What is counted and timed of this store; `storage.observability.prometheus` gives it to Prometheus."""
         return self.database.measures
 
-    # ---------------------------------------------------------------------------------------------- writing
+    # ----------------------------------------------------------------------------------------------
+    # writing
 
     @measured("append")
     async def append(
@@ -86,7 +121,10 @@ class Store:
         stripped_state: StrippedState | None = None,
         verify_keys: VerifyKeys | None = None,
     ) -> list[AppendResult]:
-        """Store PDUs; one result per PDU, in order (`storage.persist.append.AppendOptions`). A bad PDU is an outcome, a bad argument an `InputError`."""
+        """Store PDUs; one result per PDU, in order (`storage.persist.append.AppendOptions`).
+
+        A bad PDU is an outcome, a bad argument an `InputError`.
+        """
         given = AppendOptions(room_version, origin, state_before, stripped_state, verify_keys)
         results = await append(self.database, self.writer, pdus, given)
         self.measures.append_events.add(len(results))
@@ -105,16 +143,24 @@ class Store:
         async with self.database.connection() as conn:
             await restore_user(conn, user)
 
-    # ---------------------------------------------------------------------------------------------- one thing
+    # ----------------------------------------------------------------------------------------------
+    # one thing
 
     async def event(self, event_id: EventId, *, redact: bool = True) -> StoredEvent | None:
-        """One event, or None if it is not held. ``redact`` False shows its content also where a redaction took effect."""
+        """One event, or None if it is not held.
+
+        ``redact`` False shows its content also where a redaction took effect.
+        """
         return (await self.events([event_id], redact=redact)).get(event_id)
 
     @measured("events")
-    async def events(self, event_ids: Iterable[EventId], *, redact: bool = True) -> dict[EventId, StoredEvent]:
+    async def events(
+        self, event_ids: Iterable[EventId], *, redact: bool = True
+    ) -> dict[EventId, StoredEvent]:
         """The events that are held, by id."""
-        wanted = [event_id for event_id in args.listed(event_ids, "event_ids") if args.is_text(event_id)]
+        wanted = [
+            event_id for event_id in args.listed(event_ids, "event_ids") if args.is_text(event_id)
+        ]
         if not (args.flag(redact, "redact") and self.database.config.cache_reads):
             async with self.database.connection() as conn:
                 return await events.events(conn, wanted, redacted=redact)
@@ -125,20 +171,36 @@ class Store:
             return await events.events(conn, event_ids)
 
     async def state_before(
-        self, event_id: EventId, *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
+        self,
+        event_id: EventId,
+        *,
+        types: Iterable[str] | None = None,
+        keys: Iterable[StateKey] | None = None,
     ) -> StateMap:
-        """The state before an event. `UnknownEvent`, `StateUnknown` for an outlier, `StorageCorrupt`. Filters as in `states_before`."""
+        """The state before an event.
+
+        `UnknownEvent`, `StateUnknown` for an outlier, `StorageCorrupt`. Filters as in
+        `states_before`.
+        """
         return (await self.states_before([event_id], types=types, keys=keys))[event_id]
 
     async def state_after(
-        self, event_id: EventId, *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
+        self,
+        event_id: EventId,
+        *,
+        types: Iterable[str] | None = None,
+        keys: Iterable[StateKey] | None = None,
     ) -> StateMap:
         """The state after an event; that before it unless it is an accepted state event."""
         return (await self.states_after([event_id], types=types, keys=keys))[event_id]
 
     @measured("state")
     async def states_before(
-        self, event_ids: Iterable[EventId], *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
+        self,
+        event_ids: Iterable[EventId],
+        *,
+        types: Iterable[str] | None = None,
+        keys: Iterable[StateKey] | None = None,
     ) -> dict[EventId, StateMap]:
         """The states before many events at once: whole, or of some types, or under some (type, state key), never both filters.
 
@@ -148,24 +210,45 @@ class Store:
 
     @measured("state")
     async def states_after(
-        self, event_ids: Iterable[EventId], *, types: Iterable[str] | None = None, keys: Iterable[StateKey] | None = None
+        self,
+        event_ids: Iterable[EventId],
+        *,
+        types: Iterable[str] | None = None,
+        keys: Iterable[StateKey] | None = None,
     ) -> dict[EventId, StateMap]:
         """The states after many events at once; see `states_before`."""
         return await self._states(event_ids, types, keys, after=True)
 
     async def _states(
-        self, event_ids: Iterable[EventId], types: Iterable[str] | None, keys: Iterable[StateKey] | None, *, after: bool
+        self,
+        event_ids: Iterable[EventId],
+        types: Iterable[str] | None,
+        keys: Iterable[StateKey] | None,
+        *,
+        after: bool,
     ) -> dict[EventId, StateMap]:
-        ids, pairs, wanted = args.events(event_ids), args.keys(keys), None if types is None else args.texts(types, "types")
+        ids, pairs, wanted = (
+            args.events(event_ids),
+            args.keys(keys),
+            None if types is None else args.texts(types, "types"),
+        )
         async with self.database.connection() as conn:
-            return await state_at.states_at(conn, ids, after=after, types=wanted, keys=pairs, remembered=self.caches.states)
+            return await state_at.states_at(
+                conn, ids, after=after, types=wanted, keys=pairs, remembered=self.caches.states
+            )
 
     @measured("current_state")
-    async def current_state(self, room_id: RoomId, *, types: Iterable[str] | None = None) -> StateMap:
+    async def current_state(
+        self, room_id: RoomId, *, types: Iterable[str] | None = None
+    ) -> StateMap:
         """The current state of a room. `UnknownRoom`."""
         room, wanted = args.room(room_id), None if types is None else args.texts(types, "types")
         if types is None and self.database.config.cache_reads:
-            return dict((await self.caches.current_state.many([room_id], self._load_current_states))[room_id])
+            return dict(
+                (await self.caches.current_state.many([room_id], self._load_current_states))[
+                    room_id
+                ]
+            )
         async with self.database.connection() as conn:
             return await state.current_state(conn, room, types=wanted)
 
@@ -186,10 +269,20 @@ class Store:
             return await state.backward_extremities(conn, room)
 
     async def rooms_of(self, user_id: UserId) -> list[RoomId]:
-        """The rooms that a local user is joined to. `InvalidIdentifier`, also for a user of another server."""
+        """The rooms that a local user is joined to.
+
+        `InvalidIdentifier`, also for a user of another server.
+        """
         args.local_user(user_id, self.server_name)
         if self.database.config.cache_reads:
-            return sorted(map(RoomId, (await self.caches.rooms_of.many([user_id], self._load_rooms_of))[user_id].joined))
+            return sorted(
+                map(
+                    RoomId,
+                    (await self.caches.rooms_of.many([user_id], self._load_rooms_of))[
+                        user_id
+                    ].joined,
+                )
+            )
         async with self.database.connection() as conn:
             return await state.rooms_of(conn, user_id)
 
@@ -198,7 +291,10 @@ class Store:
             return {user_id: await rooms_of(conn, user_id) for user_id in user_ids}
 
     async def visible_to_user(self, user_id: str, event_ids: Iterable[str]) -> set[EventId]:
-        """Those of the events that a local user may see. `InvalidIdentifier`, also for a user of another server."""
+        """Those of the events that a local user may see.
+
+        `InvalidIdentifier`, also for a user of another server.
+        """
         user, ids = args.local_user(user_id, self.server_name), args.events(event_ids)
         async with self.database.connection() as conn:
             return await visible_to_user(conn, user, ids)
@@ -212,11 +308,16 @@ class Store:
     async def explain_visibility(self, event_id: str, user_or_server: str) -> Explanation:
         """Why a local user, or a server, may see an event or may not; `Explanation.sentence` says it. `InvalidIdentifier`, `UnknownEvent`."""
         is_user, wanted = args.text(user_or_server).startswith("@"), args.event(event_id)
-        whom = args.local_user(user_or_server, self.server_name) if is_user else args.server(user_or_server)
+        whom = (
+            args.local_user(user_or_server, self.server_name)
+            if is_user
+            else args.server(user_or_server)
+        )
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
             return await explain_visibility(conn, wanted, whom)
 
-    # ---------------------------------------------------------------------------------------------- sync and pages
+    # ----------------------------------------------------------------------------------------------
+    # sync and pages
 
     @measured("sync", timed=False)
     async def sync(
@@ -233,11 +334,14 @@ class Store:
     ) -> Sync:
         """What is new to a local user since a token; None: everything (api.md, "Sync").
 
-        ``rooms_limit`` is for an initial sync: the rooms with the latest activity; `Sync.next_rooms` as ``since`` brings the next ones.
-        ``full_state`` tells the whole state of every joined room. ``timeout_ms`` waits for something to happen.
-        Events of the ``ignored`` are left out, but for state, as in `messages` and `context`; so are their invites. ``filter``: only some rooms, events
-        or members (`storage.SyncFilter`). A timeline that is `limited` lacks something: also where history is missing, or where of the last
-        `Config.traversal_rows_max` events too few pass or are visible; `prev_batch` leads to it. `InvalidToken`, `ResyncNeeded`, `InputError`.
+        ``rooms_limit`` is for an initial sync: the rooms with the latest activity;
+        `Sync.next_rooms` as ``since`` brings the next ones. ``full_state`` tells the whole state of
+        every joined room. ``timeout_ms`` waits for something to happen. Events of the ``ignored``
+        are left out, but for state, as in `messages` and `context`; so are their invites.
+        ``filter``: only some rooms, events or members (`storage.SyncFilter`). A timeline that is
+        `limited` lacks something: also where history is missing, or where of the last
+        `Config.traversal_rows_max` events too few pass or are visible; `prev_batch` leads to it.
+        `InvalidToken`, `ResyncNeeded`, `InputError`.
         """
         wait_ms = args.limit(timeout_ms, args.LARGEST, "timeout_ms")
         asked = SyncRequest.of(
@@ -253,7 +357,11 @@ class Store:
             config=self.database.config,
         )
         return await until_news(
-            lambda: self._look(asked, waits=wait_ms > 0), self.notifier, self.deployment_id, asked.since, timeout_ms=wait_ms
+            lambda: self._look(asked, waits=wait_ms > 0),
+            self.notifier,
+            self.deployment_id,
+            asked.since,
+            timeout_ms=wait_ms,
         )
 
     def positions_of(self, token: str) -> dict[str, VectorPosition]:
@@ -269,10 +377,15 @@ class Store:
         try:
             return await self._looked_within_an_era(asked, waits=waits)
         finally:
-            self.measures.call("sync" if asked.since is not None else "first_sync").add(perf_counter() - began)
+            self.measures.call("sync" if asked.since is not None else "first_sync").add(
+                perf_counter() - began
+            )
 
     async def _looked_within_an_era(self, asked: SyncRequest, *, waits: bool) -> Look:
-        """An answer of one database. `ResyncNeeded` if the token is of what another one has lost."""
+        """An answer of one database.
+
+        `ResyncNeeded` if the token is of what another one has lost.
+        """
         while True:
             era = self.database.era
             if self.streams.lost and asked.token is not None:
@@ -286,15 +399,34 @@ class Store:
         if was_quiet or is_brief(asked, self.memory):
             async with self.database.connection() as conn:
                 if found := await (quiet if was_quiet else brief)(conn, asked, self.memory):
-                    return await self._waited(conn, asked, *found) if waits and found[0].is_empty else Look(found[0], ())
+                    return (
+                        await self._waited(conn, asked, *found)
+                        if waits and found[0].is_empty
+                        else Look(found[0], ())
+                    )
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
             answer, news = await look(conn, asked, self.memory, anew=waits and was_quiet)
-            return await self._waited(conn, asked, answer, news) if waits and answer.is_empty else Look(answer, ())
+            return (
+                await self._waited(conn, asked, answer, news)
+                if waits and answer.is_empty
+                else Look(answer, ())
+            )
 
-    async def _waited(self, conn: Connection, asked: SyncRequest, answer: Sync, news: News | None) -> Look:
-        """The answer with what to wait for. ``news``: perhaps the user's rooms are known from there."""
+    async def _waited(
+        self, conn: Connection, asked: SyncRequest, answer: Sync, news: News | None
+    ) -> Look:
+        """The answer with what to wait for.
+
+        ``news``: perhaps the user's rooms are known from there.
+        """
         rooms = None if news is None else news.room_ids
-        return Look(answer, (asked.user_id, *(await state.rooms_of(conn, asked.user_id) if rooms is None else rooms)))
+        return Look(
+            answer,
+            (
+                asked.user_id,
+                *(await state.rooms_of(conn, asked.user_id) if rooms is None else rooms),
+            ),
+        )
 
     @measured("messages")
     async def messages(
@@ -315,12 +447,28 @@ class Store:
         Exactly ``limit`` visible events that pass the ``filter`` unless there are no more (`Page.end` is None). Tokens of sync are taken as well.
         ``aggregations``: each event with its `StoredEvent.relations`. `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.
         """
-        room, user, silent = args.room(room_id), args.local_user(user_id, self.server_name), args.users(ignored)
+        room, user, silent = (
+            args.room(room_id),
+            args.local_user(user_id, self.server_name),
+            args.users(ignored),
+        )
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
-        wanted, bundles = args.instance(filter, EventFilter, "filter"), args.flag(aggregations, "aggregations")
+        wanted, bundles = (
+            args.instance(filter, EventFilter, "filter"),
+            args.flag(aggregations, "aggregations"),
+        )
         rows_max = self.database.config.traversal_rows_max
         async with self.database.connection() as conn:
-            page = await messages.messages(conn, room, user, asked, self.deployment_id, rows_max=rows_max, ignored=silent, wanted=wanted)
+            page = await messages.messages(
+                conn,
+                room,
+                user,
+                asked,
+                self.deployment_id,
+                rows_max=rows_max,
+                ignored=silent,
+                wanted=wanted,
+            )
             return await aggregating.of_page(conn, user, page, ignored=silent) if bundles else page
 
     @measured("context")
@@ -334,13 +482,32 @@ class Store:
         filter: EventFilter = ANY_EVENT,  # noqa: A002
         aggregations: bool = False,
     ) -> Context:
-        """An event amid at most ``limit`` others that pass the ``filter``, and the state there. `UnknownEvent` also where the user may not see it."""
-        target, user, silent = args.event(event_id), args.local_user(user_id, self.server_name), args.users(ignored)
+        """An event amid at most ``limit`` others that pass the ``filter``, and the state there.
+
+        `UnknownEvent` also where the user may not see it.
+        """
+        target, user, silent = (
+            args.event(event_id),
+            args.local_user(user_id, self.server_name),
+            args.users(ignored),
+        )
         most, bundles = self._limit(limit), args.flag(aggregations, "aggregations")
         wanted = args.instance(filter, EventFilter, "filter")
         async with self.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            found = await context.context(conn, target, user, limit=most, deployment=self.deployment_id, ignored=silent, wanted=wanted)
-            return await aggregating.of_context(conn, user, found, ignored=silent) if bundles else found
+            found = await context.context(
+                conn,
+                target,
+                user,
+                limit=most,
+                deployment=self.deployment_id,
+                ignored=silent,
+                wanted=wanted,
+            )
+            return (
+                await aggregating.of_context(conn, user, found, ignored=silent)
+                if bundles
+                else found
+            )
 
     @measured("relations")
     async def relations(
@@ -363,14 +530,22 @@ class Store:
         ``rel_type`` and ``event_type`` pick from it; ``recurse`` adds what relates to those, and so on (`RelationsPage.recursion_depth`).
         Limits and tokens are as in `messages`. `UnknownEvent` also where the user may not see it, `InvalidToken`, `InputError`.
         """
-        user, target, silent = args.local_user(user_id, self.server_name), args.event(event_id), args.users(ignored)
+        user, target, silent = (
+            args.local_user(user_id, self.server_name),
+            args.event(event_id),
+            args.users(ignored),
+        )
         kinds = [None if kind is None else args.text(kind) for kind in (rel_type, event_type)]
         deep, bundles = args.flag(recurse, "recurse"), args.flag(aggregations, "aggregations")
-        wanted = relations.RelationFilter(rel_type=kinds[0], event_type=kinds[1], ignored=silent, recurse=deep)
+        wanted = relations.RelationFilter(
+            rel_type=kinds[0], event_type=kinds[1], ignored=silent, recurse=deep
+        )
         asked = messages.between(from_, to, direction, self._limit(limit), self.deployment_id)
         rows_max = self.database.config.traversal_rows_max
         async with self.database.connection() as conn:
-            page = await relations.relations(conn, target, user, wanted, asked, deployment=self.deployment_id, rows_max=rows_max)
+            page = await relations.relations(
+                conn, target, user, wanted, asked, deployment=self.deployment_id, rows_max=rows_max
+            )
             return await aggregating.of_page(conn, user, page, ignored=silent) if bundles else page
 
     @measured("aggregations")
@@ -381,19 +556,31 @@ class Store:
 
         Of any number of events in one statement; those of which nothing is told are left out. `InvalidIdentifier`.
         """
-        user, ids, silent = args.local_user(user_id, self.server_name), args.events(event_ids), args.users(ignored)
+        user, ids, silent = (
+            args.local_user(user_id, self.server_name),
+            args.events(event_ids),
+            args.users(ignored),
+        )
         async with self.database.connection() as conn:
             return await aggregating.aggregations(conn, user, ids, ignored=silent)
 
     @measured("event_near")
-    async def event_near(self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: Direction) -> StoredEvent | None:
-        """The visible event at, or nearest before ("b") or after ("f") a time. None if there is none. `UnknownRoom`."""
+    async def event_near(
+        self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: Direction
+    ) -> StoredEvent | None:
+        """The visible event at, or nearest before ("b") or after ("f") a time.
+
+        None if there is none. `UnknownRoom`.
+        """
         room, user = args.room(room_id), args.local_user(user_id, self.server_name)
         at = args.whole(timestamp_ms, "timestamp_ms")
         async with self.database.connection() as conn:
-            return await timestamps.event_near(conn, room, user, at, direction, rows_max=self.database.config.traversal_rows_max)
+            return await timestamps.event_near(
+                conn, room, user, at, direction, rows_max=self.database.config.traversal_rows_max
+            )
 
-    # ---------------------------------------------------------------------------------------------- federation
+    # ----------------------------------------------------------------------------------------------
+    # federation
 
     async def is_resident(self, server_name: str, room_id: RoomId) -> bool:
         """Return whether a user of the server is joined to the room now; refuse a server that has left by this. `UnknownRoom`."""
@@ -402,15 +589,31 @@ class Store:
             return await federation.is_resident(conn, server, room)
 
     @measured("backfill")
-    async def backfill(self, room_id: RoomId, from_ids: Iterable[str], limit: int, *, server_name: str | None = None) -> list[StoredEvent]:
+    async def backfill(
+        self,
+        room_id: RoomId,
+        from_ids: Iterable[str],
+        limit: int,
+        *,
+        server_name: str | None = None,
+    ) -> list[StoredEvent]:
         """These events and their ancestors, newest first; for a server, what it may not see comes redacted. `UnknownRoom`.
 
         A server that was never joined to the room gets the world-readable ones only. For a server, ``raw`` is redacted where ``json`` is.
         """
-        room, ids, server = args.room(room_id), args.events(from_ids), None if server_name is None else args.server(server_name)
+        room, ids, server = (
+            args.room(room_id),
+            args.events(from_ids),
+            None if server_name is None else args.server(server_name),
+        )
         async with self.database.connection() as conn:
             return await federation.backfill(
-                conn, room, ids, self._limit(limit), server_name=server, rows_max=self.database.config.traversal_rows_max
+                conn,
+                room,
+                ids,
+                self._limit(limit),
+                server_name=server,
+                rows_max=self.database.config.traversal_rows_max,
             )
 
     @measured("missing_events")
@@ -444,14 +647,20 @@ class Store:
 
     @measured("state_ids")
     async def state_ids(self, event_id: EventId) -> StateIds:
-        """The state before an event, and the auth chain of that state. `UnknownEvent`, `StateUnknown` for an outlier."""
+        """The state before an event, and the auth chain of that state.
+
+        `UnknownEvent`, `StateUnknown` for an outlier.
+        """
         wanted = args.event(event_id)
         async with self.database.connection() as conn:
             return await auth_queries.state_ids(conn, wanted)
 
     @measured("event_auth")
     async def event_auth(self, event_id: EventId) -> list[StoredEvent]:
-        """The auth chain of an event, without itself, as far as it lies in the event's room. `UnknownEvent`."""
+        """The auth chain of an event, without itself, as far as it lies in the event's room.
+
+        `UnknownEvent`.
+        """
         wanted = args.event(event_id)
         async with self.database.connection() as conn:
             return await auth_queries.event_auth(conn, wanted)
@@ -474,7 +683,14 @@ class Store:
         async with self.database.connection() as conn:
             return await gaps.gaps(conn, room, time_ns() // 1_000_000)
 
-    async def gap_failed(self, room_id: RoomId, event_ids: Iterable[str], reason: str, *, server_names: Iterable[str] = ()) -> None:
+    async def gap_failed(
+        self,
+        room_id: RoomId,
+        event_ids: Iterable[str],
+        reason: str,
+        *,
+        server_names: Iterable[str] = (),
+    ) -> None:
         """Other servers were asked for these missing events in vain: `OpenGap.retry_after_ms` doubles with each failure.
 
         ``server_names`` were asked: when one is up again (`server_up`), the pause ends. Ids that are no gaps are passed over. `UnknownRoom`.
@@ -484,12 +700,17 @@ class Store:
         now_ms = time_ns() // 1_000_000
 
         async def note(conn: Connection) -> None:
-            await gaps.gap_failed(conn, room, ids, told, servers=servers, now_ms=now_ms, config=self.database.config)
+            await gaps.gap_failed(
+                conn, room, ids, told, servers=servers, now_ms=now_ms, config=self.database.config
+            )
 
         await self.database.run(note)
 
     async def server_up(self, server_name: str) -> None:
-        """A server can be reached again: what it failed to give is to be asked for now. Replication calls it for REMOTE_SERVER_UP."""
+        """A server can be reached again: what it failed to give is to be asked for now.
+
+        Replication calls it for REMOTE_SERVER_UP.
+        """
         server = args.server(server_name)
         async with self.database.connection() as conn:
             await gaps.server_up(conn, server)

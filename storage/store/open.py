@@ -43,11 +43,12 @@ async def open_store(
 ) -> AsyncIterator[Store]:
     """A store, closed at the end of the block (api.md, "Opening").
 
-    ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be there unless ``migrate`` is set.
-    ``server_name`` may be left out where the database remembers it: the first store that opens sets it, another one is `WrongServerName`.
-    ``instance_name`` is this process's own among those on the database, 1 to 40 printable ASCII characters without spaces;
-    `InstanceNameTaken` while another one works under it. ``observer`` is told of every statement. `SchemaOutOfDate`,
-    `DatabaseUnavailable`, `InputError` for a DSN that cannot be read.
+    ``dsn`` None starts the embedded Postgres and migrates it; with a DSN the schema must be there
+    unless ``migrate`` is set. ``server_name`` may be left out where the database remembers it: the
+    first store that opens sets it, another one is `WrongServerName`. ``instance_name`` is this
+    process's own among those on the database, 1 to 40 printable ASCII characters without spaces;
+    `InstanceNameTaken` while another one works under it. ``observer`` is told of every statement.
+    `SchemaOutOfDate`, `DatabaseUnavailable`, `InputError` for a DSN that cannot be read.
     """
     startup.check_name(instance_name)  # before anything is started, or migrated
     config = replace(config or Config.from_env(), instance_name=instance_name)
@@ -57,7 +58,9 @@ async def open_store(
             migrate = True
         if migrate:
             await _migrate(dsn, how=MigrationOptions(database_schema=config.database_schema))
-        opening = open_writer(dsn, server_name=server_name, config=config, observer=observer, told_of=STREAMS.keys())
+        opening = open_writer(
+            dsn, server_name=server_name, config=config, observer=observer, told_of=STREAMS.keys()
+        )
         store = Store(*await stack.enter_async_context(opening))
         stack.callback(store.notifier.close)
         yield store
@@ -79,7 +82,9 @@ async def open_writer(
     instance_name = config.instance_name
     startup.check_name(instance_name)
     async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(await Database.open(dsn, config=config, observer=observer, mark=secrets.token_hex(4)))
+        database = await stack.enter_async_context(
+            await Database.open(dsn, config=config, observer=observer, mark=secrets.token_hex(4))
+        )
         async with database.connection() as conn:
             await check_schema(conn)
             deployment_id, name = await settled(conn, server_name)
@@ -90,11 +95,17 @@ async def open_writer(
         entry = DatabaseEntry(database, streams, name, deployment_id, own.mark)
         database.watch(entry.is_same)
         writer = Writer(database, streams, server_name=name, writer_nid=own.writer_nid)
-        await stack.enter_async_context(running(stay_entered(entry, told_of=told_of)))  # also while the writer writes its last
+        await stack.enter_async_context(
+            running(stay_entered(entry, told_of=told_of))
+        )  # also while the writer writes its last
         writer.start()
         stack.push_async_callback(writer.close)
-        await stack.enter_async_context(running(follow(database, streams, every_ms=config.follow_ms, told_of=told_of)))
-        yield OpenWriter(database, streams, writer, Identity(name, instance_name, own.writer_nid, deployment_id))
+        await stack.enter_async_context(
+            running(follow(database, streams, every_ms=config.follow_ms, told_of=told_of))
+        )
+        yield OpenWriter(
+            database, streams, writer, Identity(name, instance_name, own.writer_nid, deployment_id)
+        )
 
 
 _migrate = migrate

@@ -28,7 +28,8 @@ known_principal AS (
 ),
 new_principal AS (
     INSERT INTO principals (principal_nid, name)
-    SELECT nextval('principal_nids'), $1::text WHERE NOT EXISTS (SELECT FROM known_principal) AND EXISTS (SELECT FROM room)
+    SELECT nextval('principal_nids'), $1::text
+        WHERE NOT EXISTS (SELECT FROM known_principal) AND EXISTS (SELECT FROM room)
     RETURNING principal_nid
 ),
 known_type AS (
@@ -36,17 +37,20 @@ known_type AS (
 ),
 new_type AS (
     INSERT INTO event_types (type_nid, type)
-    SELECT nextval('type_nids'), $3::text WHERE NOT EXISTS (SELECT FROM known_type) AND EXISTS (SELECT FROM room)
+    SELECT nextval('type_nids'), $3::text
+        WHERE NOT EXISTS (SELECT FROM known_type) AND EXISTS (SELECT FROM room)
     RETURNING type_nid
 ),
 fact AS (
     INSERT INTO account_data (stream_id, principal_nid, room_nid, type_nid, writer_nid, content)
-    SELECT nextval('account_data_stream'), p.principal_nid, r.room_nid, t.type_nid, $5::smallint, $4::bytea
+    SELECT nextval('account_data_stream'), p.principal_nid, r.room_nid, t.type_nid, $5::smallint,
+        $4::bytea
     FROM (SELECT * FROM known_principal UNION ALL SELECT * FROM new_principal) AS p
     CROSS JOIN (SELECT * FROM known_type UNION ALL SELECT * FROM new_type) AS t
     CROSS JOIN room r
     ON CONFLICT (principal_nid, room_nid, type_nid) DO UPDATE
-        SET stream_id = EXCLUDED.stream_id, writer_nid = EXCLUDED.writer_nid, content = EXCLUDED.content
+        SET stream_id = EXCLUDED.stream_id, writer_nid = EXCLUDED.writer_nid,
+            content = EXCLUDED.content
     RETURNING stream_id
 ),
 position AS (
@@ -57,7 +61,8 @@ position AS (
     RETURNING stream_positions.stream_id
 )
 SELECT stream_id, CASE
-        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'account_data')
+        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions
+            WHERE stream_name = 'account_data')
         ELSE refuse_old_writer($6::text)::int
     END AS writers
 FROM fact
@@ -92,22 +97,44 @@ class AccountData:
         self._writer = writer
         self._server_name = server_name
 
-    async def set(self, user_id: UserId, type_: str, content: Mapping[str, Any], *, room_id: RoomId | None = None) -> int:
-        """Replace the content of a local user's type; the position of the fact. `UnknownRoom`, `InvalidIdentifier`, `InputError`."""
+    async def set(
+        self,
+        user_id: UserId,
+        type_: str,
+        content: Mapping[str, Any],
+        *,
+        room_id: RoomId | None = None,
+    ) -> int:
+        """Replace the content of a local user's type; the position of the fact.
+
+        `UnknownRoom`, `InvalidIdentifier`, `InputError`.
+        """
         user, kind = args.local_user(user_id, self._server_name), args.text(type_)
-        room, packed = None if room_id is None else args.room(room_id), args.content(content, "content")
+        room, packed = (
+            None if room_id is None else args.room(room_id),
+            args.content(content, "content"),
+        )
 
         async def write(conn: Connection) -> WrittenFacts:
             writer = self._writer
-            row = await conn.fetchrow(SQL_SET, user, room, kind, packed, *writer.author, row=WrittenFactRow)
+            row = await conn.fetchrow(
+                SQL_SET, user, room, kind, packed, *writer.author, row=WrittenFactRow
+            )
             if row is None:
                 raise UnknownRoom(str(room))
-            return WrittenFacts([Fact(row.stream_id, writer.instance_name, [user, room, kind])], row.writers)
+            return WrittenFacts(
+                [Fact(row.stream_id, writer.instance_name, [user, room, kind])], row.writers
+            )
 
         return await self._writer.write(write)
 
-    async def get(self, user_id: UserId, *, room_id: RoomId | None = None) -> dict[str, dict[str, Any]]:
-        """The contents by type: the global ones, or those of a room. `UnknownRoom`, `InvalidIdentifier`."""
+    async def get(
+        self, user_id: UserId, *, room_id: RoomId | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """The contents by type: the global ones, or those of a room.
+
+        `UnknownRoom`, `InvalidIdentifier`.
+        """
         room = None if room_id is None else args.room(room_id)
         rows = [row for row in await self.changes(user_id) if row.room_id == room]
         if room is not None and not rows:
@@ -115,7 +142,9 @@ class AccountData:
                 await require_room(conn, room)
         return {row.type: orjson.loads(row.content) for row in rows}
 
-    async def changes(self, user_id: UserId, *, after: int = 0, upto: int = EVERYTHING) -> list[AccountDataRow]:
+    async def changes(
+        self, user_id: UserId, *, after: int = 0, upto: int = EVERYTHING
+    ) -> list[AccountDataRow]:
         """What a user's account data became with ``after < position <= upto``, in stream order; each type as it is now. `InputError`."""
         user = args.local_user(user_id, self._server_name)
         between = args.position(after, "after"), args.position(upto, "upto")

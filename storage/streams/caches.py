@@ -1,12 +1,15 @@
 """What a process remembers of committed facts, and how it forgets in time.
 
-Each cache is bounded and forgets the entry that was used longest ago. Entries become stale by what happens to the streams: most
-of it is read off the facts of the stream "events" themselves; only what they do not say is a fact of the stream "caches" (a state
-that resolution changed, an event that moved). A row of "caches" is the name of a cache and a key, or no key for the whole cache;
-the name ``cs_cache_fake`` stands for all that depends on the current state of a room: its key is the room id, followed by the users
-whose membership changed. ``removed`` says what was thrown away of a room, see `Removed`.
+Each cache is bounded and forgets the entry that was used longest ago. Entries become stale by what
+happens to the streams: most of it is read off the facts of the stream "events" themselves; only
+what they do not say is a fact of the stream "caches" (a state that resolution changed, an event
+that moved). A row of "caches" is the name of a cache and a key, or no key for the whole cache; the
+name ``cs_cache_fake`` stands for all that depends on the current state of a room: its key is the
+room id, followed by the users whose membership changed. ``removed`` says what was thrown away of a
+room, see `Removed`.
 
-A reader that fills a cache holds a `Ticket` from before it asked the database: what was made stale since is not put in.
+A reader that fills a cache holds a `Ticket` from before it asked the database: what was made stale
+since is not put in.
 """
 
 from collections import OrderedDict
@@ -51,7 +54,11 @@ class Removed(NamedTuple):
     @property
     def event_ids(self) -> list[str]:
         """The events among what was thrown away."""
-        return [] if self.kind == "state_groups" else [one for one in self.ids if not one.startswith("#")]
+        return (
+            []
+            if self.kind == "state_groups"
+            else [one for one in self.ids if not one.startswith("#")]
+        )
 
     @property
     def event_nids(self) -> list[int]:
@@ -68,7 +75,10 @@ class Ticket:
 
 
 class Cache(Generic[V]):
-    """A bounded cache with the counts of its hits and misses. ``limit``: of what ``weigh`` gives for the entries, together."""
+    """A bounded cache with the counts of its hits and misses.
+
+    ``limit``: of what ``weigh`` gives for the entries, together.
+    """
 
     def __init__(self, name: str, limit: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
         self.name = name
@@ -112,8 +122,13 @@ class Cache(Generic[V]):
         while self._weight > self.limit:
             self._weight -= self._weigh(self._entries.popitem(last=False)[1])
 
-    async def many(self, keys: Iterable[K], load: Callable[[list[K]], Awaitable[Mapping[K, V]]]) -> dict[K, V]:
-        """The entries of these keys; what is not here is loaded, and kept. A key that ``load`` does not give has none."""
+    async def many(
+        self, keys: Iterable[K], load: Callable[[list[K]], Awaitable[Mapping[K, V]]]
+    ) -> dict[K, V]:
+        """The entries of these keys; what is not here is loaded, and kept.
+
+        A key that ``load`` does not give has none.
+        """
         found: dict[K, V] = {}
         tickets: dict[K, Ticket] = {}
         for key in keys:
@@ -192,7 +207,10 @@ class LastChange:
             yield key
 
     def may_have_changed(self, key: str, since: int) -> bool:
-        """False only if it has certainly not changed after ``since``. That is a hit: nobody needs to look."""
+        """False only if it has certainly not changed after ``since``.
+
+        That is a hit: nobody needs to look.
+        """
         may_have = since < self.floor or self._last.get(key, 0) > since
         self.hits += not may_have
         self.misses += may_have
@@ -207,20 +225,33 @@ class RoomsOf(NamedTuple):
 
 
 class ReadCaches(Generic[E, S]):
-    """The caches of one process, kept by the feed of its streams. ``memberships``: of all users whose rooms are remembered, together.
+    """The caches of one process, kept by the feed of its streams.
 
-    ``state_entries``: of all whole states by their groups, together; one counts as a hundredth of that at least. These never become stale.
-    ``listening_since``: a position of the stream "events" above which every fact will be told.
+    ``memberships``: of all users whose rooms are remembered, together.
+
+    ``state_entries``: of all whole states by their groups, together; one counts as a hundredth of
+    that at least. These never become stale. ``listening_since``: a position of the stream "events"
+    above which every fact will be told.
     """
 
-    def __init__(self, *, events: int, rooms: int, memberships: int, state_entries: int, listening_since: int) -> None:
+    def __init__(
+        self, *, events: int, rooms: int, memberships: int, state_entries: int, listening_since: int
+    ) -> None:
         self.events: Cache[E] = Cache("events", events)
         self.current_state: Cache[S] = Cache("current_state", rooms)
-        self.rooms_of: Cache[RoomsOf] = Cache("rooms_of", memberships, lambda rooms: 1 + len(rooms.joined))
-        self.states: Cache[S] = Cache("states", state_entries, lambda state: max(len(state), state_entries // STATES_MAX))
+        self.rooms_of: Cache[RoomsOf] = Cache(
+            "rooms_of", memberships, lambda rooms: 1 + len(rooms.joined)
+        )
+        self.states: Cache[S] = Cache(
+            "states", state_entries, lambda state: max(len(state), state_entries // STATES_MAX)
+        )
         self.room_changes = LastChange(rooms, listening_since)
-        self.state_changes = LastChange(rooms, listening_since)  # by events; what resolution changes is not told with a position
-        self._by_name: dict[str, Cache[Any]] = {cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)}
+        self.state_changes = LastChange(
+            rooms, listening_since
+        )  # by events; what resolution changes is not told with a position
+        self._by_name: dict[str, Cache[Any]] = {
+            cache.name: cache for cache in (self.events, self.current_state, self.rooms_of)
+        }
 
     @classmethod
     def of(cls, config: Config, feed: Feed, listening_since: int) -> Self:
@@ -241,7 +272,10 @@ class ReadCaches(Generic[E, S]):
 
     def hit_rates(self) -> dict[str, float]:
         """Hits by all look-ups of each cache, 0 where there was none."""
-        return {name: cache.hits / max(1, cache.hits + cache.misses) for name, cache in self.counted().items()}
+        return {
+            name: cache.hits / max(1, cache.hits + cache.misses)
+            for name, cache in self.counted().items()
+        }
 
     def restart(self, listening_since: int) -> None:
         """Forget everything, also what is being read: the database is another one."""
@@ -260,7 +294,10 @@ class ReadCaches(Generic[E, S]):
                 self.invalidate(fact.row[0], fact.row[1])
 
     def invalidate(self, name: str, key: Sequence[str] | None) -> None:
-        """A row of the stream "caches". A name that this process has no cache of is nobody's concern here."""
+        """A row of the stream "caches".
+
+        A name that this process has no cache of is nobody's concern here.
+        """
         if name == CURRENT_STATE:
             self._state_changed(key)
         elif name == REMOVED and key is not None:

@@ -20,9 +20,12 @@ class Fact(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """A writer's position went from ``previous`` to ``current``. ``facts`` are all facts of that writer between, in order.
+    """A writer's position went from ``previous`` to ``current``.
 
-    ``local`` is False for what was learned from another process. No facts and an advance all the same: ids that came to nothing.
+    ``facts`` are all facts of that writer between, in order.
+
+    ``local`` is False for what was learned from another process. No facts and an advance all the
+    same: ids that came to nothing.
     """
 
     stream_name: str
@@ -47,7 +50,11 @@ Subscriber = Callable[[Advance], None]
 
 
 class Feed:
-    """Passes advances on. A subscriber must not block and must not raise; one that does raise is logged, the others are told."""
+    """Passes advances on.
+
+    A subscriber must not block and must not raise; one that does raise is logged, the others are
+    told.
+    """
 
     def __init__(self) -> None:
         self._subscribers: dict[Subscriber, None] = {}

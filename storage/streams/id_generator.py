@@ -41,7 +41,9 @@ Allocate = Callable[[int], Awaitable[Sequence[int]]]
 class IdGenerator:
     """Stream ids of one stream: `allocate(n)` gives n increasing new ids; `positions` are the known ones at start-up."""
 
-    def __init__(self, allocate: Allocate, writer: str = "main", positions: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, allocate: Allocate, writer: str = "main", positions: Mapping[str, int] | None = None
+    ) -> None:
         """`positions` maps each writer to its position, as the database has it; this writer starts at 0 if it is not there.
 
         At start-up no id of this writer is in flight (streams.md, "Writing to streams").
@@ -51,7 +53,9 @@ class IdGenerator:
         self._currents: dict[str, int] = {writer: 0, **(positions or {})}
         self._open: set[Reservation] = set()
         self._own_completed: list[int] = []  # heap: completed by this writer, above its current
-        self._completed = IntervalSet()  # known to have completed, of any writer; runs below the linear position are dropped
+        self._completed = (
+            IntervalSet()
+        )  # known to have completed, of any writer; runs below the linear position are dropped
         self._largest_known = max(self._currents.values())
         self._linear = 0
         for position in self._currents.values():
@@ -69,11 +73,17 @@ class IdGenerator:
         return Reservation(self, n)
 
     def current(self, writer: str | None = None) -> int:
-        """The minimum per-writer current id (this writer's by default). KeyError for a writer that is not known."""
+        """The minimum per-writer current id (this writer's by default).
+
+        KeyError for a writer that is not known.
+        """
         return self._currents[self.writer if writer is None else writer]
 
     def maximum(self, writer: str | None = None) -> int:
-        """The maximum per-writer current id (this writer's by default). KeyError for a writer that is not known."""
+        """The maximum per-writer current id (this writer's by default).
+
+        KeyError for a writer that is not known.
+        """
         current = self.current(writer)
         if writer is not None and writer != self.writer:
             return max(current, self._linear)
@@ -98,7 +108,9 @@ class IdGenerator:
 
     def in_flight(self) -> tuple[int, ...]:
         """The ids of this writer that await completion, ascending."""
-        return tuple(sorted(stream_id for reservation in self._open for stream_id in reservation.ids))
+        return tuple(
+            sorted(stream_id for reservation in self._open for stream_id in reservation.ids)
+        )
 
     def advance(self, writer: str, stream_id: int, *, completed: bool = True) -> None:
         """A writer announced (POSITION) that `stream_id` and all of its own ids below have completed.
@@ -115,7 +127,9 @@ class IdGenerator:
         self._move()
 
     def remove_writer(self, writer: str) -> None:
-        """A writer is gone for good and holds the linear position back no more. ValueError for this writer itself.
+        """A writer is gone for good and holds the linear position back no more.
+
+        ValueError for this writer itself.
 
         Its transactions must have ended: ids that it had in flight count as completed from here on.
         """
@@ -151,7 +165,8 @@ class IdGenerator:
             ids = tuple(await self._allocate(n))
             self._check_allocated(ids, n, reservation.bound)
         except BaseException:
-            # Cancelled or failed: whatever ids were allocated never reach a caller, so no fact will ever have them.
+            # Cancelled or failed: whatever ids were allocated never reach a caller, so no fact will
+            # ever have them.
             self._leave(reservation)
             raise
         reservation.ids = ids
@@ -179,20 +194,30 @@ class IdGenerator:
         """Move this writer's current and the linear position as far as they may go."""
         bound = self._bound()
         while self._own_completed and self._own_completed[0] <= bound:
-            self._currents[self.writer] = max(self._currents[self.writer], heapq.heappop(self._own_completed))
+            self._currents[self.writer] = max(
+                self._currents[self.writer], heapq.heappop(self._own_completed)
+            )
         others = (position for writer, position in self._currents.items() if writer != self.writer)
         linear = self._largest_completed(min(bound, min(others, default=self._largest_known)))
-        linear = max(linear, min(bound, *self._currents.values()))  # nobody has anything in flight up to the position of the last
-        # Ids that follow without a gap have all completed, however far back some writer's own position is: an id has one owner.
+        linear = max(
+            linear, min(bound, *self._currents.values())
+        )  # nobody has anything in flight up to the position of the last
+        # Ids that follow without a gap have all completed, however far back some writer's own
+        # position is: an id has one owner.
         self._linear = self._completed.run_end(linear + 1)
         self._completed.discard_below(self._linear)
 
     def _check_allocated(self, ids: tuple[int, ...], n: int, bound: int) -> None:
         if len(ids) != n or list(ids) != sorted(set(ids)):
-            raise StorageCorrupt(f"not {n} increasing stream ids", writer=self.writer, allocated=ids)
+            raise StorageCorrupt(
+                f"not {n} increasing stream ids", writer=self.writer, allocated=ids
+            )
         if ids[0] <= bound:
             raise StorageCorrupt(
-                "the sequence is behind its table: it gave ids that were used", writer=self.writer, allocated=ids, used=bound
+                "the sequence is behind its table: it gave ids that were used",
+                writer=self.writer,
+                allocated=ids,
+                used=bound,
             )
 
 
@@ -214,5 +239,10 @@ class Reservation:
         await self._generator._enter(self, n)  # noqa: SLF001  (the two classes are one unit)
         return list(self.ids)
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._generator._leave(self)  # noqa: SLF001

@@ -14,7 +14,13 @@ from contextlib import contextmanager
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
-from storage.errors import CommitUnknown, DatabaseConflict, DatabaseUnavailable, InstanceNameTaken, StorageError
+from storage.errors import (
+    CommitUnknown,
+    DatabaseConflict,
+    DatabaseUnavailable,
+    InstanceNameTaken,
+    StorageError,
+)
 from storage.streams.feed import Fact
 from storage.streams.id_generator import IdGenerator, Reservation
 from storage.streams.position_poller import missed_facts
@@ -54,10 +60,13 @@ class InFlight:
         …
         in_flight.answered()        its answer is here, and other writers are known
 
-    A block that ends in between, but for an error which says that nothing was done, leaves the ids held until `settle`.
+    A block that ends in between, but for an error which says that nothing was done, leaves the ids
+    held until `settle`.
     """
 
-    def __init__(self, database: Database, streams: Streams, names: Sequence[str], writer_nid: int) -> None:
+    def __init__(
+        self, database: Database, streams: Streams, names: Sequence[str], writer_nid: int
+    ) -> None:
         self._database = database
         self._streams = streams
         self._names = names
@@ -76,7 +85,11 @@ class InFlight:
     @property
     def author(self) -> Author:
         """For the statement that is about to be sent."""
-        return Author(self._writer_nid, self._streams.instance_name, self._streams.epochs.get(self._names[0], 0))
+        return Author(
+            self._writer_nid,
+            self._streams.instance_name,
+            self._streams.epochs.get(self._names[0], 0),
+        )
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -108,7 +121,10 @@ class InFlight:
         self._era = self._database.era
 
     def answered(self) -> None:
-        """It is known again. `DatabaseReplaced` if the answer is of a database that was replaced meanwhile."""
+        """It is known again.
+
+        `DatabaseReplaced` if the answer is of a database that was replaced meanwhile.
+        """
         if self._backend_pid is not None and self._era != self._database.era:
             raise self._database.guard.error()
         self._backend_pid = None
@@ -131,11 +147,17 @@ class InFlight:
                 try:
                     self._found = await self._find_out()
                 except (*LOST, DatabaseConflict) as error:
-                    raise CommitUnknown(f"it is not known whether a write was done: {error.reason}", sqlstate=error.sqlstate) from error
+                    raise CommitUnknown(
+                        f"it is not known whether a write was done: {error.reason}",
+                        sqlstate=error.sqlstate,
+                    ) from error
             return self._found
 
     async def ready(self) -> None:
-        """To be awaited before writing: what was unsettled is settled. `DatabaseUnavailable` if that cannot be; nothing was written then."""
+        """To be awaited before writing: what was unsettled is settled.
+
+        `DatabaseUnavailable` if that cannot be; nothing was written then.
+        """
         if not (self.settle in self._streams.unsettled or self._one_at_a_time.locked()):
             return
         try:
@@ -164,7 +186,13 @@ class InFlight:
         author, epoch = self.author, new_epoch()
         self._epochs.append(epoch)
         mine = [author.epoch, *self._epochs]
-        if len(await conn.fetchvals(SQL_NEW_EPOCH, author.instance_name, list(self._names), mine, epoch)) != len(self._names):
-            raise InstanceNameTaken(f"another process has taken over the name {author.instance_name}")
+        if len(
+            await conn.fetchvals(
+                SQL_NEW_EPOCH, author.instance_name, list(self._names), mine, epoch
+            )
+        ) != len(self._names):
+            raise InstanceNameTaken(
+                f"another process has taken over the name {author.instance_name}"
+            )
         self._streams.epochs.update(dict.fromkeys(self._names, epoch))
         self._epochs.clear()

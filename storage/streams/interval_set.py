@@ -4,7 +4,10 @@ from bisect import bisect_right
 
 
 class IntervalSet:
-    """A growing set of integers. `add`, `floor` and `run_end` cost O(log runs), plus moving the tail of a short list."""
+    """A growing set of integers.
+
+    `add`, `floor` and `run_end` cost O(log runs), plus moving the tail of a short list.
+    """
 
     __slots__ = ("_ends", "_starts")
 

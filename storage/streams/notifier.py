@@ -32,7 +32,10 @@ class _Waiter:
 
 
 class Notifier:
-    """The waiters of one process. A subscriber of the feed. ``remembered``: keys for each writer and stream."""
+    """The waiters of one process.
+
+    A subscriber of the feed. ``remembered``: keys for each writer and stream.
+    """
 
     def __init__(self, streams: Streams, *, remembered: int = 10_000) -> None:
         self._streams = streams
@@ -69,7 +72,10 @@ class Notifier:
                     waiter.told(advance.stream_name, advance.instance_name, fact.stream_id)
 
     def position(self, stream_name: str) -> VectorPosition:
-        """How far a stream is known to be. Taken before looking, it can be part of the token after which one waits."""
+        """How far a stream is known to be.
+
+        Taken before looking, it can be part of the token after which one waits.
+        """
         return self._streams[stream_name].current()
 
     async def wait(self, keys: Iterable[str], *, after: SyncToken, timeout_ms: int) -> bool:
@@ -108,7 +114,9 @@ class Notifier:
         keys = set(keys)
         for (stream_name, writer), concerned in self._concerned.items():
             position = seen.get(stream_name)
-            if position is None or self._streams[stream_name].generator.current(writer) <= position.position(writer):
+            if position is None or self._streams[stream_name].generator.current(
+                writer
+            ) <= position.position(writer):
                 continue
             if any(concerned.may_have_changed(key, position.position(writer)) for key in keys):
                 return True

@@ -35,7 +35,9 @@ WHERE p.stream_name = s.stream_name AND p.stream_id < s.stream_id
     AND (
         (p.instance_name = $1::text AND p.epoch = s.idle_epoch)
         OR NOT EXISTS (
-            SELECT FROM pg_stat_activity a WHERE a.datname = current_database() AND is_session_of(a.application_name, p.instance_name)
+            SELECT FROM pg_stat_activity a
+                WHERE a.datname = current_database()
+                    AND is_session_of(a.application_name, p.instance_name)
         )
     )
 """
@@ -62,7 +64,13 @@ class FollowedPositionRow(NamedTuple):
     entered_at: int
 
 
-async def follow(database: Database, streams: Streams, *, every_ms: int, told_of: Collection[str] = STREAMS.keys()) -> None:
+async def follow(
+    database: Database,
+    streams: Streams,
+    *,
+    every_ms: int,
+    told_of: Collection[str] = STREAMS.keys(),
+) -> None:
     """Do so until cancelled. A database that does not answer is asked again the next time.
 
     ``told_of``: streams whose facts are read; of the others the positions alone.
@@ -75,7 +83,9 @@ async def follow(database: Database, streams: Streams, *, every_ms: int, told_of
             logger.warning("the positions of the streams could not be followed: %s", error)
 
 
-async def follow_once(database: Database, streams: Streams, told_of: Collection[str] = STREAMS.keys()) -> None:
+async def follow_once(
+    database: Database, streams: Streams, told_of: Collection[str] = STREAMS.keys()
+) -> None:
     """Move those who are idle, and catch up with the others; find out what became of own writes whose answers were lost."""
     for settle in list(streams.unsettled):
         await settle()
@@ -92,7 +102,9 @@ async def follow_once(database: Database, streams: Streams, told_of: Collection[
                 _move(streams, row)
 
 
-async def learn_writers(database: Database, streams: Streams, stream_name: str, writers: int) -> None:
+async def learn_writers(
+    database: Database, streams: Streams, stream_name: str, writers: int
+) -> None:
     """Make the writers known that a stream has besides those that this process knows; ``writers`` is how many there are.
 
     To be called after a write and before its position is told: a write sees every writer that may have taken a smaller id, as
@@ -104,7 +116,9 @@ async def learn_writers(database: Database, streams: Streams, stream_name: str, 
         _meet(streams, await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow))
 
 
-async def missed_facts(conn: Connection, streams: Streams, names: Sequence[str]) -> dict[str, tuple[int, list[Fact]]]:
+async def missed_facts(
+    conn: Connection, streams: Streams, names: Sequence[str]
+) -> dict[str, tuple[int, list[Fact]]]:
     """What this process committed and was never told of: by stream its position in the table, and its facts up to there.
 
     Makes all writers known, so that the positions may be told.
@@ -116,7 +130,9 @@ async def missed_facts(conn: Connection, streams: Streams, names: Sequence[str])
         if row.stream_name in names and row.instance_name == streams.instance_name:
             stream = streams[row.stream_name]
             known = stream.positions()[row.instance_name]
-            facts = await stream.declaration.read(conn, known, row.stream_id, row.instance_name, EVERYTHING)
+            facts = await stream.declaration.read(
+                conn, known, row.stream_id, row.instance_name, EVERYTHING
+            )
             missed[row.stream_name] = row.stream_id, facts
     return missed
 
@@ -124,16 +140,28 @@ async def missed_facts(conn: Connection, streams: Streams, names: Sequence[str])
 def _meet(streams: Streams, found: Iterable[FollowedPositionRow]) -> None:
     """Take in the writers that are new, before anything moves on past what they may have in flight."""
     for row in found:
-        if row.stream_name in streams and row.instance_name not in streams[row.stream_name].positions():
+        if (
+            row.stream_name in streams
+            and row.instance_name not in streams[row.stream_name].positions()
+        ):
             streams.meet(row.stream_name, row.instance_name, row.entered_at)
 
 
 async def _move_idle(conn: Connection, streams: Streams) -> None:
     names = list(STREAMS)
-    given = await conn.fetch(SQL_SEQUENCES, names, [STREAMS[name].sequence for name in names], row=LastIdRow)
-    behind = [row for row in given if any(at < row.stream_id for at in streams[row.stream_name].positions().values())]
+    given = await conn.fetch(
+        SQL_SEQUENCES, names, [STREAMS[name].sequence for name in names], row=LastIdRow
+    )
+    behind = [
+        row
+        for row in given
+        if any(at < row.stream_id for at in streams[row.stream_name].positions().values())
+    ]
     if behind:
-        idle = [None if streams.is_writing(row.stream_name) else streams.epochs.get(row.stream_name, 0) for row in behind]
+        idle = [
+            None if streams.is_writing(row.stream_name) else streams.epochs.get(row.stream_name, 0)
+            for row in behind
+        ]
         names, numbers = [row.stream_name for row in behind], [row.stream_id for row in behind]
         await conn.execute(SQL_MOVE_IDLE, streams.instance_name, names, numbers, idle)
 

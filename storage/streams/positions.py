@@ -1,14 +1,16 @@
 """Vector positions: how far a reader has got in a stream that several writers add to.
 
-A position is a lower set of facts. Each fact is (writer, stream id); the position covers it if the stream id is at most
-the position of that writer. `min` stands for every writer, listed or not; `items` lists the writers that are further.
+A position is a lower set of facts. Each fact is (writer, stream id); the position covers it if the
+stream id is at most the position of that writer. `min` stands for every writer, listed or not;
+`items` lists the writers that are further.
 
     VectorPosition(5, (("b", 9),))   covers every fact up to 5, and those of writer b up to 9:
         covers("b", 7)  True         covers("a", 7)  False        linear()  5
 
-In the words of the seed (streams.md, "Multi-writer streams"): the whole value is view 1 (a map from writer to stream id),
-`linear()` is view 2 (a single stream id). Positions form a lattice: `<=` is inclusion of the covered facts, which is a
-partial order (two positions may be incomparable), `merge` is the union and `meet` the intersection.
+In the words of the seed (streams.md, "Multi-writer streams"): the whole value is view 1 (a map from
+writer to stream id), `linear()` is view 2 (a single stream id). Positions form a lattice: `<=` is
+inclusion of the covered facts, which is a partial order (two positions may be incomparable),
+`merge` is the union and `meet` the intersection.
 """
 
 from collections.abc import Mapping
@@ -33,12 +35,23 @@ class VectorPosition:
             raise ValueError(f"min {self.min} is not a stream position (0 to 2^63-1)")
         for writer, position in self.items:
             if not self.min < position <= LARGEST_POSITION:
-                raise ValueError(f"position {position} of writer {writer!r} is not above min {self.min} and below 2^63")
+                raise ValueError(
+                    f"position {position} of writer {writer!r} is not above min {self.min} and below 2^63"
+                )
 
     @classmethod
     def of(cls, minimum: int, positions: Mapping[str, int]) -> "VectorPosition":
         """The position at `minimum`, with the writers of `positions` that are further; the others are left out."""
-        return cls(minimum, tuple(sorted((writer, position) for writer, position in positions.items() if position > minimum)))
+        return cls(
+            minimum,
+            tuple(
+                sorted(
+                    (writer, position)
+                    for writer, position in positions.items()
+                    if position > minimum
+                )
+            ),
+        )
 
     def writers(self) -> dict[str, int]:
         """The writers that are above `min`, as a new dict."""
@@ -72,17 +85,24 @@ class VectorPosition:
     def merge(self, other: "VectorPosition") -> "VectorPosition":
         """The smallest position that covers what either covers (the union)."""
         names = self.writers() | other.writers()
-        return VectorPosition.of(max(self.min, other.min), {w: max(self.position(w), other.position(w)) for w in names})
+        return VectorPosition.of(
+            max(self.min, other.min), {w: max(self.position(w), other.position(w)) for w in names}
+        )
 
     def meet(self, other: "VectorPosition") -> "VectorPosition":
         """The largest position that covers only what both cover (the intersection)."""
         if self is other or self == other:
             return self
         names = self.writers() | other.writers()
-        return VectorPosition.of(min(self.min, other.min), {w: min(self.position(w), other.position(w)) for w in names})
+        return VectorPosition.of(
+            min(self.min, other.min), {w: min(self.position(w), other.position(w)) for w in names}
+        )
 
     def __le__(self, other: "VectorPosition") -> bool:
-        """Whether `other` covers every fact that this position covers. Not a total order: `not a <= b` is not `b < a`."""
+        """Whether `other` covers every fact that this position covers.
+
+        Not a total order: `not a <= b` is not `b < a`.
+        """
         if self.min > other.min:
             return False
         return all(position <= other.position(writer) for writer, position in self.items)

@@ -1,4 +1,7 @@
-"""Receipts: how far each user has read in a room; the stream "receipts". Source: client-server API, receipts."""
+"""Receipts: how far each user has read in a room; the stream "receipts".
+
+Source: client-server API, receipts.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final, LiteralString, NamedTuple
@@ -21,17 +24,21 @@ known_principal AS (
 new_principal AS (
     INSERT INTO principals (principal_nid, name)
     SELECT nextval('principal_nids'), $3::text
-    WHERE NOT EXISTS (SELECT FROM known_principal) AND EXISTS (SELECT FROM rooms WHERE room_id = $1::text)
+    WHERE NOT EXISTS (SELECT FROM known_principal)
+        AND EXISTS (SELECT FROM rooms WHERE room_id = $1::text)
     RETURNING principal_nid
 ),
 fact AS (
-    INSERT INTO receipts (stream_id, room_nid, principal_nid, writer_nid, receipt_type, thread_id, event_id, data)
-    SELECT nextval('receipts_stream'), r.room_nid, p.principal_nid, $7::smallint, $2::text, $4::text, $5::text, $6::bytea
+    INSERT INTO receipts (stream_id, room_nid, principal_nid, writer_nid, receipt_type, thread_id,
+        event_id, data)
+    SELECT nextval('receipts_stream'), r.room_nid, p.principal_nid, $7::smallint, $2::text,
+        $4::text, $5::text, $6::bytea
     FROM (SELECT * FROM known_principal UNION ALL SELECT * FROM new_principal) AS p
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
     ON CONFLICT (room_nid, principal_nid, receipt_type, thread_id) DO UPDATE
-        SET stream_id = EXCLUDED.stream_id, writer_nid = EXCLUDED.writer_nid, event_id = EXCLUDED.event_id, data = EXCLUDED.data
+        SET stream_id = EXCLUDED.stream_id, writer_nid = EXCLUDED.writer_nid,
+            event_id = EXCLUDED.event_id, data = EXCLUDED.data
     RETURNING stream_id
 ),
 position AS (
@@ -42,14 +49,16 @@ position AS (
     RETURNING stream_positions.stream_id
 )
 SELECT stream_id, CASE
-        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'receipts')
+        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions
+            WHERE stream_name = 'receipts')
         ELSE refuse_old_writer($8::text)::int
     END AS writers
 FROM fact
 """
 
 SQL_OF_ROOM: Final[LiteralString] = """
-SELECT c.stream_id, c.receipt_type, p.name AS user_id, NULLIF(c.thread_id, '') AS thread_id, c.event_id, c.data
+SELECT c.stream_id, c.receipt_type, p.name AS user_id, NULLIF(c.thread_id, '') AS thread_id,
+    c.event_id, c.data
 FROM rooms r
 JOIN receipts c USING (room_nid)
 JOIN principals p USING (principal_nid)
@@ -87,7 +96,9 @@ class Receipts:
         *,
         thread_id: str | None = None,
     ) -> int:
-        """Replace a user's receipt of a type (and thread) in a room; the position of the fact. Users of other servers have receipts, too.
+        """Replace a user's receipt of a type (and thread) in a room; the position of the fact.
+
+        Users of other servers have receipts, too.
 
         `UnknownRoom`, `InvalidIdentifier`, `InputError`.
         """
@@ -111,14 +122,29 @@ class Receipts:
             if row is None:
                 raise UnknownRoom(room)
             return WrittenFacts(
-                [Fact(row.stream_id, writer.instance_name, [room, kind, user, event, thread, orjson.loads(packed)])], row.writers
+                [
+                    Fact(
+                        row.stream_id,
+                        writer.instance_name,
+                        [room, kind, user, event, thread, orjson.loads(packed)],
+                    )
+                ],
+                row.writers,
             )
 
         return await self._writer.write(write)
 
-    async def of_room(self, room_id: RoomId, *, after: int = 0, upto: int = EVERYTHING) -> list[ReceiptRow]:
-        """The receipts of a room with ``after < position <= upto``, in stream order. `UnknownRoom`, `InvalidIdentifier`, `InputError`."""
-        room, between = args.room(room_id), (args.position(after, "after"), args.position(upto, "upto"))
+    async def of_room(
+        self, room_id: RoomId, *, after: int = 0, upto: int = EVERYTHING
+    ) -> list[ReceiptRow]:
+        """The receipts of a room with ``after < position <= upto``, in stream order.
+
+        `UnknownRoom`, `InvalidIdentifier`, `InputError`.
+        """
+        room, between = (
+            args.room(room_id),
+            (args.position(after, "after"), args.position(upto, "upto")),
+        )
         async with self._writer.database.connection() as conn:
             found = await conn.fetch(SQL_OF_ROOM, room, *between, row=ReceiptRow)
             if not found:

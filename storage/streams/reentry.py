@@ -82,11 +82,14 @@ async def enter_again(entry: DatabaseEntry) -> None:
     entry.streams.restart(own.positions, own.epochs, own.lost, Restart(own.writer_nid, missed))
     entry.database.guard.enter_again()
     logger.warning(
-        "the database is entered again: nothing is remembered, streams go on at %d", entry.streams["events"].current().furthest()
+        "the database is entered again: nothing is remembered, streams go on at %d",
+        entry.streams["events"].current().furthest(),
     )
 
 
-async def _entered(conn: Connection, entry: DatabaseEntry, known: Known) -> tuple[Entered, dict[str, list[Fact]]]:
+async def _entered(
+    conn: Connection, entry: DatabaseEntry, known: Known
+) -> tuple[Entered, dict[str, list[Fact]]]:
     """Enter, and read the own facts of which this process knows nothing: whoever enters waits for the writes that are under way."""
     own_name = entry.streams.instance_name
     own = await entered(conn, own_name, known=known)
@@ -100,7 +103,13 @@ async def _entered(conn: Connection, entry: DatabaseEntry, known: Known) -> tupl
 async def _check_deployment(conn: Connection, entry: DatabaseEntry) -> None:
     """`WrongServerName` or StorageError if this is no copy of the database that was entered."""
     found = await deployment(conn)
-    if found is not None and found.server_name is not None and found.server_name != entry.server_name:
+    if (
+        found is not None
+        and found.server_name is not None
+        and found.server_name != entry.server_name
+    ):
         raise WrongServerName(entry.server_name, found=found.server_name)
     if found is None or found.deployment_id != entry.deployment_id:
-        raise StorageError("the address leads to a database that is no copy of the one that was opened: open the store again")
+        raise StorageError(
+            "the address leads to a database that is no copy of the one that was opened: open the store again"
+        )

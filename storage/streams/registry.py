@@ -1,9 +1,11 @@
 """The registry of streams: everything that is to be known of a stream stands in one declaration.
 
-A stream has a name, a sequence, and a statement that reads its facts. `STREAMS` lists them; adding one is a declaration here, a
-table in a migration, and a test. `Streams` is the state of one process: how far it knows each writer to be in each stream.
+A stream has a name, a sequence, and a statement that reads its facts. `STREAMS` lists them; adding
+one is a declaration here, a table in a migration, and a test. `Streams` is the state of one
+process: how far it knows each writer to be in each stream.
 
-Reading statements take ($1 after, $2 up to, $3 instance name or NULL, $4 limit) and give (stream_id, instance_name, …row).
+Reading statements take ($1 after, $2 up to, $3 instance name or NULL, $4 limit) and give
+(stream_id, instance_name, …row).
 """
 
 import json
@@ -28,7 +30,8 @@ FROM (  -- limited before it is joined, or each page would join all that is left
     SELECT stream_ordering, writer_nid, event_id, room_nid, type_nid, state_key_nid, json
     FROM events
     WHERE stream_ordering > $1::bigint AND stream_ordering <= $2::bigint AND NOT backfilled
-        AND ($3::text IS NULL OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
+        AND ($3::text IS NULL
+            OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
     ORDER BY stream_ordering
     LIMIT $4::bigint
 ) e
@@ -43,7 +46,8 @@ FROM (
     FROM outlier_memberships m
     JOIN events e USING (event_nid)
     WHERE m.stream_id > $1::bigint AND m.stream_id <= $2::bigint
-        AND ($3::text IS NULL OR m.writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
+        AND ($3::text IS NULL
+            OR m.writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
     ORDER BY m.stream_id
     LIMIT $4::bigint
 ) o
@@ -62,7 +66,8 @@ FROM (
     SELECT stream_ordering, writer_nid, event_id, room_nid, type_nid, state_key_nid, json
     FROM events
     WHERE stream_ordering > $1::bigint AND stream_ordering <= $2::bigint AND backfilled
-        AND ($3::text IS NULL OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
+        AND ($3::text IS NULL
+            OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
     ORDER BY stream_ordering
     LIMIT $4::bigint
 ) e
@@ -80,7 +85,8 @@ JOIN writers w USING (writer_nid)
 JOIN principals p USING (principal_nid)
 JOIN event_types t USING (type_nid)
 LEFT JOIN rooms r USING (room_nid)
-WHERE a.stream_id > $1::bigint AND a.stream_id <= $2::bigint AND ($3::text IS NULL OR w.instance_name = $3::text)
+WHERE a.stream_id > $1::bigint AND a.stream_id <= $2::bigint
+    AND ($3::text IS NULL OR w.instance_name = $3::text)
 ORDER BY a.stream_id
 LIMIT $4::bigint
 """
@@ -90,18 +96,21 @@ SELECT d.stream_id, w.instance_name, p.name AS user_id, d.device_id
 FROM to_device d
 JOIN writers w USING (writer_nid)
 JOIN principals p USING (principal_nid)
-WHERE d.stream_id > $1::bigint AND d.stream_id <= $2::bigint AND ($3::text IS NULL OR w.instance_name = $3::text)
+WHERE d.stream_id > $1::bigint AND d.stream_id <= $2::bigint
+    AND ($3::text IS NULL OR w.instance_name = $3::text)
 ORDER BY d.stream_id
 LIMIT $4::bigint
 """
 
 SQL_RECEIPTS_ROWS: Final[LiteralString] = """
-SELECT c.stream_id, w.instance_name, r.room_id, c.receipt_type, p.name AS user_id, c.event_id, NULLIF(c.thread_id, '') AS thread_id, c.data
+SELECT c.stream_id, w.instance_name, r.room_id, c.receipt_type, p.name AS user_id, c.event_id,
+    NULLIF(c.thread_id, '') AS thread_id, c.data
 FROM receipts c
 JOIN writers w USING (writer_nid)
 JOIN principals p USING (principal_nid)
 JOIN rooms r USING (room_nid)
-WHERE c.stream_id > $1::bigint AND c.stream_id <= $2::bigint AND ($3::text IS NULL OR w.instance_name = $3::text)
+WHERE c.stream_id > $1::bigint AND c.stream_id <= $2::bigint
+    AND ($3::text IS NULL OR w.instance_name = $3::text)
 ORDER BY c.stream_id
 LIMIT $4::bigint
 """
@@ -110,7 +119,8 @@ SQL_CACHES_ROWS: Final[LiteralString] = """
 SELECT i.stream_id, w.instance_name, i.cache_name, i.keys, i.invalidation_ts
 FROM cache_invalidations i
 JOIN writers w USING (writer_nid)
-WHERE i.stream_id > $1::bigint AND i.stream_id <= $2::bigint AND ($3::text IS NULL OR w.instance_name = $3::text)
+WHERE i.stream_id > $1::bigint AND i.stream_id <= $2::bigint
+    AND ($3::text IS NULL OR w.instance_name = $3::text)
 ORDER BY i.stream_id
 LIMIT $4::bigint
 """
@@ -173,18 +183,26 @@ class CacheFactRow(NamedTuple):
 Read = Callable[[Connection, int, int, str | None, int], Awaitable[list[Fact]]]
 
 
-async def _events(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+async def _events(
+    conn: Connection, after: int, upto: int, writer: str | None, limit: int
+) -> list[Fact]:
     rows = await conn.fetch(SQL_EVENTS_ROWS, after, upto, writer, limit, row=EventFactRow)
     return [_event_fact(row) for row in rows]
 
 
-async def _backfill(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+async def _backfill(
+    conn: Connection, after: int, upto: int, writer: str | None, limit: int
+) -> list[Fact]:
     rows = await conn.fetch(SQL_BACKFILL_ROWS, after, upto, writer, limit, row=EventFactRow)
     return [_event_fact(row) for row in rows]
 
 
 def _event_fact(row: EventFactRow) -> Fact:
-    return Fact(row.stream_id, row.instance_name, [row.event_id, row.room_id, row.type, row.state_key, _redacts(row.json)])
+    return Fact(
+        row.stream_id,
+        row.instance_name,
+        [row.event_id, row.room_id, row.type, row.state_key, _redacts(row.json)],
+    )
 
 
 def _redacts(pdu: bytes | None) -> str | None:
@@ -197,22 +215,34 @@ def _redacts(pdu: bytes | None) -> str | None:
     return named if isinstance(named, str) else None
 
 
-async def _account_data(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
-    rows = await conn.fetch(SQL_ACCOUNT_DATA_ROWS, after, upto, writer, limit, row=AccountDataFactRow)
+async def _account_data(
+    conn: Connection, after: int, upto: int, writer: str | None, limit: int
+) -> list[Fact]:
+    rows = await conn.fetch(
+        SQL_ACCOUNT_DATA_ROWS, after, upto, writer, limit, row=AccountDataFactRow
+    )
     return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
 
 
-async def _to_device(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+async def _to_device(
+    conn: Connection, after: int, upto: int, writer: str | None, limit: int
+) -> list[Fact]:
     rows = await conn.fetch(SQL_TO_DEVICE_ROWS, after, upto, writer, limit, row=ToDeviceFactRow)
     return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
 
 
-async def _receipts(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+async def _receipts(
+    conn: Connection, after: int, upto: int, writer: str | None, limit: int
+) -> list[Fact]:
     rows = await conn.fetch(SQL_RECEIPTS_ROWS, after, upto, writer, limit, row=ReceiptFactRow)
-    return [Fact(row.stream_id, row.instance_name, [*row[2:-1], json.loads(row.data)]) for row in rows]
+    return [
+        Fact(row.stream_id, row.instance_name, [*row[2:-1], json.loads(row.data)]) for row in rows
+    ]
 
 
-async def _caches(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+async def _caches(
+    conn: Connection, after: int, upto: int, writer: str | None, limit: int
+) -> list[Fact]:
     rows = await conn.fetch(SQL_CACHES_ROWS, after, upto, writer, limit, row=CacheFactRow)
     return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
 
@@ -267,7 +297,9 @@ NOTHING_LOST: Final = LostPositions()
 class Stream:
     """One stream as this process sees it."""
 
-    def __init__(self, declaration: Declaration, database: Database, generator: IdGenerator) -> None:
+    def __init__(
+        self, declaration: Declaration, database: Database, generator: IdGenerator
+    ) -> None:
         self.declaration = declaration
         self.name = declaration.name
         self.generator = generator
@@ -292,9 +324,15 @@ class Stream:
         """How far each writer is known to be."""
         return self.generator.positions()
 
-    async def rows(self, after: int, upto: int, limit: int, *, instance_name: str | None = None) -> list[Fact]:
+    async def rows(
+        self, after: int, upto: int, limit: int, *, instance_name: str | None = None
+    ) -> list[Fact]:
         """The facts with ``after < stream_id <= upto``, at most ``limit``, in stream order; of one writer, or of all. `InputError`."""
-        after, upto, limit = args.position(after, "after"), args.position(upto, "upto"), args.position(limit, "limit")
+        after, upto, limit = (
+            args.position(after, "after"),
+            args.position(upto, "upto"),
+            args.position(limit, "limit"),
+        )
         if instance_name is not None:
             args.text(instance_name)
         async with self._database.connection() as conn:
@@ -302,14 +340,20 @@ class Stream:
 
 
 class Restart(NamedTuple):
-    """A store has entered a database that took the place of another one. ``missed``: its own facts there that it had no answer about."""
+    """A store has entered a database that took the place of another one.
+
+    ``missed``: its own facts there that it had no answer about.
+    """
 
     writer_nid: int
     missed: Mapping[str, Sequence[Fact]]
 
 
 class Streams(Mapping[str, Stream]):
-    """All streams of a store, and the feed that tells of their advances. ``lost``: what restores took back, by stream."""
+    """All streams of a store, and the feed that tells of their advances.
+
+    ``lost``: what restores took back, by stream.
+    """
 
     def __init__(
         self,
@@ -323,14 +367,21 @@ class Streams(Mapping[str, Stream]):
         self.instance_name = instance_name
         self.epochs = dict(epochs or {})  # of this writer, by stream (`storage.streams.in_flight`)
         self.feed = Feed()
-        self.unsettled: dict[Callable[[], Awaitable[object]], None] = {}  # finds out about a lost write (`storage.streams.in_flight`)
+        self.unsettled: dict[
+            Callable[[], Awaitable[object]], None
+        ] = {}  # finds out about a lost write (`storage.streams.in_flight`)
         self.lost: Mapping[str, LostPositions] = lost or {}
         self._database = database
         self._restarts: list[Callable[[Restart], None]] = []
-        self._streams = {name: Stream(one, database, self._generator(one, positions.get(name, {}))) for name, one in STREAMS.items()}
+        self._streams = {
+            name: Stream(one, database, self._generator(one, positions.get(name, {})))
+            for name, one in STREAMS.items()
+        }
 
     def _generator(self, declaration: Declaration, positions: Mapping[str, int]) -> IdGenerator:
-        generator = IdGenerator(_allocator(self._database, declaration.sequence), self.instance_name)
+        generator = IdGenerator(
+            _allocator(self._database, declaration.sequence), self.instance_name
+        )
         for writer, position in positions.items():
             generator.advance(writer, position, completed=False)
         return generator
@@ -349,7 +400,11 @@ class Streams(Mapping[str, Stream]):
         self._restarts.append(told)
 
     def restart(
-        self, positions: Mapping[str, Mapping[str, int]], epochs: Mapping[str, int], lost: Mapping[str, LostPositions], restart: Restart
+        self,
+        positions: Mapping[str, Mapping[str, int]],
+        epochs: Mapping[str, int],
+        lost: Mapping[str, LostPositions],
+        restart: Restart,
     ) -> None:
         """Begin again in a database that took the place of the one that was known; ``positions`` are those that the tables have there.
 
@@ -359,7 +414,9 @@ class Streams(Mapping[str, Stream]):
         self.epochs, self.lost = dict(epochs), lost
         for name, stream in self._streams.items():
             begin = {
-                writer: self.lost_in(name).before(writer, min(position, known[name].get(writer, position)))
+                writer: self.lost_in(name).before(
+                    writer, min(position, known[name].get(writer, position))
+                )
                 for writer, position in positions.get(name, {}).items()
             }
             stream.generator = self._generator(stream.declaration, begin)
@@ -367,7 +424,12 @@ class Streams(Mapping[str, Stream]):
             told(restart)
         for name in self._streams:
             if self.instance_name in positions.get(name, {}):
-                self.advance(name, self.instance_name, positions[name][self.instance_name], restart.missed.get(name, ()))
+                self.advance(
+                    name,
+                    self.instance_name,
+                    positions[name][self.instance_name],
+                    restart.missed.get(name, ()),
+                )
 
     def leaps(self, stream_name: str, instance_name: str, position: int) -> bool:
         """Whether a writer's position is so much higher than what is known that a gap lies between which this process has not heard of."""
@@ -375,7 +437,10 @@ class Streams(Mapping[str, Stream]):
         return position - max(known, self.lost_in(stream_name).upto) >= JUMP
 
     async def confirm(self) -> None:
-        """Look whether the database is still the one that was entered. `DatabaseReplaced` if not."""
+        """Look whether the database is still the one that was entered.
+
+        `DatabaseReplaced` if not.
+        """
         await self._database.confirm()
 
     def __getitem__(self, name: str) -> Stream:
@@ -402,16 +467,29 @@ class Streams(Mapping[str, Stream]):
         self._streams[stream_name].generator.advance(instance_name, entered_at, completed=False)
         self.feed.publish(Advance(stream_name, instance_name, 0, entered_at, (), local=False))
 
-    def advance(self, stream_name: str, instance_name: str, current: int, facts: Sequence[Fact], *, local: bool = True) -> None:
-        """A writer's position has moved: remember it, and tell whoever follows. An older position changes nothing.
+    def advance(
+        self,
+        stream_name: str,
+        instance_name: str,
+        current: int,
+        facts: Sequence[Fact],
+        *,
+        local: bool = True,
+    ) -> None:
+        """A writer's position has moved: remember it, and tell whoever follows.
 
-        Nor does one inside the writer's gap: it is of before the restore, and what was written up to there is lost.
+        An older position changes nothing.
+
+        Nor does one inside the writer's gap: it is of before the restore, and what was written up
+        to there is lost.
         """
         generator = self._streams[stream_name].generator
         previous = generator.positions().get(instance_name, 0)
         if current <= previous or self.lost_in(stream_name).holds(instance_name, current):
             return
-        news = [fact for fact in facts if fact.stream_id > previous]  # what was fetched may have been told meanwhile
+        news = [
+            fact for fact in facts if fact.stream_id > previous
+        ]  # what was fetched may have been told meanwhile
         if news:
             generator.advance(instance_name, news[-1].stream_id)
         if not news or news[-1].stream_id != current:

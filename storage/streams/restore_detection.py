@@ -27,13 +27,21 @@ from storage.streams.positions import VectorPosition
 logger = logging.getLogger(__name__)
 
 JUMP: Final = 1 << 30
-"""More ids than are given between a backup and its loss; one in eight billion of all there are. The least length of a gap."""
+"""More ids than are given between a backup and its loss; one in eight billion of all there are.
+
+The least length of a gap.
+"""
 
 PER_SECOND: Final = 1 << 20
-"""More ids than are given in a second. A gap ends at this times the time at least, so above what was given after an earlier restore of the same backup."""
+"""More ids than are given in a second.
+
+A gap ends at this times the time at least, so above what was given after an earlier restore of the
+same backup.
+"""
 
 SQL_INCARNATION: Final[LiteralString] = """
-SELECT d.incarnation AS known, format('%s.%s.%s.%s', (SELECT system_identifier FROM pg_control_system()),
+SELECT d.incarnation AS known,
+    format('%s.%s.%s.%s', (SELECT system_identifier FROM pg_control_system()),
     (SELECT oid FROM pg_database WHERE datname = current_database()), 'deployment'::regclass::oid,
     left(pg_walfile_name(pg_current_wal_lsn()), 8)) AS current
 FROM deployment d
@@ -42,14 +50,17 @@ FROM deployment d
 SQL_LOOK: Final[LiteralString] = """
 SELECT
     CASE  -- a standby has no place where it writes
-        WHEN NOT pg_is_in_recovery() THEN format('%s.%s.%s.%s', (SELECT system_identifier FROM pg_control_system()),
-            (SELECT oid FROM pg_database WHERE datname = current_database()), 'deployment'::regclass::oid,
+        WHEN NOT pg_is_in_recovery() THEN format('%s.%s.%s.%s',
+            (SELECT system_identifier FROM pg_control_system()),
+            (SELECT oid FROM pg_database WHERE datname = current_database()),
+                'deployment'::regclass::oid,
             left(pg_walfile_name(pg_current_wal_lsn()), 8))
     END AS incarnation,
     COALESCE((SELECT max(lost_upto) FROM lost_positions), 0) AS lost_upto,
     COALESCE((
         SELECT bool_or(p.stream_id IS NULL OR p.stream_id < k.stream_id)
-        FROM unnest($1::text[], $2::text[], $3::bigint[]) AS k (stream_name, instance_name, stream_id)
+        FROM unnest($1::text[], $2::text[], $3::bigint[]) AS k (stream_name, instance_name,
+            stream_id)
         LEFT JOIN stream_positions p USING (stream_name, instance_name)
     ), false) AS is_behind
 """
@@ -69,8 +80,10 @@ WITH jumped AS MATERIALIZED (
 )
 INSERT INTO lost_positions (stream_name, lost_after, lost_upto, instance_names, kept_upto)
 SELECT d.stream_name, COALESCE(max(p.stream_id), 1), j.upto,
-    COALESCE(array_agg(p.instance_name ORDER BY p.instance_name) FILTER (WHERE p.instance_name IS NOT NULL), '{}'),
-    COALESCE(array_agg(p.stream_id ORDER BY p.instance_name) FILTER (WHERE p.instance_name IS NOT NULL), '{}')
+    COALESCE(array_agg(p.instance_name
+        ORDER BY p.instance_name) FILTER (WHERE p.instance_name IS NOT NULL), '{}'),
+    COALESCE(array_agg(p.stream_id
+        ORDER BY p.instance_name) FILTER (WHERE p.instance_name IS NOT NULL), '{}')
 FROM unnest($1::text[], $2::text[]) AS d (stream_name, sequence_name)
 JOIN jumped j ON j.name = d.sequence_name
 LEFT JOIN stream_positions p ON p.stream_name = d.stream_name
@@ -92,7 +105,11 @@ class IncarnationRow(NamedTuple):
 
 
 class LookRow(NamedTuple):
-    """What a new session finds. ``incarnation`` None: a standby. ``is_behind``: a writer has not come as far as the process knows."""
+    """What a new session finds.
+
+    ``incarnation`` None: a standby. ``is_behind``: a writer has not come as far as the process
+    knows.
+    """
 
     incarnation: str | None
     lost_upto: int
@@ -134,7 +151,13 @@ class RestoreGap(NamedTuple):
     kept: Mapping[str, int]
 
     @classmethod
-    def of(cls, lost_after: int, lost_upto: int, instance_names: Sequence[str], kept_upto: Sequence[int]) -> Self:
+    def of(
+        cls,
+        lost_after: int,
+        lost_upto: int,
+        instance_names: Sequence[str],
+        kept_upto: Sequence[int],
+    ) -> Self:
         """From the columns of `lost_positions`."""
         return cls(lost_after, lost_upto, dict(zip(instance_names, kept_upto, strict=True)))
 
@@ -163,7 +186,10 @@ class LostPositions:
     def refuse(self, token: str, position: VectorPosition) -> None:
         """`ResyncNeeded` for a token that was given for what is gone."""
         if any(gap.is_reached(position) for gap in self.gaps):
-            raise ResyncNeeded(token, "it is of a time that the database was restored from: what happened then is lost")
+            raise ResyncNeeded(
+                token,
+                "it is of a time that the database was restored from: what happened then is lost",
+            )
 
     @property
     def upto(self) -> int:
@@ -172,7 +198,10 @@ class LostPositions:
 
     def before(self, writer: str, position: int) -> int:
         """The position of a writer, or the beginning of the gap that it is in."""
-        return min((gap.begin(writer) for gap in self.gaps if gap.holds(writer, position)), default=position)
+        return min(
+            (gap.begin(writer) for gap in self.gaps if gap.holds(writer, position)),
+            default=position,
+        )
 
     def holds(self, writer: str, position: int) -> bool:
         """Whether the position of a writer is in a gap: nothing that it stands for is stored."""
@@ -182,17 +211,31 @@ class LostPositions:
         """The position that covers the same stored facts, with no writer inside a gap."""
         writers = {*position.writers(), *(writer for gap in self.gaps for writer in gap.kept)}
         positions = {writer: self.before(writer, position.position(writer)) for writer in writers}
-        least = min((gap.lost_after for gap in self.gaps if gap.lost_after < position.min < gap.lost_upto), default=position.min)
-        return VectorPosition.of(min(least, *positions.values()), positions) if positions else VectorPosition(least)
+        least = min(
+            (gap.lost_after for gap in self.gaps if gap.lost_after < position.min < gap.lost_upto),
+            default=position.min,
+        )
+        return (
+            VectorPosition.of(min(least, *positions.values()), positions)
+            if positions
+            else VectorPosition(least)
+        )
 
 
-async def notice(conn: Connection, streams: Iterable[tuple[str, str]], *, known: Known | None = None) -> None:
-    """Leave a gap in each stream (name, sequence) if this is another incarnation. In a transaction in which nobody writes.
+async def notice(
+    conn: Connection, streams: Iterable[tuple[str, str]], *, known: Known | None = None
+) -> None:
+    """Leave a gap in each stream (name, sequence) if this is another incarnation.
 
-    ``known``: of a process that enters again. Where writes are gone a gap is left, too, unless another process has left it already.
+    In a transaction in which nobody writes.
+
+    ``known``: of a process that enters again. Where writes are gone a gap is left, too, unless
+    another process has left it already.
     """
     row = await conn.fetchrow(SQL_INCARNATION, row=IncarnationRow)
-    if row is None or (row.known == row.current and not (known is not None and await _lacks_gap(conn, known))):
+    if row is None or (
+        row.known == row.current and not (known is not None and await _lacks_gap(conn, known))
+    ):
         return
     if row.known is not None:
         names, sequences = (list(column) for column in zip(*streams, strict=True))
@@ -207,12 +250,23 @@ async def notice(conn: Connection, streams: Iterable[tuple[str, str]], *, known:
 async def _lacks_gap(conn: Connection, known: Known) -> bool:
     """Whether writes are gone, and nobody has left a gap since."""
     found = await look(conn, known.positions)
-    return found.is_behind and found.lost_upto <= known.lost_upto  # or the last gap is gone with them
+    return (
+        found.is_behind and found.lost_upto <= known.lost_upto
+    )  # or the last gap is gone with them
 
 
 async def look(conn: Connection, known: Mapping[str, Mapping[str, int]]) -> LookRow:
-    """What a session finds; ``known``: the positions that the process knows, by stream and writer. `DatabaseUnavailable` for a standby."""
-    columns = [list(column) for column in zip(*((name, *one) for name, writers in known.items() for one in writers.items()), strict=True)]
+    """What a session finds; ``known``: the positions that the process knows, by stream and writer.
+
+    `DatabaseUnavailable` for a standby.
+    """
+    columns = [
+        list(column)
+        for column in zip(
+            *((name, *one) for name, writers in known.items() for one in writers.items()),
+            strict=True,
+        )
+    ]
     row = await conn.fetchrow(SQL_LOOK, *(columns or [[], [], []]), row=LookRow)
     if row is None or row.incarnation is None:
         raise DatabaseUnavailable("the server is a standby: writes wait until it is promoted")

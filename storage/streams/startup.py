@@ -46,39 +46,53 @@ WHERE instance_name = $1::text
 SQL_BEHIND: Final[LiteralString] = """
 SELECT s.name, max(s.last) AS last, max(s.used) AS used
 FROM (
-    -- a position is at or past each fact of its writer, also where the facts are gone by now; at 1 nobody has written yet
-    SELECT d.sequence_name AS name, COALESCE(pg_sequence_last_value(d.sequence_name::regclass), 0) AS last, p.stream_id AS used
+    -- a position is at or past each fact of its writer, also where the facts are gone by now; at 1
+    -- nobody has written yet
+    SELECT d.sequence_name AS name,
+        COALESCE(pg_sequence_last_value(d.sequence_name::regclass), 0) AS last, p.stream_id AS used
     FROM unnest($1::text[], $2::text[]) AS d (stream_name, sequence_name)
     JOIN stream_positions p USING (stream_name)
     WHERE p.stream_id > 1
     UNION ALL
     SELECT 'events_stream', COALESCE(pg_sequence_last_value('events_stream'), 0),
-        GREATEST((SELECT max(stream_ordering) FROM events), (SELECT max(stream_id) FROM outlier_memberships))
+        GREATEST((SELECT max(stream_ordering) FROM events),
+            (SELECT max(stream_id) FROM outlier_memberships))
     UNION ALL
-    SELECT 'account_data_stream', COALESCE(pg_sequence_last_value('account_data_stream'), 0), (SELECT max(stream_id) FROM account_data)
+    SELECT 'account_data_stream', COALESCE(pg_sequence_last_value('account_data_stream'), 0),
+        (SELECT max(stream_id) FROM account_data)
     UNION ALL
-    SELECT 'to_device_stream', COALESCE(pg_sequence_last_value('to_device_stream'), 0), (SELECT max(stream_id) FROM to_device)
+    SELECT 'to_device_stream', COALESCE(pg_sequence_last_value('to_device_stream'), 0),
+        (SELECT max(stream_id) FROM to_device)
     UNION ALL
-    SELECT 'receipts_stream', COALESCE(pg_sequence_last_value('receipts_stream'), 0), (SELECT max(stream_id) FROM receipts)
+    SELECT 'receipts_stream', COALESCE(pg_sequence_last_value('receipts_stream'), 0),
+        (SELECT max(stream_id) FROM receipts)
     UNION ALL
-    SELECT 'caches_stream', COALESCE(pg_sequence_last_value('caches_stream'), 0), (SELECT max(stream_id) FROM cache_invalidations)
+    SELECT 'caches_stream', COALESCE(pg_sequence_last_value('caches_stream'), 0),
+        (SELECT max(stream_id) FROM cache_invalidations)
     UNION ALL
-    SELECT 'writer_nids', COALESCE(pg_sequence_last_value('writer_nids'), 0), (SELECT max(writer_nid) FROM writers)
+    SELECT 'writer_nids', COALESCE(pg_sequence_last_value('writer_nids'), 0),
+        (SELECT max(writer_nid) FROM writers)
     UNION ALL
     SELECT 'event_nids', COALESCE(pg_sequence_last_value('event_nids') + 999, 0),
         GREATEST((SELECT max(event_nid) FROM events), (SELECT max(event_nid) FROM missing_events))
     UNION ALL
-    SELECT 'state_group_nids', COALESCE(pg_sequence_last_value('state_group_nids') + 999, 0), (SELECT max(state_group) FROM state_groups)
+    SELECT 'state_group_nids', COALESCE(pg_sequence_last_value('state_group_nids') + 999, 0),
+        (SELECT max(state_group) FROM state_groups)
     UNION ALL
-    SELECT 'auth_chain_nids', COALESCE(pg_sequence_last_value('auth_chain_nids') + 999, 0), (SELECT max(chain_nid) FROM auth_chains)
+    SELECT 'auth_chain_nids', COALESCE(pg_sequence_last_value('auth_chain_nids') + 999, 0),
+        (SELECT max(chain_nid) FROM auth_chains)
     UNION ALL
-    SELECT 'state_key_nids', COALESCE(pg_sequence_last_value('state_key_nids') + 99, 0), (SELECT max(state_key_nid) FROM state_keys WHERE state_key_nid >= 1000)
+    SELECT 'state_key_nids', COALESCE(pg_sequence_last_value('state_key_nids') + 99, 0),
+        (SELECT max(state_key_nid) FROM state_keys WHERE state_key_nid >= 1000)
     UNION ALL
-    SELECT 'principal_nids', COALESCE(pg_sequence_last_value('principal_nids') + 99, 0), (SELECT max(principal_nid) FROM principals WHERE principal_nid >= 1000)
+    SELECT 'principal_nids', COALESCE(pg_sequence_last_value('principal_nids') + 99, 0),
+        (SELECT max(principal_nid) FROM principals WHERE principal_nid >= 1000)
     UNION ALL
-    SELECT 'type_nids', COALESCE(pg_sequence_last_value('type_nids') + 9, 0), (SELECT max(type_nid) FROM event_types WHERE type_nid >= 1000)
+    SELECT 'type_nids', COALESCE(pg_sequence_last_value('type_nids') + 9, 0),
+        (SELECT max(type_nid) FROM event_types WHERE type_nid >= 1000)
     UNION ALL
-    SELECT 'room_nids', COALESCE(pg_sequence_last_value('room_nids') + 9, 0), (SELECT max(room_nid) FROM rooms)
+    SELECT 'room_nids', COALESCE(pg_sequence_last_value('room_nids') + 9, 0),
+        (SELECT max(room_nid) FROM rooms)
 ) AS s
 GROUP BY s.name
 HAVING max(s.used) > max(s.last)
@@ -111,11 +125,13 @@ FROM stream_positions
 SQL_ELDER: Final[LiteralString] = """
 SELECT EXISTS (
     SELECT FROM pg_stat_activity a
-    WHERE a.datname = current_database() AND starts_with(a.application_name, 'room-storage ' || $1::text || ' ')
+    WHERE a.datname = current_database()
+        AND starts_with(a.application_name, 'room-storage ' || $1::text || ' ')
         AND a.application_name <> current_setting('application_name')
         AND a.backend_start < (
             SELECT min(own.backend_start) FROM pg_stat_activity own
-            WHERE own.datname = current_database() AND own.application_name = current_setting('application_name')
+            WHERE own.datname = current_database()
+                AND own.application_name = current_setting('application_name')
         )
 )
 """
@@ -153,7 +169,9 @@ class StartPositionRow(NamedTuple):
 def check_name(instance_name: str) -> None:
     """`InvalidIdentifier` for a name that cannot go over the wire, or into the name of a session."""
     if not INSTANCE_NAME.fullmatch(instance_name):
-        raise InvalidIdentifier(instance_name, "an instance name has 1 to 40 printable ASCII characters, and no space")
+        raise InvalidIdentifier(
+            instance_name, "an instance name has 1 to 40 printable ASCII characters, and no space"
+        )
 
 
 async def be_alone(conn: Connection, instance_name: str, *, wait_ms: int) -> None:
@@ -165,7 +183,9 @@ async def be_alone(conn: Connection, instance_name: str, *, wait_ms: int) -> Non
     deadline = time.monotonic() + wait_ms / 1000
     while await conn.fetchval(SQL_ELDER, instance_name):
         if time.monotonic() > deadline:
-            raise InstanceNameTaken(f"another process is at work under the name {instance_name}: give each an instance_name of its own")
+            raise InstanceNameTaken(
+                f"another process is at work under the name {instance_name}: give each an instance_name of its own"
+            )
         await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
 
@@ -182,16 +202,24 @@ class Entered(NamedTuple):
 async def entered(conn: Connection, instance_name: str, *, known: Known | None = None) -> Entered:
     """Enter, and read what a process has to know. As `enter`."""
     writer_nid = await enter(conn, instance_name, known=known)
-    return Entered(writer_nid, await epochs(conn, instance_name), await positions(conn), await lost(conn), await mark(conn))
+    return Entered(
+        writer_nid,
+        await epochs(conn, instance_name),
+        await positions(conn),
+        await lost(conn),
+        await mark(conn),
+    )
 
 
 async def enter(conn: Connection, instance_name: str, *, known: Known | None = None) -> int:
-    """Make this process known as a writer of every stream, at the sequences' positions; its number. In a transaction.
+    """Make this process known as a writer of every stream, at the sequences' positions; its number.
+
+    In a transaction.
 
     ``known``: of a process that enters again (`storage.streams.restore_detection.notice`).
 
-    The lock waits for the writes that are under way, and lets none begin: so each write sees every writer that may have taken a
-    smaller id than its own.
+    The lock waits for the writes that are under way, and lets none begin: so each write sees every
+    writer that may have taken a smaller id than its own.
     """
     await conn.execute(SQL_LOCK)
     names = list(STREAMS)
@@ -208,7 +236,12 @@ async def enter(conn: Connection, instance_name: str, *, known: Known | None = N
 
 async def set_sequences_forward(conn: Connection) -> None:
     """Set the sequences that are behind what their tables use, or their streams' positions, past that. Under the lock of `enter`."""
-    for behind in await conn.fetch(SQL_BEHIND, list(STREAMS), [one.sequence for one in STREAMS.values()], row=LaggingSequenceRow):
+    for behind in await conn.fetch(
+        SQL_BEHIND,
+        list(STREAMS),
+        [one.sequence for one in STREAMS.values()],
+        row=LaggingSequenceRow,
+    ):
         logger.warning("the sequence %s was at %d, its table uses %d: set forward", *behind)
         await conn.fetchval(SQL_SET_FORWARD, behind.name, behind.used)
 
@@ -220,7 +253,10 @@ def new_epoch() -> int:
 
 async def epochs(conn: Connection, instance_name: str) -> Mapping[str, int]:
     """The epoch of a writer in each stream. In the transaction in which it entered."""
-    return {row.stream_name: row.epoch for row in await conn.fetch(SQL_EPOCHS, instance_name, row=EpochRow)}
+    return {
+        row.stream_name: row.epoch
+        for row in await conn.fetch(SQL_EPOCHS, instance_name, row=EpochRow)
+    }
 
 
 async def positions(conn: Connection) -> Mapping[str, Mapping[str, int]]:

@@ -37,7 +37,10 @@ Write = Callable[[Connection], Awaitable[WrittenFacts]]
 
 
 class StreamWriter:
-    """Writes facts to one stream, for one process. ``writer_nid`` is this process's number in `writers`."""
+    """Writes facts to one stream, for one process.
+
+    ``writer_nid`` is this process's number in `writers`.
+    """
 
     def __init__(self, name: str, database: Database, streams: Streams, writer_nid: int) -> None:
         self.name = name
@@ -53,9 +56,12 @@ class StreamWriter:
         return self._in_flight.author
 
     async def write(self, write: Write) -> int:
-        """Run a statement that commits on its own; the largest id of the facts it gives. It is done once, whatever becomes of connections.
+        """Run a statement that commits on its own; the largest id of the facts it gives.
 
-        `DatabaseUnavailable`: nothing was written. `CommitUnknown`: there is nobody to ask whether it was; done again it may be there twice.
+        It is done once, whatever becomes of connections.
+
+        `DatabaseUnavailable`: nothing was written. `CommitUnknown`: there is nobody to ask whether
+        it was; done again it may be there twice.
         """
         return await asyncio.shield(asyncio.create_task(self._write(write)))
 

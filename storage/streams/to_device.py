@@ -17,7 +17,8 @@ SQL_SEND: Final[LiteralString] = """
 WITH
 message AS (
     SELECT u.name, u.device_id, u.content, u.ordinal
-    FROM unnest($1::text[], $2::text[], $3::bytea[]) WITH ORDINALITY AS u (name, device_id, content, ordinal)
+    FROM unnest($1::text[], $2::text[], $3::bytea[]) WITH ORDINALITY AS u (name, device_id, content,
+        ordinal)
 ),
 new_principal AS (
     INSERT INTO principals (principal_nid, name)
@@ -41,11 +42,13 @@ fact AS (
 position AS (
     UPDATE stream_positions
     SET stream_id = GREATEST(stream_positions.stream_id, (SELECT max(fact.stream_id) FROM fact))
-    WHERE stream_name = 'to_device' AND instance_name = $5::text AND epoch = $6::int AND EXISTS (SELECT FROM fact)
+    WHERE stream_name = 'to_device' AND instance_name = $5::text AND epoch = $6::int
+        AND EXISTS (SELECT FROM fact)
     RETURNING stream_positions.stream_id
 )
 SELECT f.stream_id, COALESCE(p.name, n.name) AS user_id, f.device_id, CASE
-        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'to_device')
+        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions
+            WHERE stream_name = 'to_device')
         ELSE refuse_old_writer($5::text)::int
     END AS writers
 FROM fact f
@@ -126,7 +129,11 @@ class ToDevice:
     async def send(self, messages: Mapping[UserId, Mapping[str, Mapping[str, Any]]]) -> int:
         """Put messages (local user -> device -> message) into their inboxes, all or none; the position of the last. `InputError`."""
         flat = [
-            (args.local_user(user, self._server_name), args.text(device), args.content(one, "a message"))
+            (
+                args.local_user(user, self._server_name),
+                args.text(device),
+                args.content(one, "a message"),
+            )
             for user, devices in args.mapping(messages, "messages").items()
             for device, one in args.mapping(devices, "the messages of a user").items()
         ]
@@ -135,7 +142,10 @@ class ToDevice:
             users, devices, contents = ([one[place] for one in flat] for place in range(3))
             writer = self._writer
             rows = await conn.fetch(SQL_SEND, users, devices, contents, *writer.author, row=SentRow)
-            facts = [Fact(row.stream_id, writer.instance_name, [row.user_id, row.device_id]) for row in rows]
+            facts = [
+                Fact(row.stream_id, writer.instance_name, [row.user_id, row.device_id])
+                for row in rows
+            ]
             return WrittenFacts(facts, rows[0].writers)
 
         return await self._writer.write(write) if flat else 0
@@ -164,7 +174,10 @@ class ToDevice:
         returned: then delete by the ``stream_id`` of the last message that the client was given,
         never by the token. `InvalidIdentifier`, `InputError`.
         """
-        inbox, most = self._inbox(user_id, device_id), None if limit is None else args.position(limit, "limit")
+        inbox, most = (
+            self._inbox(user_id, device_id),
+            None if limit is None else args.position(limit, "limit"),
+        )
         low, high = _vector(after, "after"), _vector(upto, "upto")
         async with self._writer.database.connection() as conn:
             arguments = *_parts(low), *_parts(high), high.furthest(), most
@@ -184,9 +197,17 @@ class ToDevice:
 
 
 def _vector(position: int | VectorPosition, name: str) -> VectorPosition:
-    return position if isinstance(position, VectorPosition) else VectorPosition(args.position(position, name))
+    return (
+        position
+        if isinstance(position, VectorPosition)
+        else VectorPosition(args.position(position, name))
+    )
 
 
 def _parts(position: VectorPosition) -> tuple[int, list[str], list[int]]:
     """Return where every writer is at least, and the writers that are further."""
-    return position.min, [writer for writer, _ in position.items], [number for _, number in position.items]
+    return (
+        position.min,
+        [writer for writer, _ in position.items],
+        [number for _, number in position.items],
+    )

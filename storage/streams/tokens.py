@@ -28,7 +28,9 @@ from storage.errors import InvalidToken
 from storage.streams.positions import LARGEST_POSITION, VectorPosition
 
 VERSION: Final = 1
-LEVELS_MAX: Final = 60  # of a pagination token: each has a bit of an int8 (reordered_across), and its text fits
+LEVELS_MAX: Final = (
+    60  # of a pagination token: each has a bit of an int8 (reordered_across), and its text fits
+)
 LARGEST_TOKEN: Final = 8192  # characters; anything longer is refused unread
 TOKENS_KEPT: Final = 1024  # sync tokens that were read or printed lately: clients who have seen everything are at the same place
 SYNC, PAGINATION, ROOMS = "s", "p", "r"
@@ -47,9 +49,12 @@ def deployment_mark(deployment: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SyncToken:
-    """A position in every stream: `streams` holds (stream name, position), sorted by name. `of` sorts a mapping.
+    """A position in every stream: `streams` holds (stream name, position), sorted by name.
 
-    `<=` is the partial order of the positions it holds; a stream that a token does not name is at 0 in it.
+    `of` sorts a mapping.
+
+    `<=` is the partial order of the positions it holds; a stream that a token does not name is at 0
+    in it.
     """
 
     streams: tuple[tuple[str, VectorPosition], ...] = ()
@@ -84,20 +89,31 @@ class SyncToken:
     def advance(self, stream: str, position: VectorPosition) -> Self:
         """This token with what `position` covers of `stream` covered as well; never goes back."""
         known = self.position(stream)
-        return self.of(self.positions() | {stream: position if known is None else known.merge(position)})
+        return self.of(
+            self.positions() | {stream: position if known is None else known.merge(position)}
+        )
 
     def bound(self, current: Mapping[str, VectorPosition]) -> Self:
         """This token, with positions beyond the `current` ones taken back to those, and streams that are no more left out.
 
         A token may come from the future: of another process that is ahead, or of the time before a database was restored.
         """
-        bound = tuple((name, position.meet(current[name])) for name, position in self.streams if name in current)
+        bound = tuple(
+            (name, position.meet(current[name]))
+            for name, position in self.streams
+            if name in current
+        )
         return self if bound == self.streams else type(self)(bound)
 
     def __le__(self, other: Self) -> bool:
-        """Whether `other` is at the same place or further in every stream. Not a total order: `not a <= b` is not `b < a`."""
+        """Whether `other` is at the same place or further in every stream.
+
+        Not a total order: `not a <= b` is not `b < a`.
+        """
         theirs = other.positions()
-        return all(position <= theirs.get(name, VectorPosition()) for name, position in self.streams)
+        return all(
+            position <= theirs.get(name, VectorPosition()) for name, position in self.streams
+        )
 
     def __lt__(self, other: Self) -> bool:
         return self <= other and not other <= self
@@ -164,7 +180,13 @@ class PaginationToken:
     earlier: tuple[Level, ...] = ()
 
     def __post_init__(self) -> None:
-        for number in (self.topological, self.stream, self.live, self.moves, *(number for level in self.earlier for number in level)):
+        for number in (
+            self.topological,
+            self.stream,
+            self.live,
+            self.moves,
+            *(number for level in self.earlier for number in level),
+        ):
             if not 0 <= number <= LARGEST_POSITION:
                 raise ValueError(f"{number} is not an ordering (0 to 2^63-1)")
         if len(self.earlier) >= LEVELS_MAX or bool(self.earlier) != (self.direction in ("b", "f")):
@@ -189,8 +211,15 @@ class PaginationToken:
         """This token as text, for clients of this deployment only."""
         live = "" if self.live == LARGEST_POSITION else f".{self.live}"
         moves = f"~{self.moves}" if self.moves or self.earlier else ""
-        earlier = "".join([f"~{self.direction}{level.topological}.{level.stream}.{level.moves}" for level in self.earlier])
-        return _print(PAGINATION, f"{self.topological}.{self.stream}{live}{moves}{earlier}", deployment)
+        earlier = "".join(
+            [
+                f"~{self.direction}{level.topological}.{level.stream}.{level.moves}"
+                for level in self.earlier
+            ]
+        )
+        return _print(
+            PAGINATION, f"{self.topological}.{self.stream}{live}{moves}{earlier}", deployment
+        )
 
     @classmethod
     def _read_body(cls, body: str) -> Self:
@@ -199,7 +228,14 @@ class PaginationToken:
         moves = _read_number(rest[0]) if rest else 0
         earlier = [_read_level(part) for part in rest[1:]]
         direction = earlier[0][0] if earlier else ""
-        return cls(topological, stream, live[0] if live else LARGEST_POSITION, moves, direction, tuple(level for _, level in earlier))
+        return cls(
+            topological,
+            stream,
+            live[0] if live else LARGEST_POSITION,
+            moves,
+            direction,
+            tuple(level for _, level in earlier),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +284,9 @@ def _print(kind: str, body: str, deployment: str) -> str:
     return f"{head}~{_checksum(head)}"
 
 
-def _parse(kind: str, text: str, deployment: str, read_body: Callable[[str], _AnyToken]) -> _AnyToken:
+def _parse(
+    kind: str, text: str, deployment: str, read_body: Callable[[str], _AnyToken]
+) -> _AnyToken:
     _text(text)
     try:
         token = read_body(_open(kind, text, deployment))
@@ -276,7 +314,9 @@ def _open(kind: str, text: str, deployment: str) -> str:
     if form[1:] != str(VERSION):
         raise ValueError(f"its version is {form[1:]!r}; known is {VERSION}")
     if form[0] != kind:
-        raise ValueError(f"it is a {_KINDS.get(form[0], 'strange')} token, where a {_KINDS[kind]} token is needed")
+        raise ValueError(
+            f"it is a {_KINDS.get(form[0], 'strange')} token, where a {_KINDS[kind]} token is needed"
+        )
     if mark != deployment_mark(deployment):
         raise ValueError("it was made by another deployment (another database)")
     return body
@@ -287,17 +327,24 @@ def _checksum(text: str) -> str:
 
 
 def _print_streams(token: SyncToken) -> str:
-    return "~".join(f"{_escape(name)}.{_print_vector(position)}" for name, position in token.streams)
+    return "~".join(
+        f"{_escape(name)}.{_print_vector(position)}" for name, position in token.streams
+    )
 
 
 def _print_vector(position: VectorPosition) -> str:
-    return ".".join([str(position.min), *(f"{_escape(writer)}-{number}" for writer, number in position.items)])
+    return ".".join(
+        [str(position.min), *(f"{_escape(writer)}-{number}" for writer, number in position.items)]
+    )
 
 
 def _read_vector(text: str) -> VectorPosition:
     minimum, *further = text.split(".")
     items = (item.partition("-") for item in further)
-    return VectorPosition(_read_number(minimum), tuple((_unescape(writer), _read_number(number)) for writer, _, number in items))
+    return VectorPosition(
+        _read_number(minimum),
+        tuple((_unescape(writer), _read_number(number)) for writer, _, number in items),
+    )
 
 
 def _read_number(text: str) -> int:

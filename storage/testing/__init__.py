@@ -10,7 +10,16 @@ from storage.testing.builder import RoomBuilder
 from storage.testing.delivery import deliver_late, deliver_shuffled, deliver_with_gap, respell
 from storage.testing.generate import RoomStream, build_room, generate_room, stream_room
 from storage.testing.keys import KEY_ID, signing_key, verify_key, verify_keys
-from storage.testing.model import BuiltEvent, Expected, GeneratedEvent, GeneratedRoom, Origin, State, ndjson_line, write_ndjson
+from storage.testing.model import (
+    BuiltEvent,
+    Expected,
+    GeneratedEvent,
+    GeneratedRoom,
+    Origin,
+    State,
+    ndjson_line,
+    write_ndjson,
+)
 from storage.testing.shapes import ODD_SOME, SHAPES, Odd, Shape
 
 __all__ = [

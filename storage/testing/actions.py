@@ -1,4 +1,7 @@
-"""What can happen in a room, by name. Each action does one thing that the state of its side allows, or gives None."""
+"""What can happen in a room, by name.
+
+Each action does one thing that the state of its side allows, or gives None.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -20,13 +23,21 @@ VISIBILITIES: Final = ("world_readable", "shared", "shared", "invited", "joined"
 def message(world: GeneratedWorld) -> BuiltEvent | None:
     """A message of some kind."""
     sender = world.speaker()
-    return None if sender is None else world.say(sender, "m.room.message", population.message(world.rng))
+    return (
+        None
+        if sender is None
+        else world.say(sender, "m.room.message", population.message(world.rng))
+    )
 
 
 def encrypted(world: GeneratedWorld) -> BuiltEvent | None:
     """An encrypted message."""
     sender = world.speaker()
-    return None if sender is None else world.say(sender, "m.room.encrypted", population.encrypted(world.rng))
+    return (
+        None
+        if sender is None
+        else world.say(sender, "m.room.encrypted", population.encrypted(world.rng))
+    )
 
 
 def _speaker_and_said(world: GeneratedWorld) -> tuple[str, Said] | None:
@@ -42,7 +53,9 @@ def reply(world: GeneratedWorld) -> BuiltEvent | None:
     if pair is None:
         return None
     sender, said = pair
-    return world.say(sender, "m.room.message", contents.reply(said.event_id, population.text(world.rng)))
+    return world.say(
+        sender, "m.room.message", contents.reply(said.event_id, population.text(world.rng))
+    )
 
 
 def thread(world: GeneratedWorld) -> BuiltEvent | None:
@@ -52,7 +65,12 @@ def thread(world: GeneratedWorld) -> BuiltEvent | None:
         return None
     sender, said = pair
     root = said.thread or said.event_id
-    return world.say(sender, "m.room.message", contents.threaded(root, said.event_id, population.text(world.rng)), thread=root)
+    return world.say(
+        sender,
+        "m.room.message",
+        contents.threaded(root, said.event_id, population.text(world.rng)),
+        thread=root,
+    )
 
 
 def reaction(world: GeneratedWorld) -> BuiltEvent | None:
@@ -61,7 +79,9 @@ def reaction(world: GeneratedWorld) -> BuiltEvent | None:
     if pair is None:
         return None
     sender, said = pair
-    return world.send(sender, "m.reaction", contents.reaction(said.event_id, world.rng.choice(REACTIONS)))
+    return world.send(
+        sender, "m.reaction", contents.reaction(said.event_id, world.rng.choice(REACTIONS))
+    )
 
 
 def edit(world: GeneratedWorld) -> BuiltEvent | None:
@@ -70,7 +90,9 @@ def edit(world: GeneratedWorld) -> BuiltEvent | None:
     if pair is None or not _says_on(world, pair[1].sender, world.side(pair[0])):
         return None
     said = pair[1]
-    return world.send(said.sender, "m.room.message", contents.edit(said.event_id, population.text(world.rng)))
+    return world.send(
+        said.sender, "m.room.message", contents.edit(said.event_id, population.text(world.rng))
+    )
 
 
 def redaction(world: GeneratedWorld) -> BuiltEvent | None:
@@ -146,7 +168,11 @@ def knock(world: GeneratedWorld) -> BuiltEvent | None:
     waiting = world.knocking.draw(world.rng)
     if waiting is not None and world.rng.random() < 0.7:
         host = world.moderator()
-        return None if host is None or world.side(host).room.membership(waiting) != "knock" else world.member(host, waiting, "invite")
+        return (
+            None
+            if host is None or world.side(host).room.membership(waiting) != "knock"
+            else world.member(host, waiting, "invite")
+        )
     user = world.newcomer()
     rule = world.side(user).room.content("m.room.join_rules").get("join_rule")
     return world.member(user, user, "knock") if rule in ("knock", "knock_restricted") else None
@@ -157,7 +183,9 @@ def _against_somebody(world: GeneratedWorld, membership: str) -> BuiltEvent | No
     if host is None or target is None or target in world.moderators:
         return None
     side = world.side(host)
-    if side.room.membership(target) != "join" or world.level(side, target) >= world.level(side, host):
+    if side.room.membership(target) != "join" or world.level(side, target) >= world.level(
+        side, host
+    ):
         return None
     return world.member(host, target, membership)
 
@@ -201,7 +229,9 @@ def power(world: GeneratedWorld) -> BuiltEvent | None:
     return world.send(host, "m.room.power_levels", {**present, "users": users}, state_key="")
 
 
-def _setting(world: GeneratedWorld, level: int, type_: str, content: Mapping[str, object]) -> BuiltEvent | None:
+def _setting(
+    world: GeneratedWorld, level: int, type_: str, content: Mapping[str, object]
+) -> BuiltEvent | None:
     host = world.moderator(level)
     return None if host is None else world.send(host, type_, content, state_key="")
 
@@ -218,13 +248,23 @@ def name(world: GeneratedWorld) -> BuiltEvent | None:
 
 def visibility(world: GeneratedWorld) -> BuiltEvent | None:
     """Another history visibility."""
-    return _setting(world, 100, "m.room.history_visibility", {"history_visibility": world.rng.choice(VISIBILITIES)})
+    return _setting(
+        world,
+        100,
+        "m.room.history_visibility",
+        {"history_visibility": world.rng.choice(VISIBILITIES)},
+    )
 
 
 def join_rule(world: GeneratedWorld) -> BuiltEvent | None:
     """Another join rule of those that the room version knows; mostly back to that of the shape."""
     version = number_of(world.room.version)
-    rules = ["public", "invite"] + ["knock"] * (version >= 7) + ["restricted"] * (version >= 8) + ["knock_restricted"] * (version >= 10)
+    rules = (
+        ["public", "invite"]
+        + ["knock"] * (version >= 7)
+        + ["restricted"] * (version >= 8)
+        + ["knock_restricted"] * (version >= 10)
+    )
     rule = world.rng.choice(rules) if world.rng.random() < 0.5 else world.shape.join_rule
     allowed = [f"!space:{server_of(world.creator)}"] if "restricted" in rule else []
     return _setting(world, 50, "m.room.join_rules", contents.join_rules(rule, allowed))

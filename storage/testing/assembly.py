@@ -93,7 +93,8 @@ def id_of(reference: Reference) -> EventId:
 def build(graph: RoomGraph, settings: Settings, request: Request) -> BuiltEvent:
     """Make the event and add it to the graph.
 
-    ValueError if the settings say `checked` and the event's own state does not agree with what is expected of it.
+    ValueError if the settings say `checked` and the event's own state does not agree with what is
+    expected of it.
     """
     merged = merge(graph, request.parents, exact=settings.exact)
     draft = _draft(graph, settings, request, merged.state)
@@ -119,26 +120,41 @@ def _draft(graph: RoomGraph, settings: Settings, request: Request, state: State)
         content=request.content,
         state_key=request.state_key,
         prev_events=request.parents,
-        auth_events=_selected_auth(settings, request, state) if cited is None else tuple(id_of(event) for event in cited),
+        auth_events=_selected_auth(settings, request, state)
+        if cited is None
+        else tuple(id_of(event) for event in cited),
         depth=how["depth"] if "depth" in how else _honest_depth(graph, settings, request.parents),
-        origin_server_ts=how["ts"] if "ts" in how else first_ms(settings.seed) + STEP_MS * graph.count,
+        origin_server_ts=how["ts"]
+        if "ts" in how
+        else first_ms(settings.seed) + STEP_MS * graph.count,
         redacts=request.redacts,
         extra=how.get("extra", {}),
     )
 
 
 def _selected_auth(settings: Settings, request: Request, state: State) -> tuple[EventId, ...]:
-    keys = auth_keys(settings.version, request.type, request.sender, request.state_key, request.content)
+    keys = auth_keys(
+        settings.version, request.type, request.sender, request.state_key, request.content
+    )
     return tuple(state[key] for key in keys if key in state)
 
 
 def _honest_depth(graph: RoomGraph, settings: Settings, parents: Sequence[EventId]) -> int:
     """As servers reckon it: a parent's lie is carried on, up to the largest number there is."""
-    return min(1 + max((graph.nodes[parent].depth for parent in parents), default=0), depth_max(settings.version))
+    return min(
+        1 + max((graph.nodes[parent].depth for parent in parents), default=0),
+        depth_max(settings.version),
+    )
 
 
-def _encoded(graph: RoomGraph, settings: Settings, draft: EventDraft, how: EventOptions) -> tuple[bytes, EventId]:
-    chosen = old_event_id(settings.seed, graph.count, server_of(draft.sender)) if number_of(settings.version) <= 2 else None
+def _encoded(
+    graph: RoomGraph, settings: Settings, draft: EventDraft, how: EventOptions
+) -> tuple[bytes, EventId]:
+    chosen = (
+        old_event_id(settings.seed, graph.count, server_of(draft.sender))
+        if number_of(settings.version) <= 2
+        else None
+    )
     pdu = unsigned_pdu(draft, graph.reference_hashes, chosen)
     names = how["signers"] if "signers" in how else _required_signers(draft)
     return finish(pdu, settings.version, names if settings.sign else (), how.get("damage"))
@@ -147,12 +163,22 @@ def _encoded(graph: RoomGraph, settings: Settings, draft: EventDraft, how: Event
 def _required_signers(draft: EventDraft) -> list[str]:
     names = [server_of(draft.sender)]
     authoriser = draft.content.get("join_authorised_via_users_server")
-    if isinstance(authoriser, str) and number_of(draft.room_version) >= 8 and draft.type == "m.room.member":
+    if (
+        isinstance(authoriser, str)
+        and number_of(draft.room_version) >= 8
+        and draft.type == "m.room.member"
+    ):
         names.append(server_of(authoriser))
     return list(dict.fromkeys(names))
 
 
-def _node(graph: RoomGraph, draft: EventDraft, request: Request, merged: Merged, encoded: tuple[bytes, EventId]) -> BuiltEvent:
+def _node(
+    graph: RoomGraph,
+    draft: EventDraft,
+    request: Request,
+    merged: Merged,
+    encoded: tuple[bytes, EventId],
+) -> BuiltEvent:
     pdu, event_id = encoded
     expected = request.how.get("expected") or _expected_of(request.how.get("damage"))
     state, key = merged.state, draft.state_key
@@ -168,7 +194,8 @@ def _node(graph: RoomGraph, draft: EventDraft, request: Request, merged: Merged,
         prev_events=draft.prev_events,
         auth_events=draft.auth_events,
         depth=draft.depth,
-        topological=1 + max((graph.nodes[parent].topological for parent in draft.prev_events), default=0),
+        topological=1
+        + max((graph.nodes[parent].topological for parent in draft.prev_events), default=0),
         origin_server_ts=draft.origin_server_ts,
         state_before=state,
         state_after=state.set((draft.type, str(key)), event_id) if applied else state,
@@ -194,12 +221,18 @@ def _check(graph: RoomGraph, node: BuiltEvent, *, auth_is_given: bool) -> None:
         return
     event = parse(node.pdu, node.room_version)
     wanted: set[StateKey] = {*keys_needed(event), CREATE}
-    auth_state = {key: graph.parsed(node.state_before[key]) for key in wanted if key in node.state_before}
+    auth_state = {
+        key: graph.parsed(node.state_before[key]) for key in wanted if key in node.state_before
+    }
     try:
         check(event, auth_state, node.room_version)
     except AuthDenied as denied:
         if node.expected != "rejected":
-            raise ValueError(f"{node.type} by {node.sender} would be rejected ({denied}); say expected='rejected' if meant") from denied
+            raise ValueError(
+                f"{node.type} by {node.sender} would be rejected ({denied}); say expected='rejected' if meant"
+            ) from denied
     else:
         if node.expected == "rejected" and not auth_is_given:
-            raise ValueError(f"{node.type} by {node.sender} would not be rejected: its state before it allows it")
+            raise ValueError(
+                f"{node.type} by {node.sender} would not be rejected: its state before it allows it"
+            )

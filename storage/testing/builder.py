@@ -2,7 +2,8 @@
 
     room = RoomBuilder("11", seed=1)
     admin, other = room.user(1), room.user(2)
-    room.start(admin)                                # create, join, power levels, join rules, history visibility
+    room.start(admin)                                # create, join, power levels, join rules,
+                                                     history visibility
     room.join(other)
     left, right = room.fork(2)                       # two servers that no longer hear each other
     left.topic(admin, "one")
@@ -12,11 +13,13 @@
     await store.append(room.pdus, verify_keys=room.keys)
     assert await store.state_before(last.event_id) == dict(last.state_before)
 
-Every verb returns the `BuiltEvent` it made. Where it hangs is said by the builder's heads, or by ``prev=[…]``. Auth events
-are chosen by the rules, out of the true state before the event. With `checked` (the default) an event that its own
-state does not allow is an error, unless ``expected="rejected"`` says that this is meant.
+Every verb returns the `BuiltEvent` it made. Where it hangs is said by the builder's heads, or by
+``prev=[…]``. Auth events are chosen by the rules, out of the true state before the event. With
+`checked` (the default) an event that its own state does not allow is an error, unless
+``expected="rejected"`` says that this is meant.
 
-Not here: anything that a server does on receipt. A builder has no current state but that of its heads.
+Not here: anything that a server does on receipt. A builder has no current state but that of its
+heads.
 """
 
 import copy
@@ -53,8 +56,9 @@ class RoomBuilder:
     ) -> None:
         """An empty room of `version`. The same calls with the same `seed` give the same bytes.
 
-        `servers` are those of `user`; others may take part. Without `sign` events are hashed only, and carry a
-        stand-in for a signature. `exact` resolves merges over the whole state; see `storage.testing.merging`.
+        `servers` are those of `user`; others may take part. Without `sign` events are hashed only,
+        and carry a stand-in for a signature. `exact` resolves merges over the whole state; see
+        `storage.testing.merging`.
         """
         self.settings = Settings(version, tuple(servers), seed, sign, checked, exact)
         self.graph = RoomGraph(version)
@@ -92,7 +96,9 @@ class RoomBuilder:
 
     def generated(self) -> GeneratedRoom:
         """The whole room, live, in order of creation."""
-        return GeneratedRoom(self.room_id, self.version, tuple(event.generated() for event in self.events), self.keys)
+        return GeneratedRoom(
+            self.room_id, self.version, tuple(event.generated() for event in self.events), self.keys
+        )
 
     def user(self, number: int, server: str | None = None) -> str:
         """``@user<number>:<server>``; without `server` the numbers go round the room's servers, from 1."""
@@ -146,19 +152,32 @@ class RoomBuilder:
         redacts: Reference | None = None,
         **how: Unpack[EventOptions],
     ) -> BuiltEvent:
-        """Any event at all. What all verbs end in; they all take the keyword arguments of `EventOptions` as well.
+        """Any event at all.
+
+        What all verbs end in; they all take the keyword arguments of `EventOptions` as well.
 
         ValueError if the builder is `checked` and the event's own state does not allow it.
         """
         prev = how.get("prev")
-        parents = self.heads[-PREV_EVENTS_MAX:] if prev is None else tuple(id_of(event) for event in prev)
+        parents = (
+            self.heads[-PREV_EVENTS_MAX:] if prev is None else tuple(id_of(event) for event in prev)
+        )
         target = None if redacts is None else id_of(redacts)
-        node = build(self.graph, self.settings, Request(sender, type_, content, state_key, target, parents, how))
+        node = build(
+            self.graph,
+            self.settings,
+            Request(sender, type_, content, state_key, target, parents, how),
+        )
         self._move_heads(node)
         return node
 
     def state_event(
-        self, sender: str, type_: str, content: Mapping[str, Any], state_key: str = "", **how: Unpack[EventOptions]
+        self,
+        sender: str,
+        type_: str,
+        content: Mapping[str, Any],
+        state_key: str = "",
+        **how: Unpack[EventOptions],
     ) -> BuiltEvent:
         """Any state event."""
         return self.send(sender, type_, content, state_key=state_key, **how)
@@ -177,11 +196,19 @@ class RoomBuilder:
 
     # Beginnings
 
-    def create(self, creator: str, content: Mapping[str, Any] | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
+    def create(
+        self, creator: str, content: Mapping[str, Any] | None = None, **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """m.room.create alone; `content` is added to what the version wants."""
         if number_of(self.version) < 12:
             self.graph.room_id = RoomId(f"!room{self.settings.seed}:{server_of(creator)}")
-        created = self.send(creator, "m.room.create", contents.create(self.version, creator, content or {}), state_key="", **how)
+        created = self.send(
+            creator,
+            "m.room.create",
+            contents.create(self.version, creator, content or {}),
+            state_key="",
+            **how,
+        )
         self.graph.room_id = created.room_id
         return created
 
@@ -201,7 +228,9 @@ class RoomBuilder:
         """
         created = self.create(creator, content)
         self.join(creator)
-        self.state_event(creator, "m.room.power_levels", contents.power_levels(self.version, [creator], users))
+        self.state_event(
+            creator, "m.room.power_levels", contents.power_levels(self.version, [creator], users)
+        )
         self.join_rules(creator, join_rule)
         self.history_visibility(creator, history_visibility)
         if name is not None:
@@ -211,14 +240,38 @@ class RoomBuilder:
     # Members
 
     def member(
-        self, sender: str, target: str, membership: str, more: Mapping[str, Any] | None = None, **how: Unpack[EventOptions]
+        self,
+        sender: str,
+        target: str,
+        membership: str,
+        more: Mapping[str, Any] | None = None,
+        **how: Unpack[EventOptions],
     ) -> BuiltEvent:
         """Any membership of `target`, said by `sender`."""
-        return self.send(sender, "m.room.member", contents.member(membership, more or {}), state_key=target, **how)
+        return self.send(
+            sender,
+            "m.room.member",
+            contents.member(membership, more or {}),
+            state_key=target,
+            **how,
+        )
 
-    def join(self, user_id: str, *, via: str | None = None, displayname: str | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
+    def join(
+        self,
+        user_id: str,
+        *,
+        via: str | None = None,
+        displayname: str | None = None,
+        **how: Unpack[EventOptions],
+    ) -> BuiltEvent:
         """A join, or of a joined user a new profile; `via` is the user whose server authorises a restricted join."""
-        return self.member(user_id, user_id, "join", {"displayname": displayname, "join_authorised_via_users_server": via}, **how)
+        return self.member(
+            user_id,
+            user_id,
+            "join",
+            {"displayname": displayname, "join_authorised_via_users_server": via},
+            **how,
+        )
 
     def leave(self, user_id: str, **how: Unpack[EventOptions]) -> BuiltEvent:
         """A leave of one's own: of the room, or rejecting an invite, or retracting a knock."""
@@ -228,23 +281,43 @@ class RoomBuilder:
         """An invite."""
         return self.member(sender, target, "invite", **how)
 
-    def third_party_invite(self, sender: str, token: str, *, name: str = "u…@h…", **how: Unpack[EventOptions]) -> BuiltEvent:
+    def third_party_invite(
+        self, sender: str, token: str, *, name: str = "u…@h…", **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """An invite of somebody of whom only an address is known."""
-        return self.state_event(sender, "m.room.third_party_invite", contents.third_party_invite(name), token, **how)
+        return self.state_event(
+            sender, "m.room.third_party_invite", contents.third_party_invite(name), token, **how
+        )
 
-    def third_party_member(self, sender: str, target: str, token: str, *, name: str = "u…@h…", **how: Unpack[EventOptions]) -> BuiltEvent:
+    def third_party_member(
+        self,
+        sender: str,
+        target: str,
+        token: str,
+        *,
+        name: str = "u…@h…",
+        **how: Unpack[EventOptions],
+    ) -> BuiltEvent:
         """The invite that follows when the address turns out to be the user `target`."""
-        return self.member(sender, target, "invite", contents.third_party_member(token, target, name), **how)
+        return self.member(
+            sender, target, "invite", contents.third_party_member(token, target, name), **how
+        )
 
-    def knock(self, user_id: str, *, reason: str | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
+    def knock(
+        self, user_id: str, *, reason: str | None = None, **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """A knock (version 7 and later, join rule ``knock``)."""
         return self.member(user_id, user_id, "knock", {"reason": reason}, **how)
 
-    def kick(self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
+    def kick(
+        self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """A leave that somebody else says: a kick, or a withdrawn invite."""
         return self.member(sender, target, "leave", {"reason": reason}, **how)
 
-    def ban(self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
+    def ban(
+        self, sender: str, target: str, *, reason: str | None = None, **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """A ban."""
         return self.member(sender, target, "ban", {"reason": reason}, **how)
 
@@ -255,21 +328,36 @@ class RoomBuilder:
     # Other state
 
     def power_levels(
-        self, sender: str, changes: Mapping[str, Any] | None = None, *, users: Mapping[str, int] | None = None, **how: Unpack[EventOptions]
+        self,
+        sender: str,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        users: Mapping[str, int] | None = None,
+        **how: Unpack[EventOptions],
     ) -> BuiltEvent:
         """The power levels at the heads, with `changes` to top-level keys and `users` set besides those that are."""
-        present = self.content("m.room.power_levels") or contents.power_levels(self.version, [], None)
+        present = self.content("m.room.power_levels") or contents.power_levels(
+            self.version, [], None
+        )
         content = {**present, **(changes or {})}
         content["users"] = {**content.get("users", {}), **(users or {})}
         return self.state_event(sender, "m.room.power_levels", content, **how)
 
-    def join_rules(self, sender: str, rule: str, *, allow: Iterable[str] = (), **how: Unpack[EventOptions]) -> BuiltEvent:
+    def join_rules(
+        self, sender: str, rule: str, *, allow: Iterable[str] = (), **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """The join rule; `allow` names the rooms of a restricted one."""
-        return self.state_event(sender, "m.room.join_rules", contents.join_rules(rule, allow), **how)
+        return self.state_event(
+            sender, "m.room.join_rules", contents.join_rules(rule, allow), **how
+        )
 
-    def history_visibility(self, sender: str, value: str, **how: Unpack[EventOptions]) -> BuiltEvent:
+    def history_visibility(
+        self, sender: str, value: str, **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """``world_readable``, ``shared``, ``invited`` or ``joined``."""
-        return self.state_event(sender, "m.room.history_visibility", {"history_visibility": value}, **how)
+        return self.state_event(
+            sender, "m.room.history_visibility", {"history_visibility": value}, **how
+        )
 
     def name(self, sender: str, name: str, **how: Unpack[EventOptions]) -> BuiltEvent:
         """The room's name."""
@@ -285,27 +373,51 @@ class RoomBuilder:
         """A text message."""
         return self.send(sender, "m.room.message", contents.text(body), **how)
 
-    def redact(self, sender: str, target: Reference, *, reason: str | None = None, **how: Unpack[EventOptions]) -> BuiltEvent:
+    def redact(
+        self,
+        sender: str,
+        target: Reference,
+        *,
+        reason: str | None = None,
+        **how: Unpack[EventOptions],
+    ) -> BuiltEvent:
         """A redaction: ``redacts`` stands at the top level up to version 10, in the content from 11."""
         content = {} if reason is None else {"reason": reason}
         if number_of(self.version) >= 11:
             content["redacts"] = id_of(target)
         return self.send(sender, "m.room.redaction", content, redacts=target, **how)
 
-    def react(self, sender: str, target: Reference, key: str = "👍", **how: Unpack[EventOptions]) -> BuiltEvent:
+    def react(
+        self, sender: str, target: Reference, key: str = "👍", **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """An annotation."""
         return self.send(sender, "m.reaction", contents.reaction(id_of(target), key), **how)
 
-    def edit(self, sender: str, target: Reference, body: str, **how: Unpack[EventOptions]) -> BuiltEvent:
+    def edit(
+        self, sender: str, target: Reference, body: str, **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """A replacement of a message."""
         return self.send(sender, "m.room.message", contents.edit(id_of(target), body), **how)
 
-    def reply(self, sender: str, target: Reference, body: str, **how: Unpack[EventOptions]) -> BuiltEvent:
+    def reply(
+        self, sender: str, target: Reference, body: str, **how: Unpack[EventOptions]
+    ) -> BuiltEvent:
         """A rich reply."""
         return self.send(sender, "m.room.message", contents.reply(id_of(target), body), **how)
 
     def threaded(
-        self, sender: str, root: Reference, body: str, *, latest: Reference | None = None, **how: Unpack[EventOptions]
+        self,
+        sender: str,
+        root: Reference,
+        body: str,
+        *,
+        latest: Reference | None = None,
+        **how: Unpack[EventOptions],
     ) -> BuiltEvent:
         """A message in the thread of `root`, after `latest`."""
-        return self.send(sender, "m.room.message", contents.threaded(id_of(root), id_of(latest or root), body), **how)
+        return self.send(
+            sender,
+            "m.room.message",
+            contents.threaded(id_of(root), id_of(latest or root), body),
+            **how,
+        )

@@ -43,7 +43,9 @@ def create(room_version: str, creator: str, more: Mapping[str, Any]) -> Content:
     return {**content, **more}
 
 
-def power_levels(room_version: str, creators: Iterable[str], users: Mapping[str, int] | None) -> Content:
+def power_levels(
+    room_version: str, creators: Iterable[str], users: Mapping[str, int] | None
+) -> Content:
     """The usual levels: creators have 100 (from version 12 they stand above all numbers and must not be named)."""
     named = {} if number_of(room_version) >= 12 else dict.fromkeys(creators, 100)
     return {**LEVELS, "events": dict(LEVELS["events"]), "users": {**named, **(users or {})}}
@@ -51,7 +53,10 @@ def power_levels(room_version: str, creators: Iterable[str], users: Mapping[str,
 
 def member(membership: str, more: Mapping[str, Any]) -> Content:
     """Content of m.room.member; values of None are left out."""
-    return {"membership": membership, **{key: value for key, value in more.items() if value is not None}}
+    return {
+        "membership": membership,
+        **{key: value for key, value in more.items() if value is not None},
+    }
 
 
 def third_party_invite(name: str) -> Content:
@@ -68,7 +73,9 @@ def third_party_invite(name: str) -> Content:
 
 def third_party_member(token: str, user_id: str, name: str) -> Content:
     """What the invite of `user_id` needs besides its membership, signed by the identity server."""
-    signed = sign_json({"mxid": user_id, "token": token}, IDENTITY_SERVER, signing_key(IDENTITY_SERVER))
+    signed = sign_json(
+        {"mxid": user_id, "token": token}, IDENTITY_SERVER, signing_key(IDENTITY_SERVER)
+    )
     return {"third_party_invite": {"display_name": name, "signed": signed}}
 
 
@@ -101,5 +108,10 @@ def reply(target: str, body: str) -> Content:
 
 def threaded(root: str, latest: str, body: str) -> Content:
     """A message in the thread of `root`; `latest` is for clients that know no threads."""
-    relation = {"event_id": root, "is_falling_back": True, "m.in_reply_to": {"event_id": latest}, "rel_type": "m.thread"}
+    relation = {
+        "event_id": root,
+        "is_falling_back": True,
+        "m.in_reply_to": {"event_id": latest},
+        "rel_type": "m.thread",
+    }
     return {**text(body), "m.relates_to": relation}

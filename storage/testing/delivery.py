@@ -22,7 +22,10 @@ def deliver_late(room: RoomBuilder, seed: int = 0) -> GeneratedRoom:
     """A random order in which what an event cites (parents and auth events) comes before it."""
     rng = random.Random(seed)  # noqa: S311
     by_id = {event.event_id: event for event in room.events}
-    missing = {key: {cited for cited in (*event.prev_events, *event.auth_events) if cited in by_id} for key, event in by_id.items()}
+    missing = {
+        key: {cited for cited in (*event.prev_events, *event.auth_events) if cited in by_id}
+        for key, event in by_id.items()
+    }
     citing: dict[EventId, list[EventId]] = {key: [] for key in by_id}
     for key, cited in missing.items():
         for one in cited:
@@ -42,13 +45,16 @@ def deliver_late(room: RoomBuilder, seed: int = 0) -> GeneratedRoom:
 def deliver_with_gap(room: RoomBuilder, start: int, stop: int) -> GeneratedRoom:
     """`room.events[start:stop]` did not come in time; everything else is live.
 
-    An event after the gap that has a parent in it is preceded by what this server lacks of its state and of the auth
-    chains of state and event, as outliers, and has `state_before`. At the end the stretch comes as backfill, oldest
-    first. `start` must leave the create event out of the gap: ValueError.
+    An event after the gap that has a parent in it is preceded by what this server lacks of its
+    state and of the auth chains of state and event, as outliers, and has `state_before`. At the end
+    the stretch comes as backfill, oldest first. `start` must leave the create event out of the gap:
+    ValueError.
     """
     events = room.events
     if not 0 < start <= stop <= len(events):
-        raise ValueError(f"a gap from {start} to {stop} does not lie in a room of {len(events)} events behind the create event")
+        raise ValueError(
+            f"a gap from {start} to {stop} does not lie in a room of {len(events)} events behind the create event"
+        )
     lost = {event.event_id for event in events[start:stop]}
     order = [event.generated() for event in events[:start]]
     fetched: set[EventId] = set()
@@ -72,7 +78,10 @@ def respell(event: GeneratedEvent, rng: random.Random) -> GeneratedEvent:
     """The same JSON in bytes that are not canonical: keys shuffled, spaces, everything beyond ASCII escaped."""
     shuffled = _shuffled(json.loads(event.pdu), rng)
     separators = rng.choice([(", ", ": "), (" ,", " :"), (",", ":")])
-    return replace(event, pdu=json.dumps(shuffled, separators=separators, ensure_ascii=rng.random() < 0.8).encode())
+    return replace(
+        event,
+        pdu=json.dumps(shuffled, separators=separators, ensure_ascii=rng.random() < 0.8).encode(),
+    )
 
 
 def _shuffled(value: Any, rng: random.Random) -> Any:
@@ -85,7 +94,10 @@ def _shuffled(value: Any, rng: random.Random) -> Any:
 
 
 def _outliers(room: RoomBuilder, ids: Iterable[EventId]) -> list[GeneratedEvent]:
-    nodes: Sequence[BuiltEvent] = sorted((room.event(event_id) for event_id in ids), key=lambda node: (node.topological, node.event_id))
+    nodes: Sequence[BuiltEvent] = sorted(
+        (room.event(event_id) for event_id in ids),
+        key=lambda node: (node.topological, node.event_id),
+    )
     return [node.generated("outlier") for node in nodes]
 
 

@@ -58,7 +58,9 @@ class EventDraft:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def auth_keys(room_version: str, type_: str, sender: str, state_key: str | None, content: Mapping[str, Any]) -> list[StateKey]:
+def auth_keys(
+    room_version: str, type_: str, sender: str, state_key: str | None, content: Mapping[str, Any]
+) -> list[StateKey]:
     """The state keys that an event must cite (server-server API, "Auth events selection").
 
     The create event is cited up to version 11; in version 12 the room id names it.
@@ -92,18 +94,24 @@ def old_event_id(seed: int, count: int, server_name: str) -> EventId:
     return EventId(f"${opaque}:{server_name}")
 
 
-def unsigned_pdu(draft: EventDraft, reference_hashes: Mapping[EventId, str], chosen_id: EventId | None) -> dict[str, Any]:
+def unsigned_pdu(
+    draft: EventDraft, reference_hashes: Mapping[EventId, str], chosen_id: EventId | None
+) -> dict[str, Any]:
     """The PDU as a dict without hash and signature.
 
     `reference_hashes` (base64) and `chosen_id` are looked at for versions 1 and 2 only.
     """
     old = number_of(draft.room_version) <= 2
     pdu: dict[str, Any] = {
-        "auth_events": _references(draft.auth_events, reference_hashes) if old else list(draft.auth_events),
+        "auth_events": _references(draft.auth_events, reference_hashes)
+        if old
+        else list(draft.auth_events),
         "content": draft.content,
         "depth": draft.depth,
         "origin_server_ts": draft.origin_server_ts,
-        "prev_events": _references(draft.prev_events, reference_hashes) if old else list(draft.prev_events),
+        "prev_events": _references(draft.prev_events, reference_hashes)
+        if old
+        else list(draft.prev_events),
         "sender": draft.sender,
         "type": draft.type,
     }
@@ -123,7 +131,9 @@ def _references(ids: Iterable[EventId], reference_hashes: Mapping[EventId, str])
     return [[event_id, {"sha256": reference_hashes.get(event_id, "")}] for event_id in ids]
 
 
-def finish(pdu: dict[str, Any], room_version: str, signers: Iterable[str], damage: Damage | None) -> tuple[bytes, EventId]:
+def finish(
+    pdu: dict[str, Any], room_version: str, signers: Iterable[str], damage: Damage | None
+) -> tuple[bytes, EventId]:
     """Hash, sign by every server of `signers` (none: a stand-in of the same length), damage, encode.
 
     Returns the bytes (canonical JSON) and the event id.
@@ -132,7 +142,12 @@ def finish(pdu: dict[str, Any], room_version: str, signers: Iterable[str], damag
         pdu = {**pdu, "content": {**pdu["content"], "padding": "x" * OVERSIZED_PADDING}}
     names = list(signers)
     for name in names:
-        pdu = sign(pdu, room_version, name, foreign_signing_key(name) if damage == "signature" else signing_key(name))
+        pdu = sign(
+            pdu,
+            room_version,
+            name,
+            foreign_signing_key(name) if damage == "signature" else signing_key(name),
+        )
     if not names:
         pdu = _hashed_only(pdu)
     identifier = EventId(event_id(pdu, room_version))
@@ -144,7 +159,11 @@ def finish(pdu: dict[str, Any], room_version: str, signers: Iterable[str], damag
 def _hashed_only(pdu: dict[str, Any]) -> dict[str, Any]:
     digest = content_hash(pdu)
     stand_in = (digest + digest)[:86]
-    return {**pdu, "hashes": {"sha256": digest}, "signatures": {server_of(pdu["sender"]): {KEY_ID: stand_in}}}
+    return {
+        **pdu,
+        "hashes": {"sha256": digest},
+        "signatures": {server_of(pdu["sender"]): {KEY_ID: stand_in}},
+    }
 
 
 def _tampered(pdu: dict[str, Any]) -> dict[str, Any]:

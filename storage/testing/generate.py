@@ -53,25 +53,38 @@ class RoomStream:
             yield respell(delivery, rng) if respelled and rng.random() < respelled else delivery
 
 
-def stream_room(shape: Shape, count: int, *, seed: int = 0, version: str | None = None, sign: bool = True) -> RoomStream:
+def stream_room(
+    shape: Shape, count: int, *, seed: int = 0, version: str | None = None, sign: bool = True
+) -> RoomStream:
     """A room of exactly `count` events. Without `sign` they are hashed only (about twice as fast).
 
-    `version` instead of the shape's. The order of delivery is that of creation but for what `shape.odd` makes late.
+    `version` instead of the shape's. The order of delivery is that of creation but for what
+    `shape.odd` makes late.
     """
     world = GeneratedWorld(shape, seed, sign=sign, version=version)
     next(_beginning(world))
     room = world.room
-    return RoomStream(shape, count, seed, sign, room.room_id, room.version, verify_keys(room.settings.servers))
+    return RoomStream(
+        shape, count, seed, sign, room.room_id, room.version, verify_keys(room.settings.servers)
+    )
 
 
-def generate_room(shape: Shape, count: int, *, seed: int = 0, version: str | None = None, sign: bool = True) -> GeneratedRoom:
+def generate_room(
+    shape: Shape, count: int, *, seed: int = 0, version: str | None = None, sign: bool = True
+) -> GeneratedRoom:
     """As `stream_room`, in memory."""
     stream = stream_room(shape, count, seed=seed, version=version, sign=sign)
     return GeneratedRoom(stream.room_id, stream.room_version, tuple(stream), stream.keys)
 
 
 def build_room(
-    shape: Shape, count: int, *, seed: int = 0, version: str | None = None, sign: bool = True, exact: bool = True
+    shape: Shape,
+    count: int,
+    *,
+    seed: int = 0,
+    version: str | None = None,
+    sign: bool = True,
+    exact: bool = True,
 ) -> RoomBuilder:
     """A builder holding a room of `count` events with all their states, to go on with or to deliver in odd ways.
 
@@ -87,7 +100,11 @@ def build_room(
 def _endless(world: GeneratedWorld, *, trim: bool) -> Iterator[BuiltEvent]:
     yield from _beginning(world)
     names, weights = list(world.shape.mix), list(itertools.accumulate(world.shape.mix.values()))
-    odd = [(name, getattr(world.shape.odd, name)) for name in ODDITIES if getattr(world.shape.odd, name) > 0]
+    odd = [
+        (name, getattr(world.shape.odd, name))
+        for name in ODDITIES
+        if getattr(world.shape.odd, name) > 0
+    ]
     for step in itertools.count():
         world.advance_partitions()
         yield from _oddity(world, odd) or _ordinary(world, names, weights)
@@ -100,12 +117,21 @@ def _beginning(world: GeneratedWorld) -> Iterator[BuiltEvent]:
     creator, shape, room = world.creator, world.shape, world.room
     yield room.create(creator, ts=world.now_ms)
     yield world.member(creator, creator, "join")
-    yield world.send(creator, "m.room.power_levels", contents.power_levels(room.version, [creator], None), state_key="")
-    yield world.send(creator, "m.room.join_rules", contents.join_rules(shape.join_rule, []), state_key="")
+    yield world.send(
+        creator,
+        "m.room.power_levels",
+        contents.power_levels(room.version, [creator], None),
+        state_key="",
+    )
+    yield world.send(
+        creator, "m.room.join_rules", contents.join_rules(shape.join_rule, []), state_key=""
+    )
     visibility = {"history_visibility": shape.history_visibility}
     yield world.send(creator, "m.room.history_visibility", visibility, state_key="")
     yield world.send(creator, "m.room.guest_access", {"guest_access": "can_join"}, state_key="")
-    yield world.send(creator, "m.room.name", {"name": population.text(world.rng)[:60]}, state_key="")
+    yield world.send(
+        creator, "m.room.name", {"name": population.text(world.rng)[:60]}, state_key=""
+    )
 
 
 def _oddity(world: GeneratedWorld, odd: Iterable[tuple[str, float]]) -> list[BuiltEvent]:
@@ -118,12 +144,18 @@ def _oddity(world: GeneratedWorld, odd: Iterable[tuple[str, float]]) -> list[Bui
 def _ordinary(world: GeneratedWorld, names: list[str], weights: list[float]) -> list[BuiltEvent]:
     """One event by the mix; if the action drawn is not possible now, a message instead; nothing if nobody can speak."""
     waiting = len(world.joined) < world.shape.members
-    name = "join" if waiting and world.rng.random() < world.shape.rush else world.rng.choices(names, cum_weights=weights)[0]
+    name = (
+        "join"
+        if waiting and world.rng.random() < world.shape.rush
+        else world.rng.choices(names, cum_weights=weights)[0]
+    )
     node = ACTIONS[name](world) or message(world)
     return [] if node is None else [node]
 
 
-def held_back(events: Iterable[BuiltEvent], rate: float, rng: random.Random, *, most: int = LATE_MOST) -> Iterator[BuiltEvent]:
+def held_back(
+    events: Iterable[BuiltEvent], rate: float, rng: random.Random, *, most: int = LATE_MOST
+) -> Iterator[BuiltEvent]:
     """The events in another order: some are overtaken by up to `most` others, though by none that cites them.
 
     Only in forks can an event be late. One that is expected to soft-fail stays where it is, as does what it depends on.

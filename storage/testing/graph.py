@@ -70,7 +70,9 @@ class RoomGraph:
         event = self._parsed.get(event_id)
         if event is None:
             node = self.node(event_id)
-            event = load(node.pdu, self.room_version, event_id, redacted=node.expected == "redacted")
+            event = load(
+                node.pdu, self.room_version, event_id, redacted=node.expected == "redacted"
+            )
             if len(self._parsed) >= PARSED_MAX:
                 self._parsed.clear()
             self._parsed[event_id] = event
@@ -110,8 +112,9 @@ class RoomGraph:
     def trim(self, keep: EventId) -> None:
         """Forget what lies behind `keep`, which every later event must descend from.
 
-        Left are its state with the auth events cited there, and every state event that is not a member event: enough
-        to go on and to resolve later forks. Costs time in proportion to the state.
+        Left are its state with the auth events cited there, and every state event that is not a
+        member event: enough to go on and to resolve later forks. Costs time in proportion to the
+        state.
         """
         last = self.nodes[keep]
         wanted = set(last.state_after.values())
@@ -119,15 +122,25 @@ class RoomGraph:
             wanted.update(self.node(event_id).auth_events)
         for event_id, node in self.nodes.items():
             if node.state_key is not None and (event_id in wanted or node.type != "m.room.member"):
-                self._archive[event_id] = replace(node, state_before=EMPTY_STATE, state_after=EMPTY_STATE)
-        self._archive = {key: node for key, node in self._archive.items() if key in wanted or node.type != "m.room.member"}
+                self._archive[event_id] = replace(
+                    node, state_before=EMPTY_STATE, state_after=EMPTY_STATE
+                )
+        self._archive = {
+            key: node
+            for key, node in self._archive.items()
+            if key in wanted or node.type != "m.room.member"
+        }
         self.nodes = {keep: last}
         self._forget_facts_of_all_but({*self._archive, keep})
 
     def _forget_facts_of_all_but(self, ids: Collection[EventId]) -> None:
         self._memberships = {key: value for key, value in self._memberships.items() if key in ids}
-        self.reference_hashes = {key: value for key, value in self.reference_hashes.items() if key in ids}
-        self.resolution_changes = {key: value for key, value in self.resolution_changes.items() if key in ids}
+        self.reference_hashes = {
+            key: value for key, value in self.reference_hashes.items() if key in ids
+        }
+        self.resolution_changes = {
+            key: value for key, value in self.resolution_changes.items() if key in ids
+        }
         self.rejected &= set(ids)
         self.merges.clear()
         self._parsed.clear()

@@ -1,7 +1,8 @@
 """Signing keys of invented servers.
 
-A server's key is derived from its name alone, so rooms of different seeds agree about the keys, and no key is ever
-drawn from the system's randomness. These keys guard nothing: anybody can derive them.
+A server's key is derived from its name alone, so rooms of different seeds agree about the keys, and
+no key is ever drawn from the system's randomness. These keys guard nothing: anybody can derive
+them.
 """
 
 import hashlib
@@ -38,5 +39,7 @@ def verify_keys(server_names: Iterable[str]) -> dict[tuple[str, str], VerifyKey]
 
 def foreign_signing_key(server_name: str) -> SigningKey:
     """A key that claims to be `server_name`'s ``ed25519:1`` and is not: signatures made with it are bad."""
-    secret = nacl.signing.SigningKey(hashlib.sha256(b"not the key of " + server_name.encode()).digest())
+    secret = nacl.signing.SigningKey(
+        hashlib.sha256(b"not the key of " + server_name.encode()).digest()
+    )
     return decode_signing_key_base64("ed25519", KEY_VERSION, encode_base64(bytes(secret)))

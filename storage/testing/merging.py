@@ -34,9 +34,15 @@ def merge(graph: RoomGraph, parents: Sequence[EventId], *, exact: bool) -> Merge
     return known
 
 
-def _merge_unlike(graph: RoomGraph, parents: Sequence[EventId], states: Sequence[State], *, exact: bool) -> Merged:
+def _merge_unlike(
+    graph: RoomGraph, parents: Sequence[EventId], states: Sequence[State], *, exact: bool
+) -> Merged:
     since_fork = _reach_since_fork(graph, parents)
-    disputed = frozenset(key for key in _changed_keys(graph, since_fork) if len({state.get(key) for state in states}) > 1)
+    disputed = frozenset(
+        key
+        for key in _changed_keys(graph, since_fork)
+        if len({state.get(key) for state in states}) > 1
+    )
     if not disputed:
         return Merged(states[0], disputed)
     if exact:
@@ -88,7 +94,12 @@ def _changed_keys(graph: RoomGraph, ids: Iterable[EventId]) -> set[StateKey]:
 
 
 def _resolved_exactly(graph: RoomGraph, states: Sequence[State]) -> State:
-    resolved = resolve(graph.room_version, [dict(state) for state in states], ParsedEvents(graph), rejected=graph.rejected)
+    resolved = resolve(
+        graph.room_version,
+        [dict(state) for state in states],
+        ParsedEvents(graph),
+        rejected=graph.rejected,
+    )
     return _updated(states[0], resolved, set(states[0]) | set(resolved))
 
 
@@ -104,13 +115,22 @@ def _updated(state: State, values: Mapping[StateKey, EventId], keys: Iterable[St
     return changed.finish()
 
 
-def _resolved_nearby(graph: RoomGraph, states: Sequence[State], disputed: frozenset[StateKey], since_fork: set[EventId]) -> State:
+def _resolved_nearby(
+    graph: RoomGraph,
+    states: Sequence[State],
+    disputed: frozenset[StateKey],
+    since_fork: set[EventId],
+) -> State:
     conflicted = {key: {state[key] for state in states if key in state} for key in disputed}
     decided = resolve_conflicts(
         graph.room_version,
         _Undisputed(states[0], disputed),
         conflicted,
-        _auth_difference(graph, [{state[key] for key in disputed if key in state} for state in states], since_fork),
+        _auth_difference(
+            graph,
+            [{state[key] for key in disputed if key in state} for state in states],
+            since_fork,
+        ),
         ParsedEvents(graph),
         rejected=graph.rejected,
         conflicted_subgraph=_conflicted_subgraph(graph, set().union(*conflicted.values())),
@@ -137,12 +157,16 @@ class _Undisputed(Mapping[StateKey, EventId]):
         return len(self._state) - sum(key in self._state for key in self._disputed)
 
 
-def _auth_difference(graph: RoomGraph, values: Sequence[set[EventId]], since_fork: set[EventId]) -> set[EventId]:
+def _auth_difference(
+    graph: RoomGraph, values: Sequence[set[EventId]], since_fork: set[EventId]
+) -> set[EventId]:
     chains = [_auth_chain_within(graph, ids, since_fork) for ids in values]
     return set().union(*chains) - chains[0].intersection(*chains[1:])
 
 
-def _auth_chain_within(graph: RoomGraph, ids: Iterable[EventId], bounds: set[EventId]) -> set[EventId]:
+def _auth_chain_within(
+    graph: RoomGraph, ids: Iterable[EventId], bounds: set[EventId]
+) -> set[EventId]:
     seen: set[EventId] = set()
     todo = [event_id for event_id in ids if event_id in bounds]
     while todo:
@@ -171,4 +195,8 @@ def _conflicted_subgraph(graph: RoomGraph, conflicted: set[EventId]) -> set[Even
 
 
 def _cited_above(graph: RoomGraph, event_id: EventId, floor: int) -> list[EventId]:
-    return [cited for cited in graph.node(event_id).auth_events if cited in graph and graph.node(cited).topological >= floor]
+    return [
+        cited
+        for cited in graph.node(event_id).auth_events
+        if cited in graph and graph.node(cited).topological >= floor
+    ]

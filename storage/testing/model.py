@@ -1,7 +1,8 @@
 """What the builder and the generators hand out, and its NDJSON form.
 
-`BuiltEvent` is an event with everything its author knew (parents, state before and after); it lives in a graph.
-`GeneratedEvent` is the same event on its way to a store: bytes, origin, and what should become of it.
+`BuiltEvent` is an event with everything its author knew (parents, state before and after); it lives
+in a graph. `GeneratedEvent` is the same event on its way to a store: bytes, origin, and what should
+become of it.
 """
 
 import json
@@ -32,10 +33,11 @@ class Merged(NamedTuple):
 class BuiltEvent:
     """One event of a built room. Where an event is wanted, its id does as well.
 
-    `state_before` and `state_after` are the true states by state resolution, (type, state key) -> event id; a rejected
-    or invalid event leaves the state as it was. `topological` is 1 for the create event and else 1 + the largest of
-    the parents', whatever `depth` claims. `expected` is None for an ordinary event: allowed by its own state, hence never
-    rejected, but perhaps soft-failed where another branch came first.
+    `state_before` and `state_after` are the true states by state resolution, (type, state key) ->
+    event id; a rejected or invalid event leaves the state as it was. `topological` is 1 for the
+    create event and else 1 + the largest of the parents', whatever `depth` claims. `expected` is
+    None for an ordinary event: allowed by its own state, hence never rejected, but perhaps
+    soft-failed where another branch came first.
     """
 
     event_id: EventId
@@ -71,17 +73,22 @@ class BuiltEvent:
         content: dict[str, Any] = self.json["content"]
         return content
 
-    def generated(self, origin: Origin = "live", state_before: Iterable[EventId] | None = None) -> "GeneratedEvent":
+    def generated(
+        self, origin: Origin = "live", state_before: Iterable[EventId] | None = None
+    ) -> "GeneratedEvent":
         """The event as a delivery to a store."""
         given = None if state_before is None else tuple(state_before)
-        return GeneratedEvent(self.pdu, self.event_id, self.room_id, self.room_version, origin, given, self.expected)
+        return GeneratedEvent(
+            self.pdu, self.event_id, self.room_id, self.room_version, origin, given, self.expected
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedEvent:
     """One delivery: an argument of ``store.append`` with what it is about.
 
-    `state_before` is set for an event after a gap: the ids of the state before it, for ``append(state_before=…)``.
+    `state_before` is set for an event after a gap: the ids of the state before it, for
+    ``append(state_before=…)``.
     """
 
     pdu: bytes = field(repr=False)
@@ -117,19 +124,25 @@ class GeneratedRoom:
 def ndjson_line(event: GeneratedEvent) -> bytes:
     r"""``{"pdu":…,"room_version":…,"origin":…}`` and a newline.
 
-    The PDU stands in it byte for byte, so a reader that wants the bytes must cut them out and not re-encode. After a
-    gap ``"state_before"`` (a list of event ids) follows. A PDU with a raw line break cannot be written: ValueError.
+    The PDU stands in it byte for byte, so a reader that wants the bytes must cut them out and not
+    re-encode. After a gap ``"state_before"`` (a list of event ids) follows. A PDU with a raw line
+    break cannot be written: ValueError.
     """
     if b"\n" in event.pdu or b"\r" in event.pdu:
         raise ValueError(f"{event.event_id}: a PDU with a line break has no NDJSON form")
     tail: dict[str, Any] = {"room_version": event.room_version, "origin": event.origin}
     if event.state_before is not None:
         tail["state_before"] = list(event.state_before)
-    return b'{"pdu":' + event.pdu + b"," + json.dumps(tail, separators=(",", ":")).encode()[1:] + b"\n"
+    return (
+        b'{"pdu":' + event.pdu + b"," + json.dumps(tail, separators=(",", ":")).encode()[1:] + b"\n"
+    )
 
 
 def write_ndjson(events: Iterable[GeneratedEvent], target: Path | str | IO[bytes]) -> int:
-    """Write one line per event, as `ndjson_line`; `target` is a path or an open binary file. Returns how many."""
+    """Write one line per event, as `ndjson_line`; `target` is a path or an open binary file.
+
+    Returns how many.
+    """
     if isinstance(target, str | Path):
         with Path(target).open("wb") as file:
             return write_ndjson(events, file)

@@ -14,19 +14,39 @@ Oddity = Callable[[GeneratedWorld], list[BuiltEvent]]
 def content_hash(world: GeneratedWorld) -> list[BuiltEvent]:
     """A message whose content is not that which was hashed."""
     sender = world.speaker()
-    return [] if sender is None else [world.send(sender, "m.room.message", population.message(world.rng), damage="content_hash")]
+    return (
+        []
+        if sender is None
+        else [
+            world.send(
+                sender, "m.room.message", population.message(world.rng), damage="content_hash"
+            )
+        ]
+    )
 
 
 def bad_signature(world: GeneratedWorld) -> list[BuiltEvent]:
     """A message signed with another key."""
     sender = world.speaker()
-    return [] if sender is None else [world.send(sender, "m.room.message", population.message(world.rng), damage="signature")]
+    return (
+        []
+        if sender is None
+        else [
+            world.send(sender, "m.room.message", population.message(world.rng), damage="signature")
+        ]
+    )
 
 
 def oversized(world: GeneratedWorld) -> list[BuiltEvent]:
     """A message of more than 65,536 bytes."""
     sender = world.speaker()
-    return [] if sender is None else [world.send(sender, "m.room.message", population.message(world.rng), damage="oversized")]
+    return (
+        []
+        if sender is None
+        else [
+            world.send(sender, "m.room.message", population.message(world.rng), damage="oversized")
+        ]
+    )
 
 
 def depth_lie(world: GeneratedWorld) -> list[BuiltEvent]:
@@ -38,20 +58,32 @@ def depth_lie(world: GeneratedWorld) -> list[BuiltEvent]:
     claims = [largest, 0, 1, world.rng.randint(2, 10_000)]
     if number_of(world.room.version) >= 6:
         claims.append(-DEPTH_MAX)
-    return [world.send(sender, "m.room.message", population.message(world.rng), depth=world.rng.choice(claims))]
+    return [
+        world.send(
+            sender, "m.room.message", population.message(world.rng), depth=world.rng.choice(claims)
+        )
+    ]
 
 
 def rejected(world: GeneratedWorld) -> list[BuiltEvent]:
     """A message by somebody banned, gone or never there, or a topic without the power for it."""
     banned = world.banned.draw(world.rng)
     if banned is not None and world.rng.random() < 0.5 and not world.is_joined(banned):
-        return [world.send(banned, "m.room.message", population.message(world.rng), expected="rejected")]
+        return [
+            world.send(banned, "m.room.message", population.message(world.rng), expected="rejected")
+        ]
     ordinary = world.speaker()
-    if ordinary is not None and world.level(world.side(ordinary), ordinary) < 50 and world.rng.random() < 0.5:
+    if (
+        ordinary is not None
+        and world.level(world.side(ordinary), ordinary) < 50
+        and world.rng.random() < 0.5
+    ):
         content = {"topic": population.text(world.rng)}
         return [world.send(ordinary, "m.room.topic", content, state_key="", expected="rejected")]
     stranger = world.newcomer()
-    return [world.send(stranger, "m.room.message", population.message(world.rng), expected="rejected")]
+    return [
+        world.send(stranger, "m.room.message", population.message(world.rng), expected="rejected")
+    ]
 
 
 def soft_failed(world: GeneratedWorld) -> list[BuiltEvent]:
@@ -62,7 +94,13 @@ def soft_failed(world: GeneratedWorld) -> list[BuiltEvent]:
     if world.level(world.whole, target) >= world.level(world.whole, host):
         return []
     ban = world.member(host, target, "ban")
-    late = world.send(target, "m.room.message", population.message(world.rng), prev=ban.prev_events, expected="soft_failed")
+    late = world.send(
+        target,
+        "m.room.message",
+        population.message(world.rng),
+        prev=ban.prev_events,
+        expected="soft_failed",
+    )
     return [ban, late]
 
 
@@ -79,5 +117,14 @@ def early_redaction(world: GeneratedWorld) -> list[BuiltEvent]:
 
 
 ODDITIES: Final[Mapping[str, Oddity]] = {
-    oddity.__name__: oddity for oddity in (content_hash, bad_signature, oversized, depth_lie, rejected, soft_failed, early_redaction)
+    oddity.__name__: oddity
+    for oddity in (
+        content_hash,
+        bad_signature,
+        oversized,
+        depth_lie,
+        rejected,
+        soft_failed,
+        early_redaction,
+    )
 }

@@ -79,7 +79,9 @@ def server_names(count: int) -> tuple[str, ...]:
 
 def _made_text() -> str:
     rng = random.Random(0)  # noqa: S311  (text, not secrets)
-    return " ".join("".join(rng.choices(_SYLLABLES, k=rng.randint(1, 4))) for _ in range(_TEXT_WORDS))
+    return " ".join(
+        "".join(rng.choices(_SYLLABLES, k=rng.randint(1, 4))) for _ in range(_TEXT_WORDS)
+    )
 
 
 _TEXT: Final = _made_text()
@@ -87,7 +89,9 @@ _TEXT: Final = _made_text()
 
 def text(rng: random.Random) -> str:
     """A message body: mostly a line, seldom some thousand characters (log-normal, 165 characters on average)."""
-    length = min(_LENGTH_MAX, int(math.exp(_MEAN_LOG_LENGTH + _SPREAD_LOG_LENGTH * rng.gauss(0, 1))) + 1)
+    length = min(
+        _LENGTH_MAX, int(math.exp(_MEAN_LOG_LENGTH + _SPREAD_LOG_LENGTH * rng.gauss(0, 1))) + 1
+    )
     start = int(rng.random() * (len(_TEXT) - length))
     return _TEXT[start : start + length].strip() or "ok"
 
@@ -110,9 +114,24 @@ def message(rng: random.Random) -> dict[str, Any]:
     if kind < 0.85:
         return {"body": body, "msgtype": "m.text"}
     if kind < 0.94:
-        return {"body": body, "format": "org.matrix.custom.html", "formatted_body": f"<p>{body}</p>", "msgtype": "m.text"}
-    info = {"h": rng.randint(100, 2_000), "mimetype": "image/png", "size": rng.randint(10_000, 5_000_000), "w": rng.randint(100, 2_000)}
-    return {"body": "image.png", "info": info, "msgtype": "m.image", "url": f"mxc://s1.test/{letters(rng, 24)}"}
+        return {
+            "body": body,
+            "format": "org.matrix.custom.html",
+            "formatted_body": f"<p>{body}</p>",
+            "msgtype": "m.text",
+        }
+    info = {
+        "h": rng.randint(100, 2_000),
+        "mimetype": "image/png",
+        "size": rng.randint(10_000, 5_000_000),
+        "w": rng.randint(100, 2_000),
+    }
+    return {
+        "body": "image.png",
+        "info": info,
+        "msgtype": "m.image",
+        "url": f"mxc://s1.test/{letters(rng, 24)}",
+    }
 
 
 def encrypted(rng: random.Random) -> dict[str, Any]:

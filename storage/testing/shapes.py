@@ -10,13 +10,15 @@ class Odd:
     """How often, per event, something odd happens. All are 0 in an ordinary room."""
 
     late: float = 0.0
-    """A delivery is held back, though never behind an event that cites it: only forks can be late."""
+    """A delivery is held back, though never behind an event that cites it: only forks can be late.
+    """
     content_hash: float = 0.0
     """A message whose content hash is wrong: stored as redacted."""
     depth_lie: float = 0.0
     """A message that claims any depth; servers carry the largest one on."""
     rejected: float = 0.0
-    """An event that its own state does not allow: by the banned, by strangers, beyond one's power."""
+    """An event that its own state does not allow: by the banned, by strangers, beyond one's power.
+    """
     soft_failed: float = 0.0
     """A ban, and a message by the banned user that hangs before it."""
     bad_signature: float = 0.0
@@ -39,7 +41,8 @@ class Shape:
     rush: float = 0.5
     """Until then: the share of joins among the events."""
     newcomers: float = 0.6
-    """The share of joins by users who were never there; the others come back, while there are any."""
+    """The share of joins by users who were never there; the others come back, while there are any.
+    """
     skew: float = 3.0
     """How unequal the speakers are; 1 is equal."""
     mix: Mapping[str, float] = field(default_factory=dict)
@@ -59,7 +62,14 @@ class Shape:
         return replace(self, **changes)
 
 
-TALK: Final[Mapping[str, float]] = {"message": 62, "reply": 8, "thread": 5, "reaction": 12, "edit": 4, "redaction": 1.5}
+TALK: Final[Mapping[str, float]] = {
+    "message": 62,
+    "reply": 8,
+    "thread": 5,
+    "reaction": 12,
+    "edit": 4,
+    "redaction": 1.5,
+}
 COMING_AND_GOING: Final[Mapping[str, float]] = {
     "join": 2,
     "leave": 1.5,
@@ -71,7 +81,13 @@ COMING_AND_GOING: Final[Mapping[str, float]] = {
     "ban": 0.15,
     "unban": 0.08,
 }
-HOUSEKEEPING: Final[Mapping[str, float]] = {"power": 0.15, "topic": 0.2, "name": 0.1, "visibility": 0.05, "join_rule": 0.05}
+HOUSEKEEPING: Final[Mapping[str, float]] = {
+    "power": 0.15,
+    "topic": 0.2,
+    "name": 0.1,
+    "visibility": 0.05,
+    "join_rule": 0.05,
+}
 ALL_ACTIONS: Final[Mapping[str, float]] = {**TALK, **COMING_AND_GOING, **HOUSEKEEPING}
 
 SMALL_CHAT: Final = Shape("small_chat", mix=ALL_ACTIONS, fork_rate=0.01)
@@ -95,7 +111,16 @@ JOIN_LEAVE_STORM: Final = Shape(
     members=200,
     newcomers=0.1,
     skew=1.0,
-    mix={"message": 10, "join": 50, "leave": 45, "profile": 5, "kick": 0.5, "ban": 0.5, "unban": 0.2, "visibility": 0.1},
+    mix={
+        "message": 10,
+        "join": 50,
+        "leave": 45,
+        "profile": 5,
+        "kick": 0.5,
+        "ban": 0.5,
+        "unban": 0.2,
+        "visibility": 0.1,
+    },
     fork_rate=0.01,
 )
 FORK_HEAVY: Final = Shape(
@@ -103,15 +128,35 @@ FORK_HEAVY: Final = Shape(
     servers=6,
     members=30,
     skew=1.5,
-    mix={**TALK, **{key: 4 * weight for key, weight in (*COMING_AND_GOING.items(), *HOUSEKEEPING.items())}},
+    mix={
+        **TALK,
+        **{key: 4 * weight for key, weight in (*COMING_AND_GOING.items(), *HOUSEKEEPING.items())},
+    },
     fork_rate=0.5,
     fork_depth=3,
     fork_width=4,
 )
-BUSY_FEDERATION: Final = Shape("busy_federation", servers=100, members=1_000, mix=ALL_ACTIONS, fork_rate=0.08, fork_depth=1.5, fork_width=3)
+BUSY_FEDERATION: Final = Shape(
+    "busy_federation",
+    servers=100,
+    members=1_000,
+    mix=ALL_ACTIONS,
+    fork_rate=0.08,
+    fork_depth=1.5,
+    fork_width=3,
+)
 
 SHAPES: Final[Mapping[str, Shape]] = {
-    shape.name: shape for shape in (SMALL_CHAT, DIRECT_CHAT, BIG_ROOM, HUGE_ROOM, JOIN_LEAVE_STORM, FORK_HEAVY, BUSY_FEDERATION)
+    shape.name: shape
+    for shape in (
+        SMALL_CHAT,
+        DIRECT_CHAT,
+        BIG_ROOM,
+        HUGE_ROOM,
+        JOIN_LEAVE_STORM,
+        FORK_HEAVY,
+        BUSY_FEDERATION,
+    )
 }
 
 ODD_SOME: Final = Odd(

@@ -46,11 +46,26 @@ class PartitionSide:
 class GeneratedWorld:
     """Everything that changes while a room is generated. Determined by shape and seed."""
 
-    def __init__(self, shape: Shape, seed: int, *, sign: bool = True, version: str | None = None, exact: bool = False) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        seed: int,
+        *,
+        sign: bool = True,
+        version: str | None = None,
+        exact: bool = False,
+    ) -> None:
         self.shape = shape
         self.rng = random.Random(f"{shape.name}/{seed}")  # noqa: S311  (the same room every time is the point)
         names = server_names(shape.servers)
-        self.room = RoomBuilder(version or shape.version, servers=names, seed=seed, sign=sign, checked=False, exact=exact)
+        self.room = RoomBuilder(
+            version or shape.version,
+            servers=names,
+            seed=seed,
+            sign=sign,
+            checked=False,
+            exact=exact,
+        )
         self.whole = PartitionSide(self.room)
         self.sides = [self.whole]
         self.side_of = dict.fromkeys(names, self.whole)
@@ -58,7 +73,9 @@ class GeneratedWorld:
         self.now_ms = first_ms(seed)
         self.users = 1
         self.creator = self.room.user(1)
-        self.joined, self.invited, self.banned, self.gone, self.knocking = (Roster() for _ in range(5))
+        self.joined, self.invited, self.banned, self.gone, self.knocking = (
+            Roster() for _ in range(5)
+        )
         self.moderators = [self.creator]
 
     # Servers that see each other, and do not
@@ -76,16 +93,28 @@ class GeneratedWorld:
 
     def _part(self) -> None:
         width = self.rng.randint(2, max(2, min(self.shape.fork_width, len(self.side_of))))
-        self.sides = [PartitionSide(branch, self.whole.recent.copy()) for branch in self.room.fork(width)]
+        self.sides = [
+            PartitionSide(branch, self.whole.recent.copy()) for branch in self.room.fork(width)
+        ]
         names = self.rng.sample(list(self.side_of), len(self.side_of))
-        busy = {server_of(self.creator), *(server_of(user) for user in self.joined)} if len(self.joined) <= len(names) else set(names)
+        busy = (
+            {server_of(self.creator), *(server_of(user) for user in self.joined)}
+            if len(self.joined) <= len(names)
+            else set(names)
+        )
         names.sort(key=lambda name: name not in busy)
         self.side_of = {name: self.sides[place % width] for place, name in enumerate(names)}
-        self.partition_left = 1 + width * (1 + int(-math.log(1 - self.rng.random()) * self.shape.fork_depth))
+        self.partition_left = 1 + width * (
+            1 + int(-math.log(1 - self.rng.random()) * self.shape.fork_depth)
+        )
 
     def _heal(self) -> None:
         self.room.merge(*(side.room for side in self.sides))
-        self.whole.recent.extend(said for side in self.sides for said in list(side.recent)[-RECENT_MAX // len(self.sides) :])
+        self.whole.recent.extend(
+            said
+            for side in self.sides
+            for said in list(side.recent)[-RECENT_MAX // len(self.sides) :]
+        )
         self.sides = [self.whole]
         self.side_of = dict.fromkeys(self.side_of, self.whole)
 
@@ -95,7 +124,9 @@ class GeneratedWorld:
         left.room.merge(right.room)
         left.recent.extend(list(right.recent)[-RECENT_MAX // 2 :])
         self.sides.remove(right)
-        self.side_of = {name: left if side is right else side for name, side in self.side_of.items()}
+        self.side_of = {
+            name: left if side is right else side for name, side in self.side_of.items()
+        }
 
     @property
     def is_whole(self) -> bool:
@@ -128,7 +159,11 @@ class GeneratedWorld:
     def newcomer(self) -> str:
         """A user who was never there."""
         self.users += 1
-        return self.room.user(self.users) if self.users <= len(self.side_of) else self._skewed_newcomer()
+        return (
+            self.room.user(self.users)
+            if self.users <= len(self.side_of)
+            else self._skewed_newcomer()
+        )
 
     def _skewed_newcomer(self) -> str:
         names = self.room.settings.servers
@@ -167,18 +202,24 @@ class GeneratedWorld:
         if number_of(self.room.version) <= 10:
             extra["origin"] = server_of(sender)
         dressed: EventOptions = {"ts": self.now_ms, "extra": extra, **how}
-        node = self.side(sender).room.send(sender, type_, content, state_key=state_key, redacts=redacts, **dressed)
+        node = self.side(sender).room.send(
+            sender, type_, content, state_key=state_key, redacts=redacts, **dressed
+        )
         if node.expected is None and node.type == "m.room.member":
             self._note_membership(str(state_key), str(content["membership"]))
         return node
 
-    def say(self, sender: str, type_: str, content: Mapping[str, Any], *, thread: EventId | None = None) -> BuiltEvent:
+    def say(
+        self, sender: str, type_: str, content: Mapping[str, Any], *, thread: EventId | None = None
+    ) -> BuiltEvent:
         """A message that others can refer to."""
         node = self.send(sender, type_, content)
         self.side(sender).recent.append(Said(node.event_id, sender, thread))
         return node
 
-    def member(self, sender: str, target: str, membership: str, via: str | None = None) -> BuiltEvent:
+    def member(
+        self, sender: str, target: str, membership: str, via: str | None = None
+    ) -> BuiltEvent:
         """A membership, with a profile for joins and invites."""
         content: dict[str, Any] = {"membership": membership}
         if membership in ("join", "invite", "knock"):

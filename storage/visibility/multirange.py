@@ -30,7 +30,10 @@ def unending(ranges: Ranges) -> bool:
 
 
 def add(ranges: Ranges, low: int, high: int | None) -> Ranges:
-    """The ranges with ``[low, high)`` added. In time that grows with the logarithm of their number: what is new mostly comes last."""
+    """The ranges with ``[low, high)`` added.
+
+    In time that grows with the logarithm of their number: what is new mostly comes last.
+    """
     top = _top(high)
     first, end = _ending_after(ranges, low - 1), _beginning_after(ranges, top)
     if first < end:  # those that it touches
@@ -60,7 +63,10 @@ def union(parts: Iterable[Range]) -> Ranges:
 def coarser(ranges: Ranges, most: int) -> Ranges:
     """The ranges with the smallest gaps between them closed, until there are at most so many."""
     while len(ranges) > most:
-        gaps = [(after[0] - _top(before[1]), place) for place, (before, after) in enumerate(pairwise(ranges))]
+        gaps = [
+            (after[0] - _top(before[1]), place)
+            for place, (before, after) in enumerate(pairwise(ranges))
+        ]
         place = min(gaps)[1]
         ranges = (*ranges[:place], (ranges[place][0], ranges[place + 1][1]), *ranges[place + 2 :])
     return ranges

@@ -44,8 +44,10 @@ from typing import Final
 from storage.visibility.multirange import Ranges, remove
 
 RANGES_MAX: Final = 8
-"""Ranges in a past row; the row in use has up to twice as many. `visibility_near` in the schema relies on
-it for its cost only."""
+"""Ranges in a past row; the row in use has up to twice as many.
+
+`visibility_near` in the schema relies on it for its cost only.
+"""
 
 
 def boundary(audiences: Ranges, invited: Ranges) -> int | None:

@@ -27,7 +27,9 @@ def user_may_see(
         or membership == "join"
         or (visibility == "invited" and membership == "invite")
         or (_is_shared(visibility) and joined_later)
-        for visibility, membership in product((visibility_before, visibility_after), (membership_before, membership_after))
+        for visibility, membership in product(
+            (visibility_before, visibility_after), (membership_before, membership_after)
+        )
     )
 
 
@@ -52,7 +54,9 @@ def server_may_see(
         or _is_shared(visibility)
         or membership == "join"
         or (visibility == "invited" and membership == "invite")
-        for visibility, membership in product((visibility_before, visibility_after), (membership_before, membership_after))
+        for visibility, membership in product(
+            (visibility_before, visibility_after), (membership_before, membership_after)
+        )
     )
 
 

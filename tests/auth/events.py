@@ -46,16 +46,37 @@ def make_event(
     )
 
 
-def make_create(version: str, content: Mapping[str, Any] | None = None, *, sender: str = CREATOR, event_id: str = "$create:a") -> Event:
+def make_create(
+    version: str,
+    content: Mapping[str, Any] | None = None,
+    *,
+    sender: str = CREATOR,
+    event_id: str = "$create:a",
+) -> Event:
     """A create event of room `ROOM`, or from version 12 on of the room "!create:a"."""
     given = {"creator": sender, "room_version": version} if content is None else content
     return make_event(version, event_id, "m.room.create", sender, "", given, prev=())
 
 
-def member(version: str, user_id: str, membership: object, *, sender: str | None = None, room_id: str = ROOM) -> Event:
+def member(
+    version: str,
+    user_id: str,
+    membership: object,
+    *,
+    sender: str | None = None,
+    room_id: str = ROOM,
+) -> Event:
     """A membership in a state."""
     content = {"membership": membership}
-    return make_event(version, f"$m-{user_id[1:]}", "m.room.member", sender or user_id, user_id, content, room_id=room_id)
+    return make_event(
+        version,
+        f"$m-{user_id[1:]}",
+        "m.room.member",
+        sender or user_id,
+        user_id,
+        content,
+        room_id=room_id,
+    )
 
 
 def state_of(*events: Event) -> dict[StateKey, Event]:

@@ -1,14 +1,16 @@
 """State resolution as the specification says it, sentence by sentence, with no thought of speed.
 
-Every definition is a function of its own that computes its sets from scratch. Nothing is shared with storage.auth.resolution;
-the authorisation rules themselves are storage.auth.check, which has a second statement of its own in rule_table.py.
-Each deviation from an algorithm is a flag of `Variant`, so that a test can show that the random rooms would notice it.
+Every definition is a function of its own that computes its sets from scratch. Nothing is shared
+with storage.auth.resolution; the authorisation rules themselves are storage.auth.check, which has a
+second statement of its own in rule_table.py. Each deviation from an algorithm is a flag of
+`Variant`, so that a test can show that the random rooms would notice it.
 
 Where the text is silent:
-* An event that is not held is never allowed. An event that needs a key that neither the state nor the auth events it cites
-  and that are held give, while it also cites events that are not held, cannot be judged and is not allowed.
-* Version 1: under one key where nothing passes, the event with the lowest depth stays; each key of a phase is resolved
-  against what the phases before came to.
+* An event that is not held is never allowed. An event that needs a key that neither the state nor
+  the auth events it cites and that are held give, while it also cites events that are not held,
+  cannot be judged and is not allowed.
+* Version 1: under one key where nothing passes, the event with the lowest depth stays; each key of
+  a phase is resolved against what the phases before came to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +68,8 @@ def resolve_literally(room: LiteralRoom, states: Sequence[Mapping[StateKey, Even
     return resolve_version_2(room, states)
 
 
-# --------------------------------------------------------------------------------------------- what events need to be allowed
+# --------------------------------------------------------------------------------------------- what
+# events need to be allowed
 
 
 def needed_keys(event: Event) -> set[StateKey]:
@@ -81,7 +84,11 @@ def needed_keys(event: Event) -> set[StateKey]:
         if membership in {"join", "invite", "knock"}:
             keys.add(RULES)
         authoriser = event.content.get("join_authorised_via_users_server")
-        if membership == "join" and authoriser is not None and int(event.room_version.identifier) >= 8:
+        if (
+            membership == "join"
+            and authoriser is not None
+            and int(event.room_version.identifier) >= 8
+        ):
             keys.add(("m.room.member", authoriser))
     return keys
 
@@ -98,7 +105,8 @@ def create_by_room_id(room: LiteralRoom, event: Event) -> EventId | None:
     return EventId("$" + event.room_id[1:]) if room.number >= 12 else None
 
 
-# ---------------------------------------------------------------------------------------------------------------- version 1
+# ----------------------------------------------------------------------------------------------------------------
+# version 1
 
 
 def resolve_version_1(room: LiteralRoom, states: Sequence[Mapping[StateKey, EventId]]) -> State:
@@ -111,8 +119,14 @@ def resolve_version_1(room: LiteralRoom, states: Sequence[Mapping[StateKey, Even
     for event_type in ("m.room.power_levels", "m.room.join_rules", "m.room.member", None):
         phase: State = {}
         for key, ids in conflicts.items():
-            if key[0] == event_type or (event_type is None and key[0] not in {POWER[0], RULES[0], "m.room.member"}):
-                winner = pick_normal(room, ids, result) if event_type is None else pick_auth(room, key, ids, result)
+            if key[0] == event_type or (
+                event_type is None and key[0] not in {POWER[0], RULES[0], "m.room.member"}
+            ):
+                winner = (
+                    pick_normal(room, ids, result)
+                    if event_type is None
+                    else pick_auth(room, key, ids, result)
+                )
                 if winner is not None:
                     phase[key] = winner
         result |= phase
@@ -123,7 +137,9 @@ def version_1_order(room: LiteralRoom, ids: set[EventId]) -> list[Event]:
     """Ascending depth, then descending sha1 of the event id."""
     held = [room.events[i] for i in ids if i in room.events]
     if room.variant.v1_lowest_depth:
-        return sorted(held, key=lambda e: (-e.depth, int(sha1(e.event_id.encode()).hexdigest(), 16)))
+        return sorted(
+            held, key=lambda e: (-e.depth, int(sha1(e.event_id.encode()).hexdigest(), 16))
+        )
     return sorted(held, key=lambda e: (e.depth, -int(sha1(e.event_id.encode()).hexdigest(), 16)))
 
 
@@ -157,7 +173,8 @@ def pick_normal(room: LiteralRoom, ids: set[EventId], result: State) -> EventId 
     return ordered[0].event_id if ordered else None
 
 
-# --------------------------------------------------------------------------------------------------------- version 2 and 2.1
+# ---------------------------------------------------------------------------------------------------------
+# version 2 and 2.1
 
 
 def resolve_version_2(room: LiteralRoom, states: Sequence[Mapping[StateKey, EventId]]) -> State:
@@ -174,14 +191,20 @@ def resolve_version_2(room: LiteralRoom, states: Sequence[Mapping[StateKey, Even
     if not room.variant.no_chains_of_power_events:
         for event_id in list(chosen):
             chosen |= chain(room, event_id) & full
-    from_nothing = (version_2_1 and not room.variant.start_from_unconflicted) or room.variant.start_from_nothing
+    from_nothing = (
+        version_2_1 and not room.variant.start_from_unconflicted
+    ) or room.variant.start_from_nothing
     state: State = {} if from_nothing else dict(unconflicted)
     state = iterative_auth_checks(room, power_ordering(room, chosen), state)
-    state = iterative_auth_checks(room, mainline_ordering(room, full - chosen, state.get(POWER)), state)
+    state = iterative_auth_checks(
+        room, mainline_ordering(room, full - chosen, state.get(POWER)), state
+    )
     return unconflicted | state if room.variant.conflict_wins else state | unconflicted
 
 
-def split(room: LiteralRoom, states: Sequence[Mapping[StateKey, EventId]]) -> tuple[State, set[EventId]]:
+def split(
+    room: LiteralRoom, states: Sequence[Mapping[StateKey, EventId]]
+) -> tuple[State, set[EventId]]:
     unconflicted: State = {}
     conflicted: set[EventId] = set()
     for key in {key for state in states for key in state}:
@@ -208,7 +231,9 @@ def chain(room: LiteralRoom, event_id: EventId) -> set[EventId]:
     return found
 
 
-def auth_difference(room: LiteralRoom, states: Sequence[Mapping[StateKey, EventId]]) -> set[EventId]:
+def auth_difference(
+    room: LiteralRoom, states: Sequence[Mapping[StateKey, EventId]]
+) -> set[EventId]:
     chains = [set().union(*(chain(room, value) for value in state.values())) for state in states]
     return set().union(*chains) - chains[0].intersection(*chains)
 
@@ -229,7 +254,11 @@ def is_power_event(event: Event) -> bool:
     if event.type in {"m.room.power_levels", "m.room.join_rules"}:
         return True
     membership = event.content.get("membership")
-    return event.type == "m.room.member" and membership in {"leave", "ban"} and event.sender != event.state_key
+    return (
+        event.type == "m.room.member"
+        and membership in {"leave", "ban"}
+        and event.sender != event.state_key
+    )
 
 
 def auth_event_under(room: LiteralRoom, event: Event, key: StateKey) -> Event | None:
@@ -241,7 +270,11 @@ def auth_event_under(room: LiteralRoom, event: Event, key: StateKey) -> Event | 
 def sender_power(room: LiteralRoom, event: Event) -> float:
     by_id = create_by_room_id(room, event)
     create = room.events.get(by_id) if by_id is not None else auth_event_under(room, event, CREATE)
-    if room.number >= 12 and create is not None and event.sender in {create.sender, *create.content.get("additional_creators", [])}:
+    if (
+        room.number >= 12
+        and create is not None
+        and event.sender in {create.sender, *create.content.get("additional_creators", [])}
+    ):
         return inf
     power = auth_event_under(room, event, POWER)
     if power is None:
@@ -258,7 +291,11 @@ def power_ordering(room: LiteralRoom, ids: set[EventId]) -> list[EventId]:
 
     def order(event_id: EventId) -> tuple[float, int, str]:
         event = room.events[event_id]
-        return (0 if room.variant.power_order_by_time else -sender_power(room, event), event.origin_server_ts, event_id)
+        return (
+            0 if room.variant.power_order_by_time else -sender_power(room, event),
+            event.origin_server_ts,
+            event_id,
+        )
 
     placed: list[EventId] = []
     left = set(ids)
@@ -280,10 +317,15 @@ def power_line(room: LiteralRoom, event: Event) -> list[EventId]:
     return line
 
 
-def mainline_ordering(room: LiteralRoom, ids: set[EventId], newest: EventId | None) -> list[EventId]:
+def mainline_ordering(
+    room: LiteralRoom, ids: set[EventId], newest: EventId | None
+) -> list[EventId]:
     mainline: list[EventId] = []
     if newest is not None:
-        mainline = [newest, *(power_line(room, room.events[newest]) if newest in room.events else [])]
+        mainline = [
+            newest,
+            *(power_line(room, room.events[newest]) if newest in room.events else []),
+        ]
 
     def position(event_id: EventId) -> float:
         if room.variant.mainline_ignored:
@@ -319,8 +361,14 @@ def auth_state_of(room: LiteralRoom, event: Event, state: State) -> dict[StateKe
                 return None
             auth_state[key] = room.events[state[key]]
             continue
-        usable = [a for a in cited if a in room.events and (room.variant.use_rejected or a not in room.rejected)]
-        matching = [room.events[a] for a in usable if (room.events[a].type, room.events[a].state_key) == key]
+        usable = [
+            a
+            for a in cited
+            if a in room.events and (room.variant.use_rejected or a not in room.rejected)
+        ]
+        matching = [
+            room.events[a] for a in usable if (room.events[a].type, room.events[a].state_key) == key
+        ]
         if matching:
             auth_state[key] = matching[0]
         elif any(a not in room.events for a in cited):

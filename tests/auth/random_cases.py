@@ -19,14 +19,58 @@ KEYS = [generate_signing_key(str(n)) for n in range(2)]
 PUBLIC = [encode_base64(get_verify_key(key).encode()) for key in KEYS]
 
 ARABIC_FIFTY = "\u0665\u0660"
-ODD_LEVELS: tuple[Any, ...] = (None, True, 1, 50.7, 1e400, "50", " +050 ", "-1", "5_0", ARABIC_FIFTY, "x", "", [], {}, -1, 2**53)
+ODD_LEVELS: tuple[Any, ...] = (
+    None,
+    True,
+    1,
+    50.7,
+    1e400,
+    "50",
+    " +050 ",
+    "-1",
+    "5_0",
+    ARABIC_FIFTY,
+    "x",
+    "",
+    [],
+    {},
+    -1,
+    2**53,
+)
 LEVELS = (0, 1, 49, 50, 51, 75, 99, 100, 101)
 MEMBERSHIPS = ("join", "join", "join", "join", "join", "invite", "leave", "ban", "knock", None, 5)
-JOIN_RULES = ("public", "invite", "knock", "restricted", "restricted", "knock_restricted", "private", 7)
+JOIN_RULES = (
+    "public",
+    "invite",
+    "knock",
+    "restricted",
+    "restricted",
+    "knock_restricted",
+    "private",
+    7,
+)
 SINGLE = ("users_default", "events_default", "state_default", "ban", "redact", "kick", "invite")
 TYPES = ("m.room.message", "m.room.power_levels", "m.room.redaction", "m.room.topic")
-OTHER_TYPES = ("m.room.message", "m.room.topic", "m.room.aliases", "m.room.redaction", "m.room.third_party_invite", "m.room.join_rules")
-ADDITIONAL: tuple[Any, ...] = (["@mod:a"], ["@mod:a"], [], ["mod"], "@mod:a", [3], ["@x:y", "@guest:b"], ["@:"], {}, None)
+OTHER_TYPES = (
+    "m.room.message",
+    "m.room.topic",
+    "m.room.aliases",
+    "m.room.redaction",
+    "m.room.third_party_invite",
+    "m.room.join_rules",
+)
+ADDITIONAL: tuple[Any, ...] = (
+    ["@mod:a"],
+    ["@mod:a"],
+    [],
+    ["mod"],
+    "@mod:a",
+    [3],
+    ["@x:y", "@guest:b"],
+    ["@:"],
+    {},
+    None,
+)
 
 
 class Chooser:
@@ -43,7 +87,10 @@ class Chooser:
     def levels(self, names: Sequence[str], *, odd: bool, least: int = 0) -> dict[str, Any]:
         """Some of these names, each with a level."""
         chosen = self.random.sample(names, self.random.randint(least, len(names)))
-        return {name: self.one(ODD_LEVELS) if odd and self.chance(8) else self.one(LEVELS) for name in chosen}
+        return {
+            name: self.one(ODD_LEVELS) if odd and self.chance(8) else self.one(LEVELS)
+            for name in chosen
+        }
 
     def power_levels(self, *, odd: bool) -> dict[str, Any]:
         content = self.levels(SINGLE, odd=odd) if self.chance(2) else {}
@@ -56,7 +103,10 @@ class Chooser:
         return content
 
     def create(self) -> Event:
-        content: dict[str, Any] = {"creator": self.one((CREATOR, CREATOR, "@mod:a")), "room_version": self.version}
+        content: dict[str, Any] = {
+            "creator": self.one((CREATOR, CREATOR, "@mod:a")),
+            "room_version": self.version,
+        }
         if self.chance(6):
             content["m.federate"] = self.one((False, False, True, 0, "false"))
         if self.chance(3):
@@ -68,7 +118,17 @@ class Chooser:
         found = [] if self.chance(40) else [create]
 
         def put(kind: str, key: str, content: dict[str, Any], sender: str = CREATOR) -> None:
-            found.append(make_event(self.version, f"${kind}{key}", kind, sender, key, content, room_id=create.room_id))
+            found.append(
+                make_event(
+                    self.version,
+                    f"${kind}{key}",
+                    kind,
+                    sender,
+                    key,
+                    content,
+                    room_id=create.room_id,
+                )
+            )
 
         for user in USERS:
             membership = self.one(MEMBERSHIPS)
@@ -76,19 +136,35 @@ class Chooser:
                 put("m.room.member", user, {"membership": membership}, user)
         if not self.chance(4):
             content = self.power_levels(odd=self.chance(4))
-            content.setdefault("users", {CREATOR: 100, "@mod:a": 50} if self.version != "12" else {"@mod:a": 50})
+            content.setdefault(
+                "users", {CREATOR: 100, "@mod:a": 50} if self.version != "12" else {"@mod:a": 50}
+            )
             if self.chance(3):
                 content["invite"] = 50
             put("m.room.power_levels", "", content)
         if not self.chance(4):
-            put("m.room.join_rules", "", {} if self.chance(8) else {"join_rule": self.one(JOIN_RULES)})
+            put(
+                "m.room.join_rules",
+                "",
+                {} if self.chance(8) else {"join_rule": self.one(JOIN_RULES)},
+            )
         if self.chance(2):
-            keys = self.one(({"public_key": PUBLIC[0]}, {"public_keys": [{"public_key": PUBLIC[1]}]}, {"public_key": "!"}, {}))
+            keys = self.one(
+                (
+                    {"public_key": PUBLIC[0]},
+                    {"public_keys": [{"public_key": PUBLIC[1]}]},
+                    {"public_key": "!"},
+                    {},
+                )
+            )
             put("m.room.third_party_invite", "token", keys, self.one(USERS))
         return {event.key: event for event in found}
 
     def third_party(self, target: str) -> Any:
-        signed = {"mxid": self.one((target, target, target, "@x:y")), "token": self.one(("token", "token", "token", "other", 3))}
+        signed = {
+            "mxid": self.one((target, target, target, "@x:y")),
+            "token": self.one(("token", "token", "token", "other", 3)),
+        }
         signed = sign_json(signed, "id.example", self.one(KEYS))
         match self.one(("added", "mxid", "signatures", "signed", "all", *["nothing"] * 12)):
             case "added":
@@ -104,11 +180,15 @@ class Chooser:
     def member(self, state_key: str) -> dict[str, Any]:
         if self.chance(40):
             return {}
-        content: dict[str, Any] = {"membership": self.one(("join", "join", "invite", "leave", "ban", "knock"))}
+        content: dict[str, Any] = {
+            "membership": self.one(("join", "join", "invite", "leave", "ban", "knock"))
+        }
         if self.chance(40):
             content["membership"] = self.one(("other", 3, [], None))
         if self.chance(2):
-            content["join_authorised_via_users_server"] = self.one((*USERS, *USERS, "@absent:a", 5, "mod"))
+            content["join_authorised_via_users_server"] = self.one(
+                (*USERS, *USERS, "@absent:a", 5, "mod")
+            )
         if self.chance(3):
             content["third_party_invite"] = self.third_party(state_key)
         return content
@@ -120,7 +200,9 @@ class Chooser:
         if self.chance(6):
             del content[self.one(("creator", "room_version"))]
         prev = ["$x"] if self.chance(6) else []
-        event = make_event(self.version, "$new:a", "m.room.create", sender, "", content, room_id=room_id, prev=prev)
+        event = make_event(
+            self.version, "$new:a", "m.room.create", sender, "", content, room_id=room_id, prev=prev
+        )
         if self.chance(8):
             event.json["room_id"] = "!given"
         return event
@@ -129,10 +211,16 @@ class Chooser:
         sender = self.one(USERS)
         if self.chance(30):
             room_id = self.one(("!other:a", "!other"))
-        family = self.one(("create", "member", "member", "member", "power", "power", "other", "other"))
+        family = self.one(
+            ("create", "member", "member", "member", "power", "power", "other", "other")
+        )
         if family == "create":
             return self.new_create(sender, room_id)
-        kind, state_key, content = self.one(OTHER_TYPES), self.one((None, "", sender, "@mod:a", "a", "@")), {}
+        kind, state_key, content = (
+            self.one(OTHER_TYPES),
+            self.one((None, "", sender, "@mod:a", "a", "@")),
+            {},
+        )
         if family == "member":
             kind, state_key = "m.room.member", self.one((*USERS, sender, sender))
             content = self.member(state_key)
@@ -161,7 +249,9 @@ def build_case(number: int) -> RuleCase:
     state = chooser.state()
     power = state.get(("m.room.power_levels", ""))
     room_id = "!create:a" if chooser.version == "12" else ROOM
-    return RuleCase(chooser.event(room_id, {} if power is None else power.content), state, int(chooser.version))
+    return RuleCase(
+        chooser.event(room_id, {} if power is None else power.content), state, int(chooser.version)
+    )
 
 
 cases = st.builds(build_case, st.integers(0, 2**40))

@@ -60,16 +60,33 @@ class RandomRoom:
 
     def begin(self) -> None:
         creator = USERS[0]
-        content = {"creator": creator} if self.version < "3" else {"creator": creator, "room_version": self.version}
+        content = (
+            {"creator": creator}
+            if self.version < "3"
+            else {"creator": creator, "room_version": self.version}
+        )
         if self.version == "12" and self.salt % 2:
             content["additional_creators"] = [USERS[1]]  # type: ignore[assignment]
-        create = make_event(self.version, self.new_id(), "m.room.create", creator, "", content, prev=(), ts=0)
+        create = make_event(
+            self.version, self.new_id(), "m.room.create", creator, "", content, prev=(), ts=0
+        )
         self.room_id = create.room_id if self.version == "12" else ROOM
         self.events[create.event_id] = create
         self.points.append({create.key: create.event_id})
-        self.add("m.room.member", creator, creator, {"membership": "join"}, self.points[-1], prev=create.event_id)
+        self.add(
+            "m.room.member",
+            creator,
+            creator,
+            {"membership": "join"},
+            self.points[-1],
+            prev=create.event_id,
+        )
         users = (
-            {USERS[1]: 50} if self.version == "12" and not self.salt % 2 else {} if self.version == "12" else {creator: 100, USERS[1]: 50}
+            {USERS[1]: 50}
+            if self.version == "12" and not self.salt % 2
+            else {}
+            if self.version == "12"
+            else {creator: 100, USERS[1]: 50}
         )
         self.add("m.room.power_levels", creator, "", {"users": users}, self.points[-1])
         self.add("m.room.join_rules", creator, "", {"join_rule": "public"}, self.points[-1])
@@ -88,19 +105,36 @@ class RandomRoom:
         quirk: int = 0,
         prev: str = "$p:a",
     ) -> None:
-        """One event at a state. It becomes part of the state after it if it is allowed, or if the quirk says so."""
-        draft = make_event(self.version, self.new_id(), kind, sender, key, content, room_id=self.room_id)
+        """One event at a state.
+
+        It becomes part of the state after it if it is allowed, or if the quirk says so.
+        """
+        draft = make_event(
+            self.version, self.new_id(), kind, sender, key, content, room_id=self.room_id
+        )
         cited = [state[k] for k in sorted(auth_event_keys(draft)) if k in state]
         if quirk == 1 and cited:
             cited.pop(len(self.events) % len(cited))
         elif quirk == 2:
             everything = sorted(self.events)
-            cited[len(self.events) % (len(cited) or 1) :][:1] = [everything[self.salt % len(everything)]]
+            cited[len(self.events) % (len(cited) or 1) :][:1] = [
+                everything[self.salt % len(everything)]
+            ]
         elif quirk == 3:
             cited += [e for e in list(self.events)[-3:] if e not in cited]
         depth = 1 + len(self.events) - (3 if quirk == 4 else 0)
         event = make_event(
-            self.version, draft.event_id, kind, sender, key, content, room_id=self.room_id, depth=depth, ts=ts, auth=cited, prev=(prev,)
+            self.version,
+            draft.event_id,
+            kind,
+            sender,
+            key,
+            content,
+            room_id=self.room_id,
+            depth=depth,
+            ts=ts,
+            auth=cited,
+            prev=(prev,),
         )
         fits = True
         try:
@@ -134,7 +168,15 @@ class RandomRoom:
             sender = USERS[step.whom]
         if kind == "m.room.power_levels" and step.value % 2:
             content = self.changed_power(state, step)
-        self.add(kind, sender, key, content, state, ts=len(self.events) // 3 + step.time, quirk=step.quirk)
+        self.add(
+            kind,
+            sender,
+            key,
+            content,
+            state,
+            ts=len(self.events) // 3 + step.time,
+            quirk=step.quirk,
+        )
 
     def sender(self, step: ForkStep, state: State) -> str:
         """Mostly somebody who is joined."""
@@ -148,7 +190,9 @@ class RandomRoom:
     def changed_power(self, state: State, step: ForkStep) -> dict[str, Any]:
         current = state.get(("m.room.power_levels", ""))
         content = dict(self.events[current].content) if current is not None else {}
-        content["users"] = dict(content.get("users", {})) | {USERS[step.whom]: written(LEVELS[step.value % 5], step, self.version)}
+        content["users"] = dict(content.get("users", {})) | {
+            USERS[step.whom]: written(LEVELS[step.value % 5], step, self.version)
+        }
         if self.version == "12":
             content["users"].pop(USERS[0], None)
         return content
@@ -165,9 +209,15 @@ def what(step: ForkStep, version: str) -> tuple[str, str | None, dict[str, Any]]
     if kind <= 2:
         return "m.room.power_levels", "", new_power(step, version)
     if kind == 3:
-        return "m.room.join_rules", "", {"join_rule": ("public", "invite", "knock", "restricted", "private")[step.value % 5]}
+        return (
+            "m.room.join_rules",
+            "",
+            {"join_rule": ("public", "invite", "knock", "restricted", "private")[step.value % 5]},
+        )
     if kind <= 10:
-        content = {"membership": ("ban", "ban", "leave", "invite", "join", "join", "knock")[kind - 4]}
+        content = {
+            "membership": ("ban", "ban", "leave", "invite", "join", "join", "knock")[kind - 4]
+        }
         if content["membership"] == "join" and step.value == 4:
             content["join_authorised_via_users_server"] = USERS[step.who]
         return "m.room.member", whom, content
@@ -206,7 +256,8 @@ def build_conflict(versions: tuple[str, ...], number: int, length: int) -> Rando
     for _ in range(length):
         room.take(random_step(random))
     states = [
-        dict(room.points[-1 - min(random.randrange(length + 1), len(room.points) - 1)]) for _ in range(random.choice((2, 2, 2, 3, 4)))
+        dict(room.points[-1 - min(random.randrange(length + 1), len(room.points) - 1)])
+        for _ in range(random.choice((2, 2, 2, 3, 4)))
     ]
     ids = sorted(room.events)
     missing = set(random.sample(ids, 2)) if random.randrange(4) == 0 else set()

@@ -13,6 +13,7 @@ thorough = settings(
     max_examples=EXAMPLES,
     deadline=None,
     database=None,
-    derandomize=EXAMPLES <= 600,  # the quick run is the same everywhere; the long one looks for something new
+    derandomize=EXAMPLES
+    <= 600,  # the quick run is the same everywhere; the long one looks for something new
     suppress_health_check=[HealthCheck.too_slow],
 )

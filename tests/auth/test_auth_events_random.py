@@ -38,7 +38,11 @@ class Cited:
         """Whether an event of this type and state key has a place among the auth events: one row for each kind that has."""
         event, content = self.event, self.event.content
         is_member, membership = event.type == "m.room.member", content.get("membership")
-        signed = content["third_party_invite"].get("signed") if isinstance(content.get("third_party_invite"), dict) else None
+        signed = (
+            content["third_party_invite"].get("signed")
+            if isinstance(content.get("third_party_invite"), dict)
+            else None
+        )
         match one.type, one.state_key:
             case "m.room.create", "":
                 return self.v < 12
@@ -52,7 +56,11 @@ class Cited:
             case "m.room.member", None:
                 return False
             case "m.room.member", user:
-                authoriser = content.get("join_authorised_via_users_server") if self.v >= 8 and membership == "join" else None
+                authoriser = (
+                    content.get("join_authorised_via_users_server")
+                    if self.v >= 8 and membership == "join"
+                    else None
+                )
                 return user == event.sender or (is_member and user in (event.state_key, authoriser))
         return False
 
@@ -66,7 +74,13 @@ class Cited:
             ("rejected", one.event_id in self.rejected),
             ("other_room", one.room_id != self.event.room_id),
             ("superfluous", not self.may_be(one)),
-            ("duplicate", any((self.held[i].type, self.held[i].state_key) == (one.type, one.state_key) for i in ids[:at])),
+            (
+                "duplicate",
+                any(
+                    (self.held[i].type, self.held[i].state_key) == (one.type, one.state_key)
+                    for i in ids[:at]
+                ),
+            ),
         )
         return next((slug for slug, holds in rows if holds), None)
 
@@ -87,7 +101,9 @@ class Cited:
             cited.append(create)
         elif all(one.type != "m.room.create" for one in cited):
             return "auth_events.no_create"
-        return rule(RuleCase(self.event, {(one.type, one.state_key or ""): one for one in cited}, self.v))
+        return rule(
+            RuleCase(self.event, {(one.type, one.state_key or ""): one for one in cited}, self.v)
+        )
 
 
 def build(number: int) -> Cited:
@@ -98,16 +114,34 @@ def build(number: int) -> Cited:
     blank = Cited(event, held, (), case.v)
     ids: list[str] = [one.event_id for one in held.values() if blank.may_be(one)]
     others = [one.event_id for one in held.values() if one.event_id not in ids]
-    for one in random.sample(list(held.values()), min(2, len(held))):  # others under the same key, and of other rooms
+    for one in random.sample(
+        list(held.values()), min(2, len(held))
+    ):  # others under the same key, and of other rooms
         again = make_event(
-            version, one.event_id.replace("$", "$again-"), one.type, one.sender, one.state_key, one.content, room_id=one.room_id
+            version,
+            one.event_id.replace("$", "$again-"),
+            one.type,
+            one.sender,
+            one.state_key,
+            one.content,
+            room_id=one.room_id,
         )
-        away = make_event(version, one.event_id.replace("$", "$away-"), one.type, one.sender, one.state_key, one.content, room_id="!away:a")
+        away = make_event(
+            version,
+            one.event_id.replace("$", "$away-"),
+            one.type,
+            one.sender,
+            one.state_key,
+            one.content,
+            room_id="!away:a",
+        )
         held |= {again.event_id: again, away.event_id: away}
     rejected = set(random.sample(sorted(held), min(len(held), random.choice((0, 0, 0, 1)))))
     if version == "12" and random.random() < 0.1:
         rejected = {"$create:a"} & held.keys()
-    match random.choice(("right", "right", "less", "more", "double", "again", "away", "absent", "message")):
+    match random.choice(
+        ("right", "right", "less", "more", "double", "again", "away", "absent", "message")
+    ):
         case "less" if ids:
             ids.remove(random.choice(ids))
         case "more" if others:
@@ -120,7 +154,11 @@ def build(number: int) -> Cited:
             ids.append("$absent")
         case "message":
             held["$said"] = make_event(
-                version, "$said", random.choice(("m.room.message", "m.room.member")), event.sender, room_id=event.room_id
+                version,
+                "$said",
+                random.choice(("m.room.message", "m.room.member")),
+                event.sender,
+                room_id=event.room_id,
             )
             ids.append("$said")
     random.shuffle(ids)

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.auth import auth_chain, auth_difference, conflicted_subgraph, needed_events, resolve, resolve_conflicts, split_conflicts
+from storage.auth import (
+    auth_chain,
+    auth_difference,
+    conflicted_subgraph,
+    needed_events,
+    resolve,
+    resolve_conflicts,
+    split_conflicts,
+)
 from storage.auth.resolution.mainline import Mainline
 from storage.event import Event
 from storage.ids import EventId, StateKey
@@ -54,7 +62,9 @@ def state_at(events: Mapping[EventId, Event], *ids: str) -> dict[StateKey, Event
 @pytest.mark.parametrize("version", ["1", "2", "11", "12"])
 def test_chains_as_long_as_a_room_gets(version: str) -> None:
     events = power_chain(version, LONG)
-    assert len(auth_chain([EventId(f"$p{LONG - 1}:a")], events)) == LONG - 1 + (1 if version == "12" else 2)
+    assert len(auth_chain([EventId(f"$p{LONG - 1}:a")], events)) == LONG - 1 + (
+        1 if version == "12" else 2
+    )
     old, new = state_at(events, "$p5:a"), state_at(events, f"$p{LONG - 1}:a")
     assert resolve(version, [old, new], events) == new
 
@@ -68,7 +78,14 @@ def test_the_mainline_is_walked_no_further_than_the_fork() -> None:
         return events.get(event_id)
 
     mainline = Mainline(EventId(f"$p{LONG - 1}:a"), lookup)
-    topic = make_event("10", "$t:a", "m.room.topic", CREATOR, "", auth=[EventId("$create:a"), EventId(f"$p{LONG - 11}:a")])
+    topic = make_event(
+        "10",
+        "$t:a",
+        "m.room.topic",
+        CREATOR,
+        "",
+        auth=[EventId("$create:a"), EventId(f"$p{LONG - 11}:a")],
+    )
     assert mainline.position(topic) == 10
     assert len(asked) < 200
 
@@ -86,7 +103,9 @@ class CountedEvents(dict[EventId, Event]):
         raise AssertionError("all events were walked")
 
 
-def fork(version: str, members: int) -> tuple[dict[EventId, Event], dict[StateKey, EventId], dict[StateKey, EventId]]:
+def fork(
+    version: str, members: int
+) -> tuple[dict[EventId, Event], dict[StateKey, EventId], dict[StateKey, EventId]]:
     """A room with many members and changes of power, and two states that differ in ten topics' worth of state."""
     events = power_chain(version, members)
     create = events[EventId("$create:a")]
@@ -95,13 +114,31 @@ def fork(version: str, members: int) -> tuple[dict[EventId, Event], dict[StateKe
     state = state_at(events, power)
     for n in range(members):
         user = f"@u{n}:b"
-        joined = make_event(version, f"$u{n}:a", "m.room.member", user, user, {"membership": "join"}, room_id=create.room_id, auth=cited)
+        joined = make_event(
+            version,
+            f"$u{n}:a",
+            "m.room.member",
+            user,
+            user,
+            {"membership": "join"},
+            room_id=create.room_id,
+            auth=cited,
+        )
         events[joined.event_id] = joined
         state[joined.key] = joined.event_id
     states = (dict(state), dict(state))
     for n in range(10):
         for side, forked in enumerate(states):
-            topic = make_event(version, f"$t{n}.{side}:a", "m.x", CREATOR, str(n), room_id=create.room_id, auth=cited, ts=side)
+            topic = make_event(
+                version,
+                f"$t{n}.{side}:a",
+                "m.x",
+                CREATOR,
+                str(n),
+                room_id=create.room_id,
+                auth=cited,
+                ts=side,
+            )
             events[topic.event_id] = topic
             forked[topic.key] = topic.event_id
     return events, *states
@@ -115,11 +152,15 @@ def test_work_does_not_grow_with_the_room(version: str) -> None:
         unconflicted, conflicted = split_conflicts([first, second])
         difference = auth_difference([first.values(), second.values()], events)
         loaded, rounds = CountedEvents(), 0
-        while wanted := needed_events(version, unconflicted, conflicted, difference, loaded, conflicted_subgraph=frozenset()):
+        while wanted := needed_events(
+            version, unconflicted, conflicted, difference, loaded, conflicted_subgraph=frozenset()
+        ):
             loaded.update({event_id: events[event_id] for event_id in wanted})
             rounds += 1
         loaded.count = 0
-        decided = resolve_conflicts(version, unconflicted, conflicted, difference, loaded, conflicted_subgraph=frozenset())
+        decided = resolve_conflicts(
+            version, unconflicted, conflicted, difference, loaded, conflicted_subgraph=frozenset()
+        )
         assert set(decided) == {("m.x", str(n)) for n in range(10)}
         assert rounds <= 4
         counts.append((len(loaded), loaded.count))
@@ -130,11 +171,17 @@ nodes = st.integers(0, 11)
 
 
 @thorough
-@given(st.lists(st.tuples(nodes, nodes), max_size=40), st.lists(st.sets(nodes, min_size=1), min_size=1, max_size=4))
+@given(
+    st.lists(st.tuples(nodes, nodes), max_size=40),
+    st.lists(st.sets(nodes, min_size=1), min_size=1, max_size=4),
+)
 def test_sets_of_any_graph(edges: list[tuple[int, int]], states: list[set[int]]) -> None:
     """Against the definitions, circles included."""
     events = {
-        EventId(str(n)): make_event("2", str(n), "m.x", CREATOR, str(n), auth=[str(b) for a, b in edges if a == n]) for n in range(10)
+        EventId(str(n)): make_event(
+            "2", str(n), "m.x", CREATOR, str(n), auth=[str(b) for a, b in edges if a == n]
+        )
+        for n in range(10)
     }
     reached = {str(n): {str(b) for a, b in edges if a == n and a < 10} for n in range(12)}
     for _ in range(12):
@@ -148,7 +195,8 @@ def test_sets_of_any_graph(edges: list[tuple[int, int]], states: list[set[int]])
         x
         for a in conflicted
         for b in conflicted & reached[a]
-        for x in {a, b} | {str(n) for n in range(12) if str(n) in reached[a] and b in reached[str(n)]}
+        for x in {a, b}
+        | {str(n) for n in range(12) if str(n) in reached[a] and b in reached[str(n)]}
     }
     assert conflicted_subgraph(ids[0], events) == between
 
@@ -159,18 +207,39 @@ def test_sets_of_any_graph(edges: list[tuple[int, int]], states: list[set[int]])
     st.lists(st.tuples(nodes, nodes), max_size=40),
     st.lists(st.sets(nodes, min_size=3), min_size=2, max_size=3),
 )
-def test_circles_of_auth_events_end(version: str, edges: list[tuple[int, int]], picks: list[set[int]]) -> None:
+def test_circles_of_auth_events_end(
+    version: str, edges: list[tuple[int, int]], picks: list[set[int]]
+) -> None:
     """Ids chosen by their senders can cite each other in a circle; the result still does not depend on the order of the states."""
     create = make_create(version)
     events = {create.event_id: create}
     for n in range(12):
         kind = ("m.room.power_levels", "m.room.join_rules", "m.room.member", "m.x")[n % 4]
-        content = {"users": {CREATOR: 100 - n}, "membership": "join" if n < 9 else "ban", "join_rule": "public"}
+        content = {
+            "users": {CREATOR: 100 - n},
+            "membership": "join" if n < 9 else "ban",
+            "join_rule": "public",
+        }
         cited = [create.event_id, *(f"${b}:a" for a, b in edges if a == n)]
         key = CREATOR if n % 4 == 2 and n < 9 else "@other:a" if n % 4 == 2 else ""
-        event = make_event(version, f"${n}:a", kind, CREATOR, key, content, auth=cited, room_id=ROOM, depth=n // 2, prev=[create.event_id])
+        event = make_event(
+            version,
+            f"${n}:a",
+            kind,
+            CREATOR,
+            key,
+            content,
+            auth=cited,
+            room_id=ROOM,
+            depth=n // 2,
+            prev=[create.event_id],
+        )
         events[event.event_id] = event
-    states = [{create.key: create.event_id} | {events[EventId(f"${n}:a")].key: EventId(f"${n}:a") for n in sorted(pick)} for pick in picks]
+    states = [
+        {create.key: create.event_id}
+        | {events[EventId(f"${n}:a")].key: EventId(f"${n}:a") for n in sorted(pick)}
+        for pick in picks
+    ]
     assert resolve(version, states, events) == resolve(version, states[::-1], events)
     unconflicted, conflicted = split_conflicts(states)
     difference = auth_difference([s.values() for s in states], events)

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.auth import Change, Resolution, auth_difference, conflicted_subgraph, resolve, split_conflicts
+from storage.auth import (
+    Change,
+    Resolution,
+    auth_difference,
+    conflicted_subgraph,
+    resolve,
+    split_conflicts,
+)
 from storage.auth.resolution.incremental import MAINLINE, POWER
 from storage.auth.resolution.power_order import reverse_topological_power_order
 from storage.auth.resolution.v2 import ConflictedEvents, power_phase, remaining_order
@@ -29,7 +36,9 @@ State = dict[StateKey, EventId]
 class Lazy:
     """Events and keys of a state of which each has to be loaded before it can be read."""
 
-    def __init__(self, events: Mapping[EventId, Event], base: State, rejected: AbstractSet[EventId]) -> None:
+    def __init__(
+        self, events: Mapping[EventId, Event], base: State, rejected: AbstractSet[EventId]
+    ) -> None:
         self.held = events
         self.loaded: dict[EventId, Event] = {}
         self.wanted: set[EventId] = set()
@@ -70,7 +79,12 @@ class Lazy:
 class IncrementalResolution:
     """A resolution that follows the states as they change."""
 
-    def __init__(self, version: str, events: Mapping[EventId, Event], rejected: AbstractSet[EventId] = frozenset()) -> None:
+    def __init__(
+        self,
+        version: str,
+        events: Mapping[EventId, Event],
+        rejected: AbstractSet[EventId] = frozenset(),
+    ) -> None:
         self.version, self.is_newer = version, version_of(version).state_resolution == "v2.1"
         self.source = Lazy(events, {}, rejected)
         self.resolution = Resolution()
@@ -87,7 +101,11 @@ class IncrementalResolution:
         full, passed = (full | between, set()) if self.is_newer else (full, between - full)
         removed = self.resolution.full - full
         base = {} if self.is_newer else unconflicted
-        changed = {key for key in base.keys() | self.source.state.keys() if base.get(key) != self.source.state.get(key)}
+        changed = {
+            key
+            for key in base.keys() | self.source.state.keys()
+            if base.get(key) != self.source.state.get(key)
+        }
         self.source.start_from(base)
         self.passed -= removed
         self.run(Change(full - self.resolution.full, removed, passed - self.passed, changed))
@@ -109,7 +127,9 @@ class IncrementalResolution:
         """Those of `storage.auth.resolution.v2`."""
         lookup = self.source.held.get
         decided, judged = power_phase(self.conflict, lookup, self.source.rejected)
-        return reverse_topological_power_order(judged, lookup), remaining_order(self.conflict, decided, judged, lookup)
+        return reverse_topological_power_order(judged, lookup), remaining_order(
+            self.conflict, decided, judged, lookup
+        )
 
 
 def histories(versions: tuple[str, ...], number: int, length: int) -> tuple[RandomRoom, Random]:
@@ -153,15 +173,28 @@ def test_comes_to_what_the_whole_comes_to(algorithm: str, number: int, length: i
 
 
 def with_circles(events: Mapping[EventId, Event], random: Random) -> dict[EventId, Event]:
-    """Have join rules and memberships cite later ones, too. Power levels stay in line: in a circle the mainline depends on where it is entered."""
-    some = [event for event in events.values() if event.type in {"m.room.join_rules", "m.room.member"}]
-    citing = {event.event_id: (*event.auth_event_ids, random.choice(some).event_id) for event in random.sample(some, len(some) // 2)}
-    return {event_id: replace(event, auth_event_ids=citing.get(event_id, event.auth_event_ids)) for event_id, event in events.items()}
+    """Have join rules and memberships cite later ones, too.
+
+    Power levels stay in line: in a circle the mainline depends on where it is entered.
+    """
+    some = [
+        event for event in events.values() if event.type in {"m.room.join_rules", "m.room.member"}
+    ]
+    citing = {
+        event.event_id: (*event.auth_event_ids, random.choice(some).event_id)
+        for event in random.sample(some, len(some) // 2)
+    }
+    return {
+        event_id: replace(event, auth_event_ids=citing.get(event_id, event.auth_event_ids))
+        for event_id, event in events.items()
+    }
 
 
 @thorough
 @given(number=st.integers(0, 2**40), length=st.integers(5, 50))
-def test_comes_to_the_same_where_events_cite_each_other_in_a_circle(number: int, length: int) -> None:
+def test_comes_to_the_same_where_events_cite_each_other_in_a_circle(
+    number: int, length: int
+) -> None:
     room, random = histories(("2",), number, length)
     events = with_circles(room.events, random)
     follower = IncrementalResolution("2", events)
@@ -170,14 +203,27 @@ def test_comes_to_the_same_where_events_cite_each_other_in_a_circle(number: int,
         assert follower.orders() == follower.orders_of_the_whole()
 
 
-def chains(version: str, length: int, *, later: bool) -> tuple[dict[EventId, Event], list[list[State]]]:
+def chains(
+    version: str, length: int, *, later: bool
+) -> tuple[dict[EventId, Event], list[list[State]]]:
     """Two chains of power levels, and the states as the second grows beside the whole first one."""
     creator = "@0:a"
     events: dict[EventId, Event] = {}
 
     def add(kind: str, key: str, content: dict[str, Any], cited: list[EventId], ts: int) -> EventId:
         room = ROOM if version != "12" or not events else "!" + next(iter(events))[1:]
-        event = make_event(version, f"${len(events)}", kind, creator, key, content, room_id=room, ts=ts, auth=cited, prev=("$p",))
+        event = make_event(
+            version,
+            f"${len(events)}",
+            kind,
+            creator,
+            key,
+            content,
+            room_id=room,
+            ts=ts,
+            auth=cited,
+            prev=("$p",),
+        )
         events[event.event_id] = event
         return event.event_id
 
@@ -186,21 +232,34 @@ def chains(version: str, length: int, *, later: bool) -> tuple[dict[EventId, Eve
     member = add("m.room.member", creator, {"membership": "join"}, named, 1)
     users = {} if version == "12" else {creator: 100}
     power = add("m.room.power_levels", "", {"users": users}, [*named, member], 2)
-    state = {("m.room.create", ""): create, ("m.room.member", creator): member, ("m.room.power_levels", ""): power}
+    state = {
+        ("m.room.create", ""): create,
+        ("m.room.member", creator): member,
+        ("m.room.power_levels", ""): power,
+    }
     ends: list[list[State]] = [[state], [state]]
     for number in range(length):
         for branch, own in enumerate(ends):
             last = own[-1]["m.room.power_levels", ""]
             ts = 10 + 2 * number + branch if not (later and branch) else 10_000 + number
             content = {"users": users | {"@x:a": number % 50}}
-            own.append(own[-1] | {("m.room.power_levels", ""): add("m.room.power_levels", "", content, [*named, member, last], ts)})
+            own.append(
+                own[-1]
+                | {
+                    ("m.room.power_levels", ""): add(
+                        "m.room.power_levels", "", content, [*named, member, last], ts
+                    )
+                }
+            )
     return events, [[ends[0][-1], one] for one in ends[1][1:]]
 
 
 @pytest.mark.parametrize("version", ["2", "11", "12"])
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_the_work_for_an_event_does_not_grow_with_the_chain(version: str, later: bool, at_once: int) -> None:
+def test_the_work_for_an_event_does_not_grow_with_the_chain(
+    version: str, later: bool, at_once: int
+) -> None:
     """An event more is an auth check or two more, however long the chains are, wherever it stands between them."""
     work = {}
     for length in (20, 200):
@@ -208,9 +267,17 @@ def test_the_work_for_an_event_does_not_grow_with_the_chain(version: str, later:
         follower = IncrementalResolution(version, events)
         counts = []
         for question in states[at_once - 1 :: at_once]:
-            assert follower.resolved(question)["m.room.power_levels", ""] in {*question[0].values(), *question[1].values()}
-            counts.append((follower.resolution.ledger.checks, follower.steps, follower.source.rounds))
-        work[length] = [max(after - before for before, after in pairwise(one)) for one in zip(*counts, strict=True)]
+            assert follower.resolved(question)["m.room.power_levels", ""] in {
+                *question[0].values(),
+                *question[1].values(),
+            }
+            counts.append(
+                (follower.resolution.ledger.checks, follower.steps, follower.source.rounds)
+            )
+        work[length] = [
+            max(after - before for before, after in pairwise(one))
+            for one in zip(*counts, strict=True)
+        ]
         assert follower.resolved(states[-1]) == resolve(version, states[-1], events)
     assert work[200] == work[20]
     assert work[200][0] <= 2 * at_once
@@ -223,18 +290,41 @@ def small(version: str) -> tuple[dict[EventId, Event], State, Callable[..., Even
     state: State = {}
 
     def add(
-        name: str, kind: str, key: str, content: dict[str, Any], *, sender: str = creator, ts: int = 0, cited: Sequence[str] = ()
+        name: str,
+        kind: str,
+        key: str,
+        content: dict[str, Any],
+        *,
+        sender: str = creator,
+        ts: int = 0,
+        cited: Sequence[str] = (),
     ) -> EventId:
         room = "!create" if version == "12" else ROOM
         named = [one for (of, _), one in state.items() if version != "12" or of != "m.room.create"]
-        event = make_event(version, f"${name}", kind, sender, key, content, room_id=room, ts=ts, auth=[*named, *cited], prev=("$p",))
+        event = make_event(
+            version,
+            f"${name}",
+            kind,
+            sender,
+            key,
+            content,
+            room_id=room,
+            ts=ts,
+            auth=[*named, *cited],
+            prev=("$p",),
+        )
         events[event.event_id] = event
         return event.event_id
 
     begun: list[tuple[str, str, str, dict[str, Any]]] = [
         ("create", "m.room.create", "", {"creator": creator, "room_version": version}),
         ("creator", "m.room.member", creator, {"membership": "join"}),
-        ("power", "m.room.power_levels", "", {"users": {"@1:a": 99} | ({} if version == "12" else {creator: 100})}),
+        (
+            "power",
+            "m.room.power_levels",
+            "",
+            {"users": {"@1:a": 99} | ({} if version == "12" else {creator: 100})},
+        ),
     ]
     for name, kind, key, content in begun:
         state[kind, key] = add(name, kind, key, content)
@@ -262,7 +352,13 @@ def test_the_mainline_is_loaded_as_far_back_as_the_events_cite_it() -> None:
     topics = []
     for number in range(6):
         topics.append(add(f"{number}", "m.topic", str(number), {}, ts=100 - number))
-        state["m.room.power_levels", ""] = add(f"p{number}", "m.room.power_levels", "", {"users": {"@0:a": 100, "@1:a": number}}, ts=number)
+        state["m.room.power_levels", ""] = add(
+            f"p{number}",
+            "m.room.power_levels",
+            "",
+            {"users": {"@0:a": 100, "@1:a": number}},
+            ts=number,
+        )
     follower = IncrementalResolution("11", events)
     follower.source.start_from(state)
     follower.run(Change(topics[::2]))
@@ -271,4 +367,6 @@ def test_the_mainline_is_loaded_as_far_back_as_the_events_cite_it() -> None:
     assert follower.orders() == ([], topics)
     follower.source.reads.clear()
     follower.run(Change(()))
-    assert all(events[event_id].type == "m.room.power_levels" for event_id in follower.source.reads)  # it is known which each cites
+    assert all(
+        events[event_id].type == "m.room.power_levels" for event_id in follower.source.reads
+    )  # it is known which each cites

@@ -18,7 +18,12 @@ FIRST, SECOND = 0, 1
 
 def event(name: str, key: StateKey | None, needed: tuple[StateKey, ...] = ()) -> Event:
     kind, state_key = ("t", None) if key is None else key
-    return cast("Event", SimpleNamespace(event_id=EventId(name), type=kind, key=key, state_key=state_key, needed=needed))
+    return cast(
+        "Event",
+        SimpleNamespace(
+            event_id=EventId(name), type=kind, key=key, state_key=state_key, needed=needed
+        ),
+    )
 
 
 class LazySource:
@@ -61,7 +66,10 @@ def values_before(one: Any, before: Any, base: Any, *_: object) -> tuple[str, ..
 
 
 def is_allowed(one: Any, state: tuple[str, ...]) -> bool:
-    return not one.event_id.startswith("$never") and sum(map(ord, "".join(state) + one.event_id)) % 3 > 0
+    return (
+        not one.event_id.startswith("$never")
+        and sum(map(ord, "".join(state) + one.event_id)) % 3 > 0
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -93,12 +101,16 @@ def checked(ledger: Ledger, source: LazySource, *phases: int) -> list[bool]:
 
 def changes(random: Random, names: Iterator[int]) -> tuple[str, Event]:
     needed = tuple(random.sample(KEYS, random.randrange(3)))
-    return random.choice(("insert", "insert", "insert", "remove", "base")), event(f"${next(names)}", random.choice([*KEYS, None]), needed)
+    return random.choice(("insert", "insert", "insert", "remove", "base")), event(
+        f"${next(names)}", random.choice([*KEYS, None]), needed
+    )
 
 
 @pytest.mark.parametrize("gap", [2, 1 << 40])
 @pytest.mark.parametrize("seed", range(6))
-def test_comes_to_what_checks_of_everything_come_to(monkeypatch: pytest.MonkeyPatch, seed: int, gap: int) -> None:
+def test_comes_to_what_checks_of_everything_come_to(
+    monkeypatch: pytest.MonkeyPatch, seed: int, gap: int
+) -> None:
     """Also where there is no number left between two places, and a check is due while places move."""
     monkeypatch.setattr(module, "GAP", gap)
     random, names, ledger = Random(seed), iter(range(1000)), Ledger()
@@ -133,7 +145,9 @@ def test_comes_to_what_checks_of_everything_come_to(monkeypatch: pytest.MonkeyPa
             assert ledger.after(phase, None) == ids
             for number, one in enumerate(ids):
                 assert ledger.after(phase, ledger.places[one]) == ids[number + 1 :]
-        assert ledger.places.keys() == {one.event_id for members in order.values() for one in members}
+        assert ledger.places.keys() == {
+            one.event_id for members in order.values() for one in members
+        }
         assert checked(ledger, source) == []
 
 

@@ -24,7 +24,16 @@ def room(version: str) -> dict[EventId, Event]:
 
     def sent(event_id: str, kind: str, state_key: str, *auth: str) -> Event:
         content = {"membership": "join"} if kind == "m.room.member" else {}
-        return make_event(version, event_id, kind, CREATOR, state_key, content, room_id=create.room_id, auth=["$create:a", *auth])
+        return make_event(
+            version,
+            event_id,
+            kind,
+            CREATOR,
+            state_key,
+            content,
+            room_id=create.room_id,
+            auth=["$create:a", *auth],
+        )
 
     made = [
         create,
@@ -48,7 +57,10 @@ def room(version: str) -> dict[EventId, Event]:
     ],
 )
 def test_the_events_of_each_round(version: str, rounds: list[set[str]]) -> None:
-    """Version 1 reads no auth events. From version 12 on the conflict's subgraph comes first, and no state judges it."""
+    """Version 1 reads no auth events.
+
+    From version 12 on the conflict's subgraph comes first, and no state judges it.
+    """
     events, loaded, found = room(version), dict[EventId, Event](), list[set[EventId]]()
     while wanted := needed_events(version, STATE, CONFLICTED, {OLD}, loaded):
         found.append(wanted)
@@ -65,6 +77,14 @@ def test_what_is_absent_is_not_named_again(version: str) -> None:
 def test_a_subgraph_that_is_given_is_not_searched() -> None:
     events = room("12")
     given = {"conflicted_subgraph": frozenset({FIRST, SECOND, EventId("$rules")})}
-    assert needed_events("12", STATE, CONFLICTED, set(), {}, **given) == {FIRST, SECOND, EventId("$rules")}
+    assert needed_events("12", STATE, CONFLICTED, set(), {}, **given) == {
+        FIRST,
+        SECOND,
+        EventId("$rules"),
+    }
     topics = {one: events[one] for one in (FIRST, SECOND)}
-    assert needed_events("12", STATE, CONFLICTED, set(), topics, **given) >= {EventId("$rules"), OLD, EventId("$power")}
+    assert needed_events("12", STATE, CONFLICTED, set(), topics, **given) >= {
+        EventId("$rules"),
+        OLD,
+        EventId("$power"),
+    }

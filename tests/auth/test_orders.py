@@ -5,7 +5,12 @@ from math import inf
 import pytest
 
 from storage.auth.resolution.mainline import Mainline, mainline_order
-from storage.auth.resolution.power_order import PowerKey, in_power_order, power_key, reverse_topological_power_order
+from storage.auth.resolution.power_order import (
+    PowerKey,
+    in_power_order,
+    power_key,
+    reverse_topological_power_order,
+)
 from storage.event import Event
 from storage.ids import EventId
 from tests.auth.events import CREATOR, make_create, make_event
@@ -16,16 +21,29 @@ POWER = "m.room.power_levels"
 def events_of(**citing: str) -> dict[EventId, Event]:
     """Return events by id: each cites the ids named, and was sent at the time that its place among them gives."""
     made = [
-        make_event("10", f"${name}", POWER, CREATOR, "", {}, auth=[f"${one}" for one in cited.split()], ts=place)
+        make_event(
+            "10",
+            f"${name}",
+            POWER,
+            CREATOR,
+            "",
+            {},
+            auth=[f"${one}" for one in cited.split()],
+            ts=place,
+        )
         for place, (name, cited) in enumerate(citing.items())
     ]
     return {event.event_id: event for event in made}
 
 
-def in_order(events: dict[EventId, Event], keys: dict[str, int]) -> tuple[list[str], bool, list[bool]]:
+def in_order(
+    events: dict[EventId, Event], keys: dict[str, int]
+) -> tuple[list[str], bool, list[bool]]:
     """Return the order of the events with keys, whether there is a circle, and what the steps yielded."""
     order: list[EventId] = []
-    given: dict[EventId, PowerKey] = {EventId(f"${name}"): (0, key, EventId(f"${name}")) for name, key in keys.items()}
+    given: dict[EventId, PowerKey] = {
+        EventId(f"${name}"): (0, key, EventId(f"${name}")) for name, key in keys.items()
+    }
     steps, yielded = in_power_order(given, events, order), list[bool]()
     while True:
         try:
@@ -35,12 +53,20 @@ def in_order(events: dict[EventId, Event], keys: dict[str, int]) -> tuple[list[s
 
 
 def test_without_citations_the_smaller_key_goes_first() -> None:
-    assert in_order(events_of(a="", b="", c=""), {"a": 3, "b": 1, "c": 2}) == (["b", "c", "a"], False, [False] * 6)
+    assert in_order(events_of(a="", b="", c=""), {"a": 3, "b": 1, "c": 2}) == (
+        ["b", "c", "a"],
+        False,
+        [False] * 6,
+    )
 
 
 def test_an_event_goes_after_those_that_it_cites() -> None:
     events = events_of(a="", b="a", c="a b", d="")
-    assert in_order(events, {"a": 9, "b": 2, "c": 1, "d": 5}) == (["d", "a", "b", "c"], False, [False] * 8)
+    assert in_order(events, {"a": 9, "b": 2, "c": 1, "d": 5}) == (
+        ["d", "a", "b", "c"],
+        False,
+        [False] * 8,
+    )
 
 
 def test_citations_of_other_events_do_not_count() -> None:
@@ -49,24 +75,37 @@ def test_citations_of_other_events_do_not_count() -> None:
 
 def test_in_a_circle_the_smallest_that_is_left_goes_next() -> None:
     events = events_of(a="b", b="a", c="b", d="")
-    assert in_order(events, {"a": 2, "b": 3, "c": 1, "d": 4}) == (["d", "c", "a", "b"], True, [False] * 8)
-    assert in_order(events_of(a="b", b="a", c="a", d="c"), {"a": 1, "b": 2, "c": 3, "d": 4})[:2] == (["a", "b", "c", "d"], True)
+    assert in_order(events, {"a": 2, "b": 3, "c": 1, "d": 4}) == (
+        ["d", "c", "a", "b"],
+        True,
+        [False] * 8,
+    )
+    assert in_order(events_of(a="b", b="a", c="a", d="c"), {"a": 1, "b": 2, "c": 3, "d": 4})[
+        :2
+    ] == (["a", "b", "c", "d"], True)
 
 
 def test_in_a_circle_those_that_went_before_are_passed_over() -> None:
-    assert in_order(events_of(a="", b="c", c="b", d="b"), {"a": 1, "b": 2, "c": 3, "d": 4})[:2] == (["a", "b", "c", "d"], True)
+    assert in_order(events_of(a="", b="c", c="b", d="b"), {"a": 1, "b": 2, "c": 3, "d": 4})[:2] == (
+        ["a", "b", "c", "d"],
+        True,
+    )
 
 
 def test_the_key_of_an_event_is_its_senders_level_its_time_and_its_id() -> None:
     create = make_create("10")
-    power = make_event("10", "$p", POWER, CREATOR, "", {"users": {CREATOR: 100, "@mod:a": 50}}, auth=["$create:a"])
+    power = make_event(
+        "10", "$p", POWER, CREATOR, "", {"users": {CREATOR: 100, "@mod:a": 50}}, auth=["$create:a"]
+    )
     cited = {"auth": ["$create:a", "$p"]}
     high = make_event("10", "$high", "m.room.topic", CREATOR, "", {}, ts=7, **cited)  # type: ignore[arg-type]
     low = make_event("10", "$low", "m.room.topic", "@mod:a", "", {}, ts=3, **cited)  # type: ignore[arg-type]
     held = {event.event_id: event for event in (create, power, high, low)}
     assert power_key(high, held.get) == (-100, 7, "$high")
     assert power_key(low, held.get) == (-50, 3, "$low")
-    assert reverse_topological_power_order([low.event_id, EventId("$unknown"), high.event_id], held.get) == ["$high", "$low"]
+    assert reverse_topological_power_order(
+        [low.event_id, EventId("$unknown"), high.event_id], held.get
+    ) == ["$high", "$low"]
 
 
 # p5 is the newest of the mainline; s2 and s1 leave it after p2.
@@ -74,10 +113,24 @@ LINE = events_of(p1="", p2="p1", p3="p2", p4="p3", p5="p4", s1="p2", s2="s1", x1
 
 
 def citing(name: str) -> Event:
-    return make_event("10", f"$by-{name}", "m.room.topic", CREATOR, "", {}, auth=[f"${name}"] if name else [])
+    return make_event(
+        "10", f"$by-{name}", "m.room.topic", CREATOR, "", {}, auth=[f"${name}"] if name else []
+    )
 
 
-POSITIONS = {"p5": 0, "p4": 1, "p3": 2, "p2": 3, "p1": 4, "s1": 3, "s2": 3, "x2": inf, "x1": inf, "": inf, "unknown": inf}
+POSITIONS = {
+    "p5": 0,
+    "p4": 1,
+    "p3": 2,
+    "p2": 3,
+    "p1": 4,
+    "s1": 3,
+    "s2": 3,
+    "x2": inf,
+    "x1": inf,
+    "": inf,
+    "unknown": inf,
+}
 
 
 @pytest.mark.parametrize("first", POSITIONS)
@@ -114,4 +167,9 @@ def test_the_order_is_by_position_time_and_id() -> None:
     early = make_event("10", "$z", "m.room.topic", CREATOR, "", {}, auth=["$p4"], ts=4)
     same = make_event("10", "$b", "m.room.topic", CREATOR, "", {}, auth=["$p4"], ts=5)
     old = make_event("10", "$old", "m.room.topic", CREATOR, "", {}, auth=["$p1"], ts=9)
-    assert mainline_order([same, late, early, old], EventId("$p5"), LINE.get) == ["$old", "$z", "$a", "$b"]
+    assert mainline_order([same, late, early, old], EventId("$p5"), LINE.get) == [
+        "$old",
+        "$z",
+        "$a",
+        "$b",
+    ]

@@ -1,4 +1,7 @@
-"""Published cases of other projects. Where this package decides differently, the case is named with the reason."""
+"""Published cases of other projects.
+
+Where this package decides differently, the case is named with the reason.
+"""
 
 from typing import Any
 
@@ -85,9 +88,13 @@ def test_gomatrixserverlib_denies_except_for_the_named_differences() -> None:
 
 
 def test_soft_fail_split() -> None:
-    events = {pdu["event_id"]: event_of(pdu, "10") for pdu in vectors("tuwunel/soft-fail-split.json")}
+    events = {
+        pdu["event_id"]: event_of(pdu, "10") for pdu in vectors("tuwunel/soft-fail-split.json")
+    }
     delayed = events["$ghost_delayed_leave"]
-    at_event = state_of(*(events[e] for e in ("$create", "$alice_join", "$power", "$join_rules", "$ghost_join")))
+    at_event = state_of(
+        *(events[e] for e in ("$create", "$alice_join", "$power", "$join_rules", "$ghost_join"))
+    )
     check(delayed, at_event, "10")
     current = at_event | state_of(events["$ghost_current_leave"])
     with pytest.raises(AuthDenied) as denial:
@@ -96,7 +103,9 @@ def test_soft_fail_split() -> None:
 
 
 def graph_events(graph: dict[str, list[str]]) -> dict[EventId, Event]:
-    return {EventId(e): make_event("10", e, "m.x", "@u:a", e, auth=auth) for e, auth in graph.items()}
+    return {
+        EventId(e): make_event("10", e, "m.x", "@u:a", e, auth=auth) for e, auth in graph.items()
+    }
 
 
 def test_auth_chains_of_a_graph() -> None:
@@ -117,9 +126,18 @@ def test_power_sort() -> None:
     vector = vectors("gomatrixserverlib/auth_chain_graphs.json")["power_sort"]
     events: dict[EventId, Event] = {}
     for name, level, ts in vector["input"]:
-        power = make_event("10", f"$power-{name}", "m.room.power_levels", "@u:a", "", {"users": {f"@{name}:a": level}})
+        power = make_event(
+            "10",
+            f"$power-{name}",
+            "m.room.power_levels",
+            "@u:a",
+            "",
+            {"users": {f"@{name}:a": level}},
+        )
         events[power.event_id] = power
-        events[EventId(name)] = make_event("10", name, "m.x", f"@{name}:a", "", auth=[power.event_id], ts=ts)
+        events[EventId(name)] = make_event(
+            "10", name, "m.x", f"@{name}:a", "", auth=[power.event_id], ts=ts
+        )
     ids = [EventId(name) for name, _, _ in vector["input"]]
     assert reverse_topological_power_order(ids, events.get) == vector["want"]
     assert reverse_topological_power_order(ids[::-1], events.get) == vector["want"]

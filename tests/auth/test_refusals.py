@@ -67,7 +67,11 @@ REFUSALS = [
     (235, "member.third_party.fields", "`signed` has only ['signatures', 'token']"),
     (341, "member.third_party.mxid", "signed for '@x:y', invited is @mod:a"),
     (573, "member.third_party.sender", "sender @guest:b, third-party invite by @mod:a"),
-    (908, "member.third_party.signature", "no signature fits a key of $m.room.third_party_invitetoken"),
+    (
+        908,
+        "member.third_party.signature",
+        "no signature fits a key of $m.room.third_party_invitetoken",
+    ),
     (70, "member.third_party.signed", "no `signed` object"),
     (180, "member.third_party.token", "no third-party invite under token 'token'"),
     (611, "member.unban.level", "@creator:a has level 0, unbanning takes 50"),
@@ -108,7 +112,11 @@ def test_a_refusal_says_which_values_met_which_rule(number: int, rule: str, reas
     case = build_case(number)
     with pytest.raises(AuthDenied) as denial:
         check(case.event, case.state, str(case.v))
-    assert (denial.value.rule, denial.value.reason, denial.value.event_id) == (rule, reason, case.event.event_id)
+    assert (denial.value.rule, denial.value.reason, denial.value.event_id) == (
+        rule,
+        reason,
+        case.event.event_id,
+    )
 
 
 def test_every_rule_has_its_words_here() -> None:
@@ -129,14 +137,22 @@ def test_nobody_knocks_who_is_banned_invited_or_joined(membership: str) -> None:
     state = state_of(make_create("10"), rules, member("10", "@guest:b", membership))
     with pytest.raises(AuthDenied) as denial:
         check(member("10", "@guest:b", "knock"), state, "10")
-    assert (denial.value.rule, denial.value.reason) == ("member.knock.membership", f"@guest:b has membership {membership!r}")
+    assert (denial.value.rule, denial.value.reason) == (
+        "member.knock.membership",
+        f"@guest:b has membership {membership!r}",
+    )
 
 
 @pytest.mark.parametrize("group", ["users", "events", "notifications"])
-@pytest.mark.parametrize("value,kind", [([], "list"), ("50", "str"), (50, "int"), (None, "NoneType")])
+@pytest.mark.parametrize(
+    "value,kind", [([], "list"), ("50", "str"), (50, "int"), (None, "NoneType")]
+)
 def test_a_group_of_levels_is_an_object(group: str, value: object, kind: str) -> None:
     levels = make_event("10", "$levels", "m.room.power_levels", CREATOR, "", {group: value})
     state = state_of(make_create("10"), member("10", CREATOR, "join"))
     with pytest.raises(AuthDenied) as denial:
         check(levels, state, "10")
-    assert (denial.value.rule, denial.value.reason) == ("power_levels.malformed", f"{group} is not an object but {kind}")
+    assert (denial.value.rule, denial.value.reason) == (
+        "power_levels.malformed",
+        f"{group} is not an object but {kind}",
+    )

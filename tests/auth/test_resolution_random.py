@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.auth import auth_difference, conflicted_subgraph, needed_events, resolve, resolve_conflicts, split_conflicts
+from storage.auth import (
+    auth_difference,
+    conflicted_subgraph,
+    needed_events,
+    resolve,
+    resolve_conflicts,
+    split_conflicts,
+)
 from storage.event import Event
 from storage.ids import EventId, StateKey
 from tests.auth.literal_resolution import CORRECT, LiteralRoom, Variant, resolve_literally, split
@@ -20,7 +27,9 @@ from tests.auth.settings import thorough
 
 
 def literal(conflict: RandomConflict, variant: Variant = CORRECT) -> dict[StateKey, EventId]:
-    return resolve_literally(LiteralRoom(conflict.version, conflict.events, conflict.rejected, variant), conflict.states)
+    return resolve_literally(
+        LiteralRoom(conflict.version, conflict.events, conflict.rejected, variant), conflict.states
+    )
 
 
 def fast(conflict: RandomConflict) -> dict[StateKey, EventId]:
@@ -45,7 +54,9 @@ def test_agrees_with_the_literal_transcription(algorithm: str, number: int, leng
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @thorough
 @given(number=numbers, length=lengths)
-def test_the_order_of_the_states_and_of_the_events_does_not_matter(algorithm: str, number: int, length: int) -> None:
+def test_the_order_of_the_states_and_of_the_events_does_not_matter(
+    algorithm: str, number: int, length: int
+) -> None:
     conflict = build_conflict(ALGORITHMS[algorithm], number, length)
     results = []
     for states in permutations(conflict.states):
@@ -75,18 +86,35 @@ def test_the_live_path_comes_to_the_same(conflict: RandomConflict) -> None:
     for known_subgraph in (subgraph, None):
         loaded: dict[EventId, Event] = {}
         absent: set[EventId] = set()
-        given_: dict[str, Any] = {"rejected": conflict.rejected, "conflicted_subgraph": known_subgraph}
+        given_: dict[str, Any] = {
+            "rejected": conflict.rejected,
+            "conflicted_subgraph": known_subgraph,
+        }
         for _ in range(100):
-            wanted = needed_events(conflict.version, asked_only, conflicted, difference, loaded, absent=absent, **given_)
+            wanted = needed_events(
+                conflict.version,
+                asked_only,
+                conflicted,
+                difference,
+                loaded,
+                absent=absent,
+                **given_,
+            )
             assert not wanted & loaded.keys()
             assert not wanted & absent
             if not wanted:
                 break
-            loaded |= {event_id: conflict.events[event_id] for event_id in wanted if event_id in conflict.events}
+            loaded |= {
+                event_id: conflict.events[event_id]
+                for event_id in wanted
+                if event_id in conflict.events
+            }
             absent |= wanted - conflict.events.keys()
         else:
             pytest.fail("asks for more and more")
-        decided = resolve_conflicts(conflict.version, asked_only, conflicted, difference, loaded, **given_)
+        decided = resolve_conflicts(
+            conflict.version, asked_only, conflicted, difference, loaded, **given_
+        )
         assert decided.keys().isdisjoint(unconflicted)
         assert unconflicted | decided == fast(conflict)
 
@@ -104,7 +132,10 @@ IN_VERSIONS = {
 def test_the_random_rooms_show_mistakes(mistake: str) -> None:
     """Each wrong variant of the algorithm differs from the right one in some random room: the comparison above can fail."""
     wrong = Variant(**{mistake: True})
-    rooms = (build_conflict(IN_VERSIONS.get(mistake, ("2", "6", "10", "12")), number, 40) for number in range(2000))
+    rooms = (
+        build_conflict(IN_VERSIONS.get(mistake, ("2", "6", "10", "12")), number, 40)
+        for number in range(2000)
+    )
     assert any(literal(room) != literal(room, wrong) for room in rooms)
 
 
@@ -152,5 +183,9 @@ HARD = {
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_random_rooms_are_hard(algorithm: str) -> None:
     """Each of the hard parts is in one of twenty rooms at least, whatever the algorithm: the comparisons above are about them."""
-    found = Counter(part for number in range(300) for part in hard_parts(build_conflict(ALGORITHMS[algorithm], number, 40)))
+    found = Counter(
+        part
+        for number in range(300)
+        for part in hard_parts(build_conflict(ALGORITHMS[algorithm], number, 40))
+    )
     assert {part: found[part] for part in HARD if found[part] < 15} == {}, found

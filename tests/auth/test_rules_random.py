@@ -76,7 +76,11 @@ def decision(case: RuleCase) -> str:
     try:
         check(case.event, case.state, str(case.v))
     except AuthDenied as denial:
-        return denial.rule if denial.event_id == case.event.event_id and denial.reason else "denied without values"
+        return (
+            denial.rule
+            if denial.event_id == case.event.event_id and denial.reason
+            else "denied without values"
+        )
     return ALLOW
 
 
@@ -119,4 +123,10 @@ def test_every_rule_decides_some_of_the_random_cases() -> None:
         found.setdefault(decision(case), set()).add(case.event.type)
     allowed = found.pop(ALLOW)
     assert set(found) == RULES
-    assert {"m.room.create", "m.room.member", "m.room.power_levels", "m.room.aliases", "m.room.redaction"} <= allowed
+    assert {
+        "m.room.create",
+        "m.room.member",
+        "m.room.power_levels",
+        "m.room.aliases",
+        "m.room.redaction",
+    } <= allowed

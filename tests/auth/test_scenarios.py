@@ -28,7 +28,9 @@ class RoomScenario:
     def __init__(self, version: str) -> None:
         self.version = version
         self.events: dict[EventId, Event] = {}
-        create = make_event(version, self._id("create"), "m.room.create", ALICE, "", {"creator": ALICE}, prev=())
+        create = make_event(
+            version, self._id("create"), "m.room.create", ALICE, "", {"creator": ALICE}, prev=()
+        )
         self.room_id = create.room_id if version == "12" else ROOM
         self.create_id = create.event_id
         self.events[create.event_id] = create
@@ -45,9 +47,13 @@ class RoomScenario:
     def _id(self, name: str) -> str:
         return f"${name}:a" if self.version in {"1", "2"} else f"${name}"
 
-    def after(self, state: State, name: str, sender: str, key: StateKey, content: dict[str, Any]) -> State:
+    def after(
+        self, state: State, name: str, sender: str, key: StateKey, content: dict[str, Any]
+    ) -> State:
         """The state after one more event."""
-        draft = make_event(self.version, self._id(name), key[0], sender, key[1], content, room_id=self.room_id)
+        draft = make_event(
+            self.version, self._id(name), key[0], sender, key[1], content, room_id=self.room_id
+        )
         event = make_event(
             self.version,
             self._id(name),
@@ -68,7 +74,10 @@ class RoomScenario:
             event = self.events[EventId(self._id(name))]
             expected[event.key] = event.event_id
         assert resolve(self.version, states, self.events) == expected
-        assert resolve_literally(LiteralRoom(self.version, self.events, frozenset()), states) == expected
+        assert (
+            resolve_literally(LiteralRoom(self.version, self.events, frozenset()), states)
+            == expected
+        )
 
 
 versions_2 = pytest.mark.parametrize("version", ["2", "6", "11", "12"])
@@ -116,7 +125,11 @@ def test_the_topic_based_on_later_power_levels_wins(version: str) -> None:
     topic = story.after(story.start, "topic1", ALICE, TOPIC, {"topic": "1"})
     promoted = story.after(topic, "promote", ALICE, POWER, story.power({BOB: 50}))
     second = story.after(promoted, "topic2", BOB, TOPIC, {"topic": "2"})
-    story.resolved(second, story.after(topic, "topic3", ALICE, TOPIC, {"topic": "3"}), changes=["promote", "topic2"])
+    story.resolved(
+        second,
+        story.after(topic, "topic3", ALICE, TOPIC, {"topic": "3"}),
+        changes=["promote", "topic2"],
+    )
 
 
 def test_an_unconflicted_membership_does_not_judge_the_past() -> None:
@@ -126,10 +139,14 @@ def test_an_unconflicted_membership_does_not_judge_the_past() -> None:
         story = RoomScenario(version)
         promoted = story.after(story.start, "promote", ALICE, POWER, story.power({BOB: 50}))
         renamed = story.after(promoted, "rules", BOB, RULES, {"join_rule": "invite"})
-        gone = {of(BOB): story.after(renamed, "gone", BOB, of(BOB), {"membership": "leave"})[of(BOB)]}
+        gone = {
+            of(BOB): story.after(renamed, "gone", BOB, of(BOB), {"membership": "leave"})[of(BOB)]
+        }
         older, newer = promoted | gone, renamed | gone
         result = resolve(version, [older, newer], story.events)
-        assert result == resolve_literally(LiteralRoom(version, story.events, frozenset()), [older, newer])
+        assert result == resolve_literally(
+            LiteralRoom(version, story.events, frozenset()), [older, newer]
+        )
         outcomes[version] = result[RULES]
     assert outcomes == {"11": "$public", "12": "$rules"}
 
@@ -145,7 +162,9 @@ def test_version_1_takes_the_deepest_that_is_allowed() -> None:
 
 def test_version_1_a_key_that_one_state_lacks_is_no_conflict() -> None:
     story = RoomScenario("1")
-    topic = story.after(story.start, "topic1", BOB, TOPIC, {"topic": "1"})  # not allowed, yet nothing judges it
+    topic = story.after(
+        story.start, "topic1", BOB, TOPIC, {"topic": "1"}
+    )  # not allowed, yet nothing judges it
     story.resolved(topic, story.start, changes=["topic1"])
 
 
@@ -153,7 +172,9 @@ def test_version_1_power_levels_before_memberships() -> None:
     story = RoomScenario("1")
     promoted = story.after(story.start, "promote", ALICE, POWER, story.power({BOB: 50}))
     banned = story.after(promoted, "ban", BOB, of(CHARLIE), {"membership": "ban"})
-    renamed = story.after(story.start, "rename", CHARLIE, of(CHARLIE), {"membership": "join", "displayname": "c"})
+    renamed = story.after(
+        story.start, "rename", CHARLIE, of(CHARLIE), {"membership": "join", "displayname": "c"}
+    )
     story.resolved(banned, renamed, changes=["promote", "ban"])
 
 

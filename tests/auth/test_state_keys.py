@@ -35,7 +35,12 @@ def test_only_text_is_a_user_id(value: object) -> None:
 
 
 def test_the_domain_of_an_id_follows_its_first_colon() -> None:
-    assert [domain_of(text) for text in ("!r:b", "@a:b:8448", "$abc", "!r:")] == ["b", "b:8448", None, ""]
+    assert [domain_of(text) for text in ("!r:b", "@a:b:8448", "$abc", "!r:")] == [
+        "b",
+        "b:8448",
+        None,
+        "",
+    ]
     assert create_id_of("!abc") == "$abc"
 
 
@@ -62,19 +67,32 @@ RESTRICTED = {"membership": "join", "join_authorised_via_users_server": "@c:x"}
         ({**RESTRICTED, "join_authorised_via_users_server": 5}, {TARGET, RULES}),
     ],
 )
-def test_the_state_that_a_membership_depends_on(content: dict[str, object], keys: set[tuple[str, str]]) -> None:
+def test_the_state_that_a_membership_depends_on(
+    content: dict[str, object], keys: set[tuple[str, str]]
+) -> None:
     event = make_event("11", "$e", "m.room.member", "@a:x", "@b:x", content)
     assert keys_needed(event) == auth_event_keys(event) == ALWAYS | keys
 
 
 def test_the_state_that_other_events_depend_on() -> None:
-    message = {version: make_event(version, "$e", "m.room.message", "@a:x") for version in ("7", "11", "12")}
-    assert keys_needed(message["11"]) == auth_event_keys(message["11"]) == keys_needed(message["12"]) == ALWAYS
+    message = {
+        version: make_event(version, "$e", "m.room.message", "@a:x")
+        for version in ("7", "11", "12")
+    }
+    assert (
+        keys_needed(message["11"])
+        == auth_event_keys(message["11"])
+        == keys_needed(message["12"])
+        == ALWAYS
+    )
     assert auth_event_keys(message["12"]) == ALWAYS - {("m.room.create", "")}
     assert keys_needed(make_create("11")) == auth_event_keys(make_create("11")) == set()
     early = make_event("7", "$e", "m.room.member", "@a:x", "@b:x", RESTRICTED)
     assert keys_needed(early) == ALWAYS | {TARGET, RULES}
-    assert keys_needed(make_event("11", "$e", "m.room.member", "@a:x", None, {"membership": "leave"})) == ALWAYS
+    assert (
+        keys_needed(make_event("11", "$e", "m.room.member", "@a:x", None, {"membership": "leave"}))
+        == ALWAYS
+    )
 
 
 def test_a_token_is_text_without_nul() -> None:

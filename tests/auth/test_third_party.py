@@ -31,7 +31,10 @@ def invite(signed_object: Any) -> Event:
 
 def accepted(signed_object: Any, keys: dict[str, Any]) -> bool:
     """Whether a signature fits; any other reason to refuse is an error here."""
-    state = state_of(make_create("10"), make_event("10", "$third", "m.room.third_party_invite", CREATOR, "token", keys))
+    state = state_of(
+        make_create("10"),
+        make_event("10", "$third", "m.room.third_party_invite", CREATOR, "token", keys),
+    )
     try:
         check(invite(signed_object), state, "10")
     except AuthDenied as denial:
@@ -48,7 +51,10 @@ def accepted(signed_object: Any, keys: dict[str, Any]) -> bool:
         {"public_key": PUBLIC + "="},
         {"public_keys": [{"public_key": PUBLIC}]},
         {"public_key": OTHER, "public_keys": [{"public_key": OTHER}, {"public_key": PUBLIC}]},
-        {"public_key": "not base64 !", "public_keys": [None, {}, {"public_key": 5}, {"public_key": PUBLIC}]},
+        {
+            "public_key": "not base64 !",
+            "public_keys": [None, {}, {"public_key": 5}, {"public_key": PUBLIC}],
+        },
     ],
 )
 def test_a_key_fits(keys: dict[str, Any]) -> None:
@@ -56,7 +62,10 @@ def test_a_key_fits(keys: dict[str, Any]) -> None:
     assert accepted(signed(unsigned={"age": 1}) | {"unsigned": {"age": 2}}, keys)
 
 
-@pytest.mark.parametrize("keys", [{}, {"public_key": OTHER}, {"public_key": None}, {"public_keys": "x"}, {"public_key": "AAAA"}])
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"public_key": OTHER}, {"public_key": None}, {"public_keys": "x"}, {"public_key": "AAAA"}],
+)
 def test_no_key_fits(keys: dict[str, Any]) -> None:
     assert not accepted(signed(), keys)
 
@@ -84,7 +93,10 @@ def test_what_was_not_signed(more: dict[str, Any]) -> None:
 def test_the_work_is_bounded() -> None:
     """More pairs than are tried, the one that fits far behind: refused, not searched for."""
     many_keys = [{"public_key": encode_base64(bytes([n]) * 32)} for n in range(100)]
-    many = {f"s{n}": {"ed25519:1": encode_base64(bytes([n]) * 64)} for n in range(VERIFICATIONS_MAX // 100 + 1)}
+    many = {
+        f"s{n}": {"ed25519:1": encode_base64(bytes([n]) * 64)}
+        for n in range(VERIFICATIONS_MAX // 100 + 1)
+    }
     fitting = signed()
     assert accepted(fitting, {"public_keys": [*many_keys, {"public_key": PUBLIC}]})
     crowded = fitting | {"signatures": fitting["signatures"] | many}
@@ -93,7 +105,12 @@ def test_the_work_is_bounded() -> None:
 
 @pytest.mark.parametrize("token", [5, None, [], {}, "other"])
 def test_a_token_without_a_third_party_invite(token: object) -> None:
-    third = make_event("10", "$third", "m.room.third_party_invite", CREATOR, "token", {"public_key": PUBLIC})
+    third = make_event(
+        "10", "$third", "m.room.third_party_invite", CREATOR, "token", {"public_key": PUBLIC}
+    )
     with pytest.raises(AuthDenied) as denial:
         check(invite({**signed(), "token": token}), state_of(make_create("10"), third), "10")
-    assert (denial.value.rule, denial.value.reason) == ("member.third_party.token", f"no third-party invite under token {token!r}")
+    assert (denial.value.rule, denial.value.reason) == (
+        "member.third_party.token",
+        f"no third-party invite under token {token!r}",
+    )

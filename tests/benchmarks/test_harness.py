@@ -13,7 +13,12 @@ from tests.cli.running import ROOT, environment
 
 
 def test_percentiles_and_spreads() -> None:
-    assert harness.percentiles([value / 1_000 for value in range(1, 101)], factor=1_000) == {"p50": 51, "p95": 96, "p99": 100, "max": 100}
+    assert harness.percentiles([value / 1_000 for value in range(1, 101)], factor=1_000) == {
+        "p50": 51,
+        "p95": 96,
+        "p99": 100,
+        "max": 100,
+    }
     assert harness.percentiles([5.0]) == {"p50": 5, "p95": 5, "p99": 5, "max": 5}
     assert harness.spread([3.0, 1.0, 2.0]) == {"median": 2, "min": 1, "max": 3}
 
@@ -28,7 +33,9 @@ def test_a_profile_names_what_is_hot() -> None:
         hot()
     told = harness.hot_functions(sampler, 1)
     assert "hot.<locals>.<genexpr>" in told.splitlines()[2]
-    assert sampler.own.total() >= sampler.together[hot.__code__] > 0.8 * sampler.own.total()  # the last look may come after the work
+    assert (
+        sampler.own.total() >= sampler.together[hot.__code__] > 0.8 * sampler.own.total()
+    )  # the last look may come after the work
 
 
 @pytest.mark.slow
@@ -52,6 +59,12 @@ def test_append_runs_and_says_on_what(tmp_path: Path) -> None:
 
 
 def test_an_unknown_one_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-m", "benchmarks", "nonsense"], cwd=ROOT, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "nonsense"],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2
     assert "nonsense" in done.stderr

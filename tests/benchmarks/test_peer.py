@@ -28,17 +28,38 @@ def test_this_side_runs(tmp_path: Path) -> None:
         assert own["python_us_per_event"]["min"] > 0
         assert own["postgres_us_per_event"]["min"] > 0
         assert one["share_of_limit"]["min"] > 0
-    assert told["8 rooms at once"]["ours"]["statements_per_event"] < told["one at a time, small rooms"]["ours"]["statements_per_event"]
+    assert (
+        told["8 rooms at once"]["ours"]["statements_per_event"]
+        < told["one at a time, small rooms"]["ours"]["statements_per_event"]
+    )
     assert (tmp_path / "peer.quick.json").exists()
 
 
 def test_what_is_asked_of_the_peer_is_what_its_driver_has() -> None:
-    [driver] = [node for node in ast.parse(process.DRIVER.read_text(encoding="utf-8")).body if getattr(node, "name", "") == "Peer"]
+    [driver] = [
+        node
+        for node in ast.parse(process.DRIVER.read_text(encoding="utf-8")).body
+        if getattr(node, "name", "") == "Peer"
+    ]
     assert isinstance(driver, ast.ClassDef)
-    methods = {node.name: [one.arg for one in node.args.args[1:]] for node in driver.body if isinstance(node, ast.AsyncFunctionDef)}
+    methods = {
+        node.name: [one.arg for one in node.args.args[1:]]
+        for node in driver.body
+        if isinstance(node, ast.AsyncFunctionDef)
+    }
     source = "".join(map(inspect.getsource, (peer, process, reads, whole, writes)))
     asked = set(re.findall(r"\.ask\(\"(\w+)\"", source))
-    assert {"settle", "room", "load", "persist", "register", "forget", "token", "ask", "versions"} == asked
+    assert {
+        "settle",
+        "room",
+        "load",
+        "persist",
+        "register",
+        "forget",
+        "token",
+        "ask",
+        "versions",
+    } == asked
     assert asked <= methods.keys()
     pairs = re.findall(r"Pair\(.*?, \"(\w+)\", ", source)
     assert len(pairs) >= 8
@@ -47,7 +68,10 @@ def test_what_is_asked_of_the_peer_is_what_its_driver_has() -> None:
 
 def test_each_client_gets_its_rooms_in_turn() -> None:
     scenario = writes.PeerScenario("", 0, rooms=4, batch=2, clients=2, how="single", base=1)
-    rooms = [writes.SentRoom(str(number), "11", [b"%d %d" % (number, at) for at in range(4)]) for number in range(4)]
+    rooms = [
+        writes.SentRoom(str(number), "11", [b"%d %d" % (number, at) for at in range(4)])
+        for number in range(4)
+    ]
     assert writes.clients_of(scenario, rooms, 1, 3) == [
         [[b"0 2", b"2 2"], [b"0 3", b"2 3"]],
         [[b"1 2", b"3 2"], [b"1 3", b"3 3"]],

@@ -15,11 +15,23 @@ from benchmarks.figures import figures
 from tests.cli.running import ROOT
 
 MACHINE = {"processor": "one", "cores": 8, "memory_gb": 4, "load": [0.5, 0.5, 0.5]}
-ON = {"commit": "abc", "changed_since": False, "python": "3.11.0", "postgres": "postgres 18", "machine": MACHINE}
+ON = {
+    "commit": "abc",
+    "changed_since": False,
+    "python": "3.11.0",
+    "postgres": "postgres 18",
+    "machine": MACHINE,
+}
 
 
 def document(**results: Any) -> dict[str, Any]:
-    return {"benchmark": "some", "quick": False, "when": "2026-01-01T00:00:00+00:00", "on": ON, "results": results}
+    return {
+        "benchmark": "some",
+        "quick": False,
+        "when": "2026-01-01T00:00:00+00:00",
+        "on": ON,
+        "results": results,
+    }
 
 
 def spread(low: float, median: float, high: float) -> dict[str, float]:
@@ -32,12 +44,32 @@ def spread(low: float, median: float, high: float) -> dict[str, float]:
         ("events_per_second", spread(90, 100, 110), spread(45, 50, 55), True),
         ("events_per_second", spread(90, 100, 110), spread(190, 200, 210), False),
         ("events_per_second", spread(90, 100, 110), spread(75, 80, 85), False),  # within a quarter
-        ("events_per_second", spread(40, 100, 160), spread(45, 50, 55), False),  # A itself was as low
-        ("events_per_second", spread(90, 100, 110), spread(45, 50, 105), False),  # B reached it, too
+        (
+            "events_per_second",
+            spread(40, 100, 160),
+            spread(45, 50, 55),
+            False,
+        ),  # A itself was as low
+        (
+            "events_per_second",
+            spread(90, 100, 110),
+            spread(45, 50, 105),
+            False,
+        ),  # B reached it, too
         ("python_us_per_event", spread(9, 10, 11), spread(19, 20, 21), True),
         ("python_us_per_event", spread(9, 10, 11), spread(4, 5, 6), False),
-        ("batch_ms", {"p50": 1.0, "p95": 2.0, "p99": 3.0, "max": 4.0}, {"p50": 1.3, "p95": 1.0, "p99": 1.0, "max": 1.3}, True),
-        ("batch_ms", {"p50": 1.0, "p95": 2.0, "p99": 3.0, "max": 4.0}, {"p50": 1.2, "p95": 9.0, "p99": 9.0, "max": 9.0}, False),
+        (
+            "batch_ms",
+            {"p50": 1.0, "p95": 2.0, "p99": 3.0, "max": 4.0},
+            {"p50": 1.3, "p95": 1.0, "p99": 1.0, "max": 1.3},
+            True,
+        ),
+        (
+            "batch_ms",
+            {"p50": 1.0, "p95": 2.0, "p99": 3.0, "max": 4.0},
+            {"p50": 1.2, "p95": 9.0, "p99": 9.0, "max": 9.0},
+            False,
+        ),
         ("statements_per_event", 2.0, 2.2, True),
         ("statements_per_event", 2.0, 2.05, False),
         ("statements_per_event", 2.0, 1.0, False),
@@ -48,13 +80,19 @@ def spread(low: float, median: float, high: float) -> dict[str, float]:
         ("rooms", 5, 50, False),  # says nothing about better or worse
     ],
 )
-def test_worse_is_what_lies_beyond_the_noise(name: str, before: Any, after: Any, worse: bool) -> None:
+def test_worse_is_what_lies_beyond_the_noise(
+    name: str, before: Any, after: Any, worse: bool
+) -> None:
     found = compare.regressions(document(one={name: before}), document(one={name: after}))
     assert [old.path for old, _ in found] == ([("one", name)] if worse else [])
 
 
 def test_rows_are_figures_by_what_they_are_about() -> None:
-    rows = [{"what": "import", "seconds": 2.0}, {"what": "import", "seconds": 3.0}, {"what": " loading", "events_per_second": 5}]
+    rows = [
+        {"what": "import", "seconds": 2.0},
+        {"what": "import", "seconds": 3.0},
+        {"what": " loading", "events_per_second": 5},
+    ]
     found = figures(document(rows=rows, sizes=[1, 2], growth=[{"rows": 7}]))
     assert {path: one.value for path, one in found.items()} == {
         ("rows", "import", "seconds"): 2.0,
@@ -76,7 +114,11 @@ def test_the_command_fails_on_a_regression_and_only_then(tmp_path: Path) -> None
     def run(*names: str) -> subprocess.CompletedProcess[str]:
         files = [str(tmp_path / f"{name}.json") for name in names]
         return subprocess.run(
-            [sys.executable, "-m", "benchmarks", "compare", *files], cwd=ROOT, check=False, capture_output=True, text=True
+            [sys.executable, "-m", "benchmarks", "compare", *files],
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            text=True,
         )
 
     same, worse, unlike = run("a", "a"), run("a", "b"), run("a", "c")
@@ -87,7 +129,10 @@ def test_the_command_fails_on_a_regression_and_only_then(tmp_path: Path) -> None
 
 
 def test_the_page_has_a_plot_for_what_scenarios_share_and_escapes_names() -> None:
-    told = {f"<{name}> & rooms": {"events_per_second": spread(1, 2, value)} for name, value in (("a", 4), ("b", 8))}
+    told = {
+        f"<{name}> & rooms": {"events_per_second": spread(1, 2, value)}
+        for name, value in (("a", 4), ("b", 8))
+    }
     made = report.page([document(**told)])
     root = ET.fromstring(made[made.index("<body>") : made.index("</html>")])
     [plot] = root.findall("svg")
@@ -98,7 +143,10 @@ def test_the_page_has_a_plot_for_what_scenarios_share_and_escapes_names() -> Non
 
 
 def test_sides_stand_in_one_plot() -> None:
-    told = {name: {side: {"statements": 1} for side in ("ours", "synapse_cold")} for name in ("sync", "page")}
+    told = {
+        name: {side: {"statements": 1} for side in ("ours", "synapse_cold")}
+        for name in ("sync", "page")
+    }
     [(title, bars)] = report.shared(list(figures(document(reads=told)).values()))
     assert title == "reads / statements"
     assert [(label, side) for label, side, _ in bars] == [

@@ -11,7 +11,9 @@ from storage import EventId, UserId
 async def test_a_client_that_knows_otherwise_is_found(dsn: str) -> None:
     room = room_of(0)
     events = room.events[:60]
-    assert [event.event_id for event in room_of(0).events[:60]] == [event.event_id for event in events], "every writer makes the same room"
+    assert [event.event_id for event in room_of(0).events[:60]] == [
+        event.event_id for event in events
+    ], "every writer makes the same room"
     user = next(event.sender for event in events if event.sender.endswith(f":{SERVER}"))
     async with storage.open(dsn, server_name=SERVER) as store:
         client = SoakClient(UserId(user))
@@ -29,7 +31,9 @@ async def test_a_client_that_knows_otherwise_is_found(dsn: str) -> None:
         created = client.states[room_id]["m.room.create", ""]
         client.states[room_id]["m.room.create", ""] = EventId("$other")
         state, order = await differences(store, client)
-        assert state.startswith(f"{user}: state of {room_id}: ('m.room.create', '') $other told, {created} now")
+        assert state.startswith(
+            f"{user}: state of {room_id}: ('m.room.create', '') $other told, {created} now"
+        )
         assert order == f"{user}: timeline of {room_id}: in another order"
 
 
@@ -41,5 +45,7 @@ async def test_a_last_message_is_stored(dsn: str, number: int) -> None:
         for event in room.events[:60]:
             await store.append([event.pdu], room_version=room.version)
         state = await store.current_state(room.room_id)
-        member = next(key for (kind, key) in state if kind == "m.room.member" and key == room.events[0].sender)
+        member = next(
+            key for (kind, key) in state if kind == "m.room.member" and key == room.events[0].sender
+        )
         assert await say(store, room.room_id, UserId(member))

@@ -22,14 +22,23 @@ runpy.run_module("storage", run_name="__main__", alter_sys=True)
 
 def environment(**environ: str) -> dict[str, str]:
     """This process's, without any setting of ours, and with these."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("STORAGE_")} | environ
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith("STORAGE_")
+    } | environ
 
 
-def room_storage(*arguments: str, given: bytes = b"", **environ: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end; ``given`` is its standard input. To import it all would take longer than what most commands do."""
+def room_storage(
+    *arguments: str, given: bytes = b"", **environ: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end; ``given`` is its standard input.
+
+    To import it all would take longer than what most commands do.
+    """
     with tempfile.TemporaryDirectory(prefix="room-storage-command-") as folder:
         Path(folder, "stdin").write_bytes(given)
-        process = _server().Process(target=_command, args=(arguments, environment(**environ), folder))
+        process = _server().Process(
+            target=_command, args=(arguments, environment(**environ), folder)
+        )
         process.start()
         process.join()
         stdout, stderr = (Path(folder, name).read_bytes().decode() for name in STREAMS[1:])

@@ -13,7 +13,10 @@ from tests.cli.running import NOBODY, room_storage
 def test_migrate_brings_the_schema_up_and_says_so(empty_dsn: str) -> None:
     for _ in range(2):
         done = room_storage("migrate", "--json", "--dsn", empty_dsn)
-        assert (done.returncode, json.loads(done.stdout)) == (0, {"revision": HEAD_REVISION, "wanted": HEAD_REVISION})
+        assert (done.returncode, json.loads(done.stdout)) == (
+            0,
+            {"revision": HEAD_REVISION, "wanted": HEAD_REVISION},
+        )
     done = room_storage("migrate", STORAGE_DSN=empty_dsn)
     assert done.returncode == 0
     assert HEAD_REVISION in done.stdout
@@ -21,7 +24,12 @@ def test_migrate_brings_the_schema_up_and_says_so(empty_dsn: str) -> None:
 
 
 def test_migrate_without_a_dsn_uses_the_embedded_postgres(tmp_path: Path) -> None:
-    done = room_storage("migrate", "--json", STORAGE_DATA_DIR=str(tmp_path / "data"), STORAGE_EMBEDDED_SHARED_BUFFERS_MB="16")
+    done = room_storage(
+        "migrate",
+        "--json",
+        STORAGE_DATA_DIR=str(tmp_path / "data"),
+        STORAGE_EMBEDDED_SHARED_BUFFERS_MB="16",
+    )
     assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, HEAD_REVISION)
     assert done.stderr == ""
     assert (tmp_path / "data" / "postgresql").exists()
@@ -43,7 +51,9 @@ def test_migrate_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
         (["migrate", "--dsn", NOBODY], 3, "error: "),
     ],
 )
-def test_exit_codes(arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes(
+    arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == code
     printed = capsys.readouterr()
     assert told in (printed.out if code == 0 else printed.err)

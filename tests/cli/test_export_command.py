@@ -11,13 +11,22 @@ import pytest
 
 from storage.cli import main
 from storage.event.ndjson import read_line
-from storage.testing import ODD_SOME, SHAPES, GeneratedRoom, build_room, deliver_with_gap, generate_room
+from storage.testing import (
+    ODD_SOME,
+    SHAPES,
+    GeneratedRoom,
+    build_room,
+    deliver_with_gap,
+    generate_room,
+)
 from tests.cli.running import NOBODY, room_storage
 from tests.pipeline.stores import SERVER, fill, tables
 
 ROOMS = {
     "odd": generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), 60, seed=13, sign=False),
-    "with a gap": deliver_with_gap(build_room(SHAPES["fork_heavy"], 50, seed=14, version="12", sign=False), 15, 30),
+    "with a gap": deliver_with_gap(
+        build_room(SHAPES["fork_heavy"], 50, seed=14, version="12", sign=False), 15, 30
+    ),
 }
 
 
@@ -27,8 +36,11 @@ async def filled(dsn: str) -> None:
 
 
 async def contents(dsn: str) -> dict[str, Any]:
-    """Every table without numbers and positions. Not how many states are kept: what is the current state for a moment
-    only is not stored where events come together."""
+    """Every table without numbers and positions.
+
+    Not how many states are kept: what is the current state for a moment only is not stored where
+    events come together.
+    """
     found = await tables(dsn)
     del found["counts"]["state_groups"], found["counts"]["audiences"]
     return found
@@ -42,7 +54,9 @@ def imported(dsn: str, *files: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("form", ["ndjson", "parquet"])
-async def test_an_import_of_an_export_is_an_equal_store(dsn: str, another_dsn: str, tmp_path: Path, form: str) -> None:
+async def test_an_import_of_an_export_is_an_equal_store(
+    dsn: str, another_dsn: str, tmp_path: Path, form: str
+) -> None:
     await filled(dsn)
     file = tmp_path / "rooms.ndjson"
     done = room_storage("export", str(file), "--json", "--dsn", dsn)
@@ -70,9 +84,14 @@ def parquet(path: Path, lines: list[bytes]) -> Path:
     return path
 
 
-async def test_bytes_with_line_breaks_come_through(dsn: str, another_dsn: str, tmp_path: Path) -> None:
+async def test_bytes_with_line_breaks_come_through(
+    dsn: str, another_dsn: str, tmp_path: Path
+) -> None:
     room = generate_room(SHAPES["direct_chat"], 8, seed=15, sign=False)
-    spelled = [replace(event, pdu=json.dumps(json.loads(event.pdu), indent=2).encode()) for event in room.events]
+    spelled = [
+        replace(event, pdu=json.dumps(json.loads(event.pdu), indent=2).encode())
+        for event in room.events
+    ]
     await fill(dsn, GeneratedRoom(room.room_id, room.room_version, tuple(spelled), room.keys))
     assert room_storage("export", str(tmp_path / "x.ndjson"), "--dsn", dsn).returncode == 0
     assert b"pdu_base64" in (tmp_path / "x.ndjson").read_bytes()
@@ -95,14 +114,27 @@ async def test_one_room_to_standard_output(dsn: str) -> None:
     "arguments,code,told",
     [
         (["export"], 2, "FILE"),
-        (["export", "/nowhere/at/all.ndjson", "--dsn", "{dsn}"], 2, "/nowhere/at/all.ndjson: No such file"),
+        (
+            ["export", "/nowhere/at/all.ndjson", "--dsn", "{dsn}"],
+            2,
+            "/nowhere/at/all.ndjson: No such file",
+        ),
         (["export", "x.parquet", "--dsn", "{dsn}"], 2, "spark export"),
-        (["export", "{folder}/x", "--room", "!absent:s1.test", "--dsn", "{dsn}"], 2, "unknown room !absent:s1.test"),
+        (
+            ["export", "{folder}/x", "--room", "!absent:s1.test", "--dsn", "{dsn}"],
+            2,
+            "unknown room !absent:s1.test",
+        ),
         (["export", "{folder}/x", "--dsn", NOBODY], 3, "error: "),
     ],
 )
 def test_what_is_wrong_is_said_and_leaves_no_file(
-    dsn: str, tmp_path: Path, arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+    dsn: str,
+    tmp_path: Path,
+    arguments: list[str],
+    code: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([argument.format(dsn=dsn, folder=tmp_path) for argument in arguments]) == code
     printed = capsys.readouterr()
@@ -124,20 +156,40 @@ async def test_a_full_disk_is_said(dsn: str) -> None:
     assert (done.returncode, done.stderr) == (2, "error: /dev/full: No space left on device\n")
 
 
-def test_parquet_that_is_none_or_lacks_its_column(dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parquet_that_is_none_or_lacks_its_column(
+    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
     pq.write_table(pa.table({"pdus": [b"{}"]}), tmp_path / "b.parquet")
     pq.write_table(pa.table({"pdu": [1]}), tmp_path / "c.parquet")
-    for name, told in (("a", "a.parquet: "), ("b", "no column pdu"), ("c", "no column pdu"), ("d", "d.parquet: No such file")):
+    for name, told in (
+        ("a", "a.parquet: "),
+        ("b", "no column pdu"),
+        ("c", "no column pdu"),
+        ("d", "d.parquet: No such file"),
+    ):
         assert main(["import", str(tmp_path / f"{name}.parquet"), "--dsn", dsn]) == 2
         assert told in capsys.readouterr().err
 
 
 def test_rows_that_are_no_events_are_rejects(dsn: str, tmp_path: Path) -> None:
-    rows = {"pdu": [b"no json", b'{"a":1},"origin":"outlier"', None, b"\xff"], "origin": ["live", None, "live", "nowhere"]}
+    rows = {
+        "pdu": [b"no json", b'{"a":1},"origin":"outlier"', None, b"\xff"],
+        "origin": ["live", None, "live", "nowhere"],
+    }
     pq.write_table(pa.table(rows), tmp_path / "x.parquet")
     kept = tmp_path / "rejects.ndjson"
-    done = room_storage("import", str(tmp_path / "x.parquet"), "--json", "--rejects", str(kept), "--dsn", dsn, "--server-name", SERVER)
+    done = room_storage(
+        "import",
+        str(tmp_path / "x.parquet"),
+        "--json",
+        "--rejects",
+        str(kept),
+        "--dsn",
+        dsn,
+        "--server-name",
+        SERVER,
+    )
     told = json.loads(done.stdout)
     assert (done.returncode, told["bad_line"], told["stored"]) == (1, 4, 0)
     assert [json.loads(line)["line"] for line in kept.read_text().splitlines()] == [1, 2, 3, 4]

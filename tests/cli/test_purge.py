@@ -23,7 +23,9 @@ async def filled(dsn: str, events: int = 120) -> RoomBuilder:
 async def test_purge_and_its_jobs(dsn: str) -> None:
     room = await filled(dsn)
     point = room.events[80].event_id
-    would = room_storage("purge", room.room_id, "--before", point, "--dry-run", "--json", "--dsn", dsn)
+    would = room_storage(
+        "purge", room.room_id, "--before", point, "--dry-run", "--json", "--dsn", dsn
+    )
     assert would.returncode == 0
     [told] = json.loads(would.stdout)["rooms"]
     assert told["job"] is None
@@ -63,15 +65,30 @@ async def test_what_is_refused(dsn: str) -> None:
 
 async def test_one_that_is_killed_goes_on(dsn: str) -> None:
     room = await filled(dsn, 300)
-    command = [sys.executable, "-m", "storage", "purge", room.room_id, "--before", room.events[250].event_id, "--dsn", dsn]
+    command = [
+        sys.executable,
+        "-m",
+        "storage",
+        "purge",
+        room.room_id,
+        "--before",
+        room.events[250].event_id,
+        "--dsn",
+        dsn,
+    ]
     environ = os.environ | {"STORAGE_PURGE_BATCH_MAX": "10", "STORAGE_PURGE_PAUSE_MS": "50"}
     killed = 0
     async with await Database.open(dsn) as database, database.connection() as conn:
         while True:
-            process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)  # killed soon
+            process = subprocess.Popen(
+                command, env=environ, stdout=subprocess.DEVNULL
+            )  # killed soon
             deleted = await conn.fetchval("SELECT COALESCE(sum(deleted_count), 0) FROM purge_jobs")
             while process.poll() is None and killed < 3:
-                if await conn.fetchval("SELECT COALESCE(sum(deleted_count), 0) FROM purge_jobs") > deleted + 20:
+                if (
+                    await conn.fetchval("SELECT COALESCE(sum(deleted_count), 0) FROM purge_jobs")
+                    > deleted + 20
+                ):
                     process.send_signal(signal.SIGKILL)
                     killed += 1
                     break

@@ -43,7 +43,12 @@ def test_it_serves_until_it_is_told_to_stop(dsn: str, how: signal.Signals) -> No
     with serving("--port", "0", "--json", STORAGE_DSN=dsn) as process:
         places = told(process)
         assert places == {"host": "127.0.0.1", "port": places["port"], "tls": False}
-        with socket.create_connection(("127.0.0.1", int(str(places["port"]))), timeout=60) as by_hand, by_hand.makefile("rw") as lines:
+        with (
+            socket.create_connection(
+                ("127.0.0.1", int(str(places["port"]))), timeout=60
+            ) as by_hand,
+            by_hand.makefile("rw") as lines,
+        ):
             assert lines.readline() == "SERVER example.com\n"
             lines.write("REPLICATE\n")
             lines.flush()
@@ -65,7 +70,9 @@ async def test_it_takes_part_over_redis(dsn: str) -> None:
 
 
 def test_a_password_is_not_shown(dsn: str) -> None:
-    with serving("--no-tcp", "--redis", "redis://user:secret@127.0.0.1:1/0", "--json", STORAGE_DSN=dsn) as process:
+    with serving(
+        "--no-tcp", "--redis", "redis://user:secret@127.0.0.1:1/0", "--json", STORAGE_DSN=dsn
+    ) as process:
         assert told(process) == {"redis": "redis://127.0.0.1:1/0"}
         code, errors = end(process, signal.SIGTERM)
     assert code == 0
@@ -98,13 +105,24 @@ def test_what_does_not_fit_together_is_refused(arguments: list[str], told_of: st
 def test_a_port_that_is_taken(dsn: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = room_storage("serve", "--server-name", "example.com", "--port", str(port), "--dsn", dsn)
+        done = room_storage(
+            "serve", "--server-name", "example.com", "--port", str(port), "--dsn", dsn
+        )
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
 
 
 def test_a_wrong_address_of_redis(dsn: str) -> None:
-    done = room_storage("serve", "--server-name", "example.com", "--no-tcp", "--redis", "redis.example.org", "--dsn", dsn)
+    done = room_storage(
+        "serve",
+        "--server-name",
+        "example.com",
+        "--no-tcp",
+        "--redis",
+        "redis.example.org",
+        "--dsn",
+        dsn,
+    )
     assert done.returncode == 2
     assert "the address of Redis" in done.stderr
 

@@ -1,4 +1,7 @@
-"""`room-storage spark`: what it says where something is missing. What it does is tested in tests/pipeline."""
+"""`room-storage spark`: what it says where something is missing.
+
+What it does is tested in tests/pipeline.
+"""
 
 import pytest
 from unpaddedbase64 import encode_base64
@@ -55,7 +58,9 @@ def test_a_database_that_cannot_be_reached_is_told_before_spark_starts() -> None
 
 def test_a_key_is_a_server_a_key_id_and_base64() -> None:
     text = encode_base64(bytes(range(32)))
-    assert bytes(commands._keys([f"s1.test ed25519:1 {text}"])["s1.test", "ed25519:1"]) == bytes(range(32))
+    assert bytes(commands._keys([f"s1.test ed25519:1 {text}"])["s1.test", "ed25519:1"]) == bytes(
+        range(32)
+    )
     assert commands._keys(None) == {}
     for wrong in ("s1.test ed25519:1", f"s1.test rsa:1 {text}", "s1.test ed25519:1 short"):
         with pytest.raises(InputError, match="allow-key"):

@@ -22,7 +22,11 @@ async def test_counts_and_sizes_for_programs(dsn: str) -> None:
     assert counts["database_bytes"] > counts["json_bytes"]
     assert {state["room_id"]: state["state_entries"] for state in told["largest_states"]} == sizes
     events = next(table for table in told["tables"] if table["table_name"] == "events")
-    assert events["total_bytes"] == events["table_bytes"] + events["toast_bytes"] + events["index_bytes"] > counts["json_bytes"]
+    assert (
+        events["total_bytes"]
+        == events["table_bytes"] + events["toast_bytes"] + events["index_bytes"]
+        > counts["json_bytes"]
+    )
     assert sum(table["total_bytes"] for table in told["tables"]) < counts["database_bytes"]
 
 

@@ -38,12 +38,20 @@ async def catalogue_of(dsn: str) -> dict[str, list[str]]:
     connection = await asyncpg.connect(dsn)
     try:
         found = {
-            kind: sorted(record[0] for record in await connection.fetch(query) if "alembic_version" not in record[0])
+            kind: sorted(
+                record[0]
+                for record in await connection.fetch(query)
+                if "alembic_version" not in record[0]
+            )
             for kind, query in QUERIES.items()
         }
-        tables = [record[0] for record in await connection.fetch(TABLES) if record[0] != "alembic_version"]
+        tables = [
+            record[0] for record in await connection.fetch(TABLES) if record[0] != "alembic_version"
+        ]
         found["rows"] = [
-            f"{table} {record[0]}" for table in tables for record in await connection.fetch(f"SELECT t::text FROM {table} t ORDER BY 1")
+            f"{table} {record[0]}"
+            for table in tables
+            for record in await connection.fetch(f"SELECT t::text FROM {table} t ORDER BY 1")
         ]
     finally:
         await connection.close()

@@ -21,8 +21,10 @@ DATA = '''"""What fills the column."""
 from storage.database.steps import Job, background_job
 revision, down_revision, phase = "9003", "9002", "pre"
 BATCH = """
-WITH part AS (SELECT event_nid FROM events WHERE event_nid > $1::bigint ORDER BY event_nid LIMIT $2::int),
-filled AS (UPDATE events e SET json_bytes = octet_length(e.json) FROM part p WHERE e.event_nid = p.event_nid)
+WITH part AS (SELECT event_nid FROM events WHERE event_nid > $1::bigint ORDER BY event_nid
+    LIMIT $2::int),
+filled AS (UPDATE events e SET json_bytes = octet_length(e.json) FROM part p
+    WHERE e.event_nid = p.event_nid)
 SELECT count(*)::int AS rows, max(event_nid) AS place FROM part
 """
 job = Job("fill json_bytes", batch=BATCH, expected="SELECT count(*) FROM events")
@@ -43,6 +45,9 @@ JOB, LAST_PRE, HEAD = "fill json_bytes", "9003", "9004"
 def newer_release(folder: Path, **steps: str) -> MigrationOptions:
     """The folder with the steps of the release, or with others: name of the file to source."""
     shutil.copytree(scripts_directory(), folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, source in (steps or {"9001_column": COLUMN, "9002_index": INDEX, "9003_data": DATA, "9004_demand": DEMAND}).items():
+    for name, source in (
+        steps
+        or {"9001_column": COLUMN, "9002_index": INDEX, "9003_data": DATA, "9004_demand": DEMAND}
+    ).items():
         (folder / "versions" / f"{name}.py").write_text(source)
     return MigrationOptions(scripts=folder)

@@ -58,21 +58,42 @@ async def kill(database: Database, pid: int) -> None:
         assert await conn.fetchval("SELECT pg_terminate_backend($1::int, 10000)", pid)
 
 
-# ------------------------------------------------------------------------------------------------------------------ rows
+# ------------------------------------------------------------------------------------------------------------------
+# rows
 
 
 @pytest.mark.every_postgres
 async def test_rows_are_named_tuples(conn: Connection) -> None:
-    rows = await conn.fetch("SELECT type_nid, type FROM event_types WHERE type_nid <= $1::int ORDER BY 1", 2, row=TypeRow)
+    rows = await conn.fetch(
+        "SELECT type_nid, type FROM event_types WHERE type_nid <= $1::int ORDER BY 1",
+        2,
+        row=TypeRow,
+    )
     assert rows == [TypeRow(1, "m.room.create"), TypeRow(2, "m.room.member")]
     assert type(rows[0]) is TypeRow
-    assert await conn.fetchrow("SELECT type_nid, type FROM event_types WHERE type_nid = 1", row=TypeRow) == rows[0]
-    assert await conn.fetchrow("SELECT type_nid, type FROM event_types WHERE type_nid = -1", row=TypeRow) is None
-    assert await conn.fetchvals("SELECT type_nid FROM event_types WHERE type_nid <= 2 ORDER BY 1") == [1, 2]
+    assert (
+        await conn.fetchrow(
+            "SELECT type_nid, type FROM event_types WHERE type_nid = 1", row=TypeRow
+        )
+        == rows[0]
+    )
+    assert (
+        await conn.fetchrow(
+            "SELECT type_nid, type FROM event_types WHERE type_nid = -1", row=TypeRow
+        )
+        is None
+    )
+    assert await conn.fetchvals(
+        "SELECT type_nid FROM event_types WHERE type_nid <= 2 ORDER BY 1"
+    ) == [1, 2]
 
 
 async def test_records_have_the_columns_by_place(conn: Connection) -> None:
-    records = await conn.records("SELECT type_nid, type FROM event_types WHERE type_nid <= $1::int ORDER BY 1", 2, row=TypeRow)
+    records = await conn.records(
+        "SELECT type_nid, type FROM event_types WHERE type_nid <= $1::int ORDER BY 1",
+        2,
+        row=TypeRow,
+    )
     assert [record[:2] for record in records] == [(1, "m.room.create"), (2, "m.room.member")]
 
 
@@ -87,7 +108,8 @@ async def test_execute_answers_the_tag_and_copy_the_number_of_rows(conn: Connect
     assert await conn.fetchval(COUNT) == 3
 
 
-# ---------------------------------------------------------------------------------------------------------- transactions
+# ----------------------------------------------------------------------------------------------------------
+# transactions
 
 
 async def test_a_transaction_commits(database: Database) -> None:
@@ -128,7 +150,9 @@ async def test_a_cancelled_transaction_rolls_back_and_the_connection_is_clean(ds
             assert await conn.fetchval(COUNT) == 0
 
 
-async def test_an_error_that_was_swallowed_inside_is_not_taken_for_a_commit(database: Database) -> None:
+async def test_an_error_that_was_swallowed_inside_is_not_taken_for_a_commit(
+    database: Database,
+) -> None:
     with pytest.raises(DatabaseError, match="rolled back"):
         async with database.transaction() as conn:
             await conn.execute(INSERT, 5000, "a")
@@ -140,20 +164,30 @@ async def test_an_error_that_was_swallowed_inside_is_not_taken_for_a_commit(data
 
 async def test_isolation_and_readonly_are_what_was_asked_for(database: Database) -> None:
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        assert await conn.fetchval("SELECT current_setting('transaction_isolation')") == "repeatable read"
+        assert (
+            await conn.fetchval("SELECT current_setting('transaction_isolation')")
+            == "repeatable read"
+        )
         assert await conn.fetchval("SELECT current_setting('transaction_read_only')") == "on"
     async with database.transaction() as conn:
-        assert await conn.fetchval("SELECT current_setting('transaction_isolation')") == "read committed"
+        assert (
+            await conn.fetchval("SELECT current_setting('transaction_isolation')")
+            == "read committed"
+        )
 
 
-async def test_the_observer_sees_begin_and_commit_and_may_take_the_place_of_any_statement(dsn: str) -> None:
+async def test_the_observer_sees_begin_and_commit_and_may_take_the_place_of_any_statement(
+    dsn: str,
+) -> None:
     recorder = RecordingObserver()
     async with await Database.open(dsn, observer=recorder) as database:
         async with database.transaction() as conn:
             await conn.execute(INSERT, 5000, "a")
         assert recorder.statements == recorder.done == ["BEGIN", INSERT, "COMMIT"]
     for at in ("BEGIN", "INSERT", "COMMIT"):
-        async with await Database.open(dsn, observer=RecordingObserver(at, ZeroDivisionError())) as database:
+        async with await Database.open(
+            dsn, observer=RecordingObserver(at, ZeroDivisionError())
+        ) as database:
             with pytest.raises(ZeroDivisionError):
                 async with database.transaction() as conn:
                     await conn.execute(INSERT, 6000, "b")
@@ -173,7 +207,9 @@ async def test_a_commit_whose_answer_is_lost_is_of_unknown_outcome(dsn: str) -> 
 
 
 @pytest.mark.parametrize("lost,stored", [("answer", 1), ("request", 0)])
-async def test_a_commit_lost_on_the_wire_is_of_unknown_outcome(dsn: str, lost: Literal["answer", "request"], stored: int) -> None:
+async def test_a_commit_lost_on_the_wire_is_of_unknown_outcome(
+    dsn: str, lost: Literal["answer", "request"], stored: int
+) -> None:
     async with CommitEater(dsn) as eater, await Database.open(eater.dsn) as database:
         eater.eat(lost)
         with pytest.raises(CommitUnknown):
@@ -184,7 +220,8 @@ async def test_a_commit_lost_on_the_wire_is_of_unknown_outcome(dsn: str, lost: L
         await database.run(lambda conn: conn.execute(INSERT, 5001, "b"))
 
 
-# --------------------------------------------------------------------------------------------------------------- retries
+# ---------------------------------------------------------------------------------------------------------------
+# retries
 
 
 @pytest.mark.every_postgres
@@ -198,17 +235,23 @@ async def test_run_repeats_the_whole_work_after_a_deadlock(database: Database) -
     async def touch(first: int, second: int) -> None:
         async def work(conn: Connection) -> None:
             attempts.append(first)
-            await conn.execute("UPDATE event_types SET type = type || '.' WHERE type_nid = $1::int", first)
+            await conn.execute(
+                "UPDATE event_types SET type = type || '.' WHERE type_nid = $1::int", first
+            )
             if len(attempts) <= 2:
                 await both.wait()
-            await conn.execute("UPDATE event_types SET type = type || '.' WHERE type_nid = $1::int", second)
+            await conn.execute(
+                "UPDATE event_types SET type = type || '.' WHERE type_nid = $1::int", second
+            )
 
         await database.run(work)
 
     await asyncio.gather(touch(5000, 5001), touch(5001, 5000))
     assert len(attempts) == 3
     async with database.connection() as conn:
-        assert await conn.fetchvals("SELECT type FROM event_types WHERE type_nid >= 5000 ORDER BY 1") == ["a..", "b.."]
+        assert await conn.fetchvals(
+            "SELECT type FROM event_types WHERE type_nid >= 5000 ORDER BY 1"
+        ) == ["a..", "b.."]
 
 
 async def test_run_repeats_after_a_serialization_failure(database: Database) -> None:
@@ -233,7 +276,9 @@ async def test_run_gives_up_after_the_configured_attempts(dsn: str) -> None:
         attempts.append(1)
         await conn.execute("SELECT refuse_stale_plan('again')")
 
-    async with await Database.open(dsn, config=Config(transaction_attempts=3, retry_delay_ms_first=1)) as database:
+    async with await Database.open(
+        dsn, config=Config(transaction_attempts=3, retry_delay_ms_first=1)
+    ) as database:
         with pytest.raises(DatabaseConflict) as caught:
             await database.run(work)
     assert len(attempts) == 3
@@ -268,17 +313,23 @@ async def test_run_survives_a_killed_backend(database: Database) -> None:
 
 
 async def test_a_wait_for_a_lock_is_bounded(dsn: str) -> None:
-    async with await Database.open(dsn, config=Config(lock_timeout_ms=50)) as database, database.transaction() as holder:
+    async with (
+        await Database.open(dsn, config=Config(lock_timeout_ms=50)) as database,
+        database.transaction() as holder,
+    ):
         await holder.execute("LOCK TABLE event_types")
         with pytest.raises(DatabaseConflict, match="55P03"):
             async with database.transaction() as conn:
                 await conn.execute(INSERT, 5000, "a")
 
 
-# ------------------------------------------------------------------------------------------------- opening, closing, limits
+# -------------------------------------------------------------------------------------------------
+# opening, closing, limits
 
 
-async def test_a_killed_backend_outside_run_is_unavailable_and_the_pool_goes_on(database: Database) -> None:
+async def test_a_killed_backend_outside_run_is_unavailable_and_the_pool_goes_on(
+    database: Database,
+) -> None:
     with pytest.raises(DatabaseUnavailable):
         async with database.transaction() as conn:
             await kill(database, await backend_of(conn))
@@ -288,7 +339,9 @@ async def test_a_killed_backend_outside_run_is_unavailable_and_the_pool_goes_on(
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_connection_that_is_lost_while_it_is_given_back(database: Database, cancelled: bool) -> None:
+async def test_a_connection_that_is_lost_while_it_is_given_back(
+    database: Database, cancelled: bool
+) -> None:
     conn = await database.acquire()
     driver: Any = conn._driver
     conn.is_at_rest = not cancelled
@@ -303,7 +356,9 @@ async def test_a_connection_that_is_lost_while_it_is_given_back(database: Databa
 
 
 async def test_a_statement_that_takes_too_long_is_cancelled(dsn: str) -> None:
-    async with await Database.open(dsn, config=Config(statement_timeout_ms=50, pool_size_max=1)) as database:
+    async with await Database.open(
+        dsn, config=Config(statement_timeout_ms=50, pool_size_max=1)
+    ) as database:
         with pytest.raises(DatabaseUnavailable, match="time limit"):
             async with database.transaction() as conn:
                 await conn.fetchval("SELECT pg_sleep(60)")
@@ -312,7 +367,12 @@ async def test_a_statement_that_takes_too_long_is_cancelled(dsn: str) -> None:
 
 
 async def test_a_pool_without_a_free_connection_answers_in_time(dsn: str) -> None:
-    async with await Database.open(dsn, config=Config(pool_size_max=1, pool_acquire_timeout_ms=20)) as database, database.connection():
+    async with (
+        await Database.open(
+            dsn, config=Config(pool_size_max=1, pool_acquire_timeout_ms=20)
+        ) as database,
+        database.connection(),
+    ):
         with pytest.raises(DatabaseUnavailable):
             async with database.connection():
                 pytest.fail("there is one connection only")
@@ -326,7 +386,9 @@ async def test_a_connection_at_hand_goes_to_who_waits(dsn: str) -> None:
                 return await backend_of(conn)
 
         alone = await ask()
-        assert set(await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(20))), 10)) == {alone}
+        assert set(await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(20))), 10)) == {
+            alone
+        }
 
 
 async def test_a_connection_with_a_cancelled_statement_is_not_at_hand(dsn: str) -> None:
@@ -364,8 +426,15 @@ async def test_nobody_answers(bad: str) -> None:
 
 async def test_a_connection_that_the_driver_is_at_odds_with_is_not_used_again(dsn: str) -> None:
     """So it is between the last words of a session that Postgres ended while it was idle and its end: nothing was sent."""
-    confused = RecordingObserver("SELECT 1", asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"))
-    async with await Database.open(dsn, config=Config(pool_size_max=1), observer=confused) as database:
+    confused = RecordingObserver(
+        "SELECT 1",
+        asyncpg.InternalClientError(
+            "cannot switch to state 12; another operation (2) is in progress"
+        ),
+    )
+    async with await Database.open(
+        dsn, config=Config(pool_size_max=1), observer=confused
+    ) as database:
         async with database.connection() as conn:
             pid = conn.backend_pid
             with pytest.raises(DatabaseUnavailable, match="another operation"):
@@ -380,13 +449,17 @@ async def test_no_such_database(dsn: str) -> None:
         await Database.open(dsn.replace("/storage_test_", "/absent_"))
 
 
-@pytest.mark.parametrize("bad", ["mysql://localhost/x", "not a dsn", "postgresql://localhost:port/x"])
+@pytest.mark.parametrize(
+    "bad", ["mysql://localhost/x", "not a dsn", "postgresql://localhost:port/x"]
+)
 async def test_a_dsn_that_cannot_be_read(bad: str) -> None:
     with pytest.raises(InputError, match="DSN"):
         await Database.open(bad)
 
 
-async def test_a_connection_that_is_lost_between_two_steps_of_the_driver_is_unavailable(dsn: str) -> None:
+async def test_a_connection_that_is_lost_between_two_steps_of_the_driver_is_unavailable(
+    dsn: str,
+) -> None:
     """asyncpg asks the server about the types of a statement that is new; when the connection goes meanwhile, it has no settings any more."""
     driver = await asyncpg.connect(dsn)
 

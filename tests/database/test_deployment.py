@@ -27,7 +27,9 @@ async def test_the_first_store_sets_the_name_and_another_one_is_refused(dsn: str
             pass
     async with storage.open(dsn, server_name="s1.test") as store:
         deployment_id = store.deployment_id
-    with pytest.raises(WrongServerName, match=r"open it as s1\.test, or another database") as caught:
+    with pytest.raises(
+        WrongServerName, match=r"open it as s1\.test, or another database"
+    ) as caught:
         async with storage.open(dsn, server_name="s2.test"):
             pass
     assert (caught.value.server_name, caught.value.found) == ("s2.test", "s1.test")
@@ -40,7 +42,9 @@ async def test_of_many_that_open_at_once_one_name_wins(dsn: str) -> None:
 
         async def opened(number: int) -> Store:
             name = f"w{number}"
-            return await stack.enter_async_context(storage.open(dsn, server_name=f"s{number % 2}.test", instance_name=name))
+            return await stack.enter_async_context(
+                storage.open(dsn, server_name=f"s{number % 2}.test", instance_name=name)
+            )
 
         found = await asyncio.gather(*map(opened, range(8)), return_exceptions=True)
         stores = [one for one in found if isinstance(one, Store)]
@@ -68,11 +72,15 @@ async def test_commands_take_the_name_from_the_database(dsn: str) -> None:
         assert (done.returncode, "open it as s1.test" in done.stderr) == (2, True), done
 
 
-async def test_an_import_without_a_name_leaves_the_choice_open(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_import_without_a_name_leaves_the_choice_open(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
     room = RoomBuilder("11")
     alice = UserId("@alice:s1.test")
     room.start(alice)
-    done = room_storage("import", "-", "--dsn", dsn, given=b"".join(pdu + b"\n" for pdu in room.pdus))
+    done = room_storage(
+        "import", "-", "--dsn", dsn, given=b"".join(pdu + b"\n" for pdu in room.pdus)
+    )
     assert (done.returncode, "no user counts as local" in done.stderr) == (0, True)
     assert await remembered(dsn) is None
     async with storage.open(dsn, server_name="s1.test") as store:

@@ -73,11 +73,20 @@ def server_in(directory: Path, config: Config = CONFIG) -> EmbeddedPostgres:
     return EmbeddedPostgres(directory, config=config, binaries=chosen_binaries())
 
 
-def user_of(directory: Path, *, uid: int = 0, binaries: Path | None = None) -> tuple["subprocess.Popen[str]", dict[str, object]]:
+def user_of(
+    directory: Path, *, uid: int = 0, binaries: Path | None = None
+) -> tuple["subprocess.Popen[str]", dict[str, object]]:
     """Another process that uses the server, and what it says of it."""
     chosen = binaries or (chosen_binaries() or Binaries(Path(), 0)).path
     process = subprocess.Popen(
-        [sys.executable, "-c", USER, str(directory), "" if chosen == Path() else str(chosen), str(uid)],
+        [
+            sys.executable,
+            "-c",
+            USER,
+            str(directory),
+            "" if chosen == Path() else str(chosen),
+            str(uid),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -109,20 +118,31 @@ def run_sql(dsn: str, *statements: str) -> object:
 
 def permissions_of(*paths: Path) -> list[tuple[str, int, int, int]]:
     found = [(path, path.lstat()) for path in paths]
-    return [(str(path), stat.S_IMODE(entry.st_mode), entry.st_uid, entry.st_gid) for path, entry in found]
+    return [
+        (str(path), stat.S_IMODE(entry.st_mode), entry.st_uid, entry.st_gid)
+        for path, entry in found
+    ]
 
 
 def is_alive(pid: int | None) -> bool:
-    return pid is not None and psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return (
+        pid is not None
+        and psutil.pid_exists(pid)
+        and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- life of a server
+# -------------------------------------------------------------------------------------------------------
+# life of a server
 
 
 @pytest.mark.every_postgres
 def test_what_was_written_is_there_after_a_restart(place: Path) -> None:
     server = server_in(place)
-    assert run_sql(server.start(), "CREATE TABLE t (n int)", "INSERT INTO t VALUES (7) RETURNING n") == 7
+    assert (
+        run_sql(server.start(), "CREATE TABLE t (n int)", "INSERT INTO t VALUES (7) RETURNING n")
+        == 7
+    )
     pid = server.pid
     assert is_alive(pid)
     server.stop()
@@ -191,7 +211,8 @@ async def test_the_context_manager_gives_a_dsn_and_leaves(place: Path) -> None:
     assert server_in(place).pid is None
 
 
-# ----------------------------------------------------------------------------------------------------------------- sharing
+# -----------------------------------------------------------------------------------------------------------------
+# sharing
 
 
 @pytest.mark.every_postgres
@@ -239,7 +260,8 @@ def test_a_lock_that_is_never_given_back_is_an_error(place: Path) -> None:
         impatient.start()
 
 
-# ------------------------------------------------------------------------------------------------ accounts and permissions
+# ------------------------------------------------------------------------------------------------
+# accounts and permissions
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="needs root")
@@ -248,7 +270,15 @@ def test_root_runs_it_as_nobody_and_changes_nothing_outside(place: Path) -> None
     private.mkdir(mode=0o700)
     directory = private / "data"
     directory.mkdir()
-    around = [*private.parents, private, directory, Path(sys.prefix), *Path(sys.prefix).parents, Path("/etc/passwd"), Path("/root")]
+    around = [
+        *private.parents,
+        private,
+        directory,
+        Path(sys.prefix),
+        *Path(sys.prefix).parents,
+        Path("/etc/passwd"),
+        Path("/root"),
+    ]
     before = permissions_of(*around)
     server = server_in(directory)
     run_sql(server.start(), "SELECT 1")
@@ -274,7 +304,9 @@ def test_an_ordinary_user_runs_it(place: Path) -> None:
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="needs root")
-def test_programs_out_of_reach_are_copied_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_out_of_reach_are_copied_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     account = Account.for_server()
     wheel = programs.find(Account(0, 0, switch=False))
     monkeypatch.setattr(Account, "reaches", lambda _, path: place in path.parents)
@@ -290,7 +322,9 @@ def test_programs_out_of_reach_are_copied_once(place: Path, monkeypatch: pytest.
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="needs root")
-def test_programs_that_others_may_write_are_not_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_others_may_write_are_not_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (place / "programs").mkdir()
     (place / "programs").chmod(0o777)
     monkeypatch.setattr(Account, "reaches", lambda _, path: place in path.parents)
@@ -307,7 +341,8 @@ def test_an_account_reaches_what_the_permission_bits_say(place: Path) -> None:
     assert Account(os.geteuid(), os.getegid(), switch=True).reaches(place / "file")
 
 
-# ------------------------------------------------------------------------------------------------------- paths and failures
+# -------------------------------------------------------------------------------------------------------
+# paths and failures
 
 
 @pytest.mark.every_postgres
@@ -359,7 +394,9 @@ def test_the_data_directory_comes_from_the_environment() -> None:
     assert data_directory({}).parent.name == "room-event-storage"
 
 
-def test_the_users_data_of_another_first_migration_are_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_data_of_another_first_migration_are_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Until the first release it is rewritten; what was made by another one cannot be brought up to date."""
     (tmp_path / "versions").mkdir()
     monkeypatch.setattr("storage.database.embedded.scripts_directory", lambda: tmp_path)
@@ -376,5 +413,7 @@ def test_nothing_listens_on_the_network(place: Path) -> None:
     server.start()
     connections = psutil.Process(server.pid).net_connections(kind="inet")
     assert [found for found in connections if found.status == psutil.CONN_LISTEN] == []
-    assert socket.AF_UNIX in {found.family for found in psutil.Process(server.pid).net_connections(kind="unix")}
+    assert socket.AF_UNIX in {
+        found.family for found in psutil.Process(server.pid).net_connections(kind="unix")
+    }
     server.stop()

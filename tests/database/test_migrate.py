@@ -49,12 +49,16 @@ async def schema_catalogue(empty_dsn: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.every_postgres
-async def test_migrations_arrive_at_the_schema(dsn: str, schema_catalogue: dict[str, list[str]]) -> None:
+async def test_migrations_arrive_at_the_schema(
+    dsn: str, schema_catalogue: dict[str, list[str]]
+) -> None:
     migrated = await catalogue_of(dsn)
     assert len(migrated["columns"]) > 50
     assert len(migrated["comments"]) > 20
     for kind, expected in schema_catalogue.items():
-        assert migrated[kind] == expected, f"{kind} differ; before the first release: python migrations/freeze.py"
+        assert migrated[kind] == expected, (
+            f"{kind} differ; before the first release: python migrations/freeze.py"
+        )
 
 
 @pytest.mark.parametrize(
@@ -82,13 +86,20 @@ async def test_the_comparison_sees_a_difference(dsn: str, change: str) -> None:
 
 
 @pytest.mark.every_postgres
-async def test_the_printed_script_arrives_at_the_schema(server_dsn: str, schema_catalogue: dict[str, list[str]], worker_id: str) -> None:
+async def test_the_printed_script_arrives_at_the_schema(
+    server_dsn: str, schema_catalogue: dict[str, list[str]], worker_id: str
+) -> None:
     name = f"storage_test_script_{os.getpid()}_{worker_id}"
-    await run_script(server_dsn, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'")
+    await run_script(
+        server_dsn, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'"
+    )
     try:
         await run_script(with_database(server_dsn, name), migration_sql())
         assert await catalogue_of(with_database(server_dsn, name)) == schema_catalogue
-        async with await Database.open(with_database(server_dsn, name)) as database, database.connection() as conn:
+        async with (
+            await Database.open(with_database(server_dsn, name)) as database,
+            database.connection() as conn,
+        ):
             await check_schema(conn)
     finally:
         await run_script(server_dsn, f"DROP DATABASE {name} WITH (FORCE)")
@@ -113,7 +124,9 @@ async def test_a_database_of_another_first_migration_is_refused(dsn: str, left: 
     """Whatever the revision says: until the first release the first migration is rewritten, and each form of it is called 0001."""
     await run_script(dsn, f"COMMENT ON TABLE alembic_version IS {left}")
     assert await migrate(dsn) == HEAD_REVISION, "there is nothing to do"
-    with pytest.raises(SchemaOutOfDate, match=r"export.*migrate.*on a new database.*import") as caught:
+    with pytest.raises(
+        SchemaOutOfDate, match=r"export.*migrate.*on a new database.*import"
+    ) as caught:
         async with storage.open(dsn, server_name="s1.test"):
             pass
     assert caught.value.found == HEAD_REVISION
@@ -129,14 +142,18 @@ def test_the_first_schema_is_told_by_its_text(tmp_path: Path) -> None:
 
 
 def test_the_head_is_the_one_the_package_wants() -> None:
-    scripts = ScriptDirectory.from_config(AlembicConfig(config_args={"script_location": str(scripts_directory())}))
+    scripts = ScriptDirectory.from_config(
+        AlembicConfig(config_args={"script_location": str(scripts_directory())})
+    )
     assert scripts.get_heads() == [HEAD_REVISION]
 
 
 async def test_many_may_migrate_at_once(empty_dsn: str) -> None:
     assert await asyncio.gather(*(migrate(empty_dsn) for _ in range(2))) == [HEAD_REVISION] * 2
     processes = [
-        await asyncio.create_subprocess_exec(sys.executable, "-m", "alembic", "-x", f"dsn={empty_dsn}", "upgrade", "head", cwd=ROOT)
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "alembic", "-x", f"dsn={empty_dsn}", "upgrade", "head", cwd=ROOT
+        )
         for _ in range(2)
     ]
     assert [await process.wait() for process in processes] == [0, 0]
@@ -145,7 +162,13 @@ async def test_many_may_migrate_at_once(empty_dsn: str) -> None:
 async def test_processes_that_migrate_an_empty_database_at_once(empty_dsn: str) -> None:
     processes = [
         await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "alembic", "upgrade", "head", cwd=ROOT, env={**os.environ, "STORAGE_DSN": empty_dsn}
+            sys.executable,
+            "-m",
+            "alembic",
+            "upgrade",
+            "head",
+            cwd=ROOT,
+            env={**os.environ, "STORAGE_DSN": empty_dsn},
         )
         for _ in range(3)
     ]
@@ -155,7 +178,10 @@ async def test_processes_that_migrate_an_empty_database_at_once(empty_dsn: str) 
 
 
 async def test_a_migration_that_fails_leaves_nothing(empty_dsn: str) -> None:
-    await run_script(empty_dsn, "CREATE FUNCTION refuse_stale_plan(detail text) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    await run_script(
+        empty_dsn,
+        "CREATE FUNCTION refuse_stale_plan(detail text) RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    )
     before = await catalogue_of(empty_dsn)
     with pytest.raises(Exception, match="refuse_stale_plan"):
         await migrate(empty_dsn)
@@ -165,17 +191,27 @@ async def test_a_migration_that_fails_leaves_nothing(empty_dsn: str) -> None:
 def test_alembic_prints_the_script_without_a_database() -> None:
     environ = {name: value for name, value in os.environ.items() if name != "STORAGE_DSN"}
     command = [sys.executable, "-m", "alembic", "upgrade", "head", "--sql"]
-    printed = subprocess.run(command, cwd=ROOT, env=environ, check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(
+        command, cwd=ROOT, env=environ, check=True, capture_output=True, text=True
+    ).stdout
     assert printed.strip() == migration_sql().strip()
     assert printed.startswith("SET lock_timeout = '2000';")
     assert printed.count("BEGIN;") == printed.count("COMMIT;") == len(REVISIONS)
 
 
 def test_a_wheel_holds_the_migrations(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+    )
     [wheel] = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    here = {f"storage/migrations/{path.relative_to(ROOT / 'migrations')}" for path in (ROOT / "migrations").rglob("*") if path.is_file()}
+    here = {
+        f"storage/migrations/{path.relative_to(ROOT / 'migrations')}"
+        for path in (ROOT / "migrations").rglob("*")
+        if path.is_file()
+    }
     wanted = {name for name in here if "__pycache__" not in name}
     assert wanted <= names
     assert {"storage/database/schema.sql", "storage/py.typed"} <= names

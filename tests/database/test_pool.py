@@ -48,11 +48,16 @@ async def pid(database: Database) -> int:
         return int(await conn.fetchval("SELECT pg_backend_pid()"))
 
 
-# ---------------------------------------------------------------------------------------------------------------- refused
+# ----------------------------------------------------------------------------------------------------------------
+# refused
 
 
-async def test_where_postgres_refuses_another_session_callers_wait_for_an_open_one(limited: str) -> None:
-    async with await Database.open(limited, config=Config(pool_size_max=8, pool_acquire_timeout_ms=20_000)) as database:
+async def test_where_postgres_refuses_another_session_callers_wait_for_an_open_one(
+    limited: str,
+) -> None:
+    async with await Database.open(
+        limited, config=Config(pool_size_max=8, pool_acquire_timeout_ms=20_000)
+    ) as database:
         async with asyncio.timeout(10):
             used = await asyncio.gather(*(pid(database) for _ in range(60)))
         assert 1 <= len(set(used)) <= 2
@@ -61,7 +66,9 @@ async def test_where_postgres_refuses_another_session_callers_wait_for_an_open_o
 
 async def test_a_refusal_is_raised_when_the_time_is_over(limited: str) -> None:
     async with (
-        await Database.open(limited, config=Config(pool_size_max=8, pool_acquire_timeout_ms=200)) as database,
+        await Database.open(
+            limited, config=Config(pool_size_max=8, pool_acquire_timeout_ms=200)
+        ) as database,
         database.connection(),
         database.connection(),
     ):
@@ -80,10 +87,15 @@ async def test_without_an_open_session_a_refusal_is_raised_at_once(limited: str)
             await Database.open(limited)
 
 
-async def test_a_session_is_opened_as_soon_as_postgres_accepts_one_again(limited: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_is_opened_as_soon_as_postgres_accepts_one_again(
+    limited: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "REFUSED_SECONDS", 0.02)
     other = await asyncpg.connect(limited)
-    async with await Database.open(limited, config=Config(pool_size_max=8)) as database, database.connection():
+    async with (
+        await Database.open(limited, config=Config(pool_size_max=8)) as database,
+        database.connection(),
+    ):
         waiting = asyncio.create_task(pid(database))
         await until(lambda: database.connections[2] == 1 and database._pool._refusal is not None)
         await other.close()
@@ -113,25 +125,34 @@ async def test_few_try_where_one_was_refused(limited: str) -> None:
 
 @pytest.mark.timeout(300)
 async def test_syncs_and_appends_wait_while_max_connections_is_exhausted(tmp_path: Path) -> None:
-    config = Config(embedded_connections_max=15, embedded_shared_buffers_mb=16, embedded_fsync=False)
+    config = Config(
+        embedded_connections_max=15, embedded_shared_buffers_mb=16, embedded_fsync=False
+    )
     server = EmbeddedPostgres(tmp_path / "full", config=config, binaries=chosen_binaries())
     try:
         dsn = server.start()
         room = RoomBuilder("12", seed=1)
         room.start(ALICE)
-        async with AsyncExitStack() as stack, storage.open(dsn, server_name="s1.test", config=config, migrate=True) as store:
+        async with (
+            AsyncExitStack() as stack,
+            storage.open(dsn, server_name="s1.test", config=config, migrate=True) as store,
+        ):
             await store.append(room.pdus)
             first = await store.sync(ALICE)
             others = 0
             with pytest.raises(asyncpg.TooManyConnectionsError):
                 while True:
-                    stack.push_async_callback((await asyncpg.connect(with_database(dsn, "postgres"))).close)
+                    stack.push_async_callback(
+                        (await asyncpg.connect(with_database(dsn, "postgres"))).close
+                    )
                     others += 1
             assert others > 5
             open_before = store.database.connections[0]
             said = [room.message(ALICE, f"{number}") for number in range(20)]
             async with asyncio.timeout(60):
-                syncs = asyncio.gather(*(store.sync(ALICE, since=first.next_batch) for _ in range(100)))
+                syncs = asyncio.gather(
+                    *(store.sync(ALICE, since=first.next_batch) for _ in range(100))
+                )
                 stored = await asyncio.gather(*(store.append([event.pdu]) for event in said))
                 await syncs
             assert {result.outcome for [result] in stored} == {"stored"}
@@ -140,7 +161,8 @@ async def test_syncs_and_appends_wait_while_max_connections_is_exhausted(tmp_pat
         server.stop()
 
 
-# ------------------------------------------------------------------------------------------------------- lent out in turn
+# -------------------------------------------------------------------------------------------------------
+# lent out in turn
 
 
 async def test_callers_get_a_session_in_the_order_of_asking(dsn: str) -> None:
@@ -200,8 +222,12 @@ async def test_closing_that_is_cancelled_ends_what_is_lent_out(dsn: str) -> None
     assert database.connections == (0, 0, 0)
 
 
-async def test_what_nobody_has_used_for_long_is_ended(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with await Database.open(dsn, config=Config(pool_size_min=2, pool_size_max=8)) as database:
+async def test_what_nobody_has_used_for_long_is_ended(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await Database.open(
+        dsn, config=Config(pool_size_min=2, pool_size_max=8)
+    ) as database:
         async with AsyncExitStack() as stack:
             for _ in range(5):
                 await stack.enter_async_context(database.connection())
@@ -213,8 +239,12 @@ async def test_what_nobody_has_used_for_long_is_ended(dsn: str, monkeypatch: pyt
         assert database.connections == (2, 0, 0)
 
 
-async def test_a_caller_who_is_cancelled_while_a_session_is_opened_leaves_room_for_others(dsn: str) -> None:
-    async with await Database.open(dsn, config=Config(pool_size_min=0, pool_size_max=1)) as database:
+async def test_a_caller_who_is_cancelled_while_a_session_is_opened_leaves_room_for_others(
+    dsn: str,
+) -> None:
+    async with await Database.open(
+        dsn, config=Config(pool_size_min=0, pool_size_max=1)
+    ) as database:
         for turns in range(40):
             asking = asyncio.create_task(pid(database))
             for _ in range(turns):

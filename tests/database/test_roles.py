@@ -44,20 +44,30 @@ class Logins:
 def as_user(dsn: str, user: str) -> str:
     parts = urlsplit(dsn)
     if parts.hostname:
-        return urlunsplit((parts.scheme, f"{user}@{parts.netloc.rpartition('@')[2]}", parts.path, parts.query, ""))
-    query = urlencode([*((name, value) for name, value in parse_qsl(parts.query) if name != "user"), ("user", user)])
+        return urlunsplit(
+            (parts.scheme, f"{user}@{parts.netloc.rpartition('@')[2]}", parts.path, parts.query, "")
+        )
+    query = urlencode(
+        [
+            *((name, value) for name, value in parse_qsl(parts.query) if name != "user"),
+            ("user", user),
+        ]
+    )
     return urlunsplit((parts.scheme, "@", parts.path, query, ""))
 
 
 @pytest.fixture
 async def logins(dsn: str, worker_id: str) -> AsyncIterator[Logins]:
     names = {
-        role: f"storage_test_{os.getpid()}_{worker_id}_{next(_numbers)}_{role}" for role in ("runtime", "other_runtime", "reader", "purger")
+        role: f"storage_test_{os.getpid()}_{worker_id}_{next(_numbers)}_{role}"
+        for role in ("runtime", "other_runtime", "reader", "purger")
     }
     connection = await asyncpg.connect(dsn)
     try:
         for role, name in names.items():
-            await connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'x' IN ROLE room_storage_{role.removeprefix('other_')}")
+            await connection.execute(
+                f"CREATE ROLE {name} LOGIN PASSWORD 'x' IN ROLE room_storage_{role.removeprefix('other_')}"
+            )
         yield Logins(owner=dsn, **{role: as_user(dsn, name) for role, name in names.items()})
     finally:
         for name in names.values():
@@ -68,24 +78,31 @@ async def logins(dsn: str, worker_id: str) -> AsyncIterator[Logins]:
 async def filled(store: Store) -> RoomBuilder:
     room = build_room(LIVELY, 200, seed=4, sign=False)
     delivery = deliver_with_gap(room, 60, 70)
-    await deliver(store, replace(delivery, events=delivery.events[:-5]), batch=40)  # the gap is not filled
+    await deliver(
+        store, replace(delivery, events=delivery.events[:-5]), batch=40
+    )  # the gap is not filled
     return room
 
 
-# ---------------------------------------------------------------------------------------------------------------- runtime
+# ----------------------------------------------------------------------------------------------------------------
+# runtime
 
 
 async def test_a_homeserver_runs_as_runtime(logins: Logins) -> None:
     """Appends of every kind, all streams, what is read, a second process under another login, and workers that follow."""
     async with (
         storage.open(logins.runtime, server_name=SERVER, config=QUICK) as store,
-        storage.open(logins.other_runtime, server_name=SERVER, instance_name="second", config=QUICK) as second,
+        storage.open(
+            logins.other_runtime, server_name=SERVER, instance_name="second", config=QUICK
+        ) as second,
     ):
         room = await filled(store)
         assert room.room_id in await store.rooms_of(UserId("@user1:s1.test"))
         reader = UserId("@user1:s1.test")
         answer = await second.sync(reader)
-        page = await second.messages(room.room_id, reader, from_=answer.join[room.room_id].timeline.prev_batch, limit=50)
+        page = await second.messages(
+            room.room_id, reader, from_=answer.join[room.room_id].timeline.prev_batch, limit=50
+        )
         assert len(page.chunk) == 50
         await store.erase_user("@user2:s1.test")
         await store.account_data.set(reader, "m.direct", {"a": 1})
@@ -96,9 +113,14 @@ async def test_a_homeserver_runs_as_runtime(logins: Logins) -> None:
         await store.to_device.delete(reader, "device", 1 << 40)
         gaps = await store.gaps(room.room_id)
         assert gaps
-        await store.gap_failed(room.room_id, [gap.event_id for gap in gaps], "away", server_names=["s2.test"])
+        await store.gap_failed(
+            room.room_id, [gap.event_id for gap in gaps], "away", server_names=["s2.test"]
+        )
         await store.server_up("s2.test")
-        async with await Server(store).serve(port=0) as server, Client(second, "127.0.0.1", server.port):
+        async with (
+            await Server(store).serve(port=0) as server,
+            Client(second, "127.0.0.1", server.port),
+        ):
             more = build_room(LIVELY, 30, seed=5, sign=False)
             await store.append([event.pdu for event in more.events])
             async with asyncio.timeout(30):
@@ -159,7 +181,10 @@ async def test_runtime_changes_no_auth_events(logins: Logins, auth_events: str) 
         await filled(store)
     async with await Database.open(logins.runtime) as database, database.connection() as conn:
         with pytest.raises(PermissionRefused, match="auth events"):
-            await conn.execute("UPDATE events SET auth_events = $1::bigint[] WHERE auth_events <> '{}'", [] if auth_events == "{}" else [1])
+            await conn.execute(
+                "UPDATE events SET auth_events = $1::bigint[] WHERE auth_events <> '{}'",
+                [] if auth_events == "{}" else [1],
+            )
 
 
 async def test_runtime_authorises_what_came_out_of_band(logins: Logins) -> None:
@@ -174,7 +199,8 @@ async def test_runtime_authorises_what_came_out_of_band(logins: Logins) -> None:
         assert await findings(store) == []
 
 
-# ----------------------------------------------------------------------------------------------------------------- reader
+# -----------------------------------------------------------------------------------------------------------------
+# reader
 
 
 async def test_a_reader_verifies_counts_and_explains(logins: Logins) -> None:
@@ -197,13 +223,21 @@ async def test_a_reader_verifies_counts_and_explains(logins: Logins) -> None:
 
 async def test_a_reader_writes_nothing(logins: Logins) -> None:
     async with await Database.open(logins.owner) as owner, owner.connection() as conn:
-        tables = await conn.fetchvals("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'")
-        sequences = await conn.fetchvals("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'S'")
+        tables = await conn.fetchvals(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
+        )
+        sequences = await conn.fetchvals(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'S'"
+        )
     assert len(tables) > 25
     async with await Database.open(logins.reader) as database, database.connection() as conn:
         for table in tables:
             await conn.fetchval(f"SELECT count(*) FROM {table}")
-            for statement in (f"DELETE FROM {table}", f"INSERT INTO {table} DEFAULT VALUES", f"TRUNCATE {table}"):
+            for statement in (
+                f"DELETE FROM {table}",
+                f"INSERT INTO {table} DEFAULT VALUES",
+                f"TRUNCATE {table}",
+            ):
                 with pytest.raises(PermissionRefused):
                     await conn.execute(statement)
             rights = "SELECT has_any_column_privilege($1::text, 'INSERT, UPDATE')"
@@ -215,7 +249,8 @@ async def test_a_reader_writes_nothing(logins: Logins) -> None:
         await storage.open(logins.reader, server_name=SERVER).__aenter__()
 
 
-# ----------------------------------------------------------------------------------------------------------------- purger
+# -----------------------------------------------------------------------------------------------------------------
+# purger
 
 
 async def test_a_purger_censors_and_nobody_else_may(logins: Logins) -> None:
@@ -234,19 +269,33 @@ async def test_a_purger_censors_and_nobody_else_may(logins: Logins) -> None:
 
 
 async def test_a_purger_collects_and_mends(logins: Logins) -> None:
-    async with storage.open(logins.owner, server_name=SERVER) as store, await Database.open(logins.purger) as database:
+    async with (
+        storage.open(logins.owner, server_name=SERVER) as store,
+        await Database.open(logins.purger) as database,
+    ):
         room = await filled(store)
         await collect(database, room.room_id)
         async with database.connection() as conn:
-            for table in ("visibility", "auth_chain_links", "memberships", "current_state", "missing_events", "audiences"):
+            for table in (
+                "visibility",
+                "auth_chain_links",
+                "memberships",
+                "current_state",
+                "missing_events",
+                "audiences",
+            ):
                 assert (await conn.execute(f"DELETE FROM {table}")) != "DELETE 0", table
         await repair(database, room.room_id, server_name=SERVER)
         await rebuild_visibility(database, room.room_id, server_name=SERVER)
         await repair_positions(database)
         assert await findings(store) == []
         async with database.transaction() as conn:
-            await conn.execute("UPDATE events SET json = json WHERE event_nid = (SELECT min(event_nid) FROM events)")
-            await conn.execute("DELETE FROM events WHERE event_nid = (SELECT max(event_nid) FROM events)")
+            await conn.execute(
+                "UPDATE events SET json = json WHERE event_nid = (SELECT min(event_nid) FROM events)"
+            )
+            await conn.execute(
+                "DELETE FROM events WHERE event_nid = (SELECT max(event_nid) FROM events)"
+            )
         for statement in (
             "INSERT INTO events SELECT * FROM events",
             "UPDATE alembic_version SET version_num = '0'",
@@ -260,7 +309,15 @@ async def test_a_purger_collects_and_mends(logins: Logins) -> None:
 async def test_a_purger_purges_and_censors(logins: Logins) -> None:
     async with storage.open(logins.runtime, server_name=SERVER) as store:
         room = await filled(store)
-        done = room_storage("purge", room.room_id, "--before", room.events[150].event_id, "--json", "--dsn", logins.purger)
+        done = room_storage(
+            "purge",
+            room.room_id,
+            "--before",
+            room.events[150].event_id,
+            "--json",
+            "--dsn",
+            logins.purger,
+        )
         assert done.returncode == 0, done.stderr
         done = room_storage("censor", "--older-than", "0", "--json", "--dsn", logins.purger)
         assert done.returncode == 0, done.stderr
@@ -268,18 +325,26 @@ async def test_a_purger_purges_and_censors(logins: Logins) -> None:
             assert await conn.fetchval("SELECT sum(deleted_count) FROM purge_jobs") > 10
             assert await conn.fetchval("SELECT count(*) FROM events WHERE encoding = 1") > 0
         assert await findings(store) == []
-    done = room_storage("purge", room.room_id, "--before", room.events[170].event_id, "--dsn", logins.runtime)
+    done = room_storage(
+        "purge", room.room_id, "--before", room.events[170].event_id, "--dsn", logins.runtime
+    )
     assert (done.returncode, "permission denied" in done.stderr) == (3, True), done.stderr
 
 
-# ------------------------------------------------------------------------------------------------------ making the roles
+# ------------------------------------------------------------------------------------------------------
+# making the roles
 
 
 async def test_a_purger_purges(logins: Logins) -> None:
     room = build_room(LIVELY, 100, seed=6, sign=False)
-    async with storage.open(logins.owner, server_name=SERVER) as store, await Database.open(logins.purger) as database:
+    async with (
+        storage.open(logins.owner, server_name=SERVER) as store,
+        await Database.open(logins.purger) as database,
+    ):
         await store.append(room.pdus, room_version=room.version)
-        purged = await purge_history(database, room.room_id, server_name=SERVER, before_event_id=room.events[60].event_id)
+        purged = await purge_history(
+            database, room.room_id, server_name=SERVER, before_event_id=room.events[60].event_id
+        )
         assert purged.events > 10
         assert await findings(store) == []
         await purge_room(database, room.room_id, server_name=SERVER, force=True)
@@ -297,29 +362,47 @@ async def test_no_table_is_forgotten(dsn: str) -> None:
         assert forgotten == []
 
 
-async def test_who_may_not_make_roles_is_told_how(empty_dsn: str, caplog: pytest.LogCaptureFixture, worker_id: str) -> None:
+async def test_who_may_not_make_roles_is_told_how(
+    empty_dsn: str, caplog: pytest.LogCaptureFixture, worker_id: str
+) -> None:
     owner = f"storage_test_{os.getpid()}_{worker_id}_{next(_numbers)}_owner"
     prefix = f"other_{os.getpid()}_{worker_id}".lower()
     admin = await asyncpg.connect(empty_dsn)
     try:
-        await admin.execute(f"CREATE ROLE {owner} LOGIN PASSWORD 'x'; GRANT ALL ON SCHEMA public TO {owner}")
+        await admin.execute(
+            f"CREATE ROLE {owner} LOGIN PASSWORD 'x'; GRANT ALL ON SCHEMA public TO {owner}"
+        )
         with caplog.at_level(logging.WARNING):
             await migrate(as_user(empty_dsn, owner), how=MigrationOptions(role_prefix=prefix))
-        assert f"the roles {prefix}_runtime, {prefix}_reader, {prefix}_purger do not exist and {owner} may not make them" in caplog.text
-        assert f"CREATE ROLE {prefix}_runtime NOLOGIN; CREATE ROLE {prefix}_reader NOLOGIN;" in caplog.text
+        assert (
+            f"the roles {prefix}_runtime, {prefix}_reader, {prefix}_purger do not exist and {owner} may not make them"
+            in caplog.text
+        )
+        assert (
+            f"CREATE ROLE {prefix}_runtime NOLOGIN; CREATE ROLE {prefix}_reader NOLOGIN;"
+            in caplog.text
+        )
         async with storage.open(as_user(empty_dsn, owner), server_name=SERVER) as store:
             room = RoomBuilder("11")
             room.start(ALICE)
-            assert [result.outcome for result in await store.append(room.pdus)] == ["stored"] * len(room.pdus)
+            assert [result.outcome for result in await store.append(room.pdus)] == ["stored"] * len(
+                room.pdus
+            )
         assert len(await grant(as_user(empty_dsn, owner), prefix=prefix)) == 1
         for role in ("runtime", "reader", "purger"):
             await admin.execute(f"CREATE ROLE {prefix}_{role} NOLOGIN")
         assert await grant(as_user(empty_dsn, owner), prefix=prefix) == []
-        assert await admin.fetchval(f"SELECT has_table_privilege('{prefix}_reader', 'events', 'SELECT')")
-        assert not await admin.fetchval(f"SELECT has_table_privilege('{prefix}_runtime', 'events', 'DELETE')")
+        assert await admin.fetchval(
+            f"SELECT has_table_privilege('{prefix}_reader', 'events', 'SELECT')"
+        )
+        assert not await admin.fetchval(
+            f"SELECT has_table_privilege('{prefix}_runtime', 'events', 'DELETE')"
+        )
     finally:
         for role in (f"{prefix}_runtime", f"{prefix}_reader", f"{prefix}_purger", owner):
-            if await admin.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", role):
+            if await admin.fetchval(
+                "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", role
+            ):
                 await admin.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
         await admin.close()
 
@@ -327,11 +410,17 @@ async def test_who_may_not_make_roles_is_told_how(empty_dsn: str, caplog: pytest
 async def test_grants_are_exactly_these_whatever_was_before(dsn: str) -> None:
     connection = await asyncpg.connect(dsn)
     try:
-        await connection.execute("GRANT ALL ON events TO room_storage_reader; GRANT UPDATE (json) ON events TO room_storage_runtime")
+        await connection.execute(
+            "GRANT ALL ON events TO room_storage_reader; GRANT UPDATE (json) ON events TO room_storage_runtime"
+        )
         done = room_storage("migrate", "--grants", "--json", "--dsn", dsn)
         assert (done.returncode, done.stdout) == (0, '{"warnings": "none"}\n')
-        assert not await connection.fetchval("SELECT has_table_privilege('room_storage_reader', 'events', 'DELETE')")
-        assert not await connection.fetchval("SELECT has_column_privilege('room_storage_runtime', 'events', 'json', 'UPDATE')")
+        assert not await connection.fetchval(
+            "SELECT has_table_privilege('room_storage_reader', 'events', 'DELETE')"
+        )
+        assert not await connection.fetchval(
+            "SELECT has_column_privilege('room_storage_runtime', 'events', 'json', 'UPDATE')"
+        )
     finally:
         await connection.close()
 
@@ -340,7 +429,12 @@ async def test_a_database_without_roles(empty_dsn: str) -> None:
     await migrate(empty_dsn, how=MigrationOptions(role_prefix="none"))
     async with await Database.open(empty_dsn) as database, database.connection() as conn:
         assert await current_revision(conn) is not None
-        assert await conn.fetchval("SELECT count(*) FROM pg_class WHERE relname = 'events' AND relacl IS NOT NULL") == 0
+        assert (
+            await conn.fetchval(
+                "SELECT count(*) FROM pg_class WHERE relname = 'events' AND relacl IS NOT NULL"
+            )
+            == 0
+        )
 
 
 def test_a_prefix_is_part_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

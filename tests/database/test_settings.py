@@ -161,8 +161,12 @@ class SpoiltServer:
         number = next(self.numbers)
         name, role = f"rooms_{number}", f"homeserver_{number}"
         async with self.admin() as driver:
-            await driver.execute(f"CREATE ROLE {role} LOGIN CREATEROLE {'SUPERUSER' if superuser else ''}")
-            await driver.execute(f"CREATE DATABASE {name} OWNER {role} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+            await driver.execute(
+                f"CREATE ROLE {role} LOGIN CREATEROLE {'SUPERUSER' if superuser else ''}"
+            )
+            await driver.execute(
+                f"CREATE DATABASE {name} OWNER {role} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'"
+            )
             try:
                 yield Spoilt(self, name, role)
             finally:
@@ -192,10 +196,16 @@ class Spoilt:
 
     async def spoil(self, level: Level, settings: Mapping[str, str]) -> None:
         """Set all of them on this level."""
-        change = {"server": "ALTER SYSTEM", "role": f"ALTER ROLE {self.role}", "database": f"ALTER DATABASE {self.name}"}[level]
+        change = {
+            "server": "ALTER SYSTEM",
+            "role": f"ALTER ROLE {self.role}",
+            "database": f"ALTER DATABASE {self.name}",
+        }[level]
         async with self.server.admin() as driver:
             for name, value in settings.items():
-                await driver.execute(f"{change} SET {name} = {value if name == 'DateStyle' else repr(value)}")
+                await driver.execute(
+                    f"{change} SET {name} = {value if name == 'DateStyle' else repr(value)}"
+                )
         await self.server.reload()
 
 
@@ -203,7 +213,9 @@ class Spoilt:
 def server() -> Iterator[SpoiltServer]:
     folder = Path(tempfile.mkdtemp(prefix="settings-"))
     folder.chmod(0o755)
-    config = Config(embedded_connections_max=40, embedded_shared_buffers_mb=32, embedded_fsync=False)
+    config = Config(
+        embedded_connections_max=40, embedded_shared_buffers_mb=32, embedded_fsync=False
+    )
     postgres = EmbeddedPostgres(folder / "data", config=config, binaries=chosen_binaries())
     yield SpoiltServer(postgres.start())
     postgres.stop()
@@ -211,23 +223,39 @@ def server() -> Iterator[SpoiltServer]:
 
 
 async def settings_of(conn: Connection) -> dict[str, str]:
-    rows = await conn._driver.fetch("SELECT name, setting FROM pg_settings WHERE context IN ('user', 'superuser')")
+    rows = await conn._driver.fetch(
+        "SELECT name, setting FROM pg_settings WHERE context IN ('user', 'superuser')"
+    )
     return {row[0].lower(): row[1] for row in rows if row[0] not in {"application_name", MARK}}
 
 
 async def wrong_for(conn: Any) -> dict[str, str]:
     """What can be spoilt in this version of Postgres."""
-    return {**WRONG, **(SINCE_17 if int(await conn.fetchval("SHOW server_version_num")) >= 170_000 else {})}
+    return {
+        **WRONG,
+        **(SINCE_17 if int(await conn.fetchval("SHOW server_version_num")) >= 170_000 else {}),
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------------ pinned
+# ------------------------------------------------------------------------------------------------------------------
+# pinned
 
 
 async def story(dsn: str, config: Config = OFTEN) -> list[bytes]:
-    """A room is made, talked in, and read: what comes back. Every text that a setting could spoil is in it."""
+    """A room is made, talked in, and read: what comes back.
+
+    Every text that a setting could spoil is in it.
+    """
     room = RoomBuilder("11", seed=7)
     room.start(ALICE)
-    for body in ("NULL", "\\x00ff", "\\\\n 'quoted' \"twice\" {NULL,null}", "Zürich 😀", "E'\\047'", ""):
+    for body in (
+        "NULL",
+        "\\x00ff",
+        "\\\\n 'quoted' \"twice\" {NULL,null}",
+        "Zürich 😀",
+        "E'\\047'",
+        "",
+    ):
         room.message(ALICE, body)
         room.topic(ALICE, body)
     async with storage.open(dsn, server_name=SERVER, migrate=True, config=config) as store:
@@ -236,7 +264,9 @@ async def story(dsn: str, config: Config = OFTEN) -> list[bytes]:
         await store.to_device.send({ALICE: {"DEVICE": {"body": "NULL"}}})
         answer = await store.sync(ALICE, timeline_limit=100)
         [joined] = answer.join.values()
-        assert [event.event_id for event in joined.timeline.events] == [event.event_id for event in room.events]
+        assert [event.event_id for event in joined.timeline.events] == [
+            event.event_id for event in room.events
+        ]
         assert await findings(store) == []
         state = await store.current_state(room.room_id)
         read = [event.raw for event in (await store.events(state.values())).values()]
@@ -246,8 +276,13 @@ async def story(dsn: str, config: Config = OFTEN) -> list[bytes]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("superuser", [False, True], ids=["ordinary", "superuser"])
-async def test_a_wrong_setting_changes_nothing(server: SpoiltServer, level: Level, superuser: bool, tmp_path: Path) -> None:
-    async with server.database(superuser=superuser) as right, server.database(superuser=superuser) as spoilt:
+async def test_a_wrong_setting_changes_nothing(
+    server: SpoiltServer, level: Level, superuser: bool, tmp_path: Path
+) -> None:
+    async with (
+        server.database(superuser=superuser) as right,
+        server.database(superuser=superuser) as spoilt,
+    ):
         expected = await story(right.dsn)
         async with server.admin() as driver:
             wrong = await wrong_for(driver)
@@ -264,10 +299,15 @@ async def test_a_wrong_setting_changes_nothing(server: SpoiltServer, level: Leve
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("level", LEVELS)
-async def test_the_session_of_a_migration_is_pinned(server: SpoiltServer, level: Level, tmp_path: Path) -> None:
+async def test_the_session_of_a_migration_is_pinned(
+    server: SpoiltServer, level: Level, tmp_path: Path
+) -> None:
     how = newer_release(tmp_path / "migrations", **{"9001_seen": SEEN})
     seen = []
-    async with server.database(superuser=False) as right, server.database(superuser=False) as spoilt:
+    async with (
+        server.database(superuser=False) as right,
+        server.database(superuser=False) as spoilt,
+    ):
         await migrate(right.dsn, how=how)
         async with server.admin() as driver:
             await spoilt.spoil(level, await wrong_for(driver))
@@ -275,7 +315,12 @@ async def test_the_session_of_a_migration_is_pinned(server: SpoiltServer, level:
         for one in (right, spoilt):
             async with server.admin(one.name) as driver:
                 names = [name.lower() for name in (*WRONG, *SINCE_17)]
-                seen.append(await driver.fetch("SELECT name, setting FROM seen WHERE lower(name) = ANY($1::text[]) ORDER BY name", names))
+                seen.append(
+                    await driver.fetch(
+                        "SELECT name, setting FROM seen WHERE lower(name) = ANY($1::text[]) ORDER BY name",
+                        names,
+                    )
+                )
     assert len(seen[0]) >= len(WRONG)
     assert seen[0] == seen[1]
 
@@ -291,12 +336,16 @@ async def test_the_session_of_spark_is_pinned(server: SpoiltServer, level: Level
         for connected in (arrow.arrow_session, arrow.arrow_snapshot):
             with connected(dsn) as conn:
                 rows = conn.rows(
-                    "SELECT name, setting FROM pg_settings WHERE lower(name) IN (SELECT json_object_keys($1::text::json))", names
+                    "SELECT name, setting FROM pg_settings WHERE lower(name) IN (SELECT json_object_keys($1::text::json))",
+                    names,
                 )
                 found.append(sorted(rows, key=lambda row: str(row["name"])))
         return found
 
-    async with server.database(superuser=False) as right, server.database(superuser=False) as spoilt:
+    async with (
+        server.database(superuser=False) as right,
+        server.database(superuser=False) as spoilt,
+    ):
         expected = await asyncio.to_thread(seen, right.dsn)
         assert len(expected[0]) >= len(WRONG)
         async with server.admin() as driver:
@@ -306,16 +355,28 @@ async def test_the_session_of_spark_is_pinned(server: SpoiltServer, level: Level
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("level", LEVELS)
-async def test_the_settings_are_wrong_where_nobody_pins_them(server: SpoiltServer, level: Level) -> None:
+async def test_the_settings_are_wrong_where_nobody_pins_them(
+    server: SpoiltServer, level: Level
+) -> None:
     """What the tests above would not see, if it were not so."""
     async with server.database(superuser=True) as spoilt, server.admin() as driver:
         wrong = {**await wrong_for(driver), **FOR_SUPERUSERS}
-        outranked = {"TimeZone", "jit"} if level == "server" else set()  # on the command line of the embedded server
-        harmless = {name: value for name, value in wrong.items() if not name.endswith("_timeout") and name not in outranked}
+        outranked = (
+            {"TimeZone", "jit"} if level == "server" else set()
+        )  # on the command line of the embedded server
+        harmless = {
+            name: value
+            for name, value in wrong.items()
+            if not name.endswith("_timeout") and name not in outranked
+        }
         await spoilt.spoil(level, harmless)
         bare = await asyncpg.connect(spoilt.dsn)
         try:
-            found = {name: await bare.fetchval("SELECT current_setting($1)", name) for name in harmless if name != "client_encoding"}
+            found = {
+                name: await bare.fetchval("SELECT current_setting($1)", name)
+                for name in harmless
+                if name != "client_encoding"
+            }
         finally:
             await bare.close()
     assert found == {name: value for name, value in harmless.items() if name != "client_encoding"}
@@ -324,7 +385,9 @@ async def test_the_settings_are_wrong_where_nobody_pins_them(server: SpoiltServe
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", FOR_SUPERUSERS)
-async def test_what_an_ordinary_role_cannot_set_right_is_refused(server: SpoiltServer, level: Level, name: str) -> None:
+async def test_what_an_ordinary_role_cannot_set_right_is_refused(
+    server: SpoiltServer, level: Level, name: str
+) -> None:
     async with server.database(superuser=False) as spoilt:
         await spoilt.spoil(level, {name: FOR_SUPERUSERS[name]})
         with pytest.raises(DatabaseError, match=f"{name} = .*reset it as a superuser"):
@@ -333,22 +396,30 @@ async def test_what_an_ordinary_role_cannot_set_right_is_refused(server: SpoiltS
             await migrate(spoilt.dsn)
 
 
-async def test_config_says_what_a_commit_waits_for_and_where_the_tables_are(server: SpoiltServer) -> None:
+async def test_config_says_what_a_commit_waits_for_and_where_the_tables_are(
+    server: SpoiltServer,
+) -> None:
     async with server.database(superuser=False) as spoilt:
         async with server.admin(spoilt.name) as driver:
             await driver.execute(f'CREATE SCHEMA "Rooms of S1" AUTHORIZATION {spoilt.role}')
         config = Config(synchronous_commit="off", database_schema="Rooms of S1", follow_ms=20)
         await story(spoilt.dsn, config)
         async with server.admin(spoilt.name) as driver:
-            rows = await driver.fetch("SELECT DISTINCT schemaname FROM pg_tables WHERE tablename IN ('events', 'alembic_version')")
+            rows = await driver.fetch(
+                "SELECT DISTINCT schemaname FROM pg_tables WHERE tablename IN ('events', 'alembic_version')"
+            )
             assert [row[0] for row in rows] == ["Rooms of S1"]
-        async with await Database.open(spoilt.dsn, config=config) as database, database.connection() as conn:
+        async with (
+            await Database.open(spoilt.dsn, config=config) as database,
+            database.connection() as conn,
+        ):
             assert await conn.fetchval("SHOW synchronous_commit") == "off"
 
 
 def test_a_value_that_no_commit_knows_is_refused() -> None:
     with pytest.raises(
-        InputError, match=r"synchronous_commit \(STORAGE_SYNCHRONOUS_COMMIT\) is 'perhaps': it must be one of remote_apply, on, "
+        InputError,
+        match=r"synchronous_commit \(STORAGE_SYNCHRONOUS_COMMIT\) is 'perhaps': it must be one of remote_apply, on, ",
     ):
         Config(synchronous_commit="perhaps")
 
@@ -363,7 +434,8 @@ async def test_each_setting_of_a_session_is_pinned_or_harmless(database: Databas
     unknown = [
         (row["name"], row["category"])
         for row in rows
-        if row["name"].lower() not in known and not any(row["name"].startswith(one) or one in row["category"] for one in HARMLESS)
+        if row["name"].lower() not in known
+        and not any(row["name"].startswith(one) or one in row["category"] for one in HARMLESS)
     ]
     assert unknown == []
 
@@ -373,12 +445,15 @@ def test_what_is_pinned_is_spoilt_by_these_tests() -> None:
     assert all(WRONG[name] != value for name, value in PINNED.items())
 
 
-# ---------------------------------------------------------------------------------------------------------------- encoding
+# ----------------------------------------------------------------------------------------------------------------
+# encoding
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "EUC_JP"])
-async def test_a_database_of_another_encoding_is_refused(server: SpoiltServer, encoding: str) -> None:
+async def test_a_database_of_another_encoding_is_refused(
+    server: SpoiltServer, encoding: str
+) -> None:
     sentence = f"has the encoding {encoding}, and events need UTF8: create one with CREATE DATABASE"
     async with server.database(superuser=False, encoding=encoding) as other:
         with pytest.raises(InputError, match=sentence):
@@ -396,6 +471,9 @@ async def test_a_database_of_another_encoding_is_refused(server: SpoiltServer, e
         assert f"the database has the encoding {encoding}" in said.decode()
         bare = await asyncpg.connect(other.dsn)
         try:
-            assert await bare.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
+            assert (
+                await bare.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
+                == 0
+            )
         finally:
             await bare.close()

@@ -13,7 +13,13 @@ import pytest
 from alembic.util import CommandError
 
 import storage
-from storage import DatabaseConflict, DatabaseUnavailable, MigrationBlocked, SchemaOutOfDate, SchemaTooNew
+from storage import (
+    DatabaseConflict,
+    DatabaseUnavailable,
+    MigrationBlocked,
+    SchemaOutOfDate,
+    SchemaTooNew,
+)
 from storage.database import Database
 from storage.database import migrate as migrating
 from storage.database.background import BATCH_ROWS_MAX, fitting, jobs, run_jobs
@@ -74,41 +80,70 @@ def chat(messages: int, seed: int = 1) -> RoomBuilder:
     return room
 
 
-# ------------------------------------------------------------------------------------------------------------ a release
+# ------------------------------------------------------------------------------------------------------------
+# a release
 
 
-async def test_a_release_from_pre_to_post_beside_running_servers(dsn: str, newer: MigrationOptions, conn: "asyncpg.Connection") -> None:
+async def test_a_release_from_pre_to_post_beside_running_servers(
+    dsn: str, newer: MigrationOptions, conn: "asyncpg.Connection"
+) -> None:
     room = chat(60)
     async with storage.open(dsn, server_name="s1.test") as store:
         await store.append(room.pdus[:40])
         since = (await store.sync(ALICE)).next_batch
-        assert [step.phase for step in await pending(dsn, how=newer)] == ["pre", "pre", "pre", "post"]
-        with pytest.raises(MigrationBlocked, match=r"older release are at work \(main\).*migrate --pre"):
+        assert [step.phase for step in await pending(dsn, how=newer)] == [
+            "pre",
+            "pre",
+            "pre",
+            "post",
+        ]
+        with pytest.raises(
+            MigrationBlocked, match=r"older release are at work \(main\).*migrate --pre"
+        ):
             await migrate(dsn, how=newer)
-        assert await revision_of(dsn) == migrating.HEAD_REVISION, "nothing is done where not all can be"
+        assert await revision_of(dsn) == migrating.HEAD_REVISION, (
+            "nothing is done where not all can be"
+        )
         assert await migrate_before(dsn, how=newer) == LAST_PRE
         assert await migrate_before(dsn, how=newer) == LAST_PRE, "there is nothing more to do yet"
 
         await store.append(room.pdus[40:])  # the old code, opened before
-        async with storage.open(dsn, server_name="s1.test", instance_name="later") as second:  # and opened since
+        async with storage.open(
+            dsn, server_name="s1.test", instance_name="later"
+        ) as second:  # and opened since
             answer = await second.sync(ALICE, since=since, timeline_limit=100)
             assert len(answer.join[room.room_id].timeline.events) == len(room.events) - 40
-            assert (await second.current_state(room.room_id)).keys() == (await store.current_state(room.room_id)).keys()
+            assert (await second.current_state(room.room_id)).keys() == (
+                await store.current_state(room.room_id)
+            ).keys()
         assert await findings(store) == []
         with pytest.raises(MigrationBlocked, match="main"):
             await migrate(dsn, how=newer)
-    with pytest.raises(MigrationBlocked, match=r'job "fill json_bytes" is not done.*room-storage jobs'):
+    with pytest.raises(
+        MigrationBlocked, match=r'job "fill json_bytes" is not done.*room-storage jobs'
+    ):
         await migrate(dsn, how=newer)
     async with await Database.open(dsn) as database:
-        assert [row.state async for row in run_jobs(database, known_jobs(newer), pause=0)][-1] == "done"
-    assert await conn.fetchval("SELECT count(*) FROM events WHERE json_bytes IS DISTINCT FROM octet_length(json)") == 0
+        assert [row.state async for row in run_jobs(database, known_jobs(newer), pause=0)][
+            -1
+        ] == "done"
+    assert (
+        await conn.fetchval(
+            "SELECT count(*) FROM events WHERE json_bytes IS DISTINCT FROM octet_length(json)"
+        )
+        == 0
+    )
     assert await migrate(dsn, how=newer) == HEAD
     assert await pending(dsn, how=newer) == []
-    with pytest.raises(SchemaTooNew, match=f"the schema is {HEAD}, and takes code that knows {HEAD}"):
+    with pytest.raises(
+        SchemaTooNew, match=f"the schema is {HEAD}, and takes code that knows {HEAD}"
+    ):
         await storage.open(dsn, server_name="s1.test").__aenter__()
 
 
-async def test_code_that_needs_a_later_schema_says_so(dsn: str, newer: MigrationOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_code_that_needs_a_later_schema_says_so(
+    dsn: str, newer: MigrationOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(migrating, "OLDEST_REVISION", "9001")
     monkeypatch.setattr(migrating, "HEAD_REVISION", HEAD)
     async with await Database.open(dsn) as database, database.connection() as conn:
@@ -125,24 +160,34 @@ async def test_code_that_needs_a_later_schema_says_so(dsn: str, newer: Migration
 @pytest.mark.timeout(600)
 def test_the_tests_of_this_release_pass_on_the_schema_of_the_next(newer: MigrationOptions) -> None:
     """Those of what a homeserver does; all others can be run so as well (tests/conftest.py)."""
-    chosen = ["tests/persist/test_append.py", "tests/queries/test_messages.py", "tests/streams/test_store_streams.py"]
+    chosen = [
+        "tests/persist/test_append.py",
+        "tests/queries/test_messages.py",
+        "tests/streams/test_store_streams.py",
+    ]
     environ = {**os.environ, "STORAGE_TEST_MIGRATIONS": str(newer.scripts)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
-    done = subprocess.run(command, cwd=ROOT, env=environ, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
 
 
-# ------------------------------------------------------------------------------------------------------------- obstacles
+# -------------------------------------------------------------------------------------------------------------
+# obstacles
 
 
-async def test_a_lock_that_is_not_given_ends_the_step_with_advice(dsn: str, tmp_path: Path, conn: "asyncpg.Connection") -> None:
+async def test_a_lock_that_is_not_given_ends_the_step_with_advice(
+    dsn: str, tmp_path: Path, conn: "asyncpg.Connection"
+) -> None:
     how = newer_release(tmp_path / "newer", **{"9001_column": COLUMN})
     async with conn.transaction():
         await conn.execute("LOCK TABLE events IN ACCESS SHARE MODE")  # as a long read
         quick = MigrationOptions(scripts=how.scripts, lock_timeout_ms=100)
         with pytest.raises(
-            DatabaseConflict, match=rf"lock timeout; the schema is {HEAD_REVISION} now, run the migration again .*--lock-timeout-ms"
+            DatabaseConflict,
+            match=rf"lock timeout; the schema is {HEAD_REVISION} now, run the migration again .*--lock-timeout-ms",
         ):
             await migrate(dsn, how=quick)
         async with asyncio.timeout(10):  # nobody waits behind it any more
@@ -159,31 +204,51 @@ async def test_an_index_build_that_was_killed_is_found_and_built_again(
     try:
         transaction = other.transaction()
         await transaction.start()
-        await other.execute("LOCK TABLE events IN ROW EXCLUSIVE MODE")  # as a write: the build waits for it
+        await other.execute(
+            "LOCK TABLE events IN ROW EXCLUSIVE MODE"
+        )  # as a write: the build waits for it
         building = asyncio.create_task(migrate(dsn, how=how))
         while (pid := await conn.fetchval(BUILDER)) is None:
             assert not building.done(), building
             await asyncio.sleep(0.01)
         await conn.execute("SELECT pg_terminate_backend($1)", pid)
-        with pytest.raises(DatabaseUnavailable, match="the schema is 9001 now, run the migration again to go on from there"):
+        with pytest.raises(
+            DatabaseUnavailable,
+            match="the schema is 9001 now, run the migration again to go on from there",
+        ):
             await building
         await transaction.rollback()
     finally:
         await other.close()
     assert await conn.fetchval(IS_VALID) is False
     async with storage.open(dsn, server_name="s1.test") as store:
-        assert [(finding.check, finding.subject) for finding in await findings(store)] == [("indexes", ("events_depth_idx",))]
+        assert [(finding.check, finding.subject) for finding in await findings(store)] == [
+            ("indexes", ("events_depth_idx",))
+        ]
     with caplog.at_level(logging.WARNING):
         assert await migrate(dsn, how=how) == "9002"
-    assert "events_depth_idx was left invalid by a build that was interrupted: it is dropped and built again" in caplog.text
+    assert (
+        "events_depth_idx was left invalid by a build that was interrupted: it is dropped and built again"
+        in caplog.text
+    )
     assert await conn.fetchval(IS_VALID) is True
 
 
-async def test_two_that_migrate_at_once_do_not_wait_for_each_other_in_a_circle(dsn: str, newer: MigrationOptions) -> None:
+async def test_two_that_migrate_at_once_do_not_wait_for_each_other_in_a_circle(
+    dsn: str, newer: MigrationOptions
+) -> None:
     async with asyncio.timeout(60):
         processes = [
             await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "alembic", "-x", f"dsn={dsn}", "upgrade", LAST_PRE, cwd=newer.scripts, env=alembic_environ(newer)
+                sys.executable,
+                "-m",
+                "alembic",
+                "-x",
+                f"dsn={dsn}",
+                "upgrade",
+                LAST_PRE,
+                cwd=newer.scripts,
+                env=alembic_environ(newer),
             )
             for _ in range(3)
         ]
@@ -198,10 +263,16 @@ def alembic_environ(how: MigrationOptions) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-async def test_a_revision_says_its_phase_and_builds_an_index_alone(dsn: str, tmp_path: Path) -> None:
+async def test_a_revision_says_its_phase_and_builds_an_index_alone(
+    dsn: str, tmp_path: Path
+) -> None:
     silent = newer_release(
         tmp_path / "silent",
-        **{"9001_column": COLUMN.replace(f', phase = "9001", "{HEAD_REVISION}", "pre"', f' = "9001", "{HEAD_REVISION}"')},
+        **{
+            "9001_column": COLUMN.replace(
+                f', phase = "9001", "{HEAD_REVISION}", "pre"', f' = "9001", "{HEAD_REVISION}"'
+            )
+        },
     )
     with pytest.raises(CommandError, match="the revision 9001 does not say its phase"):
         await migrate(dsn, how=silent)
@@ -214,7 +285,9 @@ async def test_a_revision_says_its_phase_and_builds_an_index_alone(dsn: str, tmp
     assert await revision_of(dsn) == migrating.HEAD_REVISION
 
 
-async def test_the_printed_script_does_the_same(dsn: str, another_dsn: str, newer: MigrationOptions) -> None:
+async def test_the_printed_script_does_the_same(
+    dsn: str, another_dsn: str, newer: MigrationOptions
+) -> None:
     script = migration_sql(f"{migrating.HEAD_REVISION}:{HEAD}", how=newer)
     psql = [str(client_programs() / "psql"), "--no-psqlrc", "-q", "-v", "ON_ERROR_STOP=1", dsn]
     done = subprocess.run(psql, input=script, check=False, capture_output=True, text=True)
@@ -226,18 +299,29 @@ async def test_the_printed_script_does_the_same(dsn: str, another_dsn: str, newe
         async with await Database.open(url) as database:
             assert [row async for row in run_jobs(database, known_jobs(newer), pause=0)]
     await migrate(another_dsn, how=newer)
-    done = subprocess.run(psql, input=migration_sql(f"{LAST_PRE}:{HEAD}", how=newer), check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        psql,
+        input=migration_sql(f"{LAST_PRE}:{HEAD}", how=newer),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     told = [await catalogue_of(url) for url in (dsn, another_dsn)]
     for catalogue in told:
-        catalogue["rows"] = [row for row in catalogue["rows"] if not row.startswith("background_jobs")]  # they hold times
+        catalogue["rows"] = [
+            row for row in catalogue["rows"] if not row.startswith("background_jobs")
+        ]  # they hold times
     assert told[0] == told[1]
 
 
-# ------------------------------------------------------------------------------------------------------- background jobs
+# -------------------------------------------------------------------------------------------------------
+# background jobs
 
 
-async def test_a_job_goes_on_where_it_was_interrupted(dsn: str, newer: MigrationOptions, conn: "asyncpg.Connection") -> None:
+async def test_a_job_goes_on_where_it_was_interrupted(
+    dsn: str, newer: MigrationOptions, conn: "asyncpg.Connection"
+) -> None:
     room = chat(300)
     async with storage.open(dsn, server_name="s1.test") as store:
         await store.append(room.pdus)
@@ -248,11 +332,17 @@ async def test_a_job_goes_on_where_it_was_interrupted(dsn: str, newer: Migration
         first = await anext(progress)
         second = await anext(progress)
         await progress.aclose()
-        assert (first.rows_done, first.rows_expected, first.state) == (20, len(room.events), "running")
+        assert (first.rows_done, first.rows_expected, first.state) == (
+            20,
+            len(room.events),
+            "running",
+        )
         assert second.rows_done > first.rows_done
         filled = await conn.fetchval("SELECT count(*) FROM events WHERE json_bytes IS NOT NULL")
         assert filled == second.rows_done < len(room.events)
-        await conn.execute("ALTER TABLE events ADD CONSTRAINT in_the_way CHECK (json_bytes IS NULL) NOT VALID")
+        await conn.execute(
+            "ALTER TABLE events ADD CONSTRAINT in_the_way CHECK (json_bytes IS NULL) NOT VALID"
+        )
         with pytest.raises(storage.ConstraintViolated, match="in_the_way"):
             await anext(run_jobs(database, known_jobs(newer), pause=0))
         async with database.connection() as connection:
@@ -269,7 +359,12 @@ async def test_a_job_goes_on_where_it_was_interrupted(dsn: str, newer: Migration
         async with database.connection() as connection:
             [row] = await jobs(connection)
     assert (row.name, row.state, row.error, row.rows_done) == (JOB, "done", None, len(room.events))
-    assert await conn.fetchval("SELECT count(*) FROM events WHERE json_bytes IS DISTINCT FROM octet_length(json)") == 0
+    assert (
+        await conn.fetchval(
+            "SELECT count(*) FROM events WHERE json_bytes IS DISTINCT FROM octet_length(json)"
+        )
+        == 0
+    )
 
 
 async def test_a_job_that_nobody_knows_is_told(dsn: str, newer: MigrationOptions) -> None:

@@ -8,7 +8,9 @@ from signedjson.key import decode_signing_key_base64, get_verify_key
 from storage.event import ROOM_VERSIONS, sign
 
 SERVER = "example.org"
-KEY = decode_signing_key_base64("ed25519", "1", "YJDBA9Xnr2sVqXD9Vj7XVUnmFZcZrlw8Md7kMW+3XA1")  # the published test seed
+KEY = decode_signing_key_base64(
+    "ed25519", "1", "YJDBA9Xnr2sVqXD9Vj7XVUnmFZcZrlw8Md7kMW+3XA1"
+)  # the published test seed
 VERIFY_KEY = get_verify_key(KEY)
 VERSIONS = tuple(ROOM_VERSIONS)
 PAIRED = ("1", "2")

@@ -42,7 +42,11 @@ SAMPLES: list[StorageError] = [
 
 
 def classes() -> dict[str, type[StorageError]]:
-    return {name: value for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, StorageError)}
+    return {
+        name: value
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, StorageError)
+    }
 
 
 @pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)

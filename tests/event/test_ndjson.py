@@ -37,7 +37,9 @@ def test_the_bytes_are_those_of_the_line(name: str) -> None:
 
 
 def test_an_envelope_says_how_to_store() -> None:
-    line = read_line(f'{{"state_before":["$a","$b"],"room_version":"4","pdu":{PDU},"origin":"backfill","received":5}}'.encode())
+    line = read_line(
+        f'{{"state_before":["$a","$b"],"room_version":"4","pdu":{PDU},"origin":"backfill","received":5}}'.encode()
+    )
     assert line == Line(PDU.encode(), "4", "backfill", ("$a", "$b"))
     assert (line.room_id, line.depth) == (None, None)
     for text in ('{"room_id":"!r:s","depth":7}', '{"x":1,"pdu":{"room_id":"!r:s","depth":7}}'):
@@ -47,7 +49,9 @@ def test_an_envelope_says_how_to_store() -> None:
         glance = read_line(text.encode())
         assert (glance.room_id, glance.depth) == (None, None)
     assert read_line(f'{{"pdu":{PDU}}}'.encode()) == Line(PDU.encode(), None, None, None)
-    assert read_line(f'{{"pdu":{PDU},"origin":null,"room_version":null,"state_before":null}}'.encode()) == Line(PDU.encode())
+    assert read_line(
+        f'{{"pdu":{PDU},"origin":null,"room_version":null,"state_before":null}}'.encode()
+    ) == Line(PDU.encode())
 
 
 def test_lone_surrogates_and_control_characters_are_left_to_the_parser() -> None:
@@ -62,8 +66,14 @@ def test_lone_surrogates_and_control_characters_are_left_to_the_parser() -> None
         (b"nonsense", "not JSON: Expecting value at character 1"),
         (b'{"type":1', "not JSON: Expecting ',' delimiter at character 10"),
         (b'{"type":1}}', "not JSON: there is more after the end of the value, at character 11"),
-        (b'{"type":1} {"type":2}', "not JSON: there is more after the end of the value, at character 11"),
-        (b"{'type':1}", "not JSON: Expecting property name enclosed in double quotes at character 2"),
+        (
+            b'{"type":1} {"type":2}',
+            "not JSON: there is more after the end of the value, at character 11",
+        ),
+        (
+            b"{'type':1}",
+            "not JSON: Expecting property name enclosed in double quotes at character 2",
+        ),
         (b'{"pdu":{}', "not JSON: Expecting ',' delimiter at character 10"),
         (b'["pdu"]', "not a JSON object"),
         (b"7", "not a JSON object"),
@@ -73,8 +83,14 @@ def test_lone_surrogates_and_control_characters_are_left_to_the_parser() -> None
         (b'{"pdu":"{}"}', "pdu is not an object"),
         (b'{"pdu":null}', "pdu is not an object"),
         (b'{"pdu":{},"room_version":11}', "room_version is not a string"),
-        (b'{"pdu":{},"origin":"sideways"}', "origin 'sideways' is none of live, backfill, outlier, out_of_band"),
-        (b'{"pdu":{},"origin":["live"]}', "origin ['live'] is none of live, backfill, outlier, out_of_band"),
+        (
+            b'{"pdu":{},"origin":"sideways"}',
+            "origin 'sideways' is none of live, backfill, outlier, out_of_band",
+        ),
+        (
+            b'{"pdu":{},"origin":["live"]}',
+            "origin ['live'] is none of live, backfill, outlier, out_of_band",
+        ),
         (b'{"pdu":{},"state_before":"$a"}', "state_before is not a list of event ids"),
         (b'{"pdu":{},"state_before":["$a",1]}', "state_before is not a list of event ids"),
         (b'{"pdu":{},"stripped_state":{}}', "stripped_state is not a list of objects"),
@@ -94,7 +110,10 @@ def test_stripped_state_that_cannot_be_stored_is_refused(value: str) -> None:
         read_line(f'{{"pdu":{{}},"stripped_state":[{{"content":{value}}}]}}'.encode())
 
 
-@pytest.mark.parametrize("raw", [b'{"type":1,}', b'{"pdu_base64":"e30=!"}', b'{"pdu_base64":"e30"}', b'{"pdu_base64":"/w=="}'])
+@pytest.mark.parametrize(
+    "raw",
+    [b'{"type":1,}', b'{"pdu_base64":"e30=!"}', b'{"pdu_base64":"e30"}', b'{"pdu_base64":"/w=="}'],
+)
 def test_a_bad_line_is_refused_with_the_words_of_the_reader(raw: bytes) -> None:
     with pytest.raises(InvalidEvent, match=r"^(pdu_base64 is )?not JSON( in base64)?: "):
         read_line(raw)
@@ -105,12 +124,18 @@ def test_generated_rooms_come_out_as_they_went_in() -> None:
     for event in generate_room(SHAPES["fork_heavy"], 300, seed=3):
         other = respell(event, rng)
         line = read_line(ndjson_line(other))
-        assert (line.pdu, line.room_version, line.origin) == (other.pdu, other.room_version, other.origin)
+        assert (line.pdu, line.room_version, line.origin) == (
+            other.pdu,
+            other.room_version,
+            other.origin,
+        )
 
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.just("pdu"), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.just("pdu"), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 SPACE = st.text(" \t\r", max_size=2)
@@ -135,9 +160,20 @@ def test_any_object_is_cut_out_of_any_envelope(
     own = {"room_version", "origin", "state_before", "sender"}
     inner = json.dumps(pdu, ensure_ascii=ascii_only, separators=(space + ",", ": "))
     members = [(key, json.dumps(value)) for key, value in around if key not in own]
-    members = [*members[:place], ("pdu", inner), *((key, value) for key, value in members[place:] if key != "pdu")]
+    members = [
+        *members[:place],
+        ("pdu", inner),
+        *((key, value) for key, value in members[place:] if key != "pdu"),
+    ]
     glue = data.draw(SPACE)
-    text = "{" + f"{glue},{space}".join(f"{json.dumps(key)}{space}:{glue}{value}" for key, value in members) + space + "}"
+    text = (
+        "{"
+        + f"{glue},{space}".join(
+            f"{json.dumps(key)}{space}:{glue}{value}" for key, value in members
+        )
+        + space
+        + "}"
+    )
     try:
         encoded = text.encode()
     except UnicodeEncodeError:  # a lone surrogate that was not escaped has no bytes
@@ -145,7 +181,9 @@ def test_any_object_is_cut_out_of_any_envelope(
     assert read_line(encoded).pdu == inner.encode()
 
 
-@pytest.mark.parametrize("pdu", [PDU, '{"pdu":{}}', '{"a":\n1}', ' {"a":1} ', '{"pdu_base64":"e30="}'])
+@pytest.mark.parametrize(
+    "pdu", [PDU, '{"pdu":{}}', '{"a":\n1}', ' {"a":1} ', '{"pdu_base64":"e30="}']
+)
 def test_an_envelope_is_read_as_what_was_put_into_it(pdu: str) -> None:
     line = envelope(pdu.encode(), "11", None, ["$a"])
     assert b"\n" not in line
@@ -162,7 +200,8 @@ def is_object(raw: bytes) -> bool:
 
 @given(
     st.one_of(
-        st.binary().filter(lambda raw: not is_object(raw)), st.sampled_from([b'{"a":1},"origin":"live"', b"[]", b"\xff{}", b'{"a":1'])
+        st.binary().filter(lambda raw: not is_object(raw)),
+        st.sampled_from([b'{"a":1},"origin":"live"', b"[]", b"\xff{}", b'{"a":1']),
     )
 )
 def test_what_is_no_pdu_stays_none_in_an_envelope(raw: bytes) -> None:
@@ -178,11 +217,17 @@ def test_bytes_given_as_base64_are_judged_as_well(encoded: str) -> None:
 
 
 def test_an_envelope_holds_the_pdu_as_it_is_and_what_is_known_of_it() -> None:
-    assert envelope(b'{"a": 1}', "11", "live", ["$a"]) == b'{"pdu":{"a": 1},"room_version":"11","origin":"live","state_before":["$a"]}'
+    assert (
+        envelope(b'{"a": 1}', "11", "live", ["$a"])
+        == b'{"pdu":{"a": 1},"room_version":"11","origin":"live","state_before":["$a"]}'
+    )
     assert envelope(b"{}", None, None) == b'{"pdu":{}}'
     stripped = [{"type": "m.room.name", "content": {"name": "é"}}]
     line = envelope(b"{}", None, "out_of_band", None, stripped)
-    assert line == '{"pdu":{},"origin":"out_of_band","stripped_state":[{"type":"m.room.name","content":{"name":"é"}}]}'.encode()
+    assert (
+        line
+        == '{"pdu":{},"origin":"out_of_band","stripped_state":[{"type":"m.room.name","content":{"name":"é"}}]}'.encode()
+    )
     assert read_line(line) == Line(b"{}", None, "out_of_band", None, tuple(stripped))
     assert read_line(b'{"pdu":{},"stripped_state":null}') == Line(b"{}")
     assert read_line(b'  {"stripped_state": [ ] ,"pdu":{}}') == Line(b"{}", stripped_state=())
@@ -210,8 +255,14 @@ def test_the_pdus_of_an_answer_come_out_byte_for_byte(raw: str, pdus: list[str])
         (b"[]", "not an object with a list pdus"),
         (b"{}", "not an object with a list pdus"),
         (b'{"pdus":{}}', "not an object with a list pdus"),
-        (b"{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        (b"\xff", "not JSON: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+        (
+            b"{",
+            "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        ),
+        (
+            b"\xff",
+            "not JSON: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        ),
     ],
 )
 def test_an_answer_without_pdus_is_refused(raw: bytes, told: str) -> None:

@@ -35,9 +35,15 @@ READINGS = {
 
 @pytest.mark.parametrize("version", LENIENT)
 @pytest.mark.parametrize("lexeme", READINGS)
-def test_before_version_6_numbers_hash_as_python_servers_read_them(version: str, lexeme: str) -> None:
-    pdu = unsigned_pdu(version, content={"n": "@n@"}, unsigned={"n": "@n@"}, signatures={}, hashes={})
-    covered = canonical({k: v for k, v in pdu.items() if k not in ("unsigned", "signatures", "hashes")})
+def test_before_version_6_numbers_hash_as_python_servers_read_them(
+    version: str, lexeme: str
+) -> None:
+    pdu = unsigned_pdu(
+        version, content={"n": "@n@"}, unsigned={"n": "@n@"}, signatures={}, hashes={}
+    )
+    covered = canonical(
+        {k: v for k, v in pdu.items() if k not in ("unsigned", "signatures", "hashes")}
+    )
     covered = covered.replace(b'"@n@"', READINGS[lexeme].encode())
     pdu["hashes"] = {"sha256": encode_base64(hashlib.sha256(covered).digest())}
     raw = encoded(pdu, n=lexeme)
@@ -51,9 +57,13 @@ def test_before_version_6_numbers_hash_as_python_servers_read_them(version: str,
 
 
 @pytest.mark.parametrize("version", STRICT)
-@pytest.mark.parametrize("lexeme", [*READINGS, "9007199254740992", "-9007199254740992", "0.5", "-0e0"])
+@pytest.mark.parametrize(
+    "lexeme", [*READINGS, "9007199254740992", "-9007199254740992", "0.5", "-0e0"]
+)
 @pytest.mark.parametrize("where", ["content", "unsigned", "unknown"])
-def test_from_version_6_only_integers_of_53_bits_written_plainly(version: str, lexeme: str, where: str) -> None:
+def test_from_version_6_only_integers_of_53_bits_written_plainly(
+    version: str, lexeme: str, where: str
+) -> None:
     raw = encoded({**signed_pdu(version), where: {"deep": [{"n": "@n@"}]}}, n=lexeme)
     with pytest.raises(InvalidEvent):
         parse(raw, version)
@@ -61,13 +71,29 @@ def test_from_version_6_only_integers_of_53_bits_written_plainly(version: str, l
 
 @pytest.mark.parametrize("version", STRICT)
 def test_from_version_6_the_largest_and_the_smallest_integer(version: str) -> None:
-    pdu = signed_pdu(version, content={"n": [2**53 - 1, -(2**53) + 1, 0, "-0", "1e5", "-0,", True, None]})
+    pdu = signed_pdu(
+        version, content={"n": [2**53 - 1, -(2**53) + 1, 0, "-0", "1e5", "-0,", True, None]}
+    )
     assert parse(encoded(pdu), version).content_hash_valid
 
 
 @pytest.mark.parametrize("version", [*LENIENT, *STRICT])
 @pytest.mark.parametrize(
-    "lexeme", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "01", "+1", "1.", ".5", "0x10", "1" * 4_301, "1" * 500_000]
+    "lexeme",
+    [
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e400",
+        "-1e400",
+        "01",
+        "+1",
+        "1.",
+        ".5",
+        "0x10",
+        "1" * 4_301,
+        "1" * 500_000,
+    ],
 )
 def test_what_is_no_number_in_any_version(version: str, lexeme: str) -> None:
     with pytest.raises(InvalidEvent):
@@ -82,8 +108,14 @@ def test_depth_is_an_integer_below_its_limit_in_every_version(version: str, lexe
 
 
 def test_the_reason_quotes_a_long_number_in_part() -> None:
-    assert refusal("9" * 300) == "the number 99999999999999999999… (300 characters) is not allowed in canonical JSON"
-    assert refusal("9" * 41) == "the number 99999999999999999999… (41 characters) is not allowed in canonical JSON"
+    assert (
+        refusal("9" * 300)
+        == "the number 99999999999999999999… (300 characters) is not allowed in canonical JSON"
+    )
+    assert (
+        refusal("9" * 41)
+        == "the number 99999999999999999999… (41 characters) is not allowed in canonical JSON"
+    )
     assert refusal("9" * 40) == f"the number {'9' * 40} is not allowed in canonical JSON"
 
 
@@ -113,4 +145,8 @@ def test_the_reason_of_the_second_reader() -> None:
 
 
 def test_unpadded_is_the_base64_of_the_servers() -> None:
-    assert all(unpadded(bytes([n]) * size) == encode_base64(bytes([n]) * size) for n in range(256) for size in (1, 2, 3, 32))
+    assert all(
+        unpadded(bytes([n]) * size) == encode_base64(bytes([n]) * size)
+        for n in range(256)
+        for size in (1, 2, 3, 32)
+    )

@@ -12,7 +12,15 @@ from storage.event.hashes import canonical, content_hash_fits
 from storage.event.hashes import encoded as encode
 from storage.event.model import make_event, without_json
 from storage.event.reading import glance
-from tests.event.building import LENIENT, PAIRED, STRICT, VERSIONS, encoded, signed_pdu, unsigned_pdu
+from tests.event.building import (
+    LENIENT,
+    PAIRED,
+    STRICT,
+    VERSIONS,
+    encoded,
+    signed_pdu,
+    unsigned_pdu,
+)
 
 ID = "$" + "a" * 43
 
@@ -27,7 +35,11 @@ def test_the_fields_of_an_event(version: str) -> None:
     assert event.content_hash_valid
     assert event.event_id == event_id(pdu, version)
     assert event.room_version is ROOM_VERSIONS[version]
-    assert (event.room_id, event.type, event.sender) == ("!room:example.org", "m.room.message", "@alice:example.org")
+    assert (event.room_id, event.type, event.sender) == (
+        "!room:example.org",
+        "m.room.message",
+        "@alice:example.org",
+    )
     assert (event.depth, event.origin_server_ts) == (7, 1_700_000_000_000)
     assert event.content == pdu["content"]
     parent = "$parent:example.org" if version in PAIRED else "$" + "p" * 43
@@ -65,9 +77,15 @@ def test_events_are_values() -> None:
     assert pickle.loads(pickle.dumps(one)) == one
     assert pickle.loads(pickle.dumps(one)).room_version is one.room_version
     assert hash(one) == hash(same) != hash(other)
-    assert repr(one) == f"<Event {one.event_id} m.room.message sender=@alice:example.org room=!room:example.org>"
+    assert (
+        repr(one)
+        == f"<Event {one.event_id} m.room.message sender=@alice:example.org room=!room:example.org>"
+    )
     named = parse(signed_pdu("11", state_key="x"), "11")
-    assert repr(named) == f"<Event {named.event_id} m.room.message state_key='x' sender=@alice:example.org room=!room:example.org>"
+    assert (
+        repr(named)
+        == f"<Event {named.event_id} m.room.message state_key='x' sender=@alice:example.org room=!room:example.org>"
+    )
     with pytest.raises(AttributeError):
         one.depth = 3  # type: ignore[misc]
     assert one != load(one.raw, "11", one.event_id, redacted=True)
@@ -93,7 +111,10 @@ def test_an_event_is_kept_without_its_json_unless_it_is_a_create_event() -> None
     assert without_json(create) is create
 
 
-@pytest.mark.parametrize("raw,value", [(b'{"a":1}', {"a": 1}), (b"[{}]", None), (b"7", None), (b"{", None), (b"\xff", None)])
+@pytest.mark.parametrize(
+    "raw,value",
+    [(b'{"a":1}', {"a": 1}), (b"[{}]", None), (b"7", None), (b"{", None), (b"\xff", None)],
+)
 def test_a_glance_finds_an_object_or_none(raw: bytes, value: object) -> None:
     assert glance(raw) == value
 
@@ -112,7 +133,9 @@ def test_a_wrong_content_hash_gives_the_redacted_form(version: str) -> None:
     assert load(raw, version, event.event_id, redacted=True) == event
 
 
-@pytest.mark.parametrize("given", [{}, {"sha256": 5}, {"sha256": "not base64: é"}, {"sha256": ""}, {"md5": "x" * 22}])
+@pytest.mark.parametrize(
+    "given", [{}, {"sha256": 5}, {"sha256": "not base64: é"}, {"sha256": ""}, {"md5": "x" * 22}]
+)
 def test_a_content_hash_that_is_none(given: dict[str, Any]) -> None:
     assert not parse({**signed_pdu("11"), "hashes": given}, "11").content_hash_valid
 
@@ -126,7 +149,10 @@ def test_the_content_hash_may_be_padded_or_stand_beside_others() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_load_gives_what_parse_gave(version: str) -> None:
-    event = parse(encoded(signed_pdu(version, type="m.room.member", content={"membership": "join", "x": 0})), version)
+    event = parse(
+        encoded(signed_pdu(version, type="m.room.member", content={"membership": "join", "x": 0})),
+        version,
+    )
     assert load(event.raw, version, event.event_id) == event
     assert load(event.raw, version, event.event_id).json == event.json
     assert load(event.raw, version, event.event_id, redacted=True).content == {"membership": "join"}
@@ -144,11 +170,16 @@ def test_what_a_redaction_redacts(version: str) -> None:
 @pytest.mark.parametrize("target", [5, "", "not an id", "$nul\0", "$" + "é" * 200, None, [ID]])
 def test_a_redaction_of_no_event_names_none(target: object) -> None:
     assert parse(signed_pdu("10", type="m.room.redaction", redacts=target), "10").redacts is None
-    assert parse(signed_pdu("11", type="m.room.redaction", content={"redacts": target}), "11").redacts is None
+    assert (
+        parse(signed_pdu("11", type="m.room.redaction", content={"redacts": target}), "11").redacts
+        is None
+    )
 
 
 def test_the_room_id_of_version_12_is_the_id_of_its_create_event() -> None:
-    create = signed_pdu("12", type="m.room.create", state_key="", room_id=..., prev_events=[], auth_events=[])
+    create = signed_pdu(
+        "12", type="m.room.create", state_key="", room_id=..., prev_events=[], auth_events=[]
+    )
     event = parse(create, "12")
     assert event.room_id == "!" + event.event_id[1:]
     assert load(event.raw, "12", event.event_id).room_id == event.room_id
@@ -184,7 +215,8 @@ def test_an_empty_type_is_a_type() -> None:
     assert parse(signed_pdu("11", type=""), "11").type == ""
 
 
-# -------------------------------------------------------------------------------------------------------------- refused
+# --------------------------------------------------------------------------------------------------------------
+# refused
 
 WANTED = {
     **dict.fromkeys(("type", "room_id", "sender", "state_key"), "a string"),
@@ -218,7 +250,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes,reason", [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+@pytest.mark.parametrize(
+    "changes,reason", [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
 def test_refused(changes: dict[str, Any], reason: str) -> None:
     pdu = {**signed_pdu("11"), **changes}
     raw = encoded({key: value for key, value in pdu.items() if value is not ...})
@@ -238,8 +272,14 @@ def test_refused_hashes_and_signatures(key: str, value: object) -> None:
 
 def test_ids_may_have_255_bytes_and_references_as_well() -> None:
     for text in ("t" * 255, "é" * 127 + "t", "日" * 85):
-        event = parse(signed_pdu("11", type=text, state_key=text, prev_events=["$" + text[1:]]), "11")
-        assert (event.type, event.state_key, event.prev_event_ids) == (text, text, ("$" + text[1:],))
+        event = parse(
+            signed_pdu("11", type=text, state_key=text, prev_events=["$" + text[1:]]), "11"
+        )
+        assert (event.type, event.state_key, event.prev_event_ids) == (
+            text,
+            text,
+            ("$" + text[1:],),
+        )
     with pytest.raises(InvalidEvent, match="event ids"):
         parse(signed_pdu("11", prev_events=["$" + "é" * 128]), "11")
     for text, target in (
@@ -248,7 +288,12 @@ def test_ids_may_have_255_bytes_and_references_as_well() -> None:
         ("$" + "é" * 127, "$" + "é" * 127),
         ("$" + "é" * 128, None),
     ):
-        assert parse(signed_pdu("11", type="m.room.redaction", content={"redacts": text}), "11").redacts == target
+        assert (
+            parse(
+                signed_pdu("11", type="m.room.redaction", content={"redacts": text}), "11"
+            ).redacts
+            == target
+        )
 
 
 @pytest.mark.parametrize("version", PAIRED)
@@ -263,8 +308,14 @@ def test_ids_may_have_255_bytes_and_references_as_well() -> None:
         ({"event_id": "$a\0:b"}, "event_id holds a NUL"),
         ({"prev_events": ["$a:b"]}, "prev_events holds something else than [id, hashes] pairs"),
         ({"prev_events": [["$a:b"]]}, "prev_events holds something else than [id, hashes] pairs"),
-        ({"prev_events": [["$a:b", {}, {}]]}, "prev_events holds something else than [id, hashes] pairs"),
-        ({"auth_events": [["$a:b", "hash"]]}, "auth_events holds something else than [id, hashes] pairs"),
+        (
+            {"prev_events": [["$a:b", {}, {}]]},
+            "prev_events holds something else than [id, hashes] pairs",
+        ),
+        (
+            {"auth_events": [["$a:b", "hash"]]},
+            "auth_events holds something else than [id, hashes] pairs",
+        ),
         ({"auth_events": [[["$a:b"], {}]]}, "auth_events holds something else than event ids"),
     ],
 )
@@ -278,7 +329,22 @@ def test_refused_in_versions_1_and_2(version: str, changes: dict[str, Any], reas
 @pytest.mark.parametrize(
     "raw",
     [
-        *(b"", b" ", b"\xff\xfe", b"null", b"[]", b"5", b'"text"', b"{", b"{}{}", b"{}", b'{"a":}', b'{"a":1,}', b"{'a':1}", b"{a:1}"),
+        *(
+            b"",
+            b" ",
+            b"\xff\xfe",
+            b"null",
+            b"[]",
+            b"5",
+            b'"text"',
+            b"{",
+            b"{}{}",
+            b"{}",
+            b'{"a":}',
+            b'{"a":1,}',
+            b"{'a':1}",
+            b"{a:1}",
+        ),
         b"\xef\xbb\xbf{}",
         "{}".encode("utf-16"),
         b'{"type":"\xc3\x28"}',
@@ -303,16 +369,28 @@ def test_lone_surrogates_are_refused_everywhere(version: str, where: str) -> Non
     with pytest.raises(InvalidEvent):
         parse(raw, version)
     with pytest.raises(InvalidEvent, match="surrogate"):
-        parse({**signed_pdu(version), where: "\ud800" if isinstance(value, str) else {"a": "\ud800"}}, version)
+        parse(
+            {**signed_pdu(version), where: "\ud800" if isinstance(value, str) else {"a": "\ud800"}},
+            version,
+        )
     # The second reader must refuse it as well.
     with pytest.raises(InvalidEvent):
-        parse(encoded({**signed_pdu(version), "content": {"n": "@n@", "s": "@x@"}}, n="1" * 400, x='"\\udc00"'), version)
+        parse(
+            encoded(
+                {**signed_pdu(version), "content": {"n": "@n@", "s": "@x@"}},
+                n="1" * 400,
+                x='"\\udc00"',
+            ),
+            version,
+        )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nesting_is_limited_and_its_limit_does_not_depend_on_the_stack(version: str) -> None:
     def pdu(levels: int) -> bytes:  # of the whole event: the event is one, content another
-        return encoded(signed_pdu(version)).replace(b'"hello"', b"[" * (levels - 2) + b"]" * (levels - 2))
+        return encoded(signed_pdu(version)).replace(
+            b'"hello"', b"[" * (levels - 2) + b"]" * (levels - 2)
+        )
 
     assert not parse(pdu(500), version).content_hash_valid
     with pytest.raises(InvalidEvent, match="nested more than 500"):
@@ -349,7 +427,9 @@ def test_the_size_limit_counts_canonical_bytes_with_unsigned(version: str) -> No
 
 
 def test_floats_that_grow_in_canonical_json_count_as_they_are_written() -> None:
-    raw = canonical(signed_pdu("5", content={"n": ["@n@"] * 10_000})).replace(b'"@n@"', b"1e15")  # 4 bytes, canonical 18
+    raw = canonical(signed_pdu("5", content={"n": ["@n@"] * 10_000})).replace(
+        b'"@n@"', b"1e15"
+    )  # 4 bytes, canonical 18
     assert len(raw) < 65_536
     with pytest.raises(InvalidEvent, match="bytes of canonical JSON"):
         parse(raw, "5")
@@ -359,7 +439,16 @@ def test_floats_that_grow_in_canonical_json_count_as_they_are_written() -> None:
 def test_depth_and_time_have_the_range_of_their_column(version: str) -> None:
     def outcome(key: str, value: int) -> bool:
         try:
-            return bool(getattr(parse({**unsigned_pdu(version), "hashes": {}, "signatures": {}, key: value}, version), key) == value)
+            return bool(
+                getattr(
+                    parse(
+                        {**unsigned_pdu(version), "hashes": {}, "signatures": {}, key: value},
+                        version,
+                    ),
+                    key,
+                )
+                == value
+            )
         except InvalidEvent:
             return False
 
@@ -397,7 +486,10 @@ def test_what_cannot_be_written_as_canonical_json_is_refused() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    for value, reason in ((["\ud800"], "a string holds a lone surrogate"), (deep, "nested too deeply")):
+    for value, reason in (
+        (["\ud800"], "a string holds a lone surrogate"),
+        (deep, "nested too deeply"),
+    ):
         with pytest.raises(InvalidEvent) as caught:
             canonical(value)
         assert caught.value.reason == reason
@@ -422,7 +514,11 @@ def test_a_content_hash_fits_or_not() -> None:
 
 @pytest.mark.parametrize("version", ["", "0", "13", "org.matrix.msc", None, 11, []])
 def test_unknown_room_versions(version: Any) -> None:
-    for call in (lambda: parse(signed_pdu("11"), version), lambda: event_id({}, version), lambda: redact({}, version)):
+    for call in (
+        lambda: parse(signed_pdu("11"), version),
+        lambda: event_id({}, version),
+        lambda: redact({}, version),
+    ):
         with pytest.raises(UnknownRoomVersion) as caught:
             call()
         assert caught.value.room_version == version

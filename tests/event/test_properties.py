@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import InvalidEvent
-from storage.event import ROOM_VERSIONS, content_hash, event_id, load, parse, redact, reference_hash, verify
+from storage.event import (
+    ROOM_VERSIONS,
+    content_hash,
+    event_id,
+    load,
+    parse,
+    redact,
+    reference_hash,
+    verify,
+)
 from storage.event.hashes import canonical, content_hash_fits, fits_and_id
 from storage.event.hashes import encoded as encoded_exactly
 from tests.event.building import SERVER, STRICT, VERIFY_KEY, VERSIONS, encoded, signed_pdu
@@ -26,12 +35,31 @@ values = st.recursive(
 )
 objects = st.dictionaries(text, values, max_size=4)
 versions = st.sampled_from(VERSIONS)
-event_types = st.sampled_from([*ROOM_VERSIONS["1"].redaction_content, "m.room.redaction", "m.room.message"])
-content_keys = st.sampled_from(
-    ["membership", "creator", "join_rule", "allow", "aliases", "users", "invite", "redacts", "third_party_invite", "history_visibility"],
+event_types = st.sampled_from(
+    [*ROOM_VERSIONS["1"].redaction_content, "m.room.redaction", "m.room.message"]
 )
-contents = st.dictionaries(content_keys | text, values | st.dictionaries(st.just("signed"), values), max_size=5)
-extras = st.dictionaries(text | st.sampled_from(["origin", "membership", "prev_state", "redacts", "age_ts"]), values, max_size=2)
+content_keys = st.sampled_from(
+    [
+        "membership",
+        "creator",
+        "join_rule",
+        "allow",
+        "aliases",
+        "users",
+        "invite",
+        "redacts",
+        "third_party_invite",
+        "history_visibility",
+    ],
+)
+contents = st.dictionaries(
+    content_keys | text, values | st.dictionaries(st.just("signed"), values), max_size=5
+)
+extras = st.dictionaries(
+    text | st.sampled_from(["origin", "membership", "prev_state", "redacts", "age_ts"]),
+    values,
+    max_size=2,
+)
 
 
 @st.composite
@@ -39,8 +67,14 @@ def signed(draw: st.DrawFn, version: str | None = None) -> tuple[str, dict[str, 
     """(room version, a signed PDU of it) with any content and any further keys."""
     chosen = version or draw(versions)
     pdu = signed_pdu(chosen)  # its keys win over the extra ones
-    changes: dict[str, Any] = {key: value for key, value in draw(extras).items() if key not in pdu and key not in ("state_key", "unsigned")}
-    changes.update(type=draw(event_types), content=draw(contents), depth=draw(st.integers(0, 2**53 - 1)))
+    changes: dict[str, Any] = {
+        key: value
+        for key, value in draw(extras).items()
+        if key not in pdu and key not in ("state_key", "unsigned")
+    }
+    changes.update(
+        type=draw(event_types), content=draw(contents), depth=draw(st.integers(0, 2**53 - 1))
+    )
     if draw(st.booleans()):
         changes["state_key"] = draw(text.filter(lambda key: "\0" not in key))
     if chosen == "12" and changes["type"] == "m.room.create":
@@ -80,7 +114,9 @@ def test_unsigned_and_signatures_are_no_part_of_what_an_event_is(
 
 @quick
 @given(signed())
-def test_redaction_is_idempotent_and_keeps_id_and_signature(case: tuple[str, dict[str, Any]]) -> None:
+def test_redaction_is_idempotent_and_keeps_id_and_signature(
+    case: tuple[str, dict[str, Any]],
+) -> None:
     version, pdu = case
     redacted = redact(pdu, version)
     assert redact(redacted, version) == redacted
@@ -92,7 +128,9 @@ def test_redaction_is_idempotent_and_keeps_id_and_signature(case: tuple[str, dic
 
 @quick
 @given(signed(), contents)
-def test_another_content_is_found_by_the_content_hash(case: tuple[str, dict[str, Any]], content: dict[str, Any]) -> None:
+def test_another_content_is_found_by_the_content_hash(
+    case: tuple[str, dict[str, Any]], content: dict[str, Any]
+) -> None:
     version, pdu = case
     event = parse({**pdu, "content": content}, version)
     assert event.content_hash_valid == (canonical(content) == canonical(pdu["content"]))
@@ -100,7 +138,8 @@ def test_another_content_is_found_by_the_content_hash(case: tuple[str, dict[str,
         assert event.json == redact({**pdu, "content": content}, version)
 
 
-# One encoding for both hashes must give what two give, also where contents imitate the pieces it is cut at.
+# One encoding for both hashes must give what two give, also where contents imitate the pieces it is
+# cut at.
 imitations = st.sampled_from(
     [
         {"depth": 7, "hashes": {"sha256": "x"}, "origin_server_ts": 1},
@@ -124,7 +163,13 @@ given_hashes = st.sampled_from(
 
 
 @quick
-@given(signed(), given_hashes | st.none(), st.lists(imitations, max_size=2), imitations | contents, st.sampled_from([7, 8]))
+@given(
+    signed(),
+    given_hashes | st.none(),
+    st.lists(imitations, max_size=2),
+    imitations | contents,
+    st.sampled_from([7, 8]),
+)
 def test_orjson_gives_the_hashes_of_canonicaljson(
     case: tuple[str, dict[str, Any]],
     hashes: dict[str, Any] | None,
@@ -138,14 +183,20 @@ def test_orjson_gives_the_hashes_of_canonicaljson(
     if hashes is None:
         pdu["content"]["own"] = {"a": 1, "depth": depth, "hashes": pdu["hashes"], "x": 1}
     for exact in (True, False):
-        assert fits_and_id(pdu, ROOM_VERSIONS[version], exact=exact) == (content_hash_fits(pdu), event_id(pdu, version))
+        assert fits_and_id(pdu, ROOM_VERSIONS[version], exact=exact) == (
+            content_hash_fits(pdu),
+            event_id(pdu, version),
+        )
 
 
 everything = "".join(chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
 integers = st.integers(-(2**53) + 1, 2**53 - 1) | st.sampled_from([0, -1, 2**53 - 1, -(2**53) + 1])
 written = st.recursive(
     st.none() | st.booleans() | integers | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=20), inner, max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=8)
+        | st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=20), inner, max_size=8)
+    ),
     max_leaves=20,
 )
 
@@ -176,28 +227,37 @@ def test_a_lone_surrogate_is_refused_by_both() -> None:
 @pytest.mark.parametrize(
     "hashes,inside",
     [
-        # The piece that is looked for stands in the content as well; only in the content, as a second hash follows; only in the
-        # content, as a quote or a backslash is escaped where the hash stands.
+        # The piece that is looked for stands in the content as well; only in the content, as a
+        # second hash follows; only in the content, as a quote or a backslash is escaped where the
+        # hash stands.
         ({"sha256": "x"}, {"a": 1, "depth": 7, "hashes": {"sha256": "x"}, "z": 1}),
         ({"sha256": "x", "sha512": "y"}, {"a": 1, "depth": 7, "hashes": {"sha256": "x"}, "z": 1}),
-        ({"sha256": 'x"},"i":{"c":"d'}, {"a": 1, "depth": 7, "hashes": {"sha256": "x"}, "i": {"c": "d"}, "z": 1}),
+        (
+            {"sha256": 'x"},"i":{"c":"d'},
+            {"a": 1, "depth": 7, "hashes": {"sha256": "x"}, "i": {"c": "d"}, "z": 1},
+        ),
         ({"sha256": "a\\b"}, {"a": 1, "depth": 7, "hashes": {"sha256": "a\b"}, "z": 1}),
     ],
 )
-def test_a_content_that_imitates_an_event_is_hashed_like_any_other(hashes: dict[str, Any], inside: dict[str, Any]) -> None:
+def test_a_content_that_imitates_an_event_is_hashed_like_any_other(
+    hashes: dict[str, Any], inside: dict[str, Any]
+) -> None:
     pdu = {**signed_pdu("11"), "content": {"x": inside}, "hashes": hashes}
     assert fits_and_id(pdu, ROOM_VERSIONS["11"], exact=True) == (False, event_id(pdu, "11"))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("extra", [{}, {"display_name": "d"}])
-def test_a_content_that_redaction_shortens_inside_is_hashed_in_its_redacted_form(version: str, extra: dict[str, Any]) -> None:
+def test_a_content_that_redaction_shortens_inside_is_hashed_in_its_redacted_form(
+    version: str, extra: dict[str, Any]
+) -> None:
     invite = {"membership": "invite", "third_party_invite": {"signed": {"token": "t"}, **extra}}
     pdu = signed_pdu(version, type="m.room.member", state_key="@b:c", content=invite)
     assert fits_and_id(pdu, ROOM_VERSIONS[version], exact=True) == (True, event_id(pdu, version))
 
 
-# --------------------------------------------------------------------------------------------------------- hostile input
+# ---------------------------------------------------------------------------------------------------------
+# hostile input
 
 
 def outcome(raw: bytes, version: str) -> None:
@@ -217,11 +277,20 @@ def test_arbitrary_bytes(raw: bytes, version: str) -> None:
 
 
 any_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["$a:b", "@a:b", "!a:b", "$a"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["$a:b", "@a:b", "!a:b", "$a"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
-near_events = st.fixed_dictionaries({}, optional=dict.fromkeys([*signed_pdu("1"), "state_key", "unsigned", "redacts"], any_json))
+near_events = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys([*signed_pdu("1"), "state_key", "unsigned", "redacts"], any_json)
+)
 
 
 @settings(deadline=None, max_examples=500)
@@ -241,13 +310,17 @@ def test_one_arbitrary_value_in_a_good_event(version: str, key: str, value: obje
 
 @settings(deadline=None, max_examples=300)
 @given(versions, st.integers(0, 10_000), st.binary(max_size=4), st.integers(0, 8))
-def test_a_good_event_with_bytes_overwritten(version: str, place: int, patch: bytes, length: int) -> None:
+def test_a_good_event_with_bytes_overwritten(
+    version: str, place: int, patch: bytes, length: int
+) -> None:
     raw = encoded(signed_pdu(version, state_key="", content={"n": 1, "s": "\\u00e9"}))
     place %= len(raw)
     outcome(raw[:place] + patch + raw[place + length :], version)
 
 
-numbers = st.from_regex(r"-?(0|[1-9][0-9]{0,24})(\.[0-9]{1,4})?([eE][+-]?[0-9]{1,3})?", fullmatch=True)
+numbers = st.from_regex(
+    r"-?(0|[1-9][0-9]{0,24})(\.[0-9]{1,4})?([eE][+-]?[0-9]{1,3})?", fullmatch=True
+)
 
 
 @settings(deadline=None, max_examples=500)

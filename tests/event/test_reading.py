@@ -14,10 +14,20 @@ LONG = b"1" * 400  # orjson refuses it
 
 
 @pytest.mark.parametrize(
-    "lexeme,exact", [(0, True), (LARGEST, True), (LARGEST + 1, False), (-LARGEST, True), (-LARGEST - 1, False), (1.5, False)]
+    "lexeme,exact",
+    [
+        (0, True),
+        (LARGEST, True),
+        (LARGEST + 1, False),
+        (-LARGEST, True),
+        (-LARGEST - 1, False),
+        (1.5, False),
+    ],
 )
 def test_before_version_6_numbers_are_exact_up_to_53_bits(lexeme: float, *, exact: bool) -> None:
-    assert read(f'{{"a":[{lexeme}],"b":"x"}}'.encode(), strict=False) == Read({"a": [lexeme], "b": "x"}, exact=exact)
+    assert read(f'{{"a":[{lexeme}],"b":"x"}}'.encode(), strict=False) == Read(
+        {"a": [lexeme], "b": "x"}, exact=exact
+    )
 
 
 def test_from_version_6_all_numbers_are_exact() -> None:
@@ -67,7 +77,9 @@ def nested(levels: int, opening: bytes, closing: bytes) -> bytes:
 def test_the_second_reader_is_for_objects_that_are_not_too_deep() -> None:
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
         assert read(nested(MAX_NESTING, opening, closing), strict=False).exact is False
-        assert reason(nested(MAX_NESTING + 1, opening, closing), strict=False).startswith("not JSON: ")
+        assert reason(nested(MAX_NESTING + 1, opening, closing), strict=False).startswith(
+            "not JSON: "
+        )
 
 
 def test_the_second_reader_on_a_deep_stack() -> None:

@@ -46,7 +46,14 @@ KEPT: dict[str, list[tuple[int, dict[str, Any]]]] = {
     "m.room.member": [
         (1, {"membership": "join"}),
         (9, {"membership": "join", "join_authorised_via_users_server": "@b:c"}),
-        (11, {"membership": "join", "join_authorised_via_users_server": "@b:c", "third_party_invite": {"signed": {"token": "t"}}}),
+        (
+            11,
+            {
+                "membership": "join",
+                "join_authorised_via_users_server": "@b:c",
+                "third_party_invite": {"signed": {"token": "t"}},
+            },
+        ),
     ],
     "m.room.power_levels": [
         (1, {key: value for key, value in POWER.items() if key not in ("invite", "notifications")}),
@@ -74,13 +81,24 @@ def test_what_is_kept_at_the_top(version: str) -> None:
 
 @pytest.mark.parametrize("content", [None, [], "text", 5])
 def test_a_content_that_is_no_object_becomes_one(content: object) -> None:
-    assert redact({"type": "m.room.create", "content": content}, "11") == {"type": "m.room.create", "content": {}}
-    assert redact({"type": ["m.room.create"], "content": {}}, "1") == {"type": ["m.room.create"], "content": {}}
+    assert redact({"type": "m.room.create", "content": content}, "11") == {
+        "type": "m.room.create",
+        "content": {},
+    }
+    assert redact({"type": ["m.room.create"], "content": {}}, "1") == {
+        "type": ["m.room.create"],
+        "content": {},
+    }
 
 
 @pytest.mark.parametrize("invite", [None, 5, [], {}, {"display_name": "d"}])
 def test_a_third_party_invite_without_signed_is_dropped(invite: object) -> None:
-    assert redact({"type": "m.room.member", "content": {"third_party_invite": invite}}, "11")["content"] == {}
+    assert (
+        redact({"type": "m.room.member", "content": {"third_party_invite": invite}}, "11")[
+            "content"
+        ]
+        == {}
+    )
 
 
 def test_the_argument_is_left_alone() -> None:

@@ -6,7 +6,17 @@ import pytest
 from signedjson.key import generate_signing_key, get_verify_key
 
 from storage.errors import InvalidEvent, InvalidSignature
-from storage.event import ROOM_VERSIONS, content_hash, parse, redact, required_signers, sign, signatures, verify, verify_event
+from storage.event import (
+    ROOM_VERSIONS,
+    content_hash,
+    parse,
+    redact,
+    required_signers,
+    sign,
+    signatures,
+    verify,
+    verify_event,
+)
 from tests.event.building import KEY, PAIRED, SERVER, VERIFY_KEY, VERSIONS, signed_pdu, unsigned_pdu
 
 
@@ -51,7 +61,9 @@ def test_versions_1_and_2_keep_the_event_id_they_are_given(version: str) -> None
 def test_broken_signatures(signatures: object) -> None:
     pdu = {**signed_pdu("11"), "signatures": signatures}
     with pytest.raises(InvalidSignature) as caught:
-        verify({key: value for key, value in pdu.items() if value is not ...}, "11", SERVER, VERIFY_KEY)
+        verify(
+            {key: value for key, value in pdu.items() if value is not ...}, "11", SERVER, VERIFY_KEY
+        )
     assert caught.value.event_id is not None
     assert caught.value.server_name == SERVER
 
@@ -69,8 +81,18 @@ def test_verifying_what_is_not_json() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("change", [{}, {"content": {"body": "é\u2028\x7f", "deep": [[[0]]]}}, {"unsigned": {"age": 5}}, {"zzz": -0}])
-def test_an_event_that_was_read_verifies_as_its_dict_does(version: str, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"content": {"body": "é\u2028\x7f", "deep": [[[0]]]}},
+        {"unsigned": {"age": 5}},
+        {"zzz": -0},
+    ],
+)
+def test_an_event_that_was_read_verifies_as_its_dict_does(
+    version: str, change: dict[str, Any]
+) -> None:
     pdu = signed_pdu(version, **change)
     verify_event(parse(pdu, version), SERVER, VERIFY_KEY)
     redacted = parse({**pdu, "content": {"body": "another"}}, version)
@@ -86,10 +108,14 @@ def test_an_event_that_was_read_verifies_as_its_dict_does(version: str, change: 
 def test_a_good_signature_is_not_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow way is for what does not fit, and for numbers that another encoding would write otherwise."""
     asked: list[str] = []
-    monkeypatch.setattr(signatures, "verify", lambda _, version, *__: asked.append(version.identifier))
+    monkeypatch.setattr(
+        signatures, "verify", lambda _, version, *__: asked.append(version.identifier)
+    )
     for version in VERSIONS:
         verify_event(parse(signed_pdu(version), version), SERVER, VERIFY_KEY)
-    assert asked == [version for version in VERSIONS if not ROOM_VERSIONS[version].strict_canonical_json]
+    assert asked == [
+        version for version in VERSIONS if not ROOM_VERSIONS[version].strict_canonical_json
+    ]
 
 
 @pytest.mark.parametrize("signature", ["?", "é", "AAAA", "A" * 86, 5, None, []])
@@ -109,10 +135,21 @@ def test_the_sender_signs_and_in_versions_1_and_2_the_event_id(version: str) -> 
     ids = {"id.org"} if version in PAIRED else set()
     assert signers(version, **own) == {"example.org"} | ids
     assert signers(version, sender="@a:b.org:8448", **own) == {"b.org:8448"} | ids
-    invite = {"type": "m.room.member", "state_key": "@b:c.org", "content": {"membership": "invite", "third_party_invite": {}}}
+    invite = {
+        "type": "m.room.member",
+        "state_key": "@b:c.org",
+        "content": {"membership": "invite", "third_party_invite": {}},
+    }
     assert signers(version, **invite, **own) == ids
     assert signers(version, **{**invite, "type": "m.room.message"}, **own) == {"example.org"} | ids
-    assert signers(version, **{**invite, "content": {"membership": "join", "third_party_invite": {}}}, **own) == {"example.org"} | ids
+    assert (
+        signers(
+            version,
+            **{**invite, "content": {"membership": "join", "third_party_invite": {}}},
+            **own,
+        )
+        == {"example.org"} | ids
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)

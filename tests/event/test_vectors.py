@@ -8,7 +8,16 @@ from signedjson.key import decode_signing_key_base64, decode_verify_key_base64, 
 from signedjson.sign import sign_json
 
 from storage.errors import InvalidEvent, InvalidSignature
-from storage.event import content_hash, event_id, parse, redact, reference_hash, required_signers, sign, verify
+from storage.event import (
+    content_hash,
+    event_id,
+    parse,
+    redact,
+    reference_hash,
+    required_signers,
+    sign,
+    verify,
+)
 from storage.event.hashes import canonical, unpadded
 from storage.event.reading import read
 from tests.vectors import vectors
@@ -23,16 +32,25 @@ TEST_KEY = decode_signing_key_base64("ed25519", "1", SPEC_SIGNED["seed"])
 
 def canonical_of(text: str, *, strict: bool) -> str:
     """Through our reader, which takes objects only: other values are wrapped."""
-    return canonical(read(b'{"_":' + text.encode() + b"}", strict=strict).value).decode()[len('{"_":') : -1]
+    return canonical(read(b'{"_":' + text.encode() + b"}", strict=strict).value).decode()[
+        len('{"_":') : -1
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------ canonical JSON
+# ------------------------------------------------------------------------------------------------------
+# canonical JSON
 
 
 def gmsl_pairs() -> list[tuple[str, str]]:
     pairs = [(case["input"], case["canonical"]) for case in GMSL_JSON["canonical"]]
-    pairs += [(case["input"], case["want"]) for case in GMSL_JSON["testSortJSON"] + GMSL_JSON["testCompactJSON"]]
-    return pairs + [(case["input"], case["canonical"]) for case in vectors("python-canonicaljson/canonical_json.json")]
+    pairs += [
+        (case["input"], case["want"])
+        for case in GMSL_JSON["testSortJSON"] + GMSL_JSON["testCompactJSON"]
+    ]
+    return pairs + [
+        (case["input"], case["canonical"])
+        for case in vectors("python-canonicaljson/canonical_json.json")
+    ]
 
 
 @pytest.mark.parametrize("text,wanted", gmsl_pairs())
@@ -57,19 +75,25 @@ def test_canonical_json_of_the_specification(case: dict[str, str]) -> None:
 
 
 def test_the_last_example_of_the_specification_is_read_as_python_servers_read_it() -> None:
-    # `-0` and `1e10`: the appendix normalises them to 0 and 10000000000. canonicaljson, which the servers hash with, does
-    # not turn a float into an integer, and versions 1 to 5 must hash as the servers do; from version 6 it is refused.
+    # `-0` and `1e10`: the appendix normalises them to 0 and 10000000000. canonicaljson, which the
+    # servers hash with, does not turn a float into an integer, and versions 1 to 5 must hash as the
+    # servers do; from version 6 it is refused.
     case = SPEC_JSON[-1]
     assert case["canonical"] == '{"a":0,"b":10000000000}'
-    assert canonical(read(case["input"].encode(), strict=False).value) == b'{"a":0,"b":10000000000.0}'
+    assert (
+        canonical(read(case["input"].encode(), strict=False).value) == b'{"a":0,"b":10000000000.0}'
+    )
     with pytest.raises(InvalidEvent, match="number"):
         read(case["input"].encode(), strict=True)
 
 
-# ------------------------------------------------------------------------------------------------ ids, hashes, redaction
+# ------------------------------------------------------------------------------------------------
+# ids, hashes, redaction
 
 
-@pytest.mark.parametrize("case", vectors("gomatrixserverlib/event_ids.json"), ids=lambda case: case["event_id"])
+@pytest.mark.parametrize(
+    "case", vectors("gomatrixserverlib/event_ids.json"), ids=lambda case: case["event_id"]
+)
 def test_event_ids(case: dict[str, Any]) -> None:
     version, pdu = case["room_version"], case["event"]
     assert event_id(pdu, version) == case["event_id"]
@@ -79,7 +103,10 @@ def test_event_ids(case: dict[str, Any]) -> None:
 
 
 def test_reference_hashes_that_events_cite() -> None:
-    events = {pdu["event_id"]: pdu for pdu in vectors("gomatrixserverlib/v1_room_with_reference_hashes.json")}
+    events = {
+        pdu["event_id"]: pdu
+        for pdu in vectors("gomatrixserverlib/v1_room_with_reference_hashes.json")
+    }
     cited = 0
     for pdu in events.values():
         assert content_hash(pdu) == pdu["hashes"]["sha256"]
@@ -94,7 +121,9 @@ def test_reference_hashes_that_events_cite() -> None:
 
 
 def test_a_tampered_event_reads_as_its_redacted_form() -> None:
-    power, valid, tampered, redacted = vectors("gomatrixserverlib/v1_parse_hash_redacted.json")["events"]
+    power, valid, tampered, redacted = vectors("gomatrixserverlib/v1_parse_hash_redacted.json")[
+        "events"
+    ]
     assert parse(power, "1").content_hash_valid
     assert parse(valid, "1").json == valid
     event = parse(tampered, "1")
@@ -111,7 +140,8 @@ def test_redactions(case: dict[str, Any]) -> None:
     assert redact(case["redacted"], case["room_version"]) == case["redacted"]
 
 
-# ----------------------------------------------------------------------------------------------------------- signatures
+# -----------------------------------------------------------------------------------------------------------
+# signatures
 
 
 @pytest.mark.parametrize("pdu", GMSL_SIGNED["verify_ok"])
@@ -122,7 +152,12 @@ def test_signatures_that_fit(pdu: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", GMSL_SIGNED["verify_not_ok"], ids=lambda case: case["reason"])
 def test_signatures_that_do_not_fit(case: dict[str, Any]) -> None:
     with pytest.raises(InvalidSignature) as caught:
-        verify(case["event"], GMSL_SIGNED["room_version"], GMSL_SIGNED["server_name"], get_verify_key(TEST_KEY))
+        verify(
+            case["event"],
+            GMSL_SIGNED["room_version"],
+            GMSL_SIGNED["server_name"],
+            get_verify_key(TEST_KEY),
+        )
     assert caught.value.event_id == case["event"]["event_id"]
     assert (caught.value.server_name, caught.value.key_id) == ("domain", "ed25519:1")
 
@@ -142,16 +177,30 @@ def test_signing_json(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", POLICY["vectors"], ids=lambda case: case["room_version"])
 def test_policy_server_signatures(case: dict[str, Any]) -> None:
     key = decode_verify_key_base64("ed25519", "policy_server", POLICY["public_key"])
-    pdu = {**case["pdu"], "signatures": {**case["pdu"]["signatures"], POLICY["via"]: {"ed25519:policy_server": case["signature"]}}}
+    pdu = {
+        **case["pdu"],
+        "signatures": {
+            **case["pdu"]["signatures"],
+            POLICY["via"]: {"ed25519:policy_server": case["signature"]},
+        },
+    }
     verify(pdu, case["room_version"], POLICY["via"], key)
     # The signature is over the PDU without an event_id: with one in it, it is another object.
     with pytest.raises(InvalidSignature):
-        verify({**pdu, "event_id": POLICY["negative_event_id"]}, case["room_version"], POLICY["via"], key)
+        verify(
+            {**pdu, "event_id": POLICY["negative_event_id"]},
+            case["room_version"],
+            POLICY["via"],
+            key,
+        )
     assert event_id(pdu, case["room_version"]) != POLICY["negative_event_id"]
-    assert event_id({**pdu, "event_id": POLICY["negative_event_id"]}, case["room_version"]) == event_id(pdu, case["room_version"])
+    assert event_id(
+        {**pdu, "event_id": POLICY["negative_event_id"]}, case["room_version"]
+    ) == event_id(pdu, case["room_version"])
 
 
-# ---------------------------------------------------------------------------------------------------- shapes of the spec
+# ----------------------------------------------------------------------------------------------------
+# shapes of the spec
 
 
 def example(name: str) -> dict[str, Any]:

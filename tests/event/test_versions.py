@@ -49,7 +49,10 @@ KEPT_BEFORE_11 = ["prev_state", "origin", "membership"]
 POWER_LEVELS = "ban events events_default kick redact state_default users users_default"
 # event type -> the versions in which a redaction keeps these keys of the content
 CONTENT = {
-    "m.room.member": {range(1, 9): "membership", range(9, 13): "membership join_authorised_via_users_server"},
+    "m.room.member": {
+        range(1, 9): "membership",
+        range(9, 13): "membership join_authorised_via_users_server",
+    },
     "m.room.create": {range(1, 11): "creator"},
     "m.room.join_rules": {range(1, 8): "join_rule", range(8, 13): "join_rule allow"},
     "m.room.power_levels": {range(1, 11): POWER_LEVELS, range(11, 13): POWER_LEVELS + " invite"},
@@ -68,19 +71,27 @@ def table(request: pytest.FixtureRequest) -> Mapping[str, RoomVersion]:
 def test_versions_1_to_12(table: Mapping[str, RoomVersion]) -> None:
     assert list(table) == [str(n) for n in range(1, 13)]
     assert all(version.identifier == identifier for identifier, version in table.items())
-    flags = {name for name in RoomVersion.__dataclass_fields__ if isinstance(getattr(table["1"], name), bool)}
+    flags = {
+        name
+        for name in RoomVersion.__dataclass_fields__
+        if isinstance(getattr(table["1"], name), bool)
+    }
     assert flags == set(FLAGS)
 
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_flags(table: Mapping[str, RoomVersion], flag: str) -> None:
-    assert [int(identifier) for identifier, version in table.items() if getattr(version, flag) is True] == list(FLAGS[flag])
+    assert [
+        int(identifier) for identifier, version in table.items() if getattr(version, flag) is True
+    ] == list(FLAGS[flag])
     assert all(getattr(version, flag) in (True, False) for version in table.values())
 
 
 def test_choices(table: Mapping[str, RoomVersion]) -> None:
     versions = table.values()
-    assert [v.event_id_format for v in versions] == ["in_pdu"] * 2 + ["base64"] + ["url_safe_base64"] * 9
+    assert [v.event_id_format for v in versions] == ["in_pdu"] * 2 + ["base64"] + [
+        "url_safe_base64"
+    ] * 9
     assert [v.state_resolution for v in versions] == ["v1"] + ["v2"] * 10 + ["v2.1"]
     assert [v.power_levels for v in versions] == ["float"] * 5 + ["string"] * 4 + ["integer"] * 3
 
@@ -92,7 +103,12 @@ def test_keys_that_a_redaction_keeps(table: Mapping[str, RoomVersion]) -> None:
 
 def test_content_that_a_redaction_keeps(table: Mapping[str, RoomVersion]) -> None:
     for identifier, version in table.items():
-        wanted = {kind: keys.split() for kind, by in CONTENT.items() for versions, keys in by.items() if int(identifier) in versions}
+        wanted = {
+            kind: keys.split()
+            for kind, by in CONTENT.items()
+            for versions, keys in by.items()
+            if int(identifier) in versions
+        }
         assert version.redaction_content == {kind: frozenset(keys) for kind, keys in wanted.items()}
 
 

@@ -31,9 +31,14 @@ def test_an_event_after_a_gap_stays_above_its_parents() -> None:
 
 
 def test_a_boldly_claimed_depth_ends_a_slack_above_the_room() -> None:
-    assert ordering([], complete=False, depth=1 << 62, children=[], room_max=20) == 20 + HINT_SLACK - 1
+    assert (
+        ordering([], complete=False, depth=1 << 62, children=[], room_max=20) == 20 + HINT_SLACK - 1
+    )
     assert ordering([], complete=False, depth=1 << 63, children=[], room_max=0) == HINT_CEILING - 1
-    assert ordering([], complete=False, depth=1 << 63, children=[], room_max=HINT_CEILING - 5) == HINT_CEILING - 1
+    assert (
+        ordering([], complete=False, depth=1 << 63, children=[], room_max=HINT_CEILING - 5)
+        == HINT_CEILING - 1
+    )
 
 
 def test_only_the_events_that_must_move_do() -> None:

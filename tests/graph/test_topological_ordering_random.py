@@ -27,7 +27,10 @@ _seeds = count(1)
 
 @dataclass(frozen=True)
 class ArrivingGraph:
-    """A graph, and how it arrives. ``parents`` are numbers of earlier messages; none: the end of the room's beginning."""
+    """A graph, and how it arrives.
+
+    ``parents`` are numbers of earlier messages; none: the end of the room's beginning.
+    """
 
     version: str
     parents: tuple[frozenset[int], ...]
@@ -40,12 +43,28 @@ class ArrivingGraph:
 def stories(draw: st.DrawFn) -> ArrivingGraph:
     version = draw(st.sampled_from(("1", "4", "6", "11", "12")))
     size = draw(st.integers(2, 14))
-    parents = tuple(draw(st.frozensets(st.integers(max(0, one - 5), one - 1), max_size=3)) if one else frozenset() for one in range(size))
+    parents = tuple(
+        draw(st.frozensets(st.integers(max(0, one - 5), one - 1), max_size=3))
+        if one
+        else frozenset()
+        for one in range(size)
+    )
     most = deepest(version)
     lie = st.sampled_from(
-        [most, most - 1, topological_ordering.HINT_CEILING - 1, topological_ordering.HINT_SLACK, 0, 1, -1, -most]
+        [
+            most,
+            most - 1,
+            topological_ordering.HINT_CEILING - 1,
+            topological_ordering.HINT_SLACK,
+            0,
+            1,
+            -1,
+            -most,
+        ]
     ) | st.integers(-most, most)
-    depths = tuple(draw(st.none() | lie.map(lambda depth: max(-most, min(depth, most)))) for _ in range(size))
+    depths = tuple(
+        draw(st.none() | lie.map(lambda depth: max(-most, min(depth, most)))) for _ in range(size)
+    )
     arrival = draw(st.permutations(range(size)))
     batches: list[tuple[Origin, tuple[int, ...]]] = []
     origins: st.SearchStrategy[Origin] = st.sampled_from(("live", "live", "backfill"))
@@ -75,7 +94,9 @@ def violations(events: list[BuiltEvent], orders: Mapping[EventId, int]) -> list[
         f"{event.event_id} at {orders[event.event_id]}, its parent {parent} at {orders[parent]}"
         for event in events
         for parent in event.prev_events
-        if event.event_id in orders and parent in orders and not 0 < orders[parent] < orders[event.event_id] < INT8_MAX
+        if event.event_id in orders
+        and parent in orders
+        and not 0 < orders[parent] < orders[event.event_id] < INT8_MAX
     ]
 
 
@@ -98,7 +119,9 @@ def test_a_child_sorts_after_its_parents(subject: StoreSubject, story: ArrivingG
     )
     state = list(room.state.values())
     orders: dict[EventId, int] = {}
-    steps: list[tuple[Origin, list[BuiltEvent]]] = [(origin, [messages[one] for one in batch]) for origin, batch in story.batches]
+    steps: list[tuple[Origin, list[BuiltEvent]]] = [
+        (origin, [messages[one] for one in batch]) for origin, batch in story.batches
+    ]
     if story.joined_over_federation:
         steps.append(("backfill", begun))
     for origin, batch in steps:
@@ -109,6 +132,8 @@ def test_a_child_sorts_after_its_parents(subject: StoreSubject, story: ArrivingG
             state_before={event.event_id: state for event in batch if batch is not begun},
         )
         assert {outcome for _, outcome in answers} == {"stored"}, answers
-        orders = {event_id: position[0] for event_id, position in subject.positions(room.room_id).items()}
+        orders = {
+            event_id: position[0] for event_id, position in subject.positions(room.room_id).items()
+        }
         assert violations(room.events, orders) == []
     assert len(orders) == len(room.events)

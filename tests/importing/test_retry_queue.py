@@ -15,7 +15,9 @@ LINES = st.builds(
 )
 
 
-@given(lines=st.lists(LINES, max_size=60), in_memory_max=st.integers(1, 10), runs_max=st.integers(1, 5))
+@given(
+    lines=st.lists(LINES, max_size=60), in_memory_max=st.integers(1, 10), runs_max=st.integers(1, 5)
+)
 def test_it_sorts(lines: list[RetryLine], in_memory_max: int, runs_max: int) -> None:
     with RetryQueue(in_memory_max=in_memory_max, runs_max=runs_max) as held:
         for line in lines:
@@ -27,7 +29,9 @@ def test_it_sorts(lines: list[RetryLine], in_memory_max: int, runs_max: int) -> 
 
 
 @given(lines=st.lists(LINES, max_size=40), in_memory_max=st.integers(1, 10))
-def test_what_is_put_in_while_it_is_emptied_is_for_the_next_time(lines: list[RetryLine], in_memory_max: int) -> None:
+def test_what_is_put_in_while_it_is_emptied_is_for_the_next_time(
+    lines: list[RetryLine], in_memory_max: int
+) -> None:
     with RetryQueue(in_memory_max=in_memory_max, runs_max=2) as held:
         for line in lines:
             held.add(line)

@@ -22,15 +22,21 @@ INDEXES: Final = sorted(
 
 INDEX_SCANS: Final = ("enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan")
 LITERALS: Final = {"text": "'x'", "boolean": "true", "bytea": "''", "int8multirange": "'{}'"}
-CHECKED: Final = {("lost_positions", "lost_upto"): "2", ("schema_compatibility", "code_revision"): "'0001'"}
+CHECKED: Final = {
+    ("lost_positions", "lost_upto"): "2",
+    ("schema_compatibility", "code_revision"): "'0001'",
+}
 """Values of rows that are made up, where a constraint asks for others."""
 
-SQL_TABLE: Final = "SELECT indrelid::regclass::text FROM pg_index WHERE indexrelid = $1::text::regclass"
+SQL_TABLE: Final = (
+    "SELECT indrelid::regclass::text FROM pg_index WHERE indexrelid = $1::text::regclass"
+)
 SQL_PREDICATE: Final = "SELECT COALESCE(pg_get_expr(indpred, indrelid), 'true') FROM pg_index WHERE indexrelid = $1::text::regclass"
 SQL_COLUMNS: Final = """
 SELECT a.attname::text AS name, format_type(a.atttypid, NULL) AS type
 FROM pg_attribute a
-WHERE a.attrelid = $1::text::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attnotnull AND NOT a.atthasdef
+WHERE a.attrelid = $1::text::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attnotnull
+    AND NOT a.atthasdef
 """
 
 
@@ -38,16 +44,24 @@ async def blind(conn: asyncpg.Connection, index: str) -> int:
     """Write all rows of an index's table again while the index takes none in; how many rows it lacks."""
     table = await conn.fetchval(SQL_TABLE, index)
     async with conn.transaction():
-        await conn.execute("SET LOCAL session_replication_role = replica")  # no foreign key deletes anything
+        await conn.execute(
+            "SET LOCAL session_replication_role = replica"
+        )  # no foreign key deletes anything
         for way in INDEX_SCANS:
             await conn.execute(f"SET LOCAL {way} = off")
-        await conn.execute("UPDATE pg_index SET indisready = false WHERE indexrelid = $1::text::regclass", index)
-        await conn.execute(f"CREATE TEMP TABLE written_again ON COMMIT DROP AS SELECT * FROM {table}")
+        await conn.execute(
+            "UPDATE pg_index SET indisready = false WHERE indexrelid = $1::text::regclass", index
+        )
+        await conn.execute(
+            f"CREATE TEMP TABLE written_again ON COMMIT DROP AS SELECT * FROM {table}"
+        )
         await conn.execute(f"DELETE FROM {table}")
         await conn.execute(f"INSERT INTO {table} SELECT * FROM written_again")
         if not await conn.fetchval(f"SELECT count(*) FROM {table}"):
             await _make_up(conn, table)
-        await conn.execute("UPDATE pg_index SET indisready = true WHERE indexrelid = $1::text::regclass", index)
+        await conn.execute(
+            "UPDATE pg_index SET indisready = true WHERE indexrelid = $1::text::regclass", index
+        )
         predicate = await conn.fetchval(SQL_PREDICATE, index)
         lacks: int = await conn.fetchval(f"SELECT count(*) FROM {table} WHERE {predicate}")
     return lacks
@@ -55,8 +69,13 @@ async def blind(conn: asyncpg.Connection, index: str) -> int:
 
 async def _make_up(conn: asyncpg.Connection, table: str) -> None:
     columns = [(row["name"], row["type"]) for row in await conn.fetch(SQL_COLUMNS, table)]
-    values = [CHECKED.get((table, name), "'{}'" if kind.endswith("[]") else LITERALS.get(kind, "1")) for name, kind in columns]
-    await conn.execute(f"INSERT INTO {table} ({', '.join(name for name, _ in columns)}) VALUES ({', '.join(values)})")
+    values = [
+        CHECKED.get((table, name), "'{}'" if kind.endswith("[]") else LITERALS.get(kind, "1"))
+        for name, kind in columns
+    ]
+    await conn.execute(
+        f"INSERT INTO {table} ({', '.join(name for name, _ in columns)}) VALUES ({', '.join(values)})"
+    )
 
 
 async def exchange(conn: asyncpg.Connection, index: str, definition: str) -> None:
@@ -74,9 +93,15 @@ async def exchange(conn: asyncpg.Connection, index: str, definition: str) -> Non
 async def not_ready(conn: Connection, indexes: Iterable[str]) -> AsyncIterator[None]:
     """Rows that are written in the block are not taken in by these indexes, which are read all the same afterwards."""
     names = list(indexes)
-    await conn.execute("UPDATE pg_index SET indisready = false WHERE indexrelid = ANY($1::text[]::regclass[])", names)
+    await conn.execute(
+        "UPDATE pg_index SET indisready = false WHERE indexrelid = ANY($1::text[]::regclass[])",
+        names,
+    )
     yield
-    await conn.execute("UPDATE pg_index SET indisready = true WHERE indexrelid = ANY($1::text[]::regclass[])", names)
+    await conn.execute(
+        "UPDATE pg_index SET indisready = true WHERE indexrelid = ANY($1::text[]::regclass[])",
+        names,
+    )
 
 
 async def rows_of_all_tables(conn: Connection) -> dict[str, str]:
@@ -87,4 +112,9 @@ async def rows_of_all_tables(conn: Connection) -> dict[str, str]:
         names = await conn.fetchvals(
             "SELECT relname::text FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND relname <> 'stream_positions'"
         )
-        return {name: await conn.fetchval(f"SELECT md5(string_agg(t::text, ' ' ORDER BY t::text)) FROM {name} t") for name in names}
+        return {
+            name: await conn.fetchval(
+                f"SELECT md5(string_agg(t::text, ' ' ORDER BY t::text)) FROM {name} t"
+            )
+            for name in names
+        }

@@ -15,15 +15,25 @@ from tests.maintenance.rooms import SERVER
 
 
 def versions_before(
-    pdus: Sequence[Any], glanced: Sequence[Mapping[str, Any]], rooms: Sequence[str | None], known: Mapping[str, str], given: str | None
+    pdus: Sequence[Any],
+    glanced: Sequence[Mapping[str, Any]],
+    rooms: Sequence[str | None],
+    known: Mapping[str, str],
+    given: str | None,
 ) -> list[str | None]:
-    own = {index: receive._said_version(one) if one.get("type") == "m.room.create" else None for index, one in enumerate(glanced)}
+    own = {
+        index: receive._said_version(one) if one.get("type") == "m.room.create" else None
+        for index, one in enumerate(glanced)
+    }
     created: dict[str, str] = {}
     for index, version in own.items():
         if version is not None and rooms[index] is not None:
             created.setdefault(rooms[index] or "", version)
     fallback = given or next((version for version in own.values() if version is not None), None)
-    return [known.get(room or "") or own[index] or created.get(room or "") or fallback for index, room in enumerate(rooms)]
+    return [
+        known.get(room or "") or own[index] or created.get(room or "") or fallback
+        for index, room in enumerate(rooms)
+    ]
 
 
 @contextmanager
@@ -34,7 +44,9 @@ def earlier_release() -> Iterator[None]:
         yield
 
 
-async def append_before(dsn: str, pdus: Sequence[bytes], *, origin: Origin = "live", room_version: str | None = None) -> list[AppendResult]:
+async def append_before(
+    dsn: str, pdus: Sequence[bytes], *, origin: Origin = "live", room_version: str | None = None
+) -> list[AppendResult]:
     """Append as the earlier release did, in a process that ends after it."""
     with earlier_release():
         async with opened(dsn) as store:

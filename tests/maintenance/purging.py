@@ -36,15 +36,22 @@ async def purge(store: Store, room: RoomBuilder, at: int, **more: Any) -> int:
     """Purge below an event, and have the store hear of it."""
     point = room.events[at].event_id
     await others_ended(store.database)
-    purged = await purge_history(store.database, room.room_id, server_name=SERVER, before_event_id=point, **more)
+    purged = await purge_history(
+        store.database, room.room_id, server_name=SERVER, before_event_id=point, **more
+    )
     await follow_once(store.database, store.streams)
     return purged.events
 
 
 class Stop:
-    """A purge, stopped where it calls this function of a module for the ``turn``-th time. ``turns``: how often it came there so far."""
+    """A purge, stopped where it calls this function of a module for the ``turn``-th time.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, *, turn: int = 1) -> None:
+    ``turns``: how often it came there so far.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, *, turn: int = 1
+    ) -> None:
         self.turns = 0
         self._turn = turn
         self._called = getattr(module, name)

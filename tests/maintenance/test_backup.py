@@ -1,4 +1,7 @@
-"""Backups: by pg_dump, and as a base backup with the log up to a moment. What comes back is whole, and clients are told the truth."""
+"""Backups: by pg_dump, and as a base backup with the log up to a moment.
+
+What comes back is whole, and clients are told the truth.
+"""
 
 import logging
 import os
@@ -39,7 +42,9 @@ class Chat:
 
     async def write(self, store: Store, count: int) -> None:
         for number in range(count):
-            (self.room.topic if number % 5 == 0 else self.room.message)(ALICE, f"{self.written} {number}")
+            (self.room.topic if number % 5 == 0 else self.room.message)(
+                ALICE, f"{self.written} {number}"
+            )
         results = await store.append(self.room.pdus[self.written :])
         assert {result.outcome for result in results} == {"stored"}
         self.written = len(self.room.events)
@@ -47,7 +52,9 @@ class Chat:
     async def sync(self, store: Store) -> list[str]:
         answer = await store.sync(ALICE, since=self.since, timeline_limit=1000)
         self.since = answer.next_batch
-        told: list[str] = [event.event_id for joined in answer.join.values() for event in joined.timeline.events]
+        told: list[str] = [
+            event.event_id for joined in answer.join.values() for event in joined.timeline.events
+        ]
         self.seen += told
         return told
 
@@ -56,21 +63,28 @@ class Chat:
         kept, self.room = self.room.events[:count], RoomBuilder("11", seed=3)
         self.room.start(ALICE)
         for event in kept[len(self.room.events) :]:
-            (self.room.topic if event.type == "m.room.topic" else self.room.message)(ALICE, next(iter(event.content.values())))
+            (self.room.topic if event.type == "m.room.topic" else self.room.message)(
+                ALICE, next(iter(event.content.values()))
+            )
         self.written = count
 
 
 def run(program: str, *arguments: object) -> str:
     command = [str(client_programs() / program), *map(str, arguments)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
+    )
     assert done.returncode == 0, f"{command}\n{done.stderr}"
     return done.stdout
 
 
-# ------------------------------------------------------------------------------------------------------------------- dump
+# -------------------------------------------------------------------------------------------------------------------
+# dump
 
 
-async def test_a_dump_is_restored_whole_and_goes_on(dsn: str, empty_dsn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_dump_is_restored_whole_and_goes_on(
+    dsn: str, empty_dsn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     chat, late = Chat(), None
     async with storage.open(dsn, server_name=SERVER, config=QUIET) as store:
         await chat.write(store, 40)
@@ -88,9 +102,13 @@ async def test_a_dump_is_restored_whole_and_goes_on(dsn: str, empty_dsn: str, tm
         async with storage.open(empty_dsn, server_name=SERVER, config=QUIET) as store:
             assert "the database was restored" in caplog.text
             assert await findings(store) == []
-            assert [message.content for message in await store.to_device.inbox(ALICE, "device")] == [b'{"n":1}']
+            assert [
+                message.content for message in await store.to_device.inbox(ALICE, "device")
+            ] == [b'{"n":1}']
             chat.since, chat.seen = old, known
-            assert await chat.sync(store) == [event.event_id for event in chat.room.events[before - 10 : before]]
+            assert await chat.sync(store) == [
+                event.event_id for event in chat.room.events[before - 10 : before]
+            ]
             with pytest.raises(ResyncNeeded, match="restored from"):
                 await store.sync(ALICE, since=late)
             await store.append(chat.room.pdus[before:])  # from other servers, which still have them
@@ -111,9 +129,19 @@ async def test_sequences_that_a_restore_left_out_are_set_forward(
         await chat.write(store, 40)
         await chat.sync(store)
     run("pg_dump", "--format=custom", f"--file={tmp_path / 'dump'}", dsn)
-    contents = [line for line in run("pg_restore", "--list", tmp_path / "dump").splitlines() if " SEQUENCE SET " not in line]
+    contents = [
+        line
+        for line in run("pg_restore", "--list", tmp_path / "dump").splitlines()
+        if " SEQUENCE SET " not in line
+    ]
     (tmp_path / "contents").write_text("\n".join(contents))
-    run("pg_restore", "--exit-on-error", f"--use-list={tmp_path / 'contents'}", f"--dbname={empty_dsn}", tmp_path / "dump")
+    run(
+        "pg_restore",
+        "--exit-on-error",
+        f"--use-list={tmp_path / 'contents'}",
+        f"--dbname={empty_dsn}",
+        tmp_path / "dump",
+    )
     with caplog.at_level(logging.WARNING):
         async with storage.open(empty_dsn, server_name=SERVER, config=QUIET) as store:
             for name in (
@@ -131,7 +159,8 @@ async def test_sequences_that_a_restore_left_out_are_set_forward(
             assert await findings(store) == []
 
 
-# ---------------------------------------------------------------------------------------------------------- point in time
+# ----------------------------------------------------------------------------------------------------------
+# point in time
 
 
 @pytest.fixture
@@ -172,13 +201,24 @@ async def ready(dsn: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.every_postgres
-async def test_a_base_backup_goes_to_a_moment_and_on_from_there(place: Path, caplog: pytest.LogCaptureFixture) -> None:
-    account, config = Account.for_server(), Config(embedded_shared_buffers_mb=64, embedded_connections_max=30)
+async def test_a_base_backup_goes_to_a_moment_and_on_from_there(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    account, config = (
+        Account.for_server(),
+        Config(embedded_shared_buffers_mb=64, embedded_connections_max=30),
+    )
     archive = account.make_directory(place / "archive")
-    first = EmbeddedPostgres(account.make_directory(place / "first"), config=config, binaries=chosen_binaries())
+    first = EmbeddedPostgres(
+        account.make_directory(place / "first"), config=config, binaries=chosen_binaries()
+    )
     first.start()
     try:
-        await ask(first.dsn, "ALTER SYSTEM SET archive_mode = on", f"ALTER SYSTEM SET archive_command = 'cp %p {archive}/%f'")
+        await ask(
+            first.dsn,
+            "ALTER SYSTEM SET archive_mode = on",
+            f"ALTER SYSTEM SET archive_command = 'cp %p {archive}/%f'",
+        )
     finally:
         first.stop()
     first.start()
@@ -192,7 +232,22 @@ async def test_a_base_backup_goes_to_a_moment_and_on_from_there(place: Path, cap
             await chat.sync(store)
             sockets = first.directory / "run"
             backup = account.make_directory(place / "second") / "postgresql"
-            run("pg_basebackup", "-D", backup, "-h", sockets, "-p", 5432, "-U", "postgres", "-X", "none", "-c", "fast", "--no-sync")
+            run(
+                "pg_basebackup",
+                "-D",
+                backup,
+                "-h",
+                sockets,
+                "-p",
+                5432,
+                "-U",
+                "postgres",
+                "-X",
+                "none",
+                "-c",
+                "fast",
+                "--no-sync",
+            )
             await chat.write(store, 20)
             before, old, known = chat.written, chat.since, list(chat.seen)
             await ask(first.dsn, "SELECT pg_create_restore_point('then')")
@@ -204,9 +259,7 @@ async def test_a_base_backup_goes_to_a_moment_and_on_from_there(place: Path, cap
     finally:
         first.stop()
 
-    restore = (
-        f"restore_command = 'cp {archive}/%f %p'\nrecovery_target_name = 'then'\nrecovery_target_action = 'promote'\narchive_mode = off\n"
-    )
+    restore = f"restore_command = 'cp {archive}/%f %p'\nrecovery_target_name = 'then'\nrecovery_target_action = 'promote'\narchive_mode = off\n"
     with (backup / "postgresql.auto.conf").open("a") as settings:
         settings.write(restore)
     (backup / "recovery.signal").touch()
@@ -222,17 +275,25 @@ async def test_a_base_backup_goes_to_a_moment_and_on_from_there(place: Path, cap
                 assert await findings(store) == []
                 assert await store.events([event.event_id for event in lost]) == {}
                 chat.since, chat.seen = old, known
-                assert await chat.sync(store) == [event.event_id for event in chat.room.events[before - 20 : before]]
+                assert await chat.sync(store) == [
+                    event.event_id for event in chat.room.events[before - 20 : before]
+                ]
                 with pytest.raises(ResyncNeeded, match="restored from"):
                     await store.sync(ALICE, since=late)
                 chat.back_to(before)
                 await chat.write(store, 60)  # another history, longer than what was lost
-                assert [event.event_id for event in chat.room.events[before:]] != [event.event_id for event in lost]
+                assert [event.event_id for event in chat.room.events[before:]] != [
+                    event.event_id for event in lost
+                ]
                 with pytest.raises(ResyncNeeded):
                     await store.sync(ALICE, since=late)
-                assert await chat.sync(store) == [event.event_id for event in chat.room.events[before:]]
+                assert await chat.sync(store) == [
+                    event.event_id for event in chat.room.events[before:]
+                ]
                 assert chat.seen == [event.event_id for event in chat.room.events]
-                assert (await store.messages(chat.room.room_id, ALICE, from_=place_of_late, limit=5)).chunk
+                assert (
+                    await store.messages(chat.room.room_id, ALICE, from_=place_of_late, limit=5)
+                ).chunk
                 assert store.streams["events"].current().min > JUMP
                 assert await findings(store) == []
     finally:

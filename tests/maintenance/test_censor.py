@@ -31,7 +31,9 @@ DAY_MS = 86_400_000
 
 async def bytes_of(store: Store) -> dict[str, bytes]:
     async with store.database.connection() as conn:
-        return {row[0]: row[1] for row in await conn._driver.fetch("SELECT event_id, json FROM events")}
+        return {
+            row[0]: row[1] for row in await conn._driver.fetch("SELECT event_id, json FROM events")
+        }
 
 
 def redacted_room(version: str = "11", *, sign: bool = False) -> tuple[RoomBuilder, list[EventId]]:
@@ -76,15 +78,33 @@ async def test_content_goes_and_ids_signatures_and_answers_stay(store: Store, ve
 async def everything_told(store: Store, room: RoomBuilder) -> list[Any]:
     """What a member is shown, in every way in which events are shown."""
     sync = (await store.sync(ALICE, timeline_limit=100)).join[room.room_id]
-    pages = [await store.messages(room.room_id, ALICE, direction=way, limit=100, aggregations=True) for way in ("b", "f")]
+    pages = [
+        await store.messages(room.room_id, ALICE, direction=way, limit=100, aggregations=True)
+        for way in ("b", "f")
+    ]
     sent = await store.backfill(room.room_id, [room.heads[-1]], 100, server_name="s1.test")
     single = await store.events([event.event_id for event in room.events])
-    shown = [*sync.timeline.events, *pages[0].chunk, *pages[1].chunk, *sent, *(single[event_id] for event_id in sorted(single))]
-    return [(event.event_id, event.json, event.pruned, event.redacted_by, event.relations) for event in shown]
+    shown = [
+        *sync.timeline.events,
+        *pages[0].chunk,
+        *pages[1].chunk,
+        *sent,
+        *(single[event_id] for event_id in sorted(single)),
+    ]
+    return [
+        (event.event_id, event.json, event.pruned, event.redacted_by, event.relations)
+        for event in shown
+    ]
 
 
 def without_bytes(tables: dict[str, list[tuple[Any, ...]]]) -> dict[str, list[tuple[Any, ...]]]:
-    return {**tables, "events": [tuple(value for value in row if not isinstance(value, bytes)) for row in tables["events"]]}
+    return {
+        **tables,
+        "events": [
+            tuple(value for value in row if not isinstance(value, bytes))
+            for row in tables["events"]
+        ],
+    }
 
 
 @pytest.mark.parametrize("version", ["6", "8", "10", "11"])
@@ -100,12 +120,18 @@ async def test_what_is_still_read_is_left(store: Store, version: str) -> None:
         room.redact(ALICE, target)
     await store.append(room.pdus, room_version=version)
     done = await censor(store.database, older_than_ms=0)
-    left = 2 if version != "11" else 1  # from version 11 on a redaction keeps what it redacts, and levels keep `invite`
+    left = (
+        2 if version != "11" else 1
+    )  # from version 11 on a redaction keeps what it redacts, and levels keep `invite`
     assert done == Censored(censored=3 - left, left=left)
     assert await findings(store) == []
     assert (await store.events([said.event_id]))[said.event_id].redacted_by == redaction.event_id
     assert SECRET.encode() not in (await bytes_of(store))[said.event_id]
-    assert all("reason" not in event.content for event in (await store.messages(room.room_id, BOB, limit=100)).chunk if event.redacted_by)
+    assert all(
+        "reason" not in event.content
+        for event in (await store.messages(room.room_id, BOB, limit=100)).chunk
+        if event.redacted_by
+    )
 
 
 async def test_its_time_has_to_come(dsn: str, store: Store) -> None:
@@ -115,14 +141,18 @@ async def test_its_time_has_to_come(dsn: str, store: Store) -> None:
     async with store.database.connection() as conn:
         received = await conn.fetchval("SELECT max(received_ts) FROM events")
         await conn.execute("UPDATE events SET received_ts = $1::bigint", received)
-        await conn.execute("UPDATE events SET received_ts = received_ts + 5 WHERE event_id = $1::text", gone[0])
+        await conn.execute(
+            "UPDATE events SET received_ts = received_ts + 5 WHERE event_id = $1::text", gone[0]
+        )
         await conn.execute(
             "UPDATE events SET received_ts = received_ts + 7 WHERE event_nid = (SELECT redacted_by FROM events WHERE event_id = $1::text)",
             gone[1],
         )
     week = received + 7 * DAY_MS
     for now_ms, due in ((week - 1, 0), (week, 3), (week + 6, 4), (week + 7, 5)):
-        assert await censor(store.database, now_ms=now_ms, dry_run=True) == Censored(censored=due, waiting=len(gone) - due)
+        assert await censor(store.database, now_ms=now_ms, dry_run=True) == Censored(
+            censored=due, waiting=len(gone) - due
+        )
     assert await censor(store.database, now_ms=week) == Censored(censored=3, waiting=2)
     async with await Database.open(dsn, config=Config(censor_after_ms=-1)) as switched_off:
         with pytest.raises(InputError, match="switched off"):
@@ -134,12 +164,16 @@ async def test_a_dry_run_changes_nothing(store: Store) -> None:
     room, gone = redacted_room()
     await store.append(room.pdus)
     before = await bytes_of(store)
-    assert await censor(store.database, older_than_ms=0, dry_run=True, batch=2) == Censored(censored=len(gone))
+    assert await censor(store.database, older_than_ms=0, dry_run=True, batch=2) == Censored(
+        censored=len(gone)
+    )
     assert await bytes_of(store) == before
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
-async def test_after_an_interruption_it_goes_on(store: Store, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_an_interruption_it_goes_on(
+    store: Store, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room, gone = redacted_room()
     await store.append(room.pdus)
     before = await bytes_of(store)
@@ -153,7 +187,9 @@ async def test_after_an_interruption_it_goes_on(store: Store, batch: int, monkey
             await censor(store.database, older_than_ms=0, batch=batch)
     changed = sum(before[one] != now for one, now in (await bytes_of(store)).items())
     assert changed == min(batch, len(gone))
-    assert await censor(store.database, older_than_ms=0, batch=batch) == Censored(censored=len(gone) - changed)
+    assert await censor(store.database, older_than_ms=0, batch=batch) == Censored(
+        censored=len(gone) - changed
+    )
     assert await findings(store) == []
 
 
@@ -161,33 +197,54 @@ async def test_what_a_writer_has_in_hand_is_passed_over(store: Store) -> None:
     room, gone = redacted_room()
     await store.append(room.pdus)
     async with store.database.transaction() as conn:
-        await conn.execute("SELECT FROM events WHERE event_id = $1::text FOR NO KEY UPDATE", gone[0])
-        assert await censor(store.database, older_than_ms=0) == Censored(censored=len(gone) - 1, busy=1)
+        await conn.execute(
+            "SELECT FROM events WHERE event_id = $1::text FOR NO KEY UPDATE", gone[0]
+        )
+        assert await censor(store.database, older_than_ms=0) == Censored(
+            censored=len(gone) - 1, busy=1
+        )
     assert await censor(store.database, older_than_ms=0) == Censored(censored=1)
 
 
 async def test_caches_are_told_once(dsn: str) -> None:
     room, gone = redacted_room()
-    async with storage.open(dsn, server_name=SERVER, config=Config(cache_reads=True, follow_ms=20)) as store:
+    async with storage.open(
+        dsn, server_name=SERVER, config=Config(cache_reads=True, follow_ms=20)
+    ) as store:
         await store.append(room.pdus)
         assert SECRET.encode() in (await store.events(gone[:1]))[gone[0]].raw
         assert len(store.caches.events) == 1
         told = asyncio.Event()
-        store.streams.feed.subscribe(lambda advance: told.set() if advance.stream_name == "caches" and advance.facts else None)
+        store.streams.feed.subscribe(
+            lambda advance: (
+                told.set() if advance.stream_name == "caches" and advance.facts else None
+            )
+        )
         await censor(store.database, older_than_ms=0, batch=1)
         await asyncio.wait_for(told.wait(), 10)
         assert len(store.caches.events) == 0
         assert SECRET.encode() not in (await store.events(gone[:1]))[gone[0]].raw
         await censor(store.database, older_than_ms=0)
         async with store.database.connection() as conn:
-            assert await conn.fetchval("SELECT count(*) FROM cache_invalidations WHERE cache_name = 'events'") == 1
+            assert (
+                await conn.fetchval(
+                    "SELECT count(*) FROM cache_invalidations WHERE cache_name = 'events'"
+                )
+                == 1
+            )
 
 
-@pytest.mark.parametrize("version,seed", [("1", 1), ("2", 2), ("5", 3), ("6", 4), ("9", 5), ("10", 6), ("11", 7), ("12", 8)])
-async def test_rooms_go_on_as_if_nothing_had_been_censored(dsn: str, another_dsn: str, version: str, seed: int) -> None:
+@pytest.mark.parametrize(
+    "version,seed",
+    [("1", 1), ("2", 2), ("5", 3), ("6", 4), ("9", 5), ("10", 6), ("11", 7), ("12", 8)],
+)
+async def test_rooms_go_on_as_if_nothing_had_been_censored(
+    dsn: str, another_dsn: str, version: str, seed: int
+) -> None:
     """Half of a random room, censored, then the rest, in a store that remembers nothing; beside it the same without censoring."""
     shape = LIVELY.replaced(
-        mix={**LIVELY.mix, "redaction": 25, "power": 3}, odd=Odd(content_hash=0.03, early_redaction=0.03, rejected=0.02)
+        mix={**LIVELY.mix, "redaction": 25, "power": 3},
+        odd=Odd(content_hash=0.03, early_redaction=0.03, rejected=0.02),
     )
     room = build_room(shape, 160, seed=seed, sign=False, version=version).generated()
     half = len(room.events) // 2
@@ -214,7 +271,9 @@ async def test_an_export_of_censored_events_is_stored_again(store: Store, anothe
         [exported] = await rooms_to_archive(conn)
         lines = [read_line(line) async for lines in archive(conn, exported) for line in lines]
     async with storage.open(another_dsn, server_name=SERVER) as other:
-        results = await other.append([line.pdu for line in lines], room_version=exported.room_version)
+        results = await other.append(
+            [line.pdu for line in lines], room_version=exported.room_version
+        )
         assert {result.event_id for result in results if result.outcome == "redacted"} >= set(gone)
         assert await bytes_of(other) == await bytes_of(store)
         assert await other.current_state(room.room_id) == await store.current_state(room.room_id)

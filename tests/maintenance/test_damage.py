@@ -26,7 +26,9 @@ class Damage(NamedTuple):
 ONE_MESSAGE = "(SELECT event_nid FROM events WHERE type_nid = 8 AND NOT outlier AND rejected IS NULL ORDER BY event_nid DESC LIMIT 1)"
 ONE_TOPIC = "(SELECT event_nid FROM events WHERE type_nid = 10 AND state_group_after IS NOT NULL ORDER BY event_nid LIMIT 1)"
 ONE_MEMBER = "(SELECT event_nid FROM events WHERE membership = 5 AND state_group_after IS NOT NULL ORDER BY event_nid LIMIT 1 OFFSET 3)"
-ONE_LOCAL = "(SELECT principal_nid FROM principals WHERE name LIKE '@%:s1.test' ORDER BY name LIMIT 1)"
+ONE_LOCAL = (
+    "(SELECT principal_nid FROM principals WHERE name LIKE '@%:s1.test' ORDER BY name LIMIT 1)"
+)
 
 DAMAGES = {
     "bytes": Damage(
@@ -35,12 +37,28 @@ DAMAGES = {
         mended=False,
     ),
     "flag of a wrong hash": Damage(
-        f"UPDATE events SET redacted_form = NOT redacted_form WHERE event_nid = {ONE_MESSAGE}", {"bytes"}, mended=False
+        f"UPDATE events SET redacted_form = NOT redacted_form WHERE event_nid = {ONE_MESSAGE}",
+        {"bytes"},
+        mended=False,
     ),
-    "event id": Damage(f"UPDATE events SET event_id = '$x' WHERE event_nid = {ONE_MESSAGE}", {"bytes", "columns"}, mended=False),
-    "sender": Damage(f"UPDATE events SET sender_nid = sender_nid + 1 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False),
-    "type": Damage(f"UPDATE events SET type_nid = 9 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False),
-    "claimed depth": Damage(f"UPDATE events SET depth = depth + 1 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False),
+    "event id": Damage(
+        f"UPDATE events SET event_id = '$x' WHERE event_nid = {ONE_MESSAGE}",
+        {"bytes", "columns"},
+        mended=False,
+    ),
+    "sender": Damage(
+        f"UPDATE events SET sender_nid = sender_nid + 1 WHERE event_nid = {ONE_MESSAGE}",
+        {"columns"},
+        mended=False,
+    ),
+    "type": Damage(
+        f"UPDATE events SET type_nid = 9 WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False
+    ),
+    "claimed depth": Damage(
+        f"UPDATE events SET depth = depth + 1 WHERE event_nid = {ONE_MESSAGE}",
+        {"columns"},
+        mended=False,
+    ),
     "order": Damage(
         f"UPDATE events SET topological_ordering = topological_ordering - 1 WHERE event_nid = {ONE_TOPIC}",
         {"topological_ordering"},
@@ -60,13 +78,21 @@ DAMAGES = {
     ),
     "latest order": Damage("UPDATE rooms SET max_topological_ordering = 1", {"rooms"}, mended=True),
     "gap lost": Damage("DELETE FROM missing_events", {"missing_events", "columns"}, mended=True),
-    "gap without a child": Damage("UPDATE missing_events SET child_nids = '{}'", {"missing_events"}, mended=True),
-    "gap not covered": Damage("UPDATE missing_events SET superseded = NOT superseded", {"missing_events"}, mended=True),
+    "gap without a child": Damage(
+        "UPDATE missing_events SET child_nids = '{}'", {"missing_events"}, mended=True
+    ),
+    "gap not covered": Damage(
+        "UPDATE missing_events SET superseded = NOT superseded", {"missing_events"}, mended=True
+    ),
     "gap invented": Damage(
-        "INSERT INTO missing_events SELECT 999999, room_nid, false, '$y', '{1}' FROM rooms", {"missing_events", "sequences"}, mended=True
+        "INSERT INTO missing_events SELECT 999999, room_nid, false, '$y', '{1}' FROM rooms",
+        {"missing_events", "sequences"},
+        mended=True,
     ),
     "extremities": Damage(
-        f"UPDATE rooms SET forward_extremities = forward_extremities || {ONE_MEMBER}", {"forward_extremities"}, mended=True
+        f"UPDATE rooms SET forward_extremities = forward_extremities || {ONE_MEMBER}",
+        {"forward_extremities"},
+        mended=True,
     ),
     "extremities lost": Damage(
         "UPDATE rooms SET forward_extremities = forward_extremities[2:]",
@@ -102,9 +128,15 @@ DAMAGES = {
         mended=False,
     ),
     "state after": Damage(
-        f"UPDATE events SET state_group_after = NULL WHERE event_nid = {ONE_TOPIC}", {"state_after", "state_before"}, mended=False
+        f"UPDATE events SET state_group_after = NULL WHERE event_nid = {ONE_TOPIC}",
+        {"state_after", "state_before"},
+        mended=False,
     ),
-    "rejected": Damage(f"UPDATE events SET rejected = 'event.level: x' WHERE event_nid = {ONE_MESSAGE}", {"rejected"}, mended=True),
+    "rejected": Damage(
+        f"UPDATE events SET rejected = 'event.level: x' WHERE event_nid = {ONE_MESSAGE}",
+        {"rejected"},
+        mended=True,
+    ),
     "accepted": Damage(
         "UPDATE events SET rejected = NULL WHERE event_nid = (SELECT max(event_nid) FROM events WHERE rejected IS NOT NULL)",
         {"rejected", "forward_extremities"},
@@ -115,28 +147,58 @@ DAMAGES = {
         {"current_state_group", "current_state", "memberships", "visibility", "visibility_counts"},
         mended=True,
     ),
-    "current state lost": Damage("DELETE FROM current_state WHERE state_key_nid = 3", {"current_state"}, mended=True),
-    "current state changed": Damage(
-        "UPDATE current_state SET membership = 1 WHERE membership = 5", {"current_state", "member_counts"}, mended=True
+    "current state lost": Damage(
+        "DELETE FROM current_state WHERE state_key_nid = 3", {"current_state"}, mended=True
     ),
-    "joined members miscounted": Damage("UPDATE rooms SET joined_count = joined_count + 1", {"member_counts"}, mended=True),
-    "invited members miscounted": Damage("UPDATE rooms SET invited_count = invited_count + 1", {"member_counts"}, mended=True),
+    "current state changed": Damage(
+        "UPDATE current_state SET membership = 1 WHERE membership = 5",
+        {"current_state", "member_counts"},
+        mended=True,
+    ),
+    "joined members miscounted": Damage(
+        "UPDATE rooms SET joined_count = joined_count + 1", {"member_counts"}, mended=True
+    ),
+    "invited members miscounted": Damage(
+        "UPDATE rooms SET invited_count = invited_count + 1", {"member_counts"}, mended=True
+    ),
     "gap forgotten": Damage("UPDATE events SET after_gap = NULL", {"after_gap"}, mended=False),
-    "URL invented": Damage(f"UPDATE events SET has_url = true WHERE event_nid = {ONE_MESSAGE}", {"columns"}, mended=False),
+    "URL invented": Damage(
+        f"UPDATE events SET has_url = true WHERE event_nid = {ONE_MESSAGE}",
+        {"columns"},
+        mended=False,
+    ),
     "membership lost": Damage("DELETE FROM memberships", {"memberships"}, mended=True),
-    "membership changed": Damage("UPDATE memberships SET membership = 1 WHERE membership = 5", {"memberships"}, mended=True),
-    "place lost": Damage(f"DELETE FROM auth_chains WHERE event_nid = {ONE_MEMBER}", {"auth_chains"}, mended=True),
+    "membership changed": Damage(
+        "UPDATE memberships SET membership = 1 WHERE membership = 5", {"memberships"}, mended=True
+    ),
+    "place lost": Damage(
+        f"DELETE FROM auth_chains WHERE event_nid = {ONE_MEMBER}", {"auth_chains"}, mended=True
+    ),
     "place of another name": Damage(
-        f"UPDATE auth_chains SET event_id = '$other' WHERE event_nid = {ONE_MEMBER}", {"auth_chains"}, mended=True
+        f"UPDATE auth_chains SET event_id = '$other' WHERE event_nid = {ONE_MEMBER}",
+        {"auth_chains"},
+        mended=True,
     ),
     "place of another key": Damage(
-        f"UPDATE auth_chains SET state_key = '@x:y' WHERE event_nid = {ONE_MEMBER}", {"auth_chains"}, mended=True
+        f"UPDATE auth_chains SET state_key = '@x:y' WHERE event_nid = {ONE_MEMBER}",
+        {"auth_chains"},
+        mended=True,
     ),
     "links lost": Damage("DELETE FROM auth_chain_links", {"auth_chains"}, mended=True),
-    "link too far": Damage("UPDATE auth_chain_links SET target_sequence_number = target_sequence_number + 1", {"auth_chains"}, mended=True),
-    "redaction forgotten": Damage("UPDATE events SET redacted_by = NULL WHERE redacted_by IS NOT NULL", {"redacted_by"}, mended=True),
+    "link too far": Damage(
+        "UPDATE auth_chain_links SET target_sequence_number = target_sequence_number + 1",
+        {"auth_chains"},
+        mended=True,
+    ),
+    "redaction forgotten": Damage(
+        "UPDATE events SET redacted_by = NULL WHERE redacted_by IS NOT NULL",
+        {"redacted_by"},
+        mended=True,
+    ),
     "redaction invented": Damage(
-        f"UPDATE events SET redacted_by = {ONE_TOPIC} WHERE event_nid = {ONE_MEMBER}", {"redacted_by"}, mended=True
+        f"UPDATE events SET redacted_by = {ONE_TOPIC} WHERE event_nid = {ONE_MEMBER}",
+        {"redacted_by"},
+        mended=True,
     ),
     "redaction that took effect": Damage(
         "UPDATE events SET ineffective = NOT ineffective WHERE type_nid = 7 AND rejected IS NULL AND NOT outlier",
@@ -144,35 +206,65 @@ DAMAGES = {
         mended=True,
     ),
     "message marked as a redaction": Damage(
-        f"UPDATE events SET ineffective = true WHERE event_nid = {ONE_MESSAGE}", {"ineffective"}, mended=True
+        f"UPDATE events SET ineffective = true WHERE event_nid = {ONE_MESSAGE}",
+        {"ineffective"},
+        mended=True,
     ),
     "redaction waits for nothing": Damage(
-        f"INSERT INTO waiting_redactions SELECT {ONE_MESSAGE}, room_nid, '$z' FROM rooms", {"waiting_redactions"}, mended=True
+        f"INSERT INTO waiting_redactions SELECT {ONE_MESSAGE}, room_nid, '$z' FROM rooms",
+        {"waiting_redactions"},
+        mended=True,
     ),
-    "relations lost": Damage("UPDATE events SET relates_to = NULL, rel_type_nid = NULL, replaces = NULL", {"relations"}, mended=True),
+    "relations lost": Damage(
+        "UPDATE events SET relates_to = NULL, rel_type_nid = NULL, replaces = NULL",
+        {"relations"},
+        mended=True,
+    ),
     "relation to something else": Damage(
         "UPDATE events SET relates_to = relates_to + 1, rel_type_nid = 22, replaces = NULL WHERE relates_to IS NOT NULL",
         {"relations"},
         mended=True,
     ),
     "relation invented": Damage(
-        f"UPDATE events SET relates_to = 7, rel_type_nid = 19, replaces = true WHERE event_nid = {ONE_TOPIC}", {"relations"}, mended=True
+        f"UPDATE events SET relates_to = 7, rel_type_nid = 19, replaces = true WHERE event_nid = {ONE_TOPIC}",
+        {"relations"},
+        mended=True,
     ),
-    "nobody sees it": Damage(f"UPDATE events SET audience = 0 WHERE event_nid = {ONE_MESSAGE}", {"audiences", "visibility"}, mended=True),
+    "nobody sees it": Damage(
+        f"UPDATE events SET audience = 0 WHERE event_nid = {ONE_MESSAGE}",
+        {"audiences", "visibility"},
+        mended=True,
+    ),
     "audience of a state": Damage(
         f"UPDATE state_groups SET audience = 1::bigint << 40 WHERE state_group = (SELECT state_group_before FROM events WHERE event_nid = {ONE_MESSAGE})",
         {"visibility"},
         mended=True,
     ),
     "audience forgotten": Damage("DELETE FROM audiences", {"audiences"}, mended=True),
-    "all is seen": Damage(f"UPDATE visibility SET audiences = '{{[0,)}}' WHERE principal_nid = {ONE_LOCAL}", {"visibility"}, mended=True),
-    "nothing is seen": Damage(f"UPDATE visibility SET audiences = '{{}}' WHERE principal_nid = {ONE_LOCAL}", {"visibility"}, mended=True),
-    "seen by an invitation alone": Damage(
-        f"UPDATE visibility SET invited_audiences = audiences WHERE principal_nid = {ONE_LOCAL}", {"visibility"}, mended=True
+    "all is seen": Damage(
+        f"UPDATE visibility SET audiences = '{{[0,)}}' WHERE principal_nid = {ONE_LOCAL}",
+        {"visibility"},
+        mended=True,
     ),
-    "what is shared": Damage("UPDATE visibility SET audiences = '{}' WHERE principal_nid = 2", {"visibility"}, mended=True),
+    "nothing is seen": Damage(
+        f"UPDATE visibility SET audiences = '{{}}' WHERE principal_nid = {ONE_LOCAL}",
+        {"visibility"},
+        mended=True,
+    ),
+    "seen by an invitation alone": Damage(
+        f"UPDATE visibility SET invited_audiences = audiences WHERE principal_nid = {ONE_LOCAL}",
+        {"visibility"},
+        mended=True,
+    ),
+    "what is shared": Damage(
+        "UPDATE visibility SET audiences = '{}' WHERE principal_nid = 2",
+        {"visibility"},
+        mended=True,
+    ),
     "row of visibility lost": Damage(
-        f"DELETE FROM visibility WHERE principal_nid = {ONE_LOCAL}", {"visibility", "visibility_counts"}, mended=True
+        f"DELETE FROM visibility WHERE principal_nid = {ONE_LOCAL}",
+        {"visibility", "visibility_counts"},
+        mended=True,
     ),
     "count of the joined": Damage(
         "UPDATE visibility SET joined_count = joined_count + 1 WHERE principal_nid = (SELECT max(principal_nid) FROM visibility)",
@@ -180,32 +272,60 @@ DAMAGES = {
         mended=True,
     ),
     "last join": Damage(
-        f"UPDATE visibility SET last_join_topological = 1000000 WHERE principal_nid = {ONE_LOCAL}", {"visibility_counts"}, mended=True
+        f"UPDATE visibility SET last_join_topological = 1000000 WHERE principal_nid = {ONE_LOCAL}",
+        {"visibility_counts"},
+        mended=True,
     ),
-    "position": Damage("UPDATE stream_positions SET stream_id = 2", {"stream_positions"}, mended=True),
-    "position lost": Damage("DELETE FROM stream_positions WHERE stream_name = 'events'", {"stream_positions"}, mended=True),
+    "position": Damage(
+        "UPDATE stream_positions SET stream_id = 2", {"stream_positions"}, mended=True
+    ),
+    "position lost": Damage(
+        "DELETE FROM stream_positions WHERE stream_name = 'events'",
+        {"stream_positions"},
+        mended=True,
+    ),
     "position of account data": Damage(
-        "UPDATE stream_positions SET stream_id = 1 WHERE stream_name = 'account_data'", {"stream_positions"}, mended=True
+        "UPDATE stream_positions SET stream_id = 1 WHERE stream_name = 'account_data'",
+        {"stream_positions"},
+        mended=True,
     ),
-    "position of receipts lost": Damage("DELETE FROM stream_positions WHERE stream_name = 'receipts'", {"stream_positions"}, mended=True),
+    "position of receipts lost": Damage(
+        "DELETE FROM stream_positions WHERE stream_name = 'receipts'",
+        {"stream_positions"},
+        mended=True,
+    ),
     **{
         f"sequence {name}": Damage(f"SELECT setval('{name}', 1, false)", {"sequences"}, mended=True)
-        for name in ("event_nids", "events_stream", "account_data_stream", "to_device_stream", "receipts_stream", "writer_nids")
+        for name in (
+            "event_nids",
+            "events_stream",
+            "account_data_stream",
+            "to_device_stream",
+            "receipts_stream",
+            "writer_nids",
+        )
     },
     "index of an interrupted build": Damage(
-        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'events_gap_idx'::regclass", {"indexes"}, mended=False
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'events_gap_idx'::regclass",
+        {"indexes"},
+        mended=False,
     ),
 }
 
 
 @pytest.fixture(scope="module")
 def room() -> RoomBuilder:
-    return build_room(LIVELY.replaced(odd=Odd(rejected=0.03, early_redaction=0.02)), 260, seed=11, sign=False)
+    return build_room(
+        LIVELY.replaced(odd=Odd(rejected=0.03, early_redaction=0.02)), 260, seed=11, sign=False
+    )
 
 
 @pytest.fixture
 async def database(dsn: str, room: RoomBuilder) -> AsyncIterator[Database]:
-    """A lively room of which a stretch is missing. No store is open: one would take damaged positions for those of a restored backup."""
+    """A lively room of which a stretch is missing.
+
+    No store is open: one would take damaged positions for those of a restored backup.
+    """
     delivery = deliver_with_gap(room, 60, 70)
     live = delivery.events[: len(delivery.events) - 5]
     async with storage.open(dsn, server_name=SERVER) as opened:
@@ -234,11 +354,15 @@ async def test_damage_is_found_and_mended(database: Database, room: RoomBuilder,
     await repair_positions(database)
     left = [] if damage.mended else [finding for finding in found if not finding.repairable]
     after = await findings(database)
-    assert {finding.check for finding in after} <= {finding.check for finding in left}, "\n".join(map(str, after))
+    assert {finding.check for finding in after} <= {finding.check for finding in left}, "\n".join(
+        map(str, after)
+    )
     assert damage.mended == (not after)
 
 
-async def test_nothing_is_derived_from_states_whose_keys_have_no_names(database: Database, room: RoomBuilder) -> None:
+async def test_nothing_is_derived_from_states_whose_keys_have_no_names(
+    database: Database, room: RoomBuilder
+) -> None:
     async with database.connection() as conn:
         await conn.execute(
             f"DELETE FROM state_keys WHERE state_key_nid = (SELECT state_key_nid FROM events WHERE event_nid = {ONE_MEMBER})"

@@ -9,11 +9,15 @@ from tests.maintenance.rooms import LIVELY, SERVER, deliver
 
 
 async def test_the_answer_is_that_of_the_table(store: Store) -> None:
-    room = build_room(LIVELY.replaced(odd=Odd(rejected=0.05, soft_failed=0.05)), 120, seed=1, sign=False)
+    room = build_room(
+        LIVELY.replaced(odd=Odd(rejected=0.05, soft_failed=0.05)), 120, seed=1, sign=False
+    )
     delivery = deliver_with_gap(room, 40, 60)
     await deliver(store, delivery)
     ids = [event.event_id for event in room.events][::3]
-    users = sorted({event.sender for event in room.events if event.sender.endswith(f":{SERVER}")})[:4]
+    users = sorted({event.sender for event in room.events if event.sender.endswith(f":{SERVER}")})[
+        :4
+    ]
     for whom in [*users, f"@nobody:{SERVER}", "s2.test", "elsewhere.test"]:
         ask = store.visible_to_user if whom.startswith("@") else store.visible_to_server
         seen = await ask(whom, ids)
@@ -48,19 +52,38 @@ async def test_the_reasons(store: Store) -> None:
     join = next(event for event in room.events if event.state_key == other)
     shared = "the history visibility was shared"
     assert await said(early, admin) == f"{admin} sees {early.event_id}: they were joined."
-    assert await said(early, other) == f"{other} sees {early.event_id}: {shared}, and they joined later ({join.event_id})."
-    assert (await said(late, other)).endswith(f": {shared}, and they were gone, and they never joined later.")
-    assert (await said(late, guest)).endswith(f": {shared}, and they were no members, and they never joined later.")
-    assert (await said(hidden, guest)).endswith(": the history visibility was invited, and they were invited.")
+    assert (
+        await said(early, other)
+        == f"{other} sees {early.event_id}: {shared}, and they joined later ({join.event_id})."
+    )
+    assert (await said(late, other)).endswith(
+        f": {shared}, and they were gone, and they never joined later."
+    )
+    assert (await said(late, guest)).endswith(
+        f": {shared}, and they were no members, and they never joined later."
+    )
+    assert (await said(hidden, guest)).endswith(
+        ": the history visibility was invited, and they were invited."
+    )
     assert (await said(hidden, other)).startswith(
         f"{other} does not see {hidden.event_id}: the history visibility was invited, and they were gone"
     )
-    assert (await said(opening, other)).endswith(": the history visibility was invited before it and world_readable after it.")
+    assert (await said(opening, other)).endswith(
+        ": the history visibility was invited before it and world_readable after it."
+    )
     assert "it was rejected (sender.not_joined" in await said(rejected, admin)
-    assert (await said(redacted, admin)).endswith(f"Of its content only what the redaction {redaction.event_id} leaves.")
-    assert (await said(hidden, "elsewhere.test")).endswith("and the server's users were gone. It gets the redacted form.")
-    assert (await said(early, "elsewhere.test")).endswith(f": {shared}, which is for every server in the room.")
-    assert (await said(early, "nowhere.test")).endswith(f": {shared}, and the server was never joined to the room.")
+    assert (await said(redacted, admin)).endswith(
+        f"Of its content only what the redaction {redaction.event_id} leaves."
+    )
+    assert (await said(hidden, "elsewhere.test")).endswith(
+        "and the server's users were gone. It gets the redacted form."
+    )
+    assert (await said(early, "elsewhere.test")).endswith(
+        f": {shared}, which is for every server in the room."
+    )
+    assert (await said(early, "nowhere.test")).endswith(
+        f": {shared}, and the server was never joined to the room."
+    )
 
 
 async def test_a_table_that_says_otherwise(store: Store) -> None:

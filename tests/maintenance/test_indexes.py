@@ -28,17 +28,26 @@ LOCAL = UserId("@user1:s1.test")
 
 @pytest.fixture(scope="module")
 def filled_dsn(server_dsn: str, template_name: str, worker_id: str) -> Iterator[str]:
-    """A lively room with a gap, and something in every index that has a predicate. Each test leaves it sound."""
+    """A lively room with a gap, and something in every index that has a predicate.
+
+    Each test leaves it sound.
+    """
     with asyncio.Runner() as runner:
         databases = AsyncExitStack()
-        dsn = runner.run(databases.enter_async_context(_fresh_database(server_dsn, template_name, f"{worker_id}_indexes")))
+        dsn = runner.run(
+            databases.enter_async_context(
+                _fresh_database(server_dsn, template_name, f"{worker_id}_indexes")
+            )
+        )
         runner.run(_fill(dsn))
         yield dsn
         runner.run(databases.aclose())
 
 
 async def _fill(dsn: str) -> None:
-    room = build_room(LIVELY.replaced(odd=Odd(rejected=0.03, early_redaction=0.02)), 200, seed=11, sign=False)
+    room = build_room(
+        LIVELY.replaced(odd=Odd(rejected=0.03, early_redaction=0.02)), 200, seed=11, sign=False
+    )
     delivery = deliver_with_gap(room, 60, 70)
     async with storage.open(dsn, server_name=SERVER) as store:
         await deliver(store, replace(delivery, events=delivery.events[:-5]), batch=40)
@@ -93,7 +102,9 @@ async def test_indexes_of_large_tables_are_compared_one_by_one(
 
 
 @pytest.mark.parametrize("index", INDEXES)
-async def test_an_index_that_lacks_rows_is_named(database: Database, admin: asyncpg.Connection, index: str) -> None:
+async def test_an_index_that_lacks_rows_is_named(
+    database: Database, admin: asyncpg.Connection, index: str
+) -> None:
     before = await found_by_verify(database)
     assert all(finding.check != "indexes" for finding in before)
     try:
@@ -115,15 +126,25 @@ async def test_an_index_that_lacks_rows_is_named(database: Database, admin: asyn
 @pytest.mark.parametrize(
     "index,definition,found",
     [
-        ("events_event_id_key", "events (event_id DESC) INCLUDE (event_nid)", "entries out of order"),  # as after a change of collation
+        (
+            "events_event_id_key",
+            "events (event_id DESC) INCLUDE (event_nid)",
+            "entries out of order",
+        ),  # as after a change of collation
         ("rooms_room_id_key", "rooms ((room_id || 'x'))", "not those of the rows"),
         ("state_groups_digest_idx", "state_groups ((digest - digest % 1000))", "entries"),
         ("events_pkey", "events (event_nid) WHERE event_nid % 7 <> 0", "entries for"),
         ("events_room_time_idx", "events (room_nid, depth) WHERE NOT outlier", "entries"),
-        ("events_room_stream_idx", "events (room_nid, stream_ordering) WHERE NOT outlier", "entries for"),
+        (
+            "events_room_stream_idx",
+            "events (room_nid, stream_ordering) WHERE NOT outlier",
+            "entries for",
+        ),
     ],
 )
-async def test_an_index_with_other_entries_is_named(dsn: str, index: str, definition: str, found: str) -> None:
+async def test_an_index_with_other_entries_is_named(
+    dsn: str, index: str, definition: str, found: str
+) -> None:
     await _fill(dsn)
     admin = await asyncpg.connect(dsn)
     try:
@@ -149,7 +170,9 @@ async def test_an_index_with_other_entries_is_named(dsn: str, index: str, defini
         ((3, 7, 0), (3, 9, 0), (3, 7, 8), "3 entries, some of them not those of the rows"),
     ],
 )
-def test_each_difference_counts(of_keys: Sequence[Any], of_rows: Sequence[Any], rows: Sequence[Any], found: str | None) -> None:
+def test_each_difference_counts(
+    of_keys: Sequence[Any], of_rows: Sequence[Any], rows: Sequence[Any], found: str | None
+) -> None:
     assert difference((Entries(*of_keys), Entries(*of_rows)), Rows(*rows)) == found
 
 

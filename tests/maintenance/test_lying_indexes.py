@@ -37,26 +37,36 @@ async def resume_purges(store: Store, _: RoomBuilder) -> None:
 
 
 async def purge_half(store: Store, room: RoomBuilder) -> None:
-    await purge_history(store.database, room.room_id, server_name=SERVER, before_event_id=room.events[100].event_id)
+    await purge_history(
+        store.database, room.room_id, server_name=SERVER, before_event_id=room.events[100].event_id
+    )
 
 
 WORKS: dict[str, Work] = {
     "gc": lambda store, room: collect(store.database, room.room_id),
     "gc of every room": collect_every_room,
     "purge": purge_half,
-    "purge of a room": lambda store, room: purge_room(store.database, room.room_id, server_name=SERVER, force=True),
+    "purge of a room": lambda store, room: purge_room(
+        store.database, room.room_id, server_name=SERVER, force=True
+    ),
     "retention": purge_by_policy,
     "resumed purges": resume_purges,
     "censor": lambda store, _: censor(store.database, older_than_ms=0),
     "repair": lambda store, room: repair(store.database, room.room_id, server_name=SERVER),
     "repair of positions": lambda store, _: repair_positions(store.database),
-    "rebuild of visibility": lambda store, room: rebuild_visibility(store.database, room.room_id, server_name=SERVER),
+    "rebuild of visibility": lambda store, room: rebuild_visibility(
+        store.database, room.room_id, server_name=SERVER
+    ),
 }
 LIARS: dict[str, Sequence[str]] = {
     "topological": ["events_room_topological_idx"],
     "stream": ["events_room_stream_idx"],
     "time": ["events_room_time_idx"],
-    "all of a room": ["events_room_topological_idx", "events_room_stream_idx", "events_room_time_idx"],
+    "all of a room": [
+        "events_room_topological_idx",
+        "events_room_stream_idx",
+        "events_room_time_idx",
+    ],
     "groups": ["state_groups_pkey"],
     "redacted": ["events_uncensored_idx"],
 }
@@ -73,10 +83,17 @@ async def lying(store: Store, indexes: Sequence[str]) -> RoomBuilder:
     return room
 
 
-CASES = [(work, liars) for work in WORKS for liars in ("all of a room", "groups") if (work, liars) != ("censor", "groups")]
+CASES = [
+    (work, liars)
+    for work in WORKS
+    for liars in ("all of a room", "groups")
+    if (work, liars) != ("censor", "groups")
+]
 
 
-@pytest.mark.parametrize("work,liars", [*CASES, ("censor", "redacted"), ("gc", "time"), ("purge", "stream")])
+@pytest.mark.parametrize(
+    "work,liars", [*CASES, ("censor", "redacted"), ("gc", "time"), ("purge", "stream")]
+)
 async def test_nothing_is_done_by_an_index_that_lies(store: Store, work: str, liars: str) -> None:
     indexes = LIARS[liars]
     room = await lying(store, indexes)
@@ -95,10 +112,14 @@ async def test_nothing_is_done_by_an_index_that_lies(store: Store, work: str, li
 
 
 @pytest.mark.parametrize("liars", LIARS)
-async def test_verify_names_the_index_and_blames_no_fact(dsn: str, store: Store, liars: str) -> None:
+async def test_verify_names_the_index_and_blames_no_fact(
+    dsn: str, store: Store, liars: str
+) -> None:
     indexes = LIARS[liars]
     await lying(store, indexes)
-    assert [(finding.check, finding.subject) for finding in await findings(store)] == [("indexes", (index,)) for index in sorted(indexes)]
+    assert [(finding.check, finding.subject) for finding in await findings(store)] == [
+        ("indexes", (index,)) for index in sorted(indexes)
+    ]
     done = room_storage("verify", "--dsn", dsn)
     assert done.returncode == 1
     assert "REINDEX" in done.stdout
@@ -111,7 +132,9 @@ async def test_gc_without_the_proof_deletes_states_that_are_in_use(dsn: str, sto
     """What the refusal is for. A room this small would be read without an index."""
     room = await lying(store, LIARS["all of a room"])
     async with store.database.connection() as conn:
-        await conn.execute("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET enable_seqscan = off', current_database()); END $$")
+        await conn.execute(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET enable_seqscan = off', current_database()); END $$"
+        )
     await others_ended(store.database)
     async with await Database.open(dsn) as database:
         assert (await collect(database, room.room_id, indexes_proven=True)).state_groups

@@ -8,11 +8,28 @@ from typing import Any
 
 import pytest
 
-from storage import Config, DatabaseFull, PurgeRefused, PurgeRunning, ResyncNeeded, Store, UnknownEvent, UnknownRoom
+from storage import (
+    Config,
+    DatabaseFull,
+    PurgeRefused,
+    PurgeRunning,
+    ResyncNeeded,
+    Store,
+    UnknownEvent,
+    UnknownRoom,
+)
 from storage.database import Database
 from storage.errors import InputError
 from storage.ids import UserId
-from storage.maintenance.purge import PurgeJob, jobs, purge_history, purge_retention, purge_room, resume, run
+from storage.maintenance.purge import (
+    PurgeJob,
+    jobs,
+    purge_history,
+    purge_retention,
+    purge_room,
+    resume,
+    run,
+)
 from storage.maintenance.purge.retention import lifetime_ms
 from storage.maintenance.room_lock import lock_room
 from storage.streams.position_poller import follow_once
@@ -42,13 +59,22 @@ async def test_history_goes_and_what_is_kept_answers(store: Store) -> None:
     assert await findings(store) == []
     assert [await store.state_before(event.event_id) for event in room.events[30:]] == states
     left = await store.messages(room.room_id, ALICE, limit=100)
-    assert [event.event_id for event in left.chunk] == [event.event_id for event in reversed(room.events[30:])]
-    assert [event.event_id for event in left.chunk[:15]] == [event.event_id for event in page.chunk][: len(left.chunk)]
+    assert [event.event_id for event in left.chunk] == [
+        event.event_id for event in reversed(room.events[30:])
+    ]
+    assert [event.event_id for event in left.chunk[:15]] == [
+        event.event_id for event in page.chunk
+    ][: len(left.chunk)]
     assert [gap.event_id for gap in await store.gaps(room.room_id)] == [room.events[29].event_id]
     assert room.events[29].event_id in {one for gap in left.gaps for one in gap.backfill_from}
-    assert await store.events([event.event_id for event in room.events[20:30] if event.sender == BOB]) == {}
+    assert (
+        await store.events([event.event_id for event in room.events[20:30] if event.sender == BOB])
+        == {}
+    )
     kept = await store.events([event.event_id for event in room.events[20:30]])
-    assert {event.sender for event in kept.values()} == {ALICE}, "only this server may hold what its users sent"
+    assert {event.sender for event in kept.values()} == {ALICE}, (
+        "only this server may hold what its users sent"
+    )
     assert await store.current_state(room.room_id) == dict(room.state)
     assert await store.sync(ALICE, since=since) is not None
 
@@ -62,20 +88,34 @@ async def test_a_client_from_before_begins_anew(store: Store) -> None:
     with pytest.raises(ResyncNeeded):
         await store.sync(ALICE, since=old)
     upto = await value(store, "SELECT purged_upto FROM purged_streams WHERE stream_name = 'events'")
-    assert upto < await value(store, "SELECT stream_ordering FROM events WHERE event_id = $1::text", room.events[15].event_id)
+    assert upto < await value(
+        store,
+        "SELECT stream_ordering FROM events WHERE event_id = $1::text",
+        room.events[15].event_id,
+    )
 
 
-async def test_purging_twice_takes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_purging_twice_takes_nothing_more(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run, "COUNTED", 4)
     room = chat(20)
     await store.append(room.pdus)
     assert await purge(store, room, 15, dry_run=True) == 15
     assert await purge(store, room, 15) == 15
-    counts = await value(store, "SELECT (SELECT count(*) FROM events) * 1000 + (SELECT count(*) FROM missing_events)")
+    counts = await value(
+        store, "SELECT (SELECT count(*) FROM events) * 1000 + (SELECT count(*) FROM missing_events)"
+    )
     assert await purge(store, room, 15) == 0
     with pytest.raises(UnknownEvent):
         await purge(store, room, 10, local=True)
-    assert await value(store, "SELECT (SELECT count(*) FROM events) * 1000 + (SELECT count(*) FROM missing_events)") == counts
+    assert (
+        await value(
+            store,
+            "SELECT (SELECT count(*) FROM events) * 1000 + (SELECT count(*) FROM missing_events)",
+        )
+        == counts
+    )
 
 
 async def test_what_local_users_sent_goes_when_it_is_asked_for(store: Store) -> None:
@@ -100,19 +140,36 @@ async def test_points_that_cannot_be(store: Store) -> None:
     database = store.database
     everything = await value(store, "SELECT count(*) FROM events")
     with pytest.raises(UnknownRoom):
-        await purge_history(database, "!nowhere:s1.test", server_name=SERVER, before_event_id=room.events[3].event_id)
+        await purge_history(
+            database,
+            "!nowhere:s1.test",
+            server_name=SERVER,
+            before_event_id=room.events[3].event_id,
+        )
     with pytest.raises(UnknownEvent):
         await purge_history(database, room.room_id, server_name=SERVER, before_event_id="$unknown")
     with pytest.raises(PurgeRefused, match="another room"):
-        await purge_history(database, room.room_id, server_name=SERVER, before_event_id=other.events[-1].event_id)
+        await purge_history(
+            database, room.room_id, server_name=SERVER, before_event_id=other.events[-1].event_id
+        )
     with pytest.raises(PurgeRefused, match="future"):
-        await purge_history(database, room.room_id, server_name=SERVER, before_ts=time.time_ns() // 1_000_000 + 60_000)
+        await purge_history(
+            database,
+            room.room_id,
+            server_name=SERVER,
+            before_ts=time.time_ns() // 1_000_000 + 60_000,
+        )
     with pytest.raises(InputError, match="either"):
         await purge_history(database, room.room_id, server_name=SERVER)
     async with database.connection() as conn:
-        await conn.execute("UPDATE events SET topological_ordering = 1000 WHERE event_id = $1::text", room.events[4].event_id)
+        await conn.execute(
+            "UPDATE events SET topological_ordering = 1000 WHERE event_id = $1::text",
+            room.events[4].event_id,
+        )
     with pytest.raises(PurgeRefused, match="above the forward extremities"):
-        await purge_history(database, room.room_id, server_name=SERVER, before_event_id=room.events[4].event_id)
+        await purge_history(
+            database, room.room_id, server_name=SERVER, before_event_id=room.events[4].event_id
+        )
     assert await value(store, "SELECT count(*) FROM events") == everything
     assert await jobs(database) == []
 
@@ -122,12 +179,26 @@ async def test_before_a_time(store: Store) -> None:
     await store.append(room.pdus)
     now = time.time_ns() // 1_000_000
     async with store.database.connection() as conn:
-        await conn.execute("UPDATE events SET received_ts = $1::bigint - (20 - topological_ordering) * 1000", now)
-    first = await value(store, "SELECT received_ts FROM events WHERE event_id = $1::text", room.events[9].event_id)
-    assert (await purge_history(store.database, room.room_id, server_name=SERVER, before_ts=first - 999_999)).events == 0
-    assert (await purge_history(store.database, room.room_id, server_name=SERVER, before_ts=first)).events == 9
-    assert (await purge_history(store.database, room.room_id, server_name=SERVER, before_ts=first + 1)).events == 1
-    assert (await purge_history(store.database, room.room_id, server_name=SERVER, before_ts=now)).events > 5
+        await conn.execute(
+            "UPDATE events SET received_ts = $1::bigint - (20 - topological_ordering) * 1000", now
+        )
+    first = await value(
+        store, "SELECT received_ts FROM events WHERE event_id = $1::text", room.events[9].event_id
+    )
+    assert (
+        await purge_history(
+            store.database, room.room_id, server_name=SERVER, before_ts=first - 999_999
+        )
+    ).events == 0
+    assert (
+        await purge_history(store.database, room.room_id, server_name=SERVER, before_ts=first)
+    ).events == 9
+    assert (
+        await purge_history(store.database, room.room_id, server_name=SERVER, before_ts=first + 1)
+    ).events == 1
+    assert (
+        await purge_history(store.database, room.room_id, server_name=SERVER, before_ts=now)
+    ).events > 5
     assert len((await store.messages(room.room_id, ALICE, limit=100)).chunk) >= 1
     assert await findings(store) == []
 
@@ -149,7 +220,9 @@ async def test_killed_between_any_two_batches(store: Store, *, local: bool) -> N
     """Wherever it ends, the room is whole; and the next call goes on."""
     room = build_room(LIVELY, 120, seed=3, sign=False)
     await store.append(room.pdus, room_version=room.version)
-    states = {event.event_id: await store.state_before(event.event_id) for event in room.events[90:]}
+    states = {
+        event.event_id: await store.state_before(event.event_id) for event in room.events[90:]
+    }
     kills = 0
     while True:
         left = kills + 1  # each time one transaction more, so it comes to an end
@@ -197,9 +270,16 @@ async def test_a_full_disk_at_any_statement(dsn: str, store: Store) -> None:
     await store.append(room.pdus, room_version=room.version)
     failures, reasons = 0, set[str | None]()
     while True:
-        async with await Database.open(dsn, config=CONFIG, observer=FullDiskObserver(2 + 3 * failures)) as database:
+        async with await Database.open(
+            dsn, config=CONFIG, observer=FullDiskObserver(2 + 3 * failures)
+        ) as database:
             try:
-                await purge_history(database, room.room_id, server_name=SERVER, before_event_id=room.events[40].event_id)
+                await purge_history(
+                    database,
+                    room.room_id,
+                    server_name=SERVER,
+                    before_event_id=room.events[40].event_id,
+                )
             except DatabaseFull:
                 failures += 1
             else:
@@ -238,7 +318,16 @@ async def test_beside_appends_and_syncs(store: Store) -> None:
     assert await findings(store) == []
 
 
-REFERENCES = ("room_nid", "event_nid", "event_nids", "state_group", "redaction_nid", "chain_nid", "child_nids", "prev_event_nid")
+REFERENCES = (
+    "room_nid",
+    "event_nid",
+    "event_nids",
+    "state_group",
+    "redaction_nid",
+    "chain_nid",
+    "child_nids",
+    "prev_event_nid",
+)
 FOLLOWED = {
     "account_data",
     "audiences",
@@ -263,7 +352,10 @@ FOLLOWED = {
     "visibility",
     "waiting_redactions",
 }
-"""Tables with a column that refers to a room, an event, a state group or a chain. A purge takes care of each of these."""
+"""Tables with a column that refers to a room, an event, a state group or a chain.
+
+A purge takes care of each of these.
+"""
 
 
 async def referring(store: Store) -> dict[str, list[str]]:
@@ -290,10 +382,17 @@ async def test_no_table_with_a_reference_is_forgotten(store: Store) -> None:
 async def test_a_whole_room_leaves_nothing(store: Store) -> None:
     room, other = build_room(LIVELY, 150, seed=4, sign=False), chat(10)
     await store.append(other.pdus)
-    kept = {name: await value(store, f"SELECT count(*) FROM {name}") for name in FOLLOWED - {"purge_jobs"}}
+    kept = {
+        name: await value(store, f"SELECT count(*) FROM {name}")
+        for name in FOLLOWED - {"purge_jobs"}
+    }
     await store.append(room.pdus, room_version=room.version)
-    user = UserId(next(event.sender for event in room.events if event.sender.endswith(f":{SERVER}")))
-    room_nid = await value(store, "SELECT room_nid FROM rooms WHERE room_id = $1::text", room.room_id)
+    user = UserId(
+        next(event.sender for event in room.events if event.sender.endswith(f":{SERVER}"))
+    )
+    room_nid = await value(
+        store, "SELECT room_nid FROM rooms WHERE room_id = $1::text", room.room_id
+    )
     with pytest.raises(PurgeRefused, match="is joined"):
         await purge_room(store.database, room.room_id, server_name=SERVER)
     killed = 0
@@ -306,7 +405,9 @@ async def test_a_whole_room_leaves_nothing(store: Store) -> None:
 
     while True:
         try:
-            purged = await purge_room(store.database, room.room_id, server_name=SERVER, force=True, watcher=kill)
+            purged = await purge_room(
+                store.database, room.room_id, server_name=SERVER, force=True, watcher=kill
+            )
         except PurgeKilled:
             assert room.room_id not in await store.rooms_of(user)
             assert room.room_id not in (await store.sync(user)).join
@@ -317,7 +418,12 @@ async def test_a_whole_room_leaves_nothing(store: Store) -> None:
     tables = await referring(store)
     for table, columns in tables.items():
         if "room_nid" in columns and table != "purge_jobs":
-            assert await value(store, f"SELECT count(*) FROM {table} WHERE room_nid = $1::int", room_nid) == 0, table
+            assert (
+                await value(
+                    store, f"SELECT count(*) FROM {table} WHERE room_nid = $1::int", room_nid
+                )
+                == 0
+            ), table
     assert {name: await value(store, f"SELECT count(*) FROM {name}") for name in kept} == kept
     assert await findings(store) == []
     with pytest.raises(UnknownRoom):
@@ -339,8 +445,19 @@ def test_lifetimes_lie_within_the_limits_of_the_operator() -> None:
     assert lifetime_ms(retention({"max_lifetime": 1}), config) == day
     for odd in ("5", True, -1, 0, None, 1.5):
         assert lifetime_ms(retention({"max_lifetime": odd}), config) is None
-        assert lifetime_ms(retention({"max_lifetime": odd}), replace(config, retention_lifetime_ms_default=3)) == 3
-    assert lifetime_ms(retention({"max_lifetime": 50 * day}), replace(config, retention_lifetime_ms_max=9 * day)) == 9 * day
+        assert (
+            lifetime_ms(
+                retention({"max_lifetime": odd}), replace(config, retention_lifetime_ms_default=3)
+            )
+            == 3
+        )
+    assert (
+        lifetime_ms(
+            retention({"max_lifetime": 50 * day}),
+            replace(config, retention_lifetime_ms_max=9 * day),
+        )
+        == 9 * day
+    )
 
 
 async def test_rooms_keep_what_their_policy_says(store: Store) -> None:
@@ -354,7 +471,10 @@ async def test_rooms_keep_what_their_policy_says(store: Store) -> None:
     await store.append(forgets.pdus)
     now = time.time_ns() // 1_000_000
     async with store.database.connection() as conn:
-        await conn.execute("UPDATE events SET received_ts = $1::bigint WHERE topological_ordering < 10", now - 3 * day)
+        await conn.execute(
+            "UPDATE events SET received_ts = $1::bigint WHERE topological_ordering < 10",
+            now - 3 * day,
+        )
     purged = [one async for one in purge_retention(store.database, server_name=SERVER)]
     assert [(one.room_id, one.events) for one in purged] == [(forgets.room_id, 9)]
     assert await findings(store) == []

@@ -31,9 +31,7 @@ from tests.maintenance.rooms import LIVELY, SERVER, findings
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "6"))
 ALONE = Config(purge_batch_max=100, purge_pause_ms=0, follow_ms=3_600_000)
 TIMELINE = "SELECT count(*) FROM events WHERE NOT outlier"
-WAITING = (
-    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = 'advisory' AND datname = current_database()"
-)
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = 'advisory' AND datname = current_database()"
 
 
 @pytest.fixture
@@ -61,7 +59,9 @@ class Batch(Stop):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch, history, "publish_removed")
 
-    async def beside(self, dsn: str, purging: Awaitable[Any], append: Awaitable[list[AppendResult]]) -> list[AppendResult]:
+    async def beside(
+        self, dsn: str, purging: Awaitable[Any], append: Awaitable[list[AppendResult]]
+    ) -> list[AppendResult]:
         """The answers to an append that was planned before the commit and is written after it."""
         admin = await asyncpg.connect(dsn)
         try:
@@ -81,7 +81,9 @@ class HeldBackPurge(Stop):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch, history, "lock_room_keeping_plans")
 
-    async def beside(self, purging: Awaitable[Any], append: Awaitable[list[AppendResult]], *, wait: bool = True) -> list[AppendResult]:
+    async def beside(
+        self, purging: Awaitable[Any], append: Awaitable[list[AppendResult]], *, wait: bool = True
+    ) -> list[AppendResult]:
         """The answers to an append that was written meanwhile; or (not ``wait``) begun, as it wants what the purge has taken."""
         async with self.during(purging):
             answers = asyncio.ensure_future(append)
@@ -91,7 +93,9 @@ class HeldBackPurge(Stop):
 
 
 def purging(store: Store, room: RoomBuilder, point: BuiltEvent) -> Awaitable[Any]:
-    return purge_history(store.database, room.room_id, server_name=SERVER, before_event_id=point.event_id, local=True)
+    return purge_history(
+        store.database, room.room_id, server_name=SERVER, before_event_id=point.event_id, local=True
+    )
 
 
 def given(*events: BuiltEvent) -> dict[EventId, list[EventId]]:
@@ -106,14 +110,18 @@ async def test_what_stands_on_the_ends_of_the_room_is_written_as_it_was_planned(
     point = room.events[25]
     new = [room.message(ALICE, "hello"), room.state_event(ALICE, "m.room.topic", {"topic": "jam"})]
     forgets = Forgets(monkeypatch)
-    answers = await Batch(monkeypatch).beside(dsn, purging(store, room, point), store.append([event.pdu for event in new]))
+    answers = await Batch(monkeypatch).beside(
+        dsn, purging(store, room, point), store.append([event.pdu for event in new])
+    )
     assert [answer.outcome for answer in answers] == ["stored", "stored"]
     assert forgets.count == 0
     assert await findings(store) == []
     assert await value(store, "SELECT removals FROM rooms") > 0
 
 
-async def test_nobody_waits_while_the_rows_of_a_batch_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_waits_while_the_rows_of_a_batch_go(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = chat(30)
     await store.append(room.pdus)
     point, parent = room.events[25], room.events[20]
@@ -127,7 +135,9 @@ async def test_nobody_waits_while_the_rows_of_a_batch_go(store: Store, monkeypat
     assert await findings(store) == []
 
 
-async def test_a_batch_that_something_comes_to_need_is_done_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_that_something_comes_to_need_is_done_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rejected event cites what was going: that stays, with the whole of what its batch was to be."""
     room = chat(30)
     await store.append(room.pdus)
@@ -140,24 +150,32 @@ async def test_a_batch_that_something_comes_to_need_is_done_again(store: Store, 
     assert await findings(store) == []
 
 
-async def test_a_writer_that_wants_what_has_gone_ahead_comes_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_writer_that_wants_what_has_gone_ahead_comes_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has the room and waits for the row, the purge has the row and waits for the room."""
     room = chat(30)
     await store.append(room.pdus)
     point, target = room.events[25], room.events[24]
     redaction = room.redact(ALICE, target.event_id)
-    [answer] = await HeldBackPurge(monkeypatch).beside(purging(store, room, point), store.append([redaction.pdu]), wait=False)
+    [answer] = await HeldBackPurge(monkeypatch).beside(
+        purging(store, room, point), store.append([redaction.pdu]), wait=False
+    )
     assert answer.outcome == "stored"
     assert await store.event(target.event_id) is None
     assert await findings(store) == []
 
 
-async def test_a_parent_that_goes_meanwhile_is_missing(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_parent_that_goes_meanwhile_is_missing(
+    dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = chat(30)
     await store.append(room.pdus)
     point, parent = room.events[25], room.events[20]
     late = room.at(parent.event_id).message(BOB, "late")
-    [answer] = await Batch(monkeypatch).beside(dsn, purging(store, room, point), store.append([late.pdu]))
+    [answer] = await Batch(monkeypatch).beside(
+        dsn, purging(store, room, point), store.append([late.pdu])
+    )
     assert (answer.outcome, answer.missing) == ("missing_parents", (parent.event_id,))
     assert await findings(store) == []
     [answer] = await store.append([late.pdu], state_before=given(late))
@@ -166,12 +184,16 @@ async def test_a_parent_that_goes_meanwhile_is_missing(dsn: str, store: Store, m
     assert await findings(store) == []
 
 
-async def test_a_redaction_of_what_goes_meanwhile_waits_for_it(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_redaction_of_what_goes_meanwhile_waits_for_it(
+    dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = chat(30)
     await store.append(room.pdus)
     point, target = room.events[25], room.events[24]
     redaction = room.redact(ALICE, target.event_id)
-    [answer] = await Batch(monkeypatch).beside(dsn, purging(store, room, point), store.append([redaction.pdu]))
+    [answer] = await Batch(monkeypatch).beside(
+        dsn, purging(store, room, point), store.append([redaction.pdu])
+    )
     assert answer.outcome == "stored"
     assert await findings(store) == []
     await follow_once(store.database, store.streams)
@@ -182,50 +204,77 @@ async def test_a_redaction_of_what_goes_meanwhile_waits_for_it(dsn: str, store: 
     assert await findings(store) == []
 
 
-async def test_what_goes_and_is_sent_again_meanwhile_has_its_old_number(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_goes_and_is_sent_again_meanwhile_has_its_old_number(
+    dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another process plans it as something new, as it remembers all that it names, but not the event itself."""
     room = chat(30)
     await store.append(room.pdus)
     point, again = room.events[25], room.events[24]
-    nid = await value(store, "SELECT event_nid FROM events WHERE event_id = $1::text", again.event_id)
+    nid = await value(
+        store, "SELECT event_nid FROM events WHERE event_id = $1::text", again.event_id
+    )
     async with storage.open(dsn, server_name=SERVER, instance_name="two", config=ALONE) as two:
         await two.append([room.at(room.events[23].event_id).message(BOB, "beside").pdu])
         assert again.event_id not in two.writer.caches.rows
-        [answer] = await Batch(monkeypatch).beside(dsn, purging(store, room, point), two.append([again.pdu]))
+        [answer] = await Batch(monkeypatch).beside(
+            dsn, purging(store, room, point), two.append([again.pdu])
+        )
         assert (answer.outcome, answer.missing) == ("missing_parents", again.prev_events)
         [answer] = await two.append([again.pdu], state_before=given(again))
         assert answer.outcome == "stored"
-    assert await value(store, "SELECT event_nid FROM events WHERE event_id = $1::text", again.event_id) == nid
+    assert (
+        await value(store, "SELECT event_nid FROM events WHERE event_id = $1::text", again.event_id)
+        == nid
+    )
     assert await findings(store) == []
 
 
-async def test_a_gap_that_closes_meanwhile_is_none(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gap_that_closes_meanwhile_is_none(
+    dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The event that was missing arrives while the only event goes that named it."""
     room = chat(30)
     lost, child = room.events[20], room.events[21]
     branch = room.at(lost.event_id)
-    await store.append([event.pdu for event in room.events if event is not lost], state_before=given(child))
+    await store.append(
+        [event.pdu for event in room.events if event is not lost], state_before=given(child)
+    )
     other = branch.message(BOB, "another child")
     batch = Batch(monkeypatch)
-    [answer] = await batch.beside(dsn, purging(store, room, room.events[25]), store.append([other.pdu], state_before=given(other)))
+    [answer] = await batch.beside(
+        dsn,
+        purging(store, room, room.events[25]),
+        store.append([other.pdu], state_before=given(other)),
+    )
     assert answer.outcome == "stored"
     assert await findings(store) == []
-    children = await value(store, "SELECT child_nids FROM missing_events WHERE event_id = $1::text", lost.event_id)
-    nid = await value(store, "SELECT event_nid FROM events WHERE event_id = $1::text", other.event_id)
+    children = await value(
+        store, "SELECT child_nids FROM missing_events WHERE event_id = $1::text", lost.event_id
+    )
+    nid = await value(
+        store, "SELECT event_nid FROM events WHERE event_id = $1::text", other.event_id
+    )
     assert children == [nid], "the child that went is none of it"
 
 
-async def test_what_comes_back_after_the_news_is_no_duplicate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_comes_back_after_the_news_is_no_duplicate(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = chat(30)
     await store.append(room.pdus)
     forgets = Forgets(monkeypatch)
     rows = len(store.writer.caches.rows)
     await purging(store, room, room.events[25])
-    facts = await value(store, "SELECT count(*) FROM cache_invalidations WHERE cache_name = 'removed'")
+    facts = await value(
+        store, "SELECT count(*) FROM cache_invalidations WHERE cache_name = 'removed'"
+    )
     assert 0 < facts < 5, "one a batch"
     await follow_once(store.database, store.streams)
     back = room.events[20:25]
-    answers = await store.append([event.pdu for event in back], origin="backfill", state_before=given(*back))
+    answers = await store.append(
+        [event.pdu for event in back], origin="backfill", state_before=given(*back)
+    )
     assert {answer.outcome for answer in answers} == {"stored"}
     assert forgets.count == 1, "at the end of the purge"
     assert rows > len(back)
@@ -245,7 +294,9 @@ class WriterPair:
         store = self._rng.choice(self._stores)
         [answer] = await store.append([event.pdu], room_version=event.room_version)
         if answer.outcome == "missing_parents":
-            [answer] = await store.append([event.pdu], room_version=event.room_version, state_before=given(event))
+            [answer] = await store.append(
+                [event.pdu], room_version=event.room_version, state_before=given(event)
+            )
         self.outcomes[answer.outcome] = self.outcomes.get(answer.outcome, 0) + 1
         if self._rng.random() < 0.2:
             await follow_once(store.database, store.streams)
@@ -255,7 +306,11 @@ class WriterPair:
 async def test_two_writers_beside_a_purge_in_any_order(dsn: str, seed: int) -> None:
     """What is new, what stands on what goes, and what has gone and is sent again."""
     rng = random.Random(seed)
-    shape = LIVELY.replaced(fork_rate=0.2, fork_depth=4.0, odd=replace(ODD_SOME, late=0.0, rejected=0.03, soft_failed=0.03))
+    shape = LIVELY.replaced(
+        fork_rate=0.2,
+        fork_depth=4.0,
+        odd=replace(ODD_SOME, late=0.0, rejected=0.03, soft_failed=0.03),
+    )
     room = build_room(shape, 160, seed=seed, version=str(2 + seed % 11), sign=False)
     old, new = room.events[:110], room.events[110:]
     config = replace(ALONE, purge_batch_max=rng.choice([5, 20]))
@@ -271,7 +326,11 @@ async def test_two_writers_beside_a_purge_in_any_order(dsn: str, seed: int) -> N
             for point in (old[60], old[100]):
                 try:
                     await purge_history(
-                        first.database, room.room_id, server_name=SERVER, before_event_id=point.event_id, local=rng.random() < 0.5
+                        first.database,
+                        room.room_id,
+                        server_name=SERVER,
+                        before_event_id=point.event_id,
+                        local=rng.random() < 0.5,
                     )
                 except (UnknownEvent, PurgeRefused):
                     continue
@@ -303,12 +362,19 @@ async def test_what_a_purge_has_shown_no_crash_takes_back(tmp_path: Path) -> Non
         before = await watcher.fetchval(TIMELINE)
         resting = replace(ALONE, purge_batch_max=20, purge_pause_ms=3_600_000)
         async with await Database.open(dsn, config=resting) as database:
-            purge = purge_history(database, room.room_id, server_name=SERVER, before_event_id=room.events[100].event_id)
+            purge = purge_history(
+                database,
+                room.room_id,
+                server_name=SERVER,
+                before_event_id=room.events[100].event_id,
+            )
             purging = asyncio.create_task(purge)
             while (seen := await watcher.fetchval(TIMELINE)) == before:
                 assert not purging.done()
             postgres = psutil.Process(server.pid)
-            postgres.send_signal(signal.SIGQUIT)  # an immediate shutdown, as Postgres calls it: nothing is written any more
+            postgres.send_signal(
+                signal.SIGQUIT
+            )  # an immediate shutdown, as Postgres calls it: nothing is written any more
             purging.cancel()
             await asyncio.gather(purging, return_exceptions=True)
         watcher.terminate()

@@ -3,7 +3,13 @@
 import pytest
 
 from storage import PurgeRefused, Store, UnknownEvent
-from storage.maintenance.purge.cut_point import SQL_ROOM, CutPoint, PurgedRoomRow, before_event, before_time
+from storage.maintenance.purge.cut_point import (
+    SQL_ROOM,
+    CutPoint,
+    PurgedRoomRow,
+    before_event,
+    before_time,
+)
 from storage.testing import RoomBuilder
 from tests.maintenance.purging import chat
 
@@ -31,8 +37,12 @@ async def test_the_cut_below_an_event(store: Store) -> None:
     room = chat(10)
     row, at = await stored(store, room), await positions(store)
     async with store.database.connection() as conn:
-        assert await before_event(conn, room.room_id, row, room.events[4].event_id) == CutPoint(5, at[5] - 1)
-        assert await before_event(conn, room.room_id, row._replace(highest=5), room.events[4].event_id) == CutPoint(5, at[5] - 1)
+        assert await before_event(conn, room.room_id, row, room.events[4].event_id) == CutPoint(
+            5, at[5] - 1
+        )
+        assert await before_event(
+            conn, room.room_id, row._replace(highest=5), room.events[4].event_id
+        ) == CutPoint(5, at[5] - 1)
 
 
 async def test_events_that_are_no_cut_are_refused(store: Store) -> None:
@@ -40,8 +50,14 @@ async def test_events_that_are_no_cut_are_refused(store: Store) -> None:
     row, one = await stored(store, room), room.events[4].event_id
     refusals = [
         (row._replace(room_nid=row.room_nid + 1), f"{one} is an event of another room"),
-        (row._replace(highest=4), f"{one} stands above the forward extremities: name an event that was accepted"),
-        (row._replace(highest=None), f"{one} stands above the forward extremities: name an event that was accepted"),
+        (
+            row._replace(highest=4),
+            f"{one} stands above the forward extremities: name an event that was accepted",
+        ),
+        (
+            row._replace(highest=None),
+            f"{one} stands above the forward extremities: name an event that was accepted",
+        ),
     ]
     async with store.database.connection() as conn:
         for refused, reason in refusals:
@@ -91,16 +107,32 @@ async def test_the_cut_below_a_time_is_not_above_the_forward_extremities(store: 
     room = chat(10)
     row, at = await stored(store, room), await positions(store)
     async with store.database.connection() as conn:
-        assert await before_time(conn, room.room_id, row._replace(highest=3), 5_000, NOW) == CutPoint(3, at[5] - 1)
-        assert await before_time(conn, room.room_id, row._replace(highest=None), 5_000, NOW) == CutPoint(5, at[5] - 1)
-        assert await before_time(conn, room.room_id, row._replace(highest=5), 5_000, NOW) == CutPoint(5, at[5] - 1)
+        assert await before_time(
+            conn, room.room_id, row._replace(highest=3), 5_000, NOW
+        ) == CutPoint(3, at[5] - 1)
+        assert await before_time(
+            conn, room.room_id, row._replace(highest=None), 5_000, NOW
+        ) == CutPoint(5, at[5] - 1)
+        assert await before_time(
+            conn, room.room_id, row._replace(highest=5), 5_000, NOW
+        ) == CutPoint(5, at[5] - 1)
 
 
-async def test_a_room_without_live_events_has_no_cut_and_times_to_come_are_refused(store: Store) -> None:
+async def test_a_room_without_live_events_has_no_cut_and_times_to_come_are_refused(
+    store: Store,
+) -> None:
     room = chat(10)
     row = await stored(store, room)
     async with store.database.connection() as conn:
-        assert await before_time(conn, room.room_id, row._replace(room_nid=row.room_nid + 1), 5_000, NOW) is None
+        assert (
+            await before_time(
+                conn, room.room_id, row._replace(room_nid=row.room_nid + 1), 5_000, NOW
+            )
+            is None
+        )
         with pytest.raises(PurgeRefused) as caught:
             await before_time(conn, room.room_id, row, NOW + 1, NOW)
-    assert (caught.value.reason, caught.value.room_id) == ("the date lies in the future", room.room_id)
+    assert (caught.value.reason, caught.value.room_id) == (
+        "the date lies in the future",
+        room.room_id,
+    )

@@ -15,7 +15,9 @@ from storage.testing.shapes import ODD_SOME, Odd
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
 
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "12"))
-ODD = replace(ODD_SOME, depth_lie=0.02, rejected=0.04, soft_failed=0.03, early_redaction=0.04, late=0.1)
+ODD = replace(
+    ODD_SOME, depth_lie=0.02, rejected=0.04, soft_failed=0.03, early_redaction=0.04, late=0.1
+)
 CONFIG = Config(purge_batch_max=7, purge_pause_ms=0)
 
 
@@ -44,7 +46,8 @@ async def told(store: Store, room_id: str, shown: list[str]) -> dict[str, object
     """Of each event of the timeline: bytes, states, auth chain, who of these sees it."""
     async with store.database.connection() as conn:
         ids: list[EventId] = await conn.fetchvals(
-            "SELECT e.event_id FROM events e JOIN rooms r USING (room_nid) WHERE r.room_id = $1::text AND NOT e.outlier", room_id
+            "SELECT e.event_id FROM events e JOIN rooms r USING (room_nid) WHERE r.room_id = $1::text AND NOT e.outlier",
+            room_id,
         )
     users = sorted(name for name in shown if name.startswith("@"))
     servers = sorted(name for name in shown if not name.startswith(("@", "*")))
@@ -83,7 +86,13 @@ async def test_what_is_kept_stays_as_it_was(dsn: str, seed: int) -> None:
             point = places[int(len(places) * share)]
             if point not in await told(store, room.room_id, shown):
                 continue
-            await purge_history(store.database, room.room_id, server_name=SERVER, before_event_id=point, local=rng.random() < 0.5)
+            await purge_history(
+                store.database,
+                room.room_id,
+                server_name=SERVER,
+                before_event_id=point,
+                local=rng.random() < 0.5,
+            )
             assert [one for one in await findings(store) if one not in clean] == []
             after = await told(store, room.room_id, shown)
             for event_id, answer in after.items():

@@ -19,17 +19,33 @@ async def test_what_was_purged_comes_back_under_its_number(store: Store) -> None
     room = chat(20)
     await store.append(room.pdus)
     parent, child = room.events[14], room.events[15]
-    nid = await value(store, "SELECT event_nid FROM events WHERE event_id = $1::text", parent.event_id)
+    nid = await value(
+        store, "SELECT event_nid FROM events WHERE event_id = $1::text", parent.event_id
+    )
     await purge(store, room, 15, local=True)
-    assert await value(store, "SELECT event_id FROM events WHERE event_id = $1::text", parent.event_id) is None
+    assert (
+        await value(store, "SELECT event_id FROM events WHERE event_id = $1::text", parent.event_id)
+        is None
+    )
     given = {event.event_id: sorted(event.state_before.values()) for event in room.events[10:15]}
-    results = await store.append([event.pdu for event in room.events[10:15]], origin="backfill", state_before=given)
+    results = await store.append(
+        [event.pdu for event in room.events[10:15]], origin="backfill", state_before=given
+    )
     assert {result.outcome for result in results} == {"stored"}
-    assert await value(store, "SELECT event_nid FROM events WHERE event_id = $1::text", parent.event_id) == nid
-    assert await value(store, "SELECT prev_events FROM events WHERE event_id = $1::text", child.event_id) == [nid]
+    assert (
+        await value(
+            store, "SELECT event_nid FROM events WHERE event_id = $1::text", parent.event_id
+        )
+        == nid
+    )
+    assert await value(
+        store, "SELECT prev_events FROM events WHERE event_id = $1::text", child.event_id
+    ) == [nid]
     assert await findings(store) == []
     chunk = (await store.messages(room.room_id, ALICE, limit=100)).chunk
-    assert [event.event_id for event in chunk] == [event.event_id for event in reversed(room.events[10:])]
+    assert [event.event_id for event in chunk] == [
+        event.event_id for event in reversed(room.events[10:])
+    ]
 
 
 async def test_a_redaction_of_what_was_purged_is_done_again(store: Store) -> None:
@@ -40,9 +56,13 @@ async def test_a_redaction_of_what_was_purged_is_done_again(store: Store) -> Non
     await store.append(room.pdus)
     await purge(store, room, 15, local=True)
     assert await findings(store) == []
-    assert redaction.event_id in {event.event_id for event in (await store.messages(room.room_id, ALICE, limit=100)).chunk}
+    assert redaction.event_id in {
+        event.event_id for event in (await store.messages(room.room_id, ALICE, limit=100)).chunk
+    }
     given = {event.event_id: sorted(event.state_before.values()) for event in room.events[12:15]}
-    await store.append([event.pdu for event in room.events[12:15]], origin="backfill", state_before=given)
+    await store.append(
+        [event.pdu for event in room.events[12:15]], origin="backfill", state_before=given
+    )
     back = await store.event(target.event_id)
     assert back is not None
     assert "body" not in back.content
@@ -68,14 +88,24 @@ async def test_who_saw_what_is_gone_is_forgotten(store: Store) -> None:
     await store.sync(ALICE)
     point = len(room.events) - 4
     read = [event.event_id for event in (await store.messages(room.room_id, guest, limit=2)).chunk]
-    rows = "SELECT count(*) FROM visibility JOIN principals USING (principal_nid) WHERE name ~ '^@u'"
+    rows = (
+        "SELECT count(*) FROM visibility JOIN principals USING (principal_nid) WHERE name ~ '^@u'"
+    )
     assert await value(store, rows) == 19
     assert await purge(store, room, point, local=True) > 50
-    assert await value(store, rows) < 5, "but for whom a state group's audience is seen by that stays"
+    assert await value(store, rows) < 5, (
+        "but for whom a state group's audience is seen by that stays"
+    )
     assert await findings(store) == []
-    assert [event.event_id for event in (await store.messages(room.room_id, guest, limit=2)).chunk] == read
+    assert [
+        event.event_id for event in (await store.messages(room.room_id, guest, limit=2)).chunk
+    ] == read
     back = room.events[point - 1]
-    [answer] = await store.append([back.pdu], origin="backfill", state_before={back.event_id: sorted(back.state_before.values())})
+    [answer] = await store.append(
+        [back.pdu],
+        origin="backfill",
+        state_before={back.event_id: sorted(back.state_before.values())},
+    )
     assert answer.outcome == "stored"
     room.leave(guest)
     room.message(BOB, "still here")
@@ -86,7 +116,10 @@ async def test_who_saw_what_is_gone_is_forgotten(store: Store) -> None:
 
 
 async def test_a_server_that_left_before_the_cut_is_still_no_stranger(store: Store) -> None:
-    """Its stay is purged; under "shared" the rest remains visible to it. One that was invited only stays a stranger."""
+    """Its stay is purged; under "shared" the rest remains visible to it.
+
+    One that was invited only stays a stranger.
+    """
     room = RoomBuilder("11")
     room.start(ALICE)
     room.history_visibility(ALICE, "invited")
@@ -116,8 +149,12 @@ async def test_what_came_back_and_is_an_extremity_stays(store: Store) -> None:
         room.message(ALICE, f"message {number}")
     await store.append(room.pdus)
     await purge(store, room, len(room.events) - 1, local=False)
-    assert await value(store, "SELECT outlier FROM events WHERE event_id = $1::text", back.event_id), "a local user sent it"
-    [answer] = await store.append([back.pdu], state_before={back.event_id: sorted(back.state_before.values())})
+    assert await value(
+        store, "SELECT outlier FROM events WHERE event_id = $1::text", back.event_id
+    ), "a local user sent it"
+    [answer] = await store.append(
+        [back.pdu], state_before={back.event_id: sorted(back.state_before.values())}
+    )
     assert answer.outcome == "stored"
     assert back.event_id in await store.forward_extremities(room.room_id)
     new = [room.message(ALICE, f"more {number}") for number in range(5)]
@@ -137,7 +174,9 @@ async def test_what_came_back_under_what_is_gone_is_no_extremity(store: Store) -
     assert await purge(store, room, len(room.events) - 2, local=True) > 5
     gaps = {gap.event_id for gap in await store.gaps(room.room_id)}
     assert (target.event_id in gaps) is (await store.event(rejected.event_id) is not None)
-    [answer] = await store.append([target.pdu], state_before={target.event_id: sorted(target.state_before.values())})
+    [answer] = await store.append(
+        [target.pdu], state_before={target.event_id: sorted(target.state_before.values())}
+    )
     assert answer.outcome == "stored"
     assert await findings(store) == []
     assert target.event_id not in await store.forward_extremities(room.room_id)

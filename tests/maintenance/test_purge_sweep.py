@@ -41,7 +41,9 @@ class Pantry:
 
     def forged(self) -> BuiltEvent:
         """A rejected event that cites the first topic."""
-        return self.room.topic(BOB, "mine", auth=[self.topic, *self.room.events[:2]], expected="rejected")
+        return self.room.topic(
+            BOB, "mine", auth=[self.topic, *self.room.events[:2]], expected="rejected"
+        )
 
 
 async def test_the_first_topic_is_a_leaving(store: Store) -> None:
@@ -53,7 +55,9 @@ async def test_the_first_topic_is_a_leaving(store: Store) -> None:
     assert await findings(store) == []
 
 
-async def test_what_has_gone_is_forgotten_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_has_gone_is_forgotten_and_nothing_else(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What an event reaches takes long to ask for: a writer forgets it of what a sweep took, and keeps it of all that stays."""
     pantry = Pantry()
     room, caches = pantry.room, store.writer.caches
@@ -64,14 +68,18 @@ async def test_what_has_gone_is_forgotten_and_nothing_else(store: Store, monkeyp
     topic = caches.rows[pantry.topic.event_id].event_nid
     caches.closures[topic] = caches.closures[min(caches.closures)]
     known = set(caches.closures)
-    async with Stop(monkeypatch, run, "remove_unused_visibility").during(purge(store, room, len(room.events) - 1, local=True)):
+    async with Stop(monkeypatch, run, "remove_unused_visibility").during(
+        purge(store, room, len(room.events) - 1, local=True)
+    ):
         await follow_once(store.database, store.streams)
         await store.append([room.message(BOB, "hello").pdu])
         assert known - caches.closures.keys() == {topic}
         assert topic not in caches.places
 
 
-async def test_what_a_new_state_group_names_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_new_state_group_names_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pantry = Pantry()
     await store.append(pantry.room.pdus)
     late = pantry.late()
@@ -85,7 +93,9 @@ async def test_what_a_new_state_group_names_stays(store: Store, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("origin", ["live", "backfill", "outlier"])
-async def test_what_a_new_event_cites_stays(store: Store, monkeypatch: pytest.MonkeyPatch, origin: Any) -> None:
+async def test_what_a_new_event_cites_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch, origin: Any
+) -> None:
     pantry = Pantry()
     await store.append(pantry.room.pdus)
     forged = pantry.forged()

@@ -23,7 +23,17 @@ from tests.maintenance.older_release import append_before, earlier_release, open
 from tests.maintenance.rooms import SERVER, everything_seen, findings
 from tests.persist.tables import logical_tables
 
-TABLES = ("events", "states", "rooms", "current_state", "memberships", "seen", "seen_since", "missing_events", "waiting_redactions")
+TABLES = (
+    "events",
+    "states",
+    "rooms",
+    "current_state",
+    "memberships",
+    "seen",
+    "seen_since",
+    "missing_events",
+    "waiting_redactions",
+)
 
 
 def room_of(version: str, seed: int) -> RoomBuilder:
@@ -65,11 +75,15 @@ async def assert_as_fresh(store: Store, fresh: Store, rooms: Collection[RoomBuil
         ids = [event.event_id for event in room.events]
         assert await everything_seen(store, room, ids) == await everything_seen(fresh, room, ids)
         assert await store.current_state(room.room_id) == await fresh.current_state(room.room_id)
-        assert await store.forward_extremities(room.room_id) == await fresh.forward_extremities(room.room_id)
+        assert await store.forward_extremities(room.room_id) == await fresh.forward_extremities(
+            room.room_id
+        )
 
 
 @pytest.mark.parametrize("versions", [("11", "12"), ("9", "11", "12", "10")])
-async def test_a_room_rejected_by_the_version_of_another(dsn: str, fresh: Store, versions: tuple[str, ...]) -> None:
+async def test_a_room_rejected_by_the_version_of_another(
+    dsn: str, fresh: Store, versions: tuple[str, ...]
+) -> None:
     rooms = [room_of(version, seed) for seed, version in enumerate(versions, 1)]
     pdus = [pdu for room in rooms for pdu in room.pdus]
     results = await append_before(dsn, pdus)
@@ -99,12 +113,16 @@ async def test_ids_of_another_version(dsn: str, fresh: Store) -> None:
     room.power_levels(admin, {"invite": 0})
     room.send(admin, "m.room.join_rules", {"join_rule": "public"}, state_key="")
     room.topic(admin, "topic")
-    outcomes = [result.outcome for result in await append_before(dsn, [*first.pdus[:1], *room.pdus])]
+    outcomes = [
+        result.outcome for result in await append_before(dsn, [*first.pdus[:1], *room.pdus])
+    ]
     assert outcomes[-4:] == ["rejected", "rejected", "missing_parents", "missing_parents"]
     async with opened(dsn) as store:
         found = await findings(store)
         wrong = [finding for finding in found if finding.check == "event_ids"]
-        assert [(finding.expected, finding.repairable) for finding in wrong] == [(room.events[2].event_id, True)]
+        assert [(finding.expected, finding.repairable) for finding in wrong] == [
+            (room.events[2].event_id, True)
+        ]
         await repair(store.database, room.room_id, server_name=SERVER)
         assert await findings(store) == []
         held = await store.events([event.event_id for event in room.events])
@@ -119,7 +137,10 @@ async def test_a_room_under_the_version_that_a_caller_gave(dsn: str, fresh: Stor
     room = room_of("12", 1)
     [join] = [event.pdu for event in room.events[:2] if event.type == "m.room.member"]
     [result] = await append_before(dsn, [join], origin="outlier", room_version="10")
-    assert (result.outcome, (result.reason or "").partition(":")[0]) == ("rejected", "auth_events.no_create")
+    assert (result.outcome, (result.reason or "").partition(":")[0]) == (
+        "rejected",
+        "auth_events.no_create",
+    )
     await append_before(dsn, room.pdus)
     await fresh.append([join], origin="outlier", room_version="12")
     await fresh.append(room.pdus)
@@ -142,8 +163,12 @@ async def test_a_room_of_version_12_that_an_earlier_release_knew_under_another_i
     await assert_version_repaired(dsn, fresh, room, "11")
 
 
-@pytest.mark.parametrize("versions", [("10", "11"), ("6", "9"), ("11", "10"), ("3", "6"), ("2", "1")])
-async def test_a_room_under_another_version(dsn: str, fresh: Store, versions: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "versions", [("10", "11"), ("6", "9"), ("11", "10"), ("3", "6"), ("2", "1")]
+)
+async def test_a_room_under_another_version(
+    dsn: str, fresh: Store, versions: tuple[str, str]
+) -> None:
     wrong, right = versions
     room = room_of(right, 1)
     await append_before(dsn, room.pdus[:1])
@@ -175,15 +200,24 @@ async def test_a_create_event_that_cannot_create_its_room(dsn: str) -> None:
         await store.append(room.pdus)
         async with store.database.connection() as conn:
             text = orjson.dumps(claim)
-            await conn.execute("UPDATE events SET json = $1::bytea, event_id = $2::text WHERE type_nid = 1", text, event_id(claim, "11"))
+            await conn.execute(
+                "UPDATE events SET json = $1::bytea, event_id = $2::text WHERE type_nid = 1",
+                text,
+                event_id(claim, "11"),
+            )
         for _ in range(2):
-            [said] = [finding for finding in await findings(store) if finding.check == "create_event"]
+            [said] = [
+                finding for finding in await findings(store) if finding.check == "create_event"
+            ]
             assert (said.repairable, said.subject) == (False, (event_id(claim, "11"),))
             await repair(store.database, room.room_id, server_name=SERVER)
 
 
 async def test_a_rejected_event_in_the_middle(dsn: str, fresh: Store) -> None:
-    """Its descendants were accepted on the state without it: they are appended again, too. Syncs from before them begin anew."""
+    """Its descendants were accepted on the state without it: they are appended again, too.
+
+    Syncs from before them begin anew.
+    """
     room = RoomBuilder("11", sign=False)
     admin, other = room.user(1), room.user(2)
     room.start(admin, join_rule="public")
@@ -205,15 +239,23 @@ async def test_a_rejected_event_in_the_middle(dsn: str, fresh: Store) -> None:
             await store.sync(admin, since=before)
         timeline = (await store.sync(admin)).join[room.room_id].timeline.events
         assert [topic.event_id, said.event_id] == [
-            event.event_id for event in timeline if event.event_id in {topic.event_id, said.event_id}
+            event.event_id
+            for event in timeline
+            if event.event_id in {topic.event_id, said.event_id}
         ]
 
 
 def _refusing(refused: str) -> Callable[..., AuthResult]:
     """The auth result as it is, but for one event."""
 
-    def refusing(change_set: ChangeSet, room: RoomChanges, event: Event, *args: Any, **given: Any) -> AuthResult:
-        return AuthResult(rejected="event.level: x") if event.event_id == refused else auth_result(change_set, room, event, *args, **given)
+    def refusing(
+        change_set: ChangeSet, room: RoomChanges, event: Event, *args: Any, **given: Any
+    ) -> AuthResult:
+        return (
+            AuthResult(rejected="event.level: x")
+            if event.event_id == refused
+            else auth_result(change_set, room, event, *args, **given)
+        )
 
     return refusing
 
@@ -239,7 +281,9 @@ async def test_clients_learn_of_it_by_their_next_sync(dsn: str) -> None:
 
 async def _received(store: Store, one: str) -> int:
     async with store.database.connection() as conn:
-        time: int = await conn.fetchval("SELECT received_ts FROM events WHERE event_id = $1::text", one)
+        time: int = await conn.fetchval(
+            "SELECT received_ts FROM events WHERE event_id = $1::text", one
+        )
         return time
 
 
@@ -326,8 +370,14 @@ async def test_what_cannot_be_appended_again_stays(dsn: str) -> None:
     await append_before(dsn, [*first.pdus, *room.pdus])
     async with opened(dsn) as store:
         async with store.database.connection() as conn:
-            await conn.execute("UPDATE events SET json = convert_to('{}', 'UTF8') WHERE event_id = $1::text", room.events[-1].event_id)
-            await conn.execute("UPDATE rooms SET joined_count = joined_count + 1 WHERE room_id = $1::text", room.room_id)
+            await conn.execute(
+                "UPDATE events SET json = convert_to('{}', 'UTF8') WHERE event_id = $1::text",
+                room.events[-1].event_id,
+            )
+            await conn.execute(
+                "UPDATE rooms SET joined_count = joined_count + 1 WHERE room_id = $1::text",
+                room.room_id,
+            )
         assert {"rejected", "member_counts", "bytes"} <= checks(await findings(store, room.room_id))
         await repair(store.database, room.room_id, server_name=SERVER)
         left = checks(await findings(store, room.room_id))

@@ -6,17 +6,36 @@ import pytest
 
 import storage
 from storage.maintenance.repair import rebuild_visibility, repair
-from storage.testing import ODD_SOME, SHAPES, RoomBuilder, build_room, deliver_late, deliver_with_gap
+from storage.testing import (
+    ODD_SOME,
+    SHAPES,
+    RoomBuilder,
+    build_room,
+    deliver_late,
+    deliver_with_gap,
+)
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
 from tests.persist.tables import logical_tables
 
-UNNUMBERED = ("events", "states", "rooms", "current_state", "memberships", "seen", "seen_since", "missing_events", "waiting_redactions")
+UNNUMBERED = (
+    "events",
+    "states",
+    "rooms",
+    "current_state",
+    "memberships",
+    "seen",
+    "seen_since",
+    "missing_events",
+    "waiting_redactions",
+)
 
 
 @pytest.mark.parametrize("shape", ["small_chat", "direct_chat", "join_leave_storm", "fork_heavy"])
 @pytest.mark.parametrize("version", ["2", "12"])
 async def test_a_sound_room_stays_what_it_is(dsn: str, shape: str, version: str) -> None:
-    room = build_room(SHAPES[shape].replaced(odd=ODD_SOME), 220, seed=3, version=version, sign=False)
+    room = build_room(
+        SHAPES[shape].replaced(odd=ODD_SOME), 220, seed=3, version=version, sign=False
+    )
     async with storage.open(dsn, server_name=SERVER) as store:
         await deliver(store, deliver_with_gap(room, 60, 80), batch=20)
         tables = await logical_tables(store.database)
@@ -33,7 +52,9 @@ async def test_a_room_goes_on_after_a_rebuild(dsn: str) -> None:
     events = list(deliver_late(room, 4).events)
     async with storage.open(dsn, server_name=SERVER) as store:
         for at in range(0, len(events), 30):
-            await store.append([event.pdu for event in events[at : at + 30]], room_version=room.version)
+            await store.append(
+                [event.pdu for event in events[at : at + 30]], room_version=room.version
+            )
             await rebuild_visibility(store.database, room.room_id, server_name=SERVER)
             assert await findings(store) == []
 
@@ -70,7 +91,9 @@ WHERE event_id = $1::text
 
 
 @pytest.mark.parametrize("censored", [False, True])
-async def test_redactions_of_refused_events_that_an_earlier_release_let_take_effect(dsn: str, *, censored: bool) -> None:
+async def test_redactions_of_refused_events_that_an_earlier_release_let_take_effect(
+    dsn: str, *, censored: bool
+) -> None:
     """They are found and mended; but what was taken from the bytes stays redacted."""
     room = RoomBuilder("11", sign=False)
     admin, other = room.user(1), room.user(2)

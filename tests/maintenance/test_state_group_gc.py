@@ -37,8 +37,12 @@ async def forget_events(store: Store, events: int) -> None:
         )
 
 
-async def test_what_nothing_refers_to_goes_and_every_answer_stays(store: Store, room: RoomBuilder) -> None:
-    await deliver(store, room.generated(), batch=1)  # one at a time: every merge on the way leaves a group
+async def test_what_nothing_refers_to_goes_and_every_answer_stays(
+    store: Store, room: RoomBuilder
+) -> None:
+    await deliver(
+        store, room.generated(), batch=1
+    )  # one at a time: every merge on the way leaves a group
     before, tables = await count(store), await logical_tables(store.database)
     seen = await everything_seen(store, room, [event.event_id for event in room.events])
     await others_ended(store.database)
@@ -48,7 +52,9 @@ async def test_what_nothing_refers_to_goes_and_every_answer_stays(store: Store, 
     assert freed.state_groups == len(garbage)
     assert await count(store) == before - freed.state_groups
     assert await logical_tables(store.database) == tables
-    assert await everything_seen(store, room, seen[SERVER]) == {name: ids & seen[SERVER] for name, ids in seen.items()}
+    assert await everything_seen(store, room, seen[SERVER]) == {
+        name: ids & seen[SERVER] for name, ids in seen.items()
+    }
     assert await findings(store) == []
     assert [one async for one in collect_all(store.database)] == []
 
@@ -77,7 +83,9 @@ async def test_collecting_beside_appends(dsn: str, room: RoomBuilder) -> None:
             freed += (await collect(store.database, room.room_id, batch=3)).state_groups
         return freed
 
-    async with storage.open(dsn, server_name=SERVER, config=storage.Config(purge_pause_ms=1)) as store:
+    async with storage.open(
+        dsn, server_name=SERVER, config=storage.Config(purge_pause_ms=1)
+    ) as store:
         for pdu in room.pdus[:150]:
             await store.append([pdu])
         await others_ended(store.database)
@@ -91,7 +99,9 @@ async def test_collecting_beside_appends(dsn: str, room: RoomBuilder) -> None:
         assert await findings(store) == []
 
 
-async def test_a_group_that_was_taken_up_again_since_the_look_is_kept(store: Store, room: RoomBuilder) -> None:
+async def test_a_group_that_was_taken_up_again_since_the_look_is_kept(
+    store: Store, room: RoomBuilder
+) -> None:
     """The second look, under the room's lock: an event refers to a group that was garbage in the snapshot."""
     await deliver(store, room.generated(), batch=1)
     await others_ended(store.database)
@@ -104,16 +114,25 @@ async def test_a_group_that_was_taken_up_again_since_the_look_is_kept(store: Sto
             wanted,
             garbage.upto,
         )
-        referred = await conn.fetchval("SELECT count(*) FROM events WHERE state_group_before = $1::bigint", wanted)
-        path: list[int] = await conn.fetchval("SELECT path_of(state_group, back) FROM state_groups WHERE state_group = $1::bigint", wanted)
+        referred = await conn.fetchval(
+            "SELECT count(*) FROM events WHERE state_group_before = $1::bigint", wanted
+        )
+        path: list[int] = await conn.fetchval(
+            "SELECT path_of(state_group, back) FROM state_groups WHERE state_group = $1::bigint",
+            wanted,
+        )
     assert referred == 1
     freed = await _delete(store.database, room.room_id, garbage)
     assert freed == len(set(garbage.state_groups) - set(path))
     async with store.database.connection() as conn:
-        assert await conn.fetchval("SELECT count(*) FROM state_groups WHERE state_group = ANY($1::bigint[])", path) == len(path)
+        assert await conn.fetchval(
+            "SELECT count(*) FROM state_groups WHERE state_group = ANY($1::bigint[])", path
+        ) == len(path)
 
 
-async def test_what_a_group_folds_that_was_written_since_is_kept(store: Store, room: RoomBuilder) -> None:
+async def test_what_a_group_folds_that_was_written_since_is_kept(
+    store: Store, room: RoomBuilder
+) -> None:
     """As by a merge that was overtaken: no event refers to it, but whoever reads it needs its path."""
     await deliver(store, room.generated(), batch=1)
     await others_ended(store.database)
@@ -134,10 +153,14 @@ async def test_what_a_group_folds_that_was_written_since_is_kept(store: Store, r
     freed = await _delete(store.database, room.room_id, garbage)
     assert 0 < freed == len(set(garbage.state_groups) - set(path))
     async with store.database.connection() as conn:
-        assert await conn.fetchval("SELECT count(*) FROM state_groups WHERE state_group = ANY($1::bigint[])", path) == len(path)
+        assert await conn.fetchval(
+            "SELECT count(*) FROM state_groups WHERE state_group = ANY($1::bigint[])", path
+        ) == len(path)
 
 
-async def test_states_stay_the_same_when_a_group_becomes_a_root(store: Store, room: RoomBuilder) -> None:
+async def test_states_stay_the_same_when_a_group_becomes_a_root(
+    store: Store, room: RoomBuilder
+) -> None:
     await deliver(store, room.generated(), batch=50)
     tables = await logical_tables(store.database)
     async with store.database.transaction() as conn:
@@ -151,7 +174,10 @@ async def test_states_stay_the_same_when_a_group_becomes_a_root(store: Store, ro
     assert await logical_tables(store.database) == tables
     assert await findings(store) == []
     async with store.database.connection() as conn:
-        assert await conn.fetchval("SELECT count(*) FROM state_groups WHERE cardinality(back) = 1") >= 8
+        assert (
+            await conn.fetchval("SELECT count(*) FROM state_groups WHERE cardinality(back) = 1")
+            >= 8
+        )
     await collect(store.database, room.room_id)
     last = room.topic(room.user(1), "goes on") if room.membership(room.user(1)) == "join" else None
     if last is not None:
@@ -168,7 +194,8 @@ async def test_roots_instead_of_purged_ancestors(store: Store, room: RoomBuilder
     async with store.database.transaction() as conn:
         await lock_room(conn, room.room_id)
         oldest: list[int] = await conn.fetchvals(
-            "SELECT DISTINCT state_group_before FROM events WHERE event_id = ANY($1::text[]) ORDER BY 1", kept
+            "SELECT DISTINCT state_group_before FROM events WHERE event_id = ANY($1::text[]) ORDER BY 1",
+            kept,
         )
         await make_roots(conn, oldest[:10])
     await others_ended(store.database)
@@ -177,6 +204,14 @@ async def test_roots_instead_of_purged_ancestors(store: Store, room: RoomBuilder
     assert {event_id: await store.state_before(event_id) for event_id in kept} == states
 
 
-@pytest.mark.parametrize("runs,gone,left", [([2, 1, 3], 1, [1, 1, 3]), ([2, 1, 3], 2, [0, 1, 3]), ([2, 1, 3], 5, [0, 0, 1]), ([7], 7, [0])])
+@pytest.mark.parametrize(
+    "runs,gone,left",
+    [
+        ([2, 1, 3], 1, [1, 1, 3]),
+        ([2, 1, 3], 2, [0, 1, 3]),
+        ([2, 1, 3], 5, [0, 0, 1]),
+        ([7], 7, [0]),
+    ],
+)
 def test_runs_of_what_is_left_of_a_path(runs: list[int], gone: int, left: list[int]) -> None:
     assert list(runs_after(runs, gone)) == left

@@ -26,8 +26,15 @@ LABEL = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 def dashboard() -> list[str]:
     board = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    queries = [one["query"]["query"] for one in board["templating"]["list"] if isinstance(one["query"], dict)]
-    return [*(target["expr"] for panel in board["panels"] for target in panel.get("targets", ())), *queries]
+    queries = [
+        one["query"]["query"]
+        for one in board["templating"]["list"]
+        if isinstance(one["query"], dict)
+    ]
+    return [
+        *(target["expr"] for panel in board["panels"] for target in panel.get("targets", ())),
+        *queries,
+    ]
 
 
 def rules() -> list[dict[str, Any]]:
@@ -59,8 +66,12 @@ async def work(store: Store) -> None:
 
 def series(family: Any) -> Iterator[tuple[str, set[str]]]:
     for ending in ENDINGS[family.type]:
-        labels = [set(sample.labels) for sample in family.samples if sample.name == family.name + ending]
-        assert labels, f"{family.name}{ending} was not counted: the work of this test says nothing of it"
+        labels = [
+            set(sample.labels) for sample in family.samples if sample.name == family.name + ending
+        ]
+        assert labels, (
+            f"{family.name}{ending} was not counted: the work of this test says nothing of it"
+        )
         yield family.name + ending, set.union(*labels) | {"instance"}
 
 
@@ -76,7 +87,9 @@ def test_alerts_are_whole() -> None:
 
 async def test_what_is_asked_for_is_there(exposed: dict[str, set[str]]) -> None:
     expressions = [*dashboard(), *(rule["expr"] for rule in rules())]
-    used = [(name, labels) for expression in expressions for name, labels in USED.findall(expression)]
+    used = [
+        (name, labels) for expression in expressions for name, labels in USED.findall(expression)
+    ]
     assert len(used) > 50
     assert {name for name, _ in used} - exposed.keys() == set()
     for name, labels in used:
@@ -89,7 +102,11 @@ async def test_what_is_asked_for_is_there(exposed: dict[str, set[str]]) -> None:
 
 async def test_nothing_is_exposed_in_vain(exposed: dict[str, set[str]]) -> None:
     """Each metric has its place on the dashboard, in one of its series."""
-    asked = {re.sub(r"_(bucket|sum|count)$", "", name) for expression in dashboard() for name, _ in USED.findall(expression)}
+    asked = {
+        re.sub(r"_(bucket|sum|count)$", "", name)
+        for expression in dashboard()
+        for name, _ in USED.findall(expression)
+    }
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in exposed} - asked == set()
 
 

@@ -28,7 +28,14 @@ SELECT pg_terminate_backend(pid)
 FROM pg_stat_activity
 WHERE application_name LIKE 'room-storage main%' AND datname = current_database()
 """
-ODD = Odd(content_hash=0.05, rejected=0.08, soft_failed=0.05, bad_signature=0.05, oversized=0.03, early_redaction=0.05)
+ODD = Odd(
+    content_hash=0.05,
+    rejected=0.08,
+    soft_failed=0.05,
+    bad_signature=0.05,
+    oversized=0.03,
+    early_redaction=0.05,
+)
 
 
 class LogRecords(logging.Handler):
@@ -43,14 +50,26 @@ class LogRecords(logging.Handler):
 
     def extras(self, name: str) -> list[dict[str, object]]:
         """The attributes that records of a logger have besides the usual ones."""
-        return [{key: value for key, value in vars(one).items() if key not in STANDARD} for one in self.taken if one.name == name]
+        return [
+            {key: value for key, value in vars(one).items() if key not in STANDARD}
+            for one in self.taken
+            if one.name == name
+        ]
 
     def text(self) -> str:
         """All that stands in the records, tracebacks included."""
         parts: list[str] = []
         for one in self.taken:
-            parts += [one.getMessage(), repr(one.args), *(repr(value) for key, value in vars(one).items() if key not in STANDARD)]
-            parts += traceback.format_exception(*one.exc_info) if one.exc_info and one.exc_info[0] else []
+            parts += [
+                one.getMessage(),
+                repr(one.args),
+                *(repr(value) for key, value in vars(one).items() if key not in STANDARD),
+            ]
+            parts += (
+                traceback.format_exception(*one.exc_info)
+                if one.exc_info and one.exc_info[0]
+                else []
+            )
         return "\n".join(parts)
 
 
@@ -71,7 +90,9 @@ async def store(dsn: str) -> AsyncIterator[Store]:
         yield opened
 
 
-async def test_what_was_not_simply_stored_is_told_with_its_ids(store: Store, records: LogRecords) -> None:
+async def test_what_was_not_simply_stored_is_told_with_its_ids(
+    store: Store, records: LogRecords
+) -> None:
     room = RoomBuilder("11", sign=False)
     room.start(ALICE)
     damaged = room.message(ALICE, damage="content_hash")
@@ -87,7 +108,9 @@ async def test_what_was_not_simply_stored_is_told_with_its_ids(store: Store, rec
         ("missing_parents", lost.event_id, room.room_id, None),
         ("invalid", None, None, None),
     ]
-    assert {one.levelno for one in records.taken if one.name == "storage.persist.append"} == {logging.INFO}
+    assert {one.levelno for one in records.taken if one.name == "storage.persist.append"} == {
+        logging.INFO
+    }
 
 
 def words_of(value: object) -> Iterator[str]:
@@ -103,7 +126,9 @@ def words_of(value: object) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_nothing_that_was_said_is_logged(dsn: str, store: Store, records: LogRecords, seed: int) -> None:
+async def test_nothing_that_was_said_is_logged(
+    dsn: str, store: Store, records: LogRecords, seed: int
+) -> None:
     """A random room with much that is refused, lost, out of order and cut off; writers that meet, replication, a database that goes away."""
     rng = random.Random(seed)
     room = build_room(LIVELY.replaced(odd=ODD), 150, seed=seed, sign=False)
@@ -112,28 +137,53 @@ async def test_nothing_that_was_said_is_logged(dsn: str, store: Store, records: 
     assert len(said) > 50
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(await Server(store).serve())
-        second = await stack.enter_async_context(storage.open(dsn, server_name=SERVER, instance_name="second"))
+        second = await stack.enter_async_context(
+            storage.open(dsn, server_name=SERVER, instance_name="second")
+        )
         await stack.enter_async_context(Client(second, *server.address[:2]))
         for at in range(0, len(pdus), 10):
-            batch = [*pdus[at : at + 10], pdus[rng.randrange(len(pdus))], pdus[at][: rng.randrange(len(pdus[at]))]]
+            batch = [
+                *pdus[at : at + 10],
+                pdus[rng.randrange(len(pdus))],
+                pdus[at][: rng.randrange(len(pdus[at]))],
+            ]
             await asyncio.gather(store.append(batch), second.append(batch))
             await store.sync(ALICE)
         await censor(store.database, older_than_ms=0)
         await findings(store)
-        async with await Database.open(dsn, config=Config(instance_name="killer")) as other, other.transaction() as conn:
+        async with (
+            await Database.open(dsn, config=Config(instance_name="killer")) as other,
+            other.transaction() as conn,
+        ):
             await conn.execute(SQL_LOCK_ROOMS, [room.room_id])
-            last = asyncio.gather(*(store.append([pdu]) for pdu in pdus[-5:]), return_exceptions=True)
+            last = asyncio.gather(
+                *(store.append([pdu]) for pdu in pdus[-5:]), return_exceptions=True
+            )
             await conn.execute(SQL_KILL)
         await last
-    assert {"storage.persist.append", "storage.maintenance.censor"} <= {one.name for one in records.taken}
+    assert {"storage.persist.append", "storage.maintenance.censor"} <= {
+        one.name for one in records.taken
+    }
     text = records.text()
     assert [word for word in said if word in text] == []
 
 
 def test_all_loggers_are_documented() -> None:
     everybody = logging.Logger.manager.loggerDict.items()
-    known = {name for name, one in everybody if name.startswith("storage.") and isinstance(one, logging.Logger)}
+    known = {
+        name
+        for name, one in everybody
+        if name.startswith("storage.") and isinstance(one, logging.Logger)
+    }
     assert len(known) > 10
-    rows = [row for row in README.split("### Tracing and logs")[1].split("###")[0].splitlines() if row.startswith("| `storage")]
-    named = [name.strip("`").removesuffix(".*") for row in rows for name in row.split("|")[1].strip().split(", ")]
+    rows = [
+        row
+        for row in README.split("### Tracing and logs")[1].split("###")[0].splitlines()
+        if row.startswith("| `storage")
+    ]
+    named = [
+        name.strip("`").removesuffix(".*")
+        for row in rows
+        for name in row.split("|")[1].strip().split(", ")
+    ]
     assert [name for name in known if not any(name.startswith(one) for one in named)] == []

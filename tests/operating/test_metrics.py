@@ -26,7 +26,11 @@ ALICE, BOB = "@alice:s1.test", "@bob:s1.test"
 
 @pytest.fixture
 async def store(dsn: str) -> AsyncIterator[Store]:
-    async with storage.open(dsn, server_name=SERVER, config=Config(pool_size_max=3, lock_timeout_ms=60_000, follow_ms=3_600_000)) as opened:
+    async with storage.open(
+        dsn,
+        server_name=SERVER,
+        config=Config(pool_size_max=3, lock_timeout_ms=60_000, follow_ms=3_600_000),
+    ) as opened:
         yield opened
 
 
@@ -77,7 +81,10 @@ async def test_calls_and_events_are_counted(store: Store, registry: CollectorReg
     assert grown('room_storage_call_seconds_count{call="append"}') == 4
     assert grown('room_storage_call_seconds_bucket{call="append",le="+Inf"}') == 4
     assert 0 < grown('room_storage_call_seconds_sum{call="append"}') < 60
-    assert (grown("room_storage_append_events_sum"), grown('room_storage_append_events_bucket{le="10.0"}')) == (31, 4)
+    assert (
+        grown("room_storage_append_events_sum"),
+        grown('room_storage_append_events_bucket{le="10.0"}'),
+    ) == (31, 4)
     assert grown('room_storage_append_events_bucket{le="5.0"}') == 1
     assert grown("room_storage_write_events_sum") == 30
     assert grown("room_storage_write_seconds_count") == 3
@@ -90,12 +97,18 @@ async def test_calls_and_events_are_counted(store: Store, registry: CollectorReg
     assert grown('room_storage_call_errors_total{call="backfill",error="InputError"}') == 1
     assert grown("room_storage_statements_total") >= 3 + 3
     for stream in ("events", "receipts"):
-        assert now[f'room_storage_stream_position{{stream="{stream}",writer="main"}}'] == store.streams[stream].positions()["main"]
+        assert (
+            now[f'room_storage_stream_position{{stream="{stream}",writer="main"}}']
+            == store.streams[stream].positions()["main"]
+        )
         assert now[f'room_storage_stream_lag{{stream="{stream}",writer="main"}}'] == 0
     assert now['room_storage_cache_hits_total{cache="rooms_of"}'] == store.caches.rooms_of.hits
     assert now['room_storage_cache_entries{cache="rooms_of"}'] == len(store.caches.rooms_of) == 1
     assert now['room_storage_writer_cache_entries{cache="rooms"}'] == 1
-    assert (now["room_storage_writer_queue_appends"], now["room_storage_writer_in_hand_appends"]) == (0, 0)
+    assert (
+        now["room_storage_writer_queue_appends"],
+        now["room_storage_writer_in_hand_appends"],
+    ) == (0, 0)
 
 
 async def test_resolutions_are_timed(store: Store, registry: CollectorRegistry) -> None:
@@ -110,7 +123,9 @@ async def test_resolutions_are_timed(store: Store, registry: CollectorRegistry) 
     assert 0 < now["room_storage_resolution_seconds_sum"] < 60
 
 
-async def test_queues_are_told_while_they_last(dsn: str, store: Store, registry: CollectorRegistry) -> None:
+async def test_queues_are_told_while_they_last(
+    dsn: str, store: Store, registry: CollectorRegistry
+) -> None:
     """A writer that is held up by a lock, and readers for whom there is no connection."""
     room = small_room()
     await store.append(room.pdus)
@@ -136,7 +151,9 @@ async def test_queues_are_told_while_they_last(dsn: str, store: Store, registry:
     assert now["room_storage_pool_wait_seconds_count"] >= 1
 
 
-async def test_errors_of_the_database_are_counted_by_class(store: Store, registry: CollectorRegistry) -> None:
+async def test_errors_of_the_database_are_counted_by_class(
+    store: Store, registry: CollectorRegistry
+) -> None:
     async with store.database.connection() as conn:
         with pytest.raises(DatabaseError):
             await conn.execute("SELECT 1 / 0")
@@ -149,13 +166,19 @@ async def test_errors_of_the_database_are_counted_by_class(store: Store, registr
     assert now['room_storage_database_errors_total{error="DatabaseError"}'] == 1
 
 
-async def test_another_writer_that_is_behind(dsn: str, store: Store, registry: CollectorRegistry) -> None:
-    async with storage.open(dsn, server_name=SERVER, instance_name="second", config=Config(follow_ms=3_600_000)):
+async def test_another_writer_that_is_behind(
+    dsn: str, store: Store, registry: CollectorRegistry
+) -> None:
+    async with storage.open(
+        dsn, server_name=SERVER, instance_name="second", config=Config(follow_ms=3_600_000)
+    ):
         room = small_room()
         await store.append(room.pdus)
         await store.streams["events"].rows(0, 1, 1)
         now = scrape(registry)
-        assert now['room_storage_stream_lag{stream="events",writer="second"}'] >= len(room.events) - 1
+        assert (
+            now['room_storage_stream_lag{stream="events",writer="second"}'] >= len(room.events) - 1
+        )
         assert now['room_storage_stream_lag{stream="events",writer="main"}'] == 0
 
 
@@ -173,10 +196,16 @@ async def test_nobody_is_named(store: Store, registry: CollectorRegistry) -> Non
     labels = set(re.findall(r'="([^"]*)"', text))
     assert "append" in labels
     assert [label for label in labels if re.search(r"[@!$:]", label)] == []
-    assert [one for one in (room.room_id, *users, *(event.event_id for event in room.events)) if one in text] == []
+    assert [
+        one
+        for one in (room.room_id, *users, *(event.event_id for event in room.events))
+        if one in text
+    ] == []
 
 
-async def test_two_stores_need_two_registries(dsn: str, store: Store, registry: CollectorRegistry) -> None:
+async def test_two_stores_need_two_registries(
+    dsn: str, store: Store, registry: CollectorRegistry
+) -> None:
     with pytest.raises(ValueError, match="Duplicated"):
         expose(store, registry)
     again = CollectorRegistry()
@@ -195,7 +224,17 @@ def test_values_are_counted_where_prometheus_has_them() -> None:
 
 
 def test_serve_has_a_port_for_metrics(dsn: str) -> None:
-    process = started("serve", "--port", "0", "--metrics-port", "0", "--json", "--server-name", SERVER, STORAGE_DSN=dsn)
+    process = started(
+        "serve",
+        "--port",
+        "0",
+        "--metrics-port",
+        "0",
+        "--json",
+        "--server-name",
+        SERVER,
+        STORAGE_DSN=dsn,
+    )
     assert process.stdout is not None
     try:
         places: dict[str, Any] = json.loads(process.stdout.readline())

@@ -65,13 +65,22 @@ async def test_calls_name_rooms_and_events(store: Store, spans: InMemorySpanExpo
     ids = tuple(event.event_id for event in room.events)
     found = taken(spans)
     assert set(found) == {"storage.append", "storage.commit"}
-    assert attributes(found["storage.append"]) == {"matrix.room_ids": (room.room_id,), "matrix.event_ids": ids}
-    assert attributes(found["storage.commit"]) == {"matrix.room_ids": (room.room_id,), "matrix.event_ids": ids, "storage.events": len(ids)}
+    assert attributes(found["storage.append"]) == {
+        "matrix.room_ids": (room.room_id,),
+        "matrix.event_ids": ids,
+    }
+    assert attributes(found["storage.commit"]) == {
+        "matrix.room_ids": (room.room_id,),
+        "matrix.event_ids": ids,
+        "storage.events": len(ids),
+    }
     first = await store.sync(ALICE)
     await store.sync(ALICE, since=first.next_batch, timeout_ms=1)
     await store.messages(room.room_id, ALICE)
     await store.backfill(room.room_id, [ids[-1]], 5)
-    await store.backfill(room.room_id, (one for one in ids), 5)  # what can be gone through once only is not touched
+    await store.backfill(
+        room.room_id, (one for one in ids), 5
+    )  # what can be gone through once only is not touched
     await store.context(ids[-1], ALICE)
     await store.states_before([ids[-1], ids[-2]])
     found = taken(spans)
@@ -82,7 +91,9 @@ async def test_calls_name_rooms_and_events(store: Store, spans: InMemorySpanExpo
     assert attributes(found["storage.state"]) == {"matrix.event_ids": (ids[-1], ids[-2])}
 
 
-async def test_a_write_is_linked_to_all_its_appends(store: Store, spans: InMemorySpanExporter, provider: TracerProvider) -> None:
+async def test_a_write_is_linked_to_all_its_appends(
+    store: Store, spans: InMemorySpanExporter, provider: TracerProvider
+) -> None:
     """And stands alone, whatever span was open when the store was opened; calls are within that of their caller."""
     room = small_room()
     await store.append(room.pdus)
@@ -103,7 +114,10 @@ async def test_errors_give_their_class_only(store: Store, spans: InMemorySpanExp
     with pytest.raises(UnknownRoom):
         await store.messages("!nowhere:s1.test", ALICE)  # type: ignore[arg-type]
     span = taken(spans)["storage.messages"]
-    assert attributes(span) == {"matrix.room_ids": ("!nowhere:s1.test",), "error.type": "UnknownRoom"}
+    assert attributes(span) == {
+        "matrix.room_ids": ("!nowhere:s1.test",),
+        "error.type": "UnknownRoom",
+    }
     assert (span.status.is_ok, span.status.description, span.events) == (False, "UnknownRoom", ())
 
 
@@ -118,11 +132,16 @@ async def test_nobody_is_named_and_nothing_told(store: Store, spans: InMemorySpa
     assert SECRET not in told
     assert not any(f'"{event.sender}"' in told for event in room.events)
     assert all(
-        len(value) <= IDS_MAX for span in spans.get_finished_spans() for value in attributes(span).values() if isinstance(value, tuple)
+        len(value) <= IDS_MAX
+        for span in spans.get_finished_spans()
+        for value in attributes(span).values()
+        if isinstance(value, tuple)
     )
 
 
-async def test_there_are_none_before_somebody_wants_them(store: Store, provider: TracerProvider) -> None:
+async def test_there_are_none_before_somebody_wants_them(
+    store: Store, provider: TracerProvider
+) -> None:
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     await store.append(small_room().pdus)
@@ -139,6 +158,8 @@ def test_without_the_package_everything_else_works() -> None:
         "from storage import InputError\nfrom storage.observability import opentelemetry\n"
         "try:\n    opentelemetry.enable()\nexcept InputError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
     assert "pip install 'room-event-storage[tracing]'" in done.stdout
     assert InputError.__name__

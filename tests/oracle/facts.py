@@ -42,7 +42,14 @@ class Subject(Protocol):
     def facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
         """As `oracle_facts`: the same keys, the same plain values."""
 
-    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter, ignored: Collection[str] = ()) -> Answer:
+    def sync(
+        self,
+        user_id: str,
+        since: Any | None,
+        limit: int,
+        wanted: SyncFilter,
+        ignored: Collection[str] = (),
+    ) -> Answer:
         """As `tests.oracle.syncing.sync`; `next_batch` is what the next call gets as `since`, of any type."""
 
     def send(self, user_id: str, device_id: str, bodies: Sequence[str]) -> None:
@@ -51,14 +58,20 @@ class Subject(Protocol):
     def receive(self, user_id: str, device_id: str, since: Any | None) -> tuple[list[str], Any]:
         """As `Inboxes.receive`; the second is what the next call gets as `since`, of any type."""
 
-    def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
+    def between(
+        self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter
+    ) -> list[EventId]:
         """As `Oracle.between`, by pages; since and upto are as `next_batch`."""
 
-    def page_back(self, room_id: RoomId, user_id: str, at: Any | None) -> tuple[list[EventId], Any | None]:
+    def page_back(
+        self, room_id: RoomId, user_id: str, at: Any | None
+    ) -> tuple[list[EventId], Any | None]:
         """As `Oracle.page_back`; the second is what the next call gets as `at`, of any type."""
 
 
-def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
+def oracle_facts(
+    oracle: Oracle, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()
+) -> Facts:
     """Everything about a room; of the ``known`` events nothing that never changes once they are in the timeline."""
     held = {event_id: one for event_id, one in oracle.held.items() if one.event.room_id == room_id}
     timeline = oracle.timeline(room_id)
@@ -67,41 +80,87 @@ def oracle_facts(oracle: Oracle, room_id: RoomId, audience: Audience, known: Col
     new = [event_id for event_id in timeline if event_id not in known]
     times = {oracle.get(event_id).event.origin_server_ts for event_id in new}
     return {
-        "flags": {event_id: (one.outlier, one.rejected, one.soft_failed, oracle.redacted_by(event_id)) for event_id, one in held.items()},
-        "state before": {event_id: oracle.state_before(event_id) for event_id in timeline if event_id not in known},
-        "state after": {event_id: oracle.state_after(event_id) for event_id in timeline if event_id not in known},
+        "flags": {
+            event_id: (one.outlier, one.rejected, one.soft_failed, oracle.redacted_by(event_id))
+            for event_id, one in held.items()
+        },
+        "state before": {
+            event_id: oracle.state_before(event_id)
+            for event_id in timeline
+            if event_id not in known
+        },
+        "state after": {
+            event_id: oracle.state_after(event_id) for event_id in timeline if event_id not in known
+        },
         "current state": oracle.current_state(room_id),
         "forward extremities": set(latest),
         "backward extremities": oracle.backward_extremities(room_id),
         "seen by user": {user: oracle.visible_to_user(user, held) for user in audience.users},
-        "seen by server": {server: oracle.visible_to_server(server, held) for server in audience.servers},
+        "seen by server": {
+            server: oracle.visible_to_server(server, held) for server in audience.servers
+        },
         "resident": {server: oracle.is_resident(server, room_id) for server in audience.servers},
-        "sent to server": {server: oracle.sent(server, room_id, oracle.backfill(room_id, latest)) for server in audience.servers},
+        "sent to server": {
+            server: oracle.sent(server, room_id, oracle.backfill(room_id, latest))
+            for server in audience.servers
+        },
         "messages": {user: oracle.messages(room_id, user) for user in audience.users},
-        "messages forwards": {user: oracle.messages(room_id, user, direction="f") for user in audience.users},
-        "goes on at a gap": {user: oracle.page_back(room_id, user)[1] is not None for user in audience.users},
-        "context": {user: {event_id: oracle.context(event_id, user, 5) for event_id in new} for user in audience.users},
-        "near": {user: {time: near(oracle, room_id, user, time) for time in times} for user in audience.users},
-        "relations": {user: {event_id: oracle.relations(event_id, user) for event_id in held} for user in audience.users},
-        "indirect": {user: {event_id: oracle.relations(event_id, user, recurse=True) for event_id in held} for user in audience.users},
-        "aggregations": {user: {event_id: oracle.aggregations(event_id, user) for event_id in held} for user in audience.users},
+        "messages forwards": {
+            user: oracle.messages(room_id, user, direction="f") for user in audience.users
+        },
+        "goes on at a gap": {
+            user: oracle.page_back(room_id, user)[1] is not None for user in audience.users
+        },
+        "context": {
+            user: {event_id: oracle.context(event_id, user, 5) for event_id in new}
+            for user in audience.users
+        },
+        "near": {
+            user: {time: near(oracle, room_id, user, time) for time in times}
+            for user in audience.users
+        },
+        "relations": {
+            user: {event_id: oracle.relations(event_id, user) for event_id in held}
+            for user in audience.users
+        },
+        "indirect": {
+            user: {event_id: oracle.relations(event_id, user, recurse=True) for event_id in held}
+            for user in audience.users
+        },
+        "aggregations": {
+            user: {event_id: oracle.aggregations(event_id, user) for event_id in held}
+            for user in audience.users
+        },
         "backfill": oracle.backfill(room_id, latest, EVERYTHING),
         "backfill 3": oracle.backfill(room_id, latest, 3),
         "missing events": oracle.missing_events(room_id, earliest, latest, limit=EVERYTHING),
         "backfill of each": {event_id: oracle.backfill(room_id, [event_id], 4) for event_id in new},
         "missing events of each": {
-            event_id: oracle.missing_events(room_id, earliest, [event_id], limit=3, min_depth=2) for event_id in new
+            event_id: oracle.missing_events(room_id, earliest, [event_id], limit=3, min_depth=2)
+            for event_id in new
         },
         "state ids": {event_id: oracle.state_ids(event_id) for event_id in {*latest, *new}},
-        "event auth": {event_id: oracle.auth_chain([event_id]) - {event_id} for event_id in held if event_id not in known},
-        "chain difference": oracle.auth_chain_difference([oracle.state_after(event_id).values() for event_id in new]),
-        "auth chains": {event_id: oracle.auth_chain([event_id]) for event_id in held if event_id not in known},
+        "event auth": {
+            event_id: oracle.auth_chain([event_id]) - {event_id}
+            for event_id in held
+            if event_id not in known
+        },
+        "chain difference": oracle.auth_chain_difference(
+            [oracle.state_after(event_id).values() for event_id in new]
+        ),
+        "auth chains": {
+            event_id: oracle.auth_chain([event_id]) for event_id in held if event_id not in known
+        },
     }
 
 
-def near(oracle: Oracle, room_id: RoomId, user_id: str, timestamp_ms: int) -> tuple[EventId | None, EventId | None]:
+def near(
+    oracle: Oracle, room_id: RoomId, user_id: str, timestamp_ms: int
+) -> tuple[EventId | None, EventId | None]:
     """The events nearest to a time: (at or before it, at or after it)."""
-    return oracle.event_near(room_id, user_id, timestamp_ms, "b"), oracle.event_near(room_id, user_id, timestamp_ms, "f")
+    return oracle.event_near(room_id, user_id, timestamp_ms, "b"), oracle.event_near(
+        room_id, user_id, timestamp_ms, "f"
+    )
 
 
 def differences(expected: Facts, found: Facts, path: str = "") -> list[str]:
@@ -116,13 +175,17 @@ def differences(expected: Facts, found: Facts, path: str = "") -> list[str]:
         if isinstance(one, dict) and isinstance(other, dict):
             lines += differences(one, other, where)
         elif isinstance(one, set) and isinstance(other, Collection) and one != set(other):
-            lines.append(f"{where}: too few {sorted(one - set(other))}, too many {sorted(set(other) - one)}")
+            lines.append(
+                f"{where}: too few {sorted(one - set(other))}, too many {sorted(set(other) - one)}"
+            )
         elif one != other and not isinstance(one, set):
             lines.append(f"{where}: expected {one}, found {other}")
     return lines
 
 
-def order_violations(oracle: Oracle, room_id: RoomId, positions: Mapping[EventId, Position], *, exact: bool) -> list[str]:
+def order_violations(
+    oracle: Oracle, room_id: RoomId, positions: Mapping[EventId, Position], *, exact: bool
+) -> list[str]:
     """What must hold of any store's order: a position for each timeline event, parents first, arrivals in stream order.
 
     `exact`: the room never had a gap, so its topological order is that of the oracle.
@@ -142,5 +205,8 @@ def order_violations(oracle: Oracle, room_id: RoomId, positions: Mapping[EventId
     if exact:
         own = oracle.topological_orderings(room_id)
         wrong = [event_id for event_id in timeline if positions[event_id][0] != own[event_id]]
-        lines += [f"{event_id}: topological {positions[event_id][0]}, expected {own[event_id]}" for event_id in wrong]
+        lines += [
+            f"{event_id}: topological {positions[event_id][0]}, expected {own[event_id]}"
+            for event_id in wrong
+        ]
     return lines

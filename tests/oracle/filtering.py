@@ -1,4 +1,7 @@
-"""Filters read aloud: client-server API, "Filtering". One event at a time, by its words; the store decides in numbers, in SQL."""
+"""Filters read aloud: client-server API, "Filtering".
+
+One event at a time, by its words; the store decides in numbers, in SQL.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,4 +27,6 @@ def matches(pattern: str, kind: str) -> bool:
     beginning, star, rest = pattern.partition("*")
     if not star:
         return pattern == kind
-    return kind.startswith(beginning) and any(matches(rest, kind[at:]) for at in range(len(beginning), len(kind) + 1))
+    return kind.startswith(beginning) and any(
+        matches(rest, kind[at:]) for at in range(len(beginning), len(kind) + 1)
+    )

@@ -12,7 +12,9 @@ def outcomes(answers: Sequence[tuple[str | None, Outcome]]) -> list[Outcome]:
     return [outcome for _, outcome in answers]
 
 
-def new_room(version: str = "11", visibility: str = "shared", **more: str) -> tuple[RoomBuilder, str, str]:
+def new_room(
+    version: str = "11", visibility: str = "shared", **more: str
+) -> tuple[RoomBuilder, str, str]:
     """A room of user 1 (s1.test), and user 2 (s2.test), who has joined."""
     room = RoomBuilder(version, sign=False)
     room.start(room.user(1), history_visibility=visibility, **more)  # type: ignore[arg-type]

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 
 
 class Inboxes:
-    """One list for each device. A token is the position of the last message that anybody was sent by then."""
+    """One list for each device.
+
+    A token is the position of the last message that anybody was sent by then.
+    """
 
     def __init__(self) -> None:
         self.waiting: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
@@ -19,5 +22,7 @@ class Inboxes:
 
     def receive(self, user_id: str, device_id: str, since: int | None) -> tuple[list[str], int]:
         """Delete what the device had by this token; return what waits, and the token that includes it."""
-        inbox = self.waiting[user_id, device_id] = [one for one in self.waiting[user_id, device_id] if one[0] > (since or 0)]
+        inbox = self.waiting[user_id, device_id] = [
+            one for one in self.waiting[user_id, device_id] if one[0] > (since or 0)
+        ]
         return [body for _, body in inbox], self.last

@@ -15,7 +15,13 @@ from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from storage import EventFilter, SyncFilter
 from storage.ids import EventId, RoomId
@@ -51,19 +57,35 @@ WRITES: Final[Mapping[str, Write]] = {
     "unban": lambda room, one, other, how: room.unban(one, other, **how),
     "promote": lambda room, one, other, how: room.power_levels(one, users={other: 50}, **how),
     "lock": lambda room, one, _, how: room.power_levels(one, {"events_default": 50}, **how),
-    "picture": lambda room, one, _, how: room.send(one, "m.room.message", {"body": "*", "url": "mxc://s1.test/x"}, **how),
-    "name": lambda room, one, _, how: room.name(one, f"name {len(room.events)}" if len(room.events) % 3 else "", **how),
+    "picture": lambda room, one, _, how: room.send(
+        one, "m.room.message", {"body": "*", "url": "mxc://s1.test/x"}, **how
+    ),
+    "name": lambda room, one, _, how: room.name(
+        one, f"name {len(room.events)}" if len(room.events) % 3 else "", **how
+    ),
     "alias": lambda room, one, other, how: room.state_event(
-        one, "m.room.canonical_alias", {"alias": f"#room:{other}"} if len(room.events) % 2 else {}, **how
+        one,
+        "m.room.canonical_alias",
+        {"alias": f"#room:{other}"} if len(room.events) % 2 else {},
+        **how,
     ),
     "close": lambda room, one, _, how: room.join_rules(one, "invite", **how),
     "open": lambda room, one, _, how: room.join_rules(one, "public", **how),
-    "history open to all": lambda room, one, _, how: room.history_visibility(one, "world_readable", **how),
+    "history open to all": lambda room, one, _, how: room.history_visibility(
+        one, "world_readable", **how
+    ),
     "history shared": lambda room, one, _, how: room.history_visibility(one, "shared", **how),
-    "history for the invited": lambda room, one, _, how: room.history_visibility(one, "invited", **how),
-    "history for the joined": lambda room, one, _, how: room.history_visibility(one, "joined", **how),
+    "history for the invited": lambda room, one, _, how: room.history_visibility(
+        one, "invited", **how
+    ),
+    "history for the joined": lambda room, one, _, how: room.history_visibility(
+        one, "joined", **how
+    ),
     "history for who knows": lambda room, one, _, how: room.state_event(
-        one, "m.room.history_visibility", NO_VISIBILITIES[len(room.events) % len(NO_VISIBILITIES)], **how
+        one,
+        "m.room.history_visibility",
+        NO_VISIBILITIES[len(room.events) % len(NO_VISIBILITIES)],
+        **how,
     ),
     "ask to knock": lambda room, one, _, how: room.join_rules(one, "knock", **how),
     "knock": lambda room, one, _, how: room.knock(one, **how),
@@ -71,8 +93,26 @@ WRITES: Final[Mapping[str, Write]] = {
 DELIVERIES: Final = ("shuffled", "again", "fetched", "after a gap", "backfill", "junk")
 ODDITIES: Final = ("fork", "redact", "refused", "depth", "damage", "clock", "relate")
 RELATIONS: Final = ("m.replace", "m.thread", "m.reference", "m.annotation")
-PATTERNS: Final = ("m.room.message", "m.room.member", "m.*", "*", "m.room.*e*", "*.topic", "m.room", "m.room.nam", "org.*", "*a*s*", "")
-JUNK: Final = (b"", b"null", b'{"type":"m.room.message"}', b"\xff\xfe", b'{"type":"m.room.create","state_key":"","content":[]}')
+PATTERNS: Final = (
+    "m.room.message",
+    "m.room.member",
+    "m.*",
+    "*",
+    "m.room.*e*",
+    "*.topic",
+    "m.room",
+    "m.room.nam",
+    "org.*",
+    "*a*s*",
+    "",
+)
+JUNK: Final = (
+    b"",
+    b"null",
+    b'{"type":"m.room.message"}',
+    b"\xff\xfe",
+    b'{"type":"m.room.create","state_key":"","content":[]}',
+)
 
 
 EVENT_FILTERS: Final = st.builds(
@@ -143,14 +183,23 @@ class RoomMachine(RuleBasedStateMachine):
         self.received: dict[tuple[str, str], tuple[int, Any]] = {}
         for number, version in enumerate(versions):
             room = RoomBuilder(version, seed=self.seed + number, sign=False)
-            room.start(USERS[number], join_rule="public", users={USERS[2]: 50} if data.draw(st.booleans()) else None)
+            room.start(
+                USERS[number],
+                join_rule="public",
+                users={USERS[2]: 50} if data.draw(st.booleans()) else None,
+            )
             for user in USERS[: data.draw(st.integers(0, 4))]:
                 room.join(user)
             self.branches.append(room)
-        in_turn = itertools.chain.from_iterable(itertools.zip_longest(*(room.events for room in self.branches)))
-        self.undelivered = [event for event in in_turn if event is not None]  # so that batches hold both rooms
+        in_turn = itertools.chain.from_iterable(
+            itertools.zip_longest(*(room.events for room in self.branches))
+        )
+        self.undelivered = [
+            event for event in in_turn if event is not None
+        ]  # so that batches hold both rooms
 
-    # ------------------------------------------------------------------------------------------------------- writing
+    # -------------------------------------------------------------------------------------------------------
+    # writing
 
     @rule(data=st.data(), count=st.integers(1, 4))
     def write(self, data: st.DataObject, count: int) -> None:
@@ -165,7 +214,10 @@ class RoomMachine(RuleBasedStateMachine):
         how: dict[str, Any] = {}
         if "depth" in self.on and data.draw(st.booleans()):
             most = deepest(branch.version)
-            how["depth"] = data.draw(st.sampled_from([1, 2, 9999, most, most - 1, 0, -1, -most]) | st.integers(-most, most))
+            how["depth"] = data.draw(
+                st.sampled_from([1, 2, 9999, most, most - 1, 0, -1, -most])
+                | st.integers(-most, most)
+            )
         if "clock" in self.on and data.draw(st.booleans()):
             how["ts"] = 1_700_000_000_000 + data.draw(st.integers(-5, 5))
         if "damage" in self.on and data.draw(st.integers(0, 3)) == 0:
@@ -190,14 +242,25 @@ class RoomMachine(RuleBasedStateMachine):
             self.append(self.undelivered)
             targets = self._refused_in(branch)
         target = pick(data, targets or branch.events)
-        self._write(lambda more: branch.redact(branch.events[0].sender if targets else one, target, **more))
+        self._write(
+            lambda more: branch.redact(branch.events[0].sender if targets else one, target, **more)
+        )
 
     def _refused_in(self, branch: RoomBuilder) -> list[BuiltEvent]:
-        held = {event_id for event_id, known in self.oracle.held.items() if known.rejected or known.soft_failed}
+        held = {
+            event_id
+            for event_id, known in self.oracle.held.items()
+            if known.rejected or known.soft_failed
+        }
         return [event for event in branch.events if event.event_id in held]
 
     @precondition(lambda self: "relate" in self.on)
-    @rule(data=st.data(), one=st.sampled_from(USERS), rel_type=st.sampled_from(RELATIONS), edits=st.booleans())
+    @rule(
+        data=st.data(),
+        one=st.sampled_from(USERS),
+        rel_type=st.sampled_from(RELATIONS),
+        edits=st.booleans(),
+    )
     def relate(self, data: st.DataObject, one: str, rel_type: str, *, edits: bool) -> None:
         """A message that relates to any event of any room and branch, which may come before or after it."""
         branch = pick(data, self.branches)
@@ -212,7 +275,9 @@ class RoomMachine(RuleBasedStateMachine):
         """A branch from where another is, or from any event of the past."""
         branch = pick(data, self.branches)
         roots = [event for event in branch.events if event.expected != "rejected"]
-        self.branches.append(branch.at(pick(data, roots)) if data.draw(st.booleans()) else branch.fork(1)[0])
+        self.branches.append(
+            branch.at(pick(data, roots)) if data.draw(st.booleans()) else branch.fork(1)[0]
+        )
 
     @precondition(lambda self: "fork" in self.on)
     @rule(data=st.data(), left=st.integers(1, 3), right=st.integers(1, 3))
@@ -238,11 +303,19 @@ class RoomMachine(RuleBasedStateMachine):
         speaker = next((user for user in USERS if one.membership(user) == "join"), USERS[0])
         self._write(lambda more: one.message(speaker, **more))
 
-    # ---------------------------------------------------------------------------------------------------- delivering
+    # ----------------------------------------------------------------------------------------------------
+    # delivering
 
-    def append(self, events: Iterable[BuiltEvent], origin: Origin = "live", given: Mapping[EventId, list[EventId]] | None = None) -> None:
+    def append(
+        self,
+        events: Iterable[BuiltEvent],
+        origin: Origin = "live",
+        given: Mapping[EventId, list[EventId]] | None = None,
+    ) -> None:
         events = list(events)
-        self._append([event.pdu for event in events], origin, given, version=self._named_version(events))
+        self._append(
+            [event.pdu for event in events], origin, given, version=self._named_version(events)
+        )
         stored = {event.event_id for event in events if self.oracle.in_timeline(event.event_id)}
         self.delivered += [event for event in self.undelivered if event.event_id in stored]
         self.undelivered = [event for event in self.undelivered if event.event_id not in stored]
@@ -252,27 +325,44 @@ class RoomMachine(RuleBasedStateMachine):
     def _named_version(self, events: Sequence[BuiltEvent]) -> str | None:
         """Return what the caller says: the version of the one unknown room, or any or none where it must not matter, or nothing."""
         self.calls += 1
-        known = self.oracle.versions.keys() | {event.room_id for event in events if event.type == "m.room.create"}
+        known = self.oracle.versions.keys() | {
+            event.room_id for event in events if event.type == "m.room.create"
+        }
         unknown = {self._builder(event).version for event in events if event.room_id not in known}
         if self.calls % 4 == 0 or len(unknown) > 1:
             return None
         return unknown.pop() if unknown else VERSIONS[self.calls % len(VERSIONS)]
 
-    def _append(self, pdus: Sequence[bytes], origin: Origin, given: Mapping[EventId, list[EventId]] | None, *, version: str | None) -> None:
+    def _append(
+        self,
+        pdus: Sequence[bytes],
+        origin: Origin,
+        given: Mapping[EventId, list[EventId]] | None,
+        *,
+        version: str | None,
+    ) -> None:
         expected = self.oracle.append(pdus, room_version=version, origin=origin, state_before=given)
         found = self.subject.append(pdus, room_version=version, origin=origin, state_before=given)
-        lines = [f"outcome of {one}: found {other}" for one, other in zip(expected, found, strict=True) if one != other]
+        lines = [
+            f"outcome of {one}: found {other}"
+            for one, other in zip(expected, found, strict=True)
+            if one != other
+        ]
         assert not lines, "\n".join(lines)
 
     def compare(self, room_id: RoomId) -> None:
         if self.oracle.backward_extremities(room_id):
             self.had_gaps.add(room_id)
         positions = self.subject.positions(room_id)
-        lines = order_violations(self.oracle, room_id, positions, exact=room_id not in self.had_gaps)
+        lines = order_violations(
+            self.oracle, room_id, positions, exact=room_id not in self.had_gaps
+        )
         assert not lines, "\n".join(lines)
         self.oracle.positions = {**self.oracle.positions, **positions}
         known = self.compared.get(room_id, set())
-        lines = differences(self.expected(room_id, known), self.subject.facts(room_id, self.audience, known))
+        lines = differences(
+            self.expected(room_id, known), self.subject.facts(room_id, self.audience, known)
+        )
         assert not lines, "\n".join(lines)
         self.compared[room_id] = set(self.oracle.timeline(room_id))
 
@@ -303,7 +393,9 @@ class RoomMachine(RuleBasedStateMachine):
     def deliver_outlier(self, data: st.DataObject) -> None:
         """An event with its auth chain, as when an invite arrives or a state is fetched."""
         event = pick(data, self.undelivered)
-        self.append([*self._with_auth_chains([event.event_id], self._builder(event)), event], "outlier")
+        self.append(
+            [*self._with_auth_chains([event.event_id], self._builder(event)), event], "outlier"
+        )
 
     @precondition(lambda self: "after a gap" in self.on and self.undelivered)
     @rule(data=st.data())
@@ -314,7 +406,10 @@ class RoomMachine(RuleBasedStateMachine):
     def _deliver_after_a_gap(self, event: BuiltEvent) -> None:
         builder = self._builder(event)
         state = list(event.state_before.values())
-        fetched = {*self._with_auth_chains([event.event_id, *state], builder), *(builder.event(event_id) for event_id in state)}
+        fetched = {
+            *self._with_auth_chains([event.event_id, *state], builder),
+            *(builder.event(event_id) for event_id in state),
+        }
         self.append([other for other in builder.events if other in fetched], "outlier")
         self.append([event], given={event.event_id: state})
 
@@ -323,20 +418,38 @@ class RoomMachine(RuleBasedStateMachine):
     def deliver_backfill(self, size: int) -> None:
         self.append(self.undelivered[:size], "backfill")
 
-    @precondition(lambda self: "backfill" in self.on and "depth" not in self.on and self.undelivered and self.compared)
+    @precondition(
+        lambda self: (
+            "backfill" in self.on and "depth" not in self.on and self.undelivered and self.compared
+        )
+    )
     @rule(data=st.data(), size=st.integers(1, 8))
     def backfill_and_page_on(self, data: st.DataObject, size: int) -> None:
-        """A reader who has paged back to a gap goes on from there once some of it is filled. With false depths events may land above that."""
+        """A reader who has paged back to a gap goes on from there once some of it is filled.
+
+        With false depths events may land above that.
+        """
         user, room_id = pick(data, self.audience.users), pick(data, sorted(self.compared))
-        below, at = self.oracle.page_back(room_id, user)[1], self.subject.page_back(room_id, user, None)[1]
+        below, at = (
+            self.oracle.page_back(room_id, user)[1],
+            self.subject.page_back(room_id, user, None)[1],
+        )
         self.append(self.undelivered[:size], "backfill")
         if below is not None and at is not None:
-            assert self.subject.page_back(room_id, user, at)[0] == self.oracle.page_back(room_id, user, below)[0]
+            assert (
+                self.subject.page_back(room_id, user, at)[0]
+                == self.oracle.page_back(room_id, user, below)[0]
+            )
 
     @precondition(lambda self: "junk" in self.on)
     @rule(junk=st.lists(st.sampled_from(JUNK), min_size=1, max_size=3))
     def deliver_junk(self, junk: list[bytes]) -> None:
-        self._append([*junk, *(event.pdu for event in self.delivered[-1:]), *junk], "live", None, version=None)
+        self._append(
+            [*junk, *(event.pdu for event in self.delivered[-1:]), *junk],
+            "live",
+            None,
+            version=None,
+        )
 
     def _builder(self, event: BuiltEvent) -> RoomBuilder:
         return next(branch for branch in self.branches if branch.room_id == event.room_id)
@@ -345,7 +458,8 @@ class RoomMachine(RuleBasedStateMachine):
         chain = builder.graph.auth_chain(list(ids))
         return [event for event in builder.events if event.event_id in chain]
 
-    # ---------------------------------------------------------------------------------------------------------- sync
+    # ----------------------------------------------------------------------------------------------------------
+    # sync
 
     @precondition(lambda self: self.syncing)
     @rule(data=st.data(), limit=st.sampled_from([3, 100]))
@@ -360,22 +474,50 @@ class RoomMachine(RuleBasedStateMachine):
         lines = differences(_plain(expected), _plain(found))
         assert not lines, "\n".join(lines)
         for room_id, state in self.replays[user].states.items():
-            lines = differences({"replayed": self.oracle.current_state(room_id)}, {"replayed": state})
+            lines = differences(
+                {"replayed": self.oracle.current_state(room_id)}, {"replayed": state}
+            )
             assert not lines, "\n".join(lines)
 
     @precondition(lambda self: self.syncing)
-    @rule(data=st.data(), limit=st.sampled_from([1, 3, 100]), timeline=EVENT_FILTERS, state=EVENT_FILTERS, lazy=st.booleans())
-    def sync_some(self, data: st.DataObject, limit: int, timeline: EventFilter, state: EventFilter, *, lazy: bool) -> None:
+    @rule(
+        data=st.data(),
+        limit=st.sampled_from([1, 3, 100]),
+        timeline=EVENT_FILTERS,
+        state=EVENT_FILTERS,
+        lazy=st.booleans(),
+    )
+    def sync_some(
+        self,
+        data: st.DataObject,
+        limit: int,
+        timeline: EventFilter,
+        state: EventFilter,
+        *,
+        lazy: bool,
+    ) -> None:
         """With a filter, or by a user who ignores others; nobody goes on from there."""
         user = pick(data, self.syncing)
         ignored = data.draw(st.lists(st.sampled_from(USERS), max_size=2, unique=True))
-        rooms = st.none() | st.lists(st.sampled_from([*sorted(self.oracle.versions), RoomId("!unknown:s9.test")]), max_size=2)
+        rooms = st.none() | st.lists(
+            st.sampled_from([*sorted(self.oracle.versions), RoomId("!unknown:s9.test")]), max_size=2
+        )
         chosen, left_out = data.draw(rooms), data.draw(rooms)
-        wanted = SyncFilter(rooms=chosen, not_rooms=left_out or (), timeline=timeline, state=state, lazy_load_members=lazy)
+        wanted = SyncFilter(
+            rooms=chosen,
+            not_rooms=left_out or (),
+            timeline=timeline,
+            state=state,
+            lazy_load_members=lazy,
+        )
         is_new = data.draw(st.booleans())
-        since, token = (None, None) if is_new else (self.clients[user].since, self.replays[user].since)
+        since, token = (
+            (None, None) if is_new else (self.clients[user].since, self.replays[user].since)
+        )
         expected = sync(self.oracle, user, since, limit=limit, wanted=wanted, ignored=ignored)
-        lines = differences(_plain(expected), _plain(self.subject.sync(user, token, limit, wanted, ignored)))
+        lines = differences(
+            _plain(expected), _plain(self.subject.sync(user, token, limit, wanted, ignored))
+        )
         assert not lines, "\n".join(lines)
 
     @precondition(lambda self: self.syncing and "invite" in self.writes)
@@ -383,23 +525,49 @@ class RoomMachine(RuleBasedStateMachine):
     def ignore_an_invite(self, data: st.DataObject, *, is_new: bool) -> None:
         """A user is invited and syncs while ignoring the inviter; nobody goes on from there."""
         branch = pick(data, self.branches)
-        inviter, free = branch.events[0].sender, [user for user in self.syncing if branch.membership(user) not in ("join", "ban", "invite")]
+        inviter, free = (
+            branch.events[0].sender,
+            [
+                user
+                for user in self.syncing
+                if branch.membership(user) not in ("join", "ban", "invite")
+            ],
+        )
         if free and branch.membership(inviter) == "join":
             invited = pick(data, free)
             with suppress(ValueError):  # without the power to, meanwhile
                 self.undelivered.append(branch.invite(inviter, invited))
         self.append(self.undelivered)
         for user in self.syncing:
-            since, token = (None, None) if is_new else (self.clients[user].since, self.replays[user].since)
+            since, token = (
+                (None, None) if is_new else (self.clients[user].since, self.replays[user].since)
+            )
             expected = sync(self.oracle, user, since, ignored=[inviter])
-            lines = differences(_plain(expected), _plain(self.subject.sync(user, token, 10, ANY_ROOM, [inviter])))
+            lines = differences(
+                _plain(expected), _plain(self.subject.sync(user, token, 10, ANY_ROOM, [inviter]))
+            )
             assert not lines, "\n".join(lines)
 
     @precondition(lambda self: self.syncing)
-    @rule(data=st.data(), count=st.sampled_from([0, 1, 101]), receives=st.booleans(), lost=st.booleans())
-    def send_to_device(self, data: st.DataObject, count: int, *, receives: bool, lost: bool) -> None:
-        """Sometimes more than a page. A device that brings its token gets what waits for it; if the answer is lost, it brings the token again."""
-        user, device, first = pick(data, self.syncing), pick(data, DEVICES), self.oracle.inboxes.last
+    @rule(
+        data=st.data(),
+        count=st.sampled_from([0, 1, 101]),
+        receives=st.booleans(),
+        lost=st.booleans(),
+    )
+    def send_to_device(
+        self, data: st.DataObject, count: int, *, receives: bool, lost: bool
+    ) -> None:
+        """Sometimes more than a page.
+
+        A device that brings its token gets what waits for it; if the answer is lost, it brings the
+        token again.
+        """
+        user, device, first = (
+            pick(data, self.syncing),
+            pick(data, DEVICES),
+            self.oracle.inboxes.last,
+        )
         for subject in (self.oracle.inboxes, self.subject):
             subject.send(user, device, [str(first + number) for number in range(count)])
         if receives or count > 1:
@@ -412,13 +580,17 @@ class RoomMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.syncing and self.compared)
     @rule(data=st.data(), wanted=EVENT_FILTERS, direction=st.sampled_from(["b", "f"]))
-    def page_some(self, data: st.DataObject, wanted: EventFilter, direction: Literal["b", "f"]) -> None:
+    def page_some(
+        self, data: st.DataObject, wanted: EventFilter, direction: Literal["b", "f"]
+    ) -> None:
         """A room with a filter, between where two clients are, or from end to end."""
         user, room_id = pick(data, self.syncing), pick(data, sorted(self.compared))
         ends = [data.draw(st.none() | st.sampled_from(self.syncing)) for _ in range(2)]
         since, upto = (None if end is None else self.clients[end].since for end in ends)
         tokens = [None if end is None else self.replays[end].since for end in ends]
-        expected = self.oracle.between(room_id, user, since=since, upto=upto, direction=direction, wanted=wanted)
+        expected = self.oracle.between(
+            room_id, user, since=since, upto=upto, direction=direction, wanted=wanted
+        )
         found = self.subject.between(room_id, user, (tokens[0], tokens[1], direction), wanted)
         assert found == expected
 
@@ -475,4 +647,6 @@ def _plain(answer: Answer) -> dict[str, Any]:
 def run_machine(machine: type[RoomMachine], *, examples: int, steps: int = 30, **more: Any) -> None:
     """Run it; `more` are settings of hypothesis."""
     chosen: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), **more}
-    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=steps, **chosen))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples, stateful_step_count=steps, **chosen)
+    )

@@ -1,15 +1,20 @@
 """The oracle's answering half: who may see what, pages, federation reads, sync.
 
-Every answer is found by looking at every event. Where a store may know better which order events have (gaps: the claimed
-depth is a hint there), the caller sets `positions`, and the oracle uses those numbers instead of its own.
+Every answer is found by looking at every event. Where a store may know better which order events
+have (gaps: the claimed depth is a hint there), the caller sets `positions`, and the oracle uses
+those numbers instead of its own.
 
 Where the rules leave a choice:
 
-* Federation reads pass through rejected events without returning them; soft-failed ones are returned.
-* A server that was never joined to the room gets the world-readable ones of the events that a read finds, and no trace of the others.
-* `min_depth` is about the depth that the sender claims; the walk goes on through events that it leaves out.
+* Federation reads pass through rejected events without returning them; soft-failed ones are
+  returned.
+* A server that was never joined to the room gets the world-readable ones of the events that a read
+  finds, and no trace of the others.
+* `min_depth` is about the depth that the sender claims; the walk goes on through events that it
+  leaves out.
 * The walk of `missing_events` is breadth first, parents in the order in which the event names them.
-* Indirect relations are found three levels deep, and only behind events that are themselves told to the user.
+* Indirect relations are found three levels deep, and only behind events that are themselves told to
+  the user.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -35,7 +40,9 @@ class Oracle(Receiver):
 
     def __init__(self) -> None:
         super().__init__()
-        self.positions: Mapping[EventId, Position] = {}  # (topological, stream) as the store has them; empty: the oracle's own
+        self.positions: Mapping[
+            EventId, Position
+        ] = {}  # (topological, stream) as the store has them; empty: the oracle's own
         self.inboxes = Inboxes()
 
     def position(self, event_id: EventId) -> Position:
@@ -45,9 +52,13 @@ class Oracle(Receiver):
         return self.topological_ordering(event_id), self.get(event_id).arrival
 
     def _by_position(self, ids: Iterable[EventId]) -> list[EventId]:
-        return [event_id for _, event_id in sorted((self.position(event_id), event_id) for event_id in set(ids))]
+        return [
+            event_id
+            for _, event_id in sorted((self.position(event_id), event_id) for event_id in set(ids))
+        ]
 
-    # ---------------------------------------------------------------------------------------------------- visibility
+    # ----------------------------------------------------------------------------------------------------
+    # visibility
 
     def membership_in(self, state: State, user_id: str) -> str | None:
         event_id = state.get(("m.room.member", user_id))
@@ -58,12 +69,18 @@ class Oracle(Receiver):
         return self.membership_in(self.current_state(room_id), user_id)
 
     def rooms_of(self, user_id: str, membership: str = "join") -> set[RoomId]:
-        return {room_id for room_id in self.versions if self.membership(room_id, user_id) == membership}
+        return {
+            room_id for room_id in self.versions if self.membership(room_id, user_id) == membership
+        }
 
     def users(self, room_id: RoomId) -> set[UserId]:
         """Everybody who was ever a sender or a member, whatever became of the event."""
         timeline = self.timeline(room_id).values()
-        members = {UserId(held.event.state_key) for held in timeline if held.event.type == "m.room.member" and held.event.state_key}
+        members = {
+            UserId(held.event.state_key)
+            for held in timeline
+            if held.event.type == "m.room.member" and held.event.state_key
+        }
         return members | {held.event.sender for held in timeline}
 
     def joined_later(self, event_id: EventId, user_id: str) -> bool:
@@ -83,16 +100,26 @@ class Oracle(Receiver):
 
     def _visibility_in(self, state: State) -> str | None:
         event_id = state.get(VISIBILITY)
-        return None if event_id is None else self.get(event_id).event.content.get("history_visibility")
+        return (
+            None if event_id is None else self.get(event_id).event.content.get("history_visibility")
+        )
 
     def _server_membership(self, state: State, server_name: str) -> str | None:
         """The highest membership of the server's users."""
-        users = [state_key for kind, state_key in state if kind == "m.room.member" and server_name_of(state_key) == server_name]
+        users = [
+            state_key
+            for kind, state_key in state
+            if kind == "m.room.member" and server_name_of(state_key) == server_name
+        ]
         found = {self.membership_in(state, user) for user in users}
         return next((membership for membership in HIGHEST_FIRST if membership in found), None)
 
     def visible_to_user(self, user_id: str, ids: Iterable[EventId]) -> set[EventId]:
-        return {event_id for event_id in ids if event_id in self.held and self._visible_to_user(user_id, event_id)}
+        return {
+            event_id
+            for event_id in ids
+            if event_id in self.held and self._visible_to_user(user_id, event_id)
+        }
 
     def _visible_to_user(self, user_id: str, event_id: EventId) -> bool:
         if not self.get(event_id).accepted or self.is_ineffective(event_id):
@@ -110,9 +137,13 @@ class Oracle(Receiver):
     def visible_to_server(self, server_name: str, ids: Iterable[EventId]) -> set[EventId]:
         known = [event_id for event_id in ids if event_id in self.held]
         joined = {room_id for room_id in self.versions if self.ever_joined(room_id, server_name)}
-        return {event_id for event_id in known if self._visible_to_server(server_name, event_id, joined)}
+        return {
+            event_id for event_id in known if self._visible_to_server(server_name, event_id, joined)
+        }
 
-    def _visible_to_server(self, server_name: str, event_id: EventId, joined: Collection[RoomId]) -> bool:
+    def _visible_to_server(
+        self, server_name: str, event_id: EventId, joined: Collection[RoomId]
+    ) -> bool:
         held = self.get(event_id)
         if held.outlier or held.rejected:
             return False
@@ -121,27 +152,37 @@ class Oracle(Receiver):
             changes_visibility=held.event.is_state and held.event.key == VISIBILITY,
             changes_membership=_is_member_of(held, ServerName(server_name)),
             visibility=(self._visibility_in(before), self._visibility_in(after)),
-            membership=(self._server_membership(before, server_name), self._server_membership(after, server_name)),
+            membership=(
+                self._server_membership(before, server_name),
+                self._server_membership(after, server_name),
+            ),
         )
         return server_sees(sight, ever_joined=held.event.room_id in joined)
 
     def ever_joined(self, room_id: RoomId, server_name: str) -> bool:
         """A user of the server is joined in the state before or after some event of the timeline."""
-        states = [state for event_id in self.timeline(room_id) for state in (self.state_before(event_id), self.state_after(event_id))]
+        states = [
+            state
+            for event_id in self.timeline(room_id)
+            for state in (self.state_before(event_id), self.state_after(event_id))
+        ]
         return any(self._server_membership(state, server_name) == "join" for state in states)
 
     def is_resident(self, server_name: str, room_id: RoomId) -> bool:
         """A user of the server is joined in the current state."""
         return self._server_membership(self.current_state(room_id), server_name) == "join"
 
-    def sent(self, server_name: str, room_id: RoomId, found: Iterable[EventId]) -> dict[EventId, bool]:
+    def sent(
+        self, server_name: str, room_id: RoomId, found: Iterable[EventId]
+    ) -> dict[EventId, bool]:
         """What the server gets of the events that a read has found; whether it is the redacted form."""
         found = list(found)
         visible = self.visible_to_server(server_name, found)
         shown = found if self.ever_joined(room_id, server_name) else visible
         return {event_id: event_id not in visible for event_id in shown}
 
-    # --------------------------------------------------------------------------------------------------------- pages
+    # ---------------------------------------------------------------------------------------------------------
+    # pages
 
     def messages(
         self,
@@ -157,29 +198,56 @@ class Oracle(Receiver):
         """All that the user may see, and wants, in after < position <= upto; "b": newest first."""
         found = self._by_position(self.visible_to_user(user_id, self.timeline(room_id)))
         found = [event_id for event_id in found if self.passes(event_id, wanted)]
-        found = [event_id for event_id in found if (after is None or after < self.position(event_id))]
-        found = [event_id for event_id in found if (upto is None or self.position(event_id) <= upto)]
+        found = [
+            event_id for event_id in found if (after is None or after < self.position(event_id))
+        ]
+        found = [
+            event_id for event_id in found if (upto is None or self.position(event_id) <= upto)
+        ]
         return (found[::-1] if direction == "b" else found)[:limit]
 
-    def page_back(self, room_id: RoomId, user_id: str, below: EventId | None = None) -> tuple[list[EventId], EventId | None]:
+    def page_back(
+        self, room_id: RoomId, user_id: str, below: EventId | None = None
+    ) -> tuple[list[EventId], EventId | None]:
         """All that the user may see below an event (None: all), newest first; and below which event to go on, if history is missing there."""
         room = {event_id: self.position(event_id) for event_id in self.timeline(room_id)}
-        room = {event_id: at for event_id, at in room.items() if below is None or at < self.position(below)}
+        room = {
+            event_id: at
+            for event_id, at in room.items()
+            if below is None or at < self.position(below)
+        }
         found = [event_id for event_id in self.messages(room_id, user_id) if event_id in room]
-        at_gaps = [event_id for event_id in room if any(not self.in_timeline(one) for one in self.get(event_id).event.prev_event_ids)]
+        at_gaps = [
+            event_id
+            for event_id in room
+            if any(not self.in_timeline(one) for one in self.get(event_id).event.prev_event_ids)
+        ]
         if not any(not found or room[event_id] <= room[found[-1]] for event_id in at_gaps):
             return found, None
         return found, found[-1] if found else max(at_gaps, key=lambda event_id: room[event_id])
 
     def between(
-        self, room_id: RoomId, user_id: str, *, since: int | None, upto: int | None, direction: str, wanted: EventFilter
+        self,
+        room_id: RoomId,
+        user_id: str,
+        *,
+        since: int | None,
+        upto: int | None,
+        direction: str,
+        wanted: EventFilter,
     ) -> list[EventId]:
         """The same between two syncs: what came live in since < arrival <= upto; and all history, if there was none before."""
         found = self.messages(room_id, user_id, direction=direction, wanted=wanted)
         live = [event_id for event_id in found if self.get(event_id).origin == "live"]
         told = {event_id for event_id in live if (since or 0) < self.get(event_id).arrival}
-        told -= {event_id for event_id in live if upto is not None and self.get(event_id).arrival > upto}
-        return [event_id for event_id in found if event_id in told or (since is None and event_id not in live)]
+        told -= {
+            event_id for event_id in live if upto is not None and self.get(event_id).arrival > upto
+        }
+        return [
+            event_id
+            for event_id in found
+            if event_id in told or (since is None and event_id not in live)
+        ]
 
     def is_ignored(self, sender: str, ignored: Collection[str]) -> bool:
         """Whether an invite from a user is left out (client-server API, "Ignoring Users")."""
@@ -189,48 +257,83 @@ class Oracle(Receiver):
         event, redacted = self.get(event_id).event, self.redacted_by(event_id) is not None
         return passes(wanted, event.type, event.sender, {} if redacted else event.content)
 
-    def context(self, event_id: EventId, user_id: str, limit: int) -> tuple[list[EventId], list[EventId], State] | None:
+    def context(
+        self, event_id: EventId, user_id: str, limit: int
+    ) -> tuple[list[EventId], list[EventId], State] | None:
         """(before, newest first; after, oldest first; the state after the last of all); None if the user may not see the event."""
         if not self.visible_to_user(user_id, [event_id]):
             return None
         oldest_first = self.messages(self.get(event_id).event.room_id, user_id, direction="f")
         place = oldest_first.index(event_id)
-        before, after = oldest_first[:place][::-1][: limit // 2], oldest_first[place + 1 :][: limit - limit // 2]
+        before, after = (
+            oldest_first[:place][::-1][: limit // 2],
+            oldest_first[place + 1 :][: limit - limit // 2],
+        )
         return before, after, self.state_after([event_id, *after][-1])
 
-    def event_near(self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: str) -> EventId | None:
+    def event_near(
+        self, room_id: RoomId, user_id: str, timestamp_ms: int, direction: str
+    ) -> EventId | None:
         """Of what the user may see the nearest by what senders claim; at one time the lowest ("f") or highest ("b") in the order."""
         seen = self.visible_to_user(user_id, self.timeline(room_id))
-        places = sorted((self.get(event_id).event.origin_server_ts, *self.position(event_id), event_id) for event_id in seen)
+        places = sorted(
+            (self.get(event_id).event.origin_server_ts, *self.position(event_id), event_id)
+            for event_id in seen
+        )
         if direction == "f":
             return next((event_id for at, _, _, event_id in places if at >= timestamp_ms), None)
-        return next((event_id for at, _, _, event_id in reversed(places) if at <= timestamp_ms), None)
+        return next(
+            (event_id for at, _, _, event_id in reversed(places) if at <= timestamp_ms), None
+        )
 
-    # ----------------------------------------------------------------------------------------------------- relations
+    # -----------------------------------------------------------------------------------------------------
+    # relations
 
-    def relations(self, event_id: EventId, user_id: str, *, rel_type: str | None = None, recurse: bool = False) -> list[EventId] | None:
+    def relations(
+        self, event_id: EventId, user_id: str, *, rel_type: str | None = None, recurse: bool = False
+    ) -> list[EventId] | None:
         """What the user is told to relate to an event, oldest first; None if they may not see the event."""
         if not self.visible_to_user(user_id, [event_id]):
             return None
         found: set[EventId] = set()
         level = {event_id}
         for _ in range(LEVELS if recurse else 1):
-            level = {child for parent in level for child in self._related(parent, user_id, rel_type)} - found - {event_id}
+            level = (
+                {child for parent in level for child in self._related(parent, user_id, rel_type)}
+                - found
+                - {event_id}
+            )
             found |= level
         return self._by_position(found)
 
-    def _related(self, parent_id: EventId, user_id: str, rel_type: str | None = None) -> list[EventId]:
+    def _related(
+        self, parent_id: EventId, user_id: str, rel_type: str | None = None
+    ) -> list[EventId]:
         """Events of the room that say so and are seen and not redacted, oldest first."""
         room = self.timeline(self.get(parent_id).event.room_id)
-        saying = [event_id for event_id in room if self._relation(event_id) == (parent_id, rel_type or self._relation(event_id)[1])]
-        return self._by_position(event_id for event_id in self.visible_to_user(user_id, saying) if not self.redacted_by(event_id))
+        saying = [
+            event_id
+            for event_id in room
+            if self._relation(event_id) == (parent_id, rel_type or self._relation(event_id)[1])
+        ]
+        return self._by_position(
+            event_id
+            for event_id in self.visible_to_user(user_id, saying)
+            if not self.redacted_by(event_id)
+        )
 
     def _relation(self, event_id: EventId) -> tuple[Any, Any]:
         """(target, type) as the event has it; (None, None) if it has none."""
         said = self.get(event_id).event.content.get("m.relates_to")
-        return (said.get("event_id"), said.get("rel_type")) if isinstance(said, dict) and said.get("rel_type") else (None, None)
+        return (
+            (said.get("event_id"), said.get("rel_type"))
+            if isinstance(said, dict) and said.get("rel_type")
+            else (None, None)
+        )
 
-    def aggregations(self, event_id: EventId, user_id: str) -> tuple[EventId | None, tuple[EventId, int, bool] | None, list[EventId]]:
+    def aggregations(
+        self, event_id: EventId, user_id: str
+    ) -> tuple[EventId | None, tuple[EventId, int, bool] | None, list[EventId]]:
         """(latest edit, thread: (last event, how many, whether the user is in it), references)."""
         if not self.visible_to_user(user_id, [event_id]):
             return None, None, []
@@ -239,16 +342,30 @@ class Oracle(Receiver):
         edits = [
             (self.get(edit_id).event.origin_server_ts, edit_id)
             for edit_id in self._related(event_id, user_id, "m.replace")
-            if (self.get(edit_id).event.sender, self.get(edit_id).event.type) == (event.sender, event.type)
+            if (self.get(edit_id).event.sender, self.get(edit_id).event.type)
+            == (event.sender, event.type)
             and "m.new_content" in self.get(edit_id).event.content
-            and not (event.is_state or self.get(edit_id).event.is_state or redacted or own_type == "m.replace")
+            and not (
+                event.is_state
+                or self.get(edit_id).event.is_state
+                or redacted
+                or own_type == "m.replace"
+            )
         ]
         thread = self._related(event_id, user_id, "m.thread") if own_type is None else []
-        participated = user_id in {event.sender, *(self.get(reply_id).event.sender for reply_id in thread)}
+        participated = user_id in {
+            event.sender,
+            *(self.get(reply_id).event.sender for reply_id in thread),
+        }
         summary = (thread[-1], len(thread), participated) if thread else None
-        return (max(edits)[1] if edits else None), summary, self._related(event_id, user_id, "m.reference")
+        return (
+            (max(edits)[1] if edits else None),
+            summary,
+            self._related(event_id, user_id, "m.reference"),
+        )
 
-    # ---------------------------------------------------------------------------------------------------- federation
+    # ----------------------------------------------------------------------------------------------------
+    # federation
 
     def _ancestors(self, ids: Iterable[EventId]) -> set[EventId]:
         """These timeline events and all that lies before them, as far as it is held."""
@@ -258,17 +375,31 @@ class Oracle(Receiver):
             event_id = todo.pop()
             if event_id not in found:
                 found.add(event_id)
-                todo.extend(parent for parent in self.get(event_id).event.prev_event_ids if self.in_timeline(parent))
+                todo.extend(
+                    parent
+                    for parent in self.get(event_id).event.prev_event_ids
+                    if self.in_timeline(parent)
+                )
         return found
 
-    def backfill(self, room_id: RoomId, ids: Iterable[EventId], limit: int | None = None) -> list[EventId]:
+    def backfill(
+        self, room_id: RoomId, ids: Iterable[EventId], limit: int | None = None
+    ) -> list[EventId]:
         """The events and their ancestors, newest first by (topological, stream)."""
         timeline = self.timeline(room_id)
         found = self._ancestors(event_id for event_id in ids if event_id in timeline)
-        return self._by_position(event_id for event_id in found if not self.get(event_id).rejected)[::-1][:limit]
+        return self._by_position(event_id for event_id in found if not self.get(event_id).rejected)[
+            ::-1
+        ][:limit]
 
     def missing_events(
-        self, room_id: RoomId, earliest: Iterable[EventId], latest: Iterable[EventId], *, limit: int = 10, min_depth: int = 0
+        self,
+        room_id: RoomId,
+        earliest: Iterable[EventId],
+        latest: Iterable[EventId],
+        *,
+        limit: int = 10,
+        min_depth: int = 0,
     ) -> list[EventId]:
         """What lies between `earliest` and `latest`, both left out: found from `latest` back, answered oldest first."""
         stop, start = set(earliest), list(latest)
@@ -312,4 +443,8 @@ class Oracle(Receiver):
 
 def _is_member_of(held: OracleEvent, server_name: ServerName) -> bool:
     key = held.event.state_key
-    return held.event.type == "m.room.member" and key is not None and server_name_of(key) == server_name
+    return (
+        held.event.type == "m.room.member"
+        and key is not None
+        and server_name_of(key) == server_name
+    )

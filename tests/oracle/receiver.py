@@ -1,22 +1,29 @@
 """The oracle's receiving half: PDUs come in, and everything that follows from the graph alone.
 
-A room is a dict of held events in order of arrival; every answer is computed from it anew, as the specification defines
-it: no index, no cache, no database. Slow on purpose, and written without a look at the store. It shares with it
-storage.event (what an event is) and the authorisation rules of storage.auth; state resolution is the literal twin.
+A room is a dict of held events in order of arrival; every answer is computed from it anew, as the
+specification defines it: no index, no cache, no database. Slow on purpose, and written without a
+look at the store. It shares with it storage.event (what an event is) and the authorisation rules of
+storage.auth; state resolution is the literal twin.
 
 Where the rules leave a choice, the oracle takes the first of these:
 
-* A batch is received in the order of its input, but an event waits for its own parents and auth events in the batch.
+* A batch is received in the order of its input, but an event waits for its own parents and auth
+  events in the batch.
 * An event that is held as an outlier keeps its first bytes when it comes again.
 * From room version 12 on, the create event that the room id names is missed like an auth event.
 * An id in `state_before` that is no state event of the room is missed like one that is not held.
 * `state_before` is looked at only if a parent is not held (or held as an outlier).
-* A live event that comes after its own live child is no forward extremity: the child already names it.
-* An extremity ceases to be one also behind a backfilled parent of a live event, as behind a rejected or soft-failed one.
-* A redaction waits for its target to arrive in the timeline: what is held as an outlier is not redacted yet.
+* A live event that comes after its own live child is no forward extremity: the child already names
+  it.
+* An extremity ceases to be one also behind a backfilled parent of a live event, as behind a
+  rejected or soft-failed one.
+* A redaction waits for its target to arrive in the timeline: what is held as an outlier is not
+  redacted yet.
 * What was rejected or soft-failed is not redacted at all.
-* What backfill brings never becomes an extremity, so a room of backfill alone has none, and its current state is empty.
-* With a limit of extremities, what is beyond it is dropped as storage/persist/plan/extremity_limit.py says.
+* What backfill brings never becomes an extremity, so a room of backfill alone has none, and its
+  current state is empty.
+* With a limit of extremities, what is beyond it is dropped as
+  storage/persist/plan/extremity_limit.py says.
 """
 
 import json
@@ -25,12 +32,21 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from storage.auth import check, check_auth_events, keys_needed, redaction_allowed
-from storage.errors import AuthDenied, InvalidEvent, StateUnknown, UnknownEvent, UnknownRoom, UnknownRoomVersion
+from storage.errors import (
+    AuthDenied,
+    InvalidEvent,
+    StateUnknown,
+    UnknownEvent,
+    UnknownRoom,
+    UnknownRoomVersion,
+)
 from storage.event import Event, parse
 from storage.ids import EventId, RoomId, StateKey
 from tests.auth.literal_resolution import LiteralRoom, resolve_literally
 
-Outcome = Literal["stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid"]
+Outcome = Literal[
+    "stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid"
+]
 Origin = Literal["live", "backfill", "outlier"]
 State = dict[StateKey, EventId]
 Pdu = bytes | dict[str, Any]
@@ -61,7 +77,10 @@ class OracleEvent:
 
 
 class Receiver:
-    """`append`, and the state, order and edges of what is held. ``extremities_max``: of a room; None: any number."""
+    """`append`, and the state, order and edges of what is held.
+
+    ``extremities_max``: of a room; None: any number.
+    """
 
     extremities_max: int | None = None
     local_server = "s2.test"
@@ -70,11 +89,16 @@ class Receiver:
         self.dropped: dict[EventId, Literal["double", "covered", "newest"]] = {}
         self.held: dict[EventId, OracleEvent] = {}  # in order of arrival
         self.versions: dict[RoomId, str] = {}
-        self.missing: dict[EventId, set[EventId]] = {}  # of the events that the last append called "missing_parents"
-        self.current_states: list[tuple[int, RoomId, State]] = []  # every change: (arrival, room, state from then on)
+        self.missing: dict[
+            EventId, set[EventId]
+        ] = {}  # of the events that the last append called "missing_parents"
+        self.current_states: list[
+            tuple[int, RoomId, State]
+        ] = []  # every change: (arrival, room, state from then on)
         self._arrivals = 0
 
-    # ----------------------------------------------------------------------------------------------------- receiving
+    # -----------------------------------------------------------------------------------------------------
+    # receiving
 
     def append(
         self,
@@ -100,7 +124,10 @@ class Receiver:
         for place in in_causal_order(events):
             event = events[place]
             given = (state_before or {}).get(event.event_id)
-            outcomes[place] = (event.event_id, self._receive(event, origin, None if given is None else list(given)))
+            outcomes[place] = (
+                event.event_id,
+                self._receive(event, origin, None if given is None else list(given)),
+            )
         return [outcomes[place] for place in range(len(batch))]
 
     def _versions_in(self, batch: Sequence[Pdu]) -> dict[RoomId, str]:
@@ -124,7 +151,15 @@ class Receiver:
         missing = {auth for auth in cited(event) if auth not in self.held}
         gaps = {parent for parent in event.prev_event_ids if not self.in_timeline(parent)}
         if origin != "outlier" and gaps:
-            missing |= gaps if given is None else {of_state for of_state in given if not self._can_be_state_of(event.room_id, of_state)}
+            missing |= (
+                gaps
+                if given is None
+                else {
+                    of_state
+                    for of_state in given
+                    if not self._can_be_state_of(event.room_id, of_state)
+                }
+            )
         if missing:
             self.missing[event.event_id] = missing
             return "missing_parents"
@@ -133,7 +168,10 @@ class Receiver:
         elif gaps:
             state = {self.held[of_state].event.key: of_state for of_state in given or ()}
         else:
-            state = self._resolve(event.room_version.identifier, [self._after(parent) for parent in event.prev_event_ids])
+            state = self._resolve(
+                event.room_version.identifier,
+                [self._after(parent) for parent in event.prev_event_ids],
+            )
         return self._hold(event, origin, state)
 
     def _can_be_state_of(self, room_id: RoomId, event_id: EventId) -> bool:
@@ -144,28 +182,47 @@ class Receiver:
 
     def _brings_back(self, event: Event, current: State) -> bool:
         """A local user joins with a given state where no local user is joined: the current state is of when this server left."""
-        if event.type != "m.room.member" or event.content.get("membership") != "join" or not self._is_local(event.state_key or ""):
+        if (
+            event.type != "m.room.member"
+            or event.content.get("membership") != "join"
+            or not self._is_local(event.state_key or "")
+        ):
             return False
         if all(self.in_timeline(parent) for parent in event.prev_event_ids):
             return False
-        local = (one for (kind, user), one in current.items() if kind == "m.room.member" and self._is_local(user))
+        local = (
+            one
+            for (kind, user), one in current.items()
+            if kind == "m.room.member" and self._is_local(user)
+        )
         return all(self.held[one].event.content.get("membership") != "join" for one in local)
 
     def _is_local(self, user: str) -> bool:
         return user.endswith(f":{self.local_server}")
 
     def _hold(self, event: Event, origin: Origin, state: State | None) -> Outcome:
-        rejected = not self._allowed_by_auth_events(event) or (state is not None and not self._allowed_by_state(event, state))
+        rejected = not self._allowed_by_auth_events(event) or (
+            state is not None and not self._allowed_by_state(event, state)
+        )
         current = self._current(event.room_id)
         is_live = origin == "live" and not self._brings_back(event, current)
-        soft_failed = not rejected and is_live and bool(current) and not self._allowed_by_state(event, current)
+        soft_failed = (
+            not rejected
+            and is_live
+            and bool(current)
+            and not self._allowed_by_state(event, current)
+        )
         self.held.pop(event.event_id, None)
         self._arrivals += 1
-        self.held[event.event_id] = OracleEvent(event, origin, self._arrivals, rejected, soft_failed, state)
+        self.held[event.event_id] = OracleEvent(
+            event, origin, self._arrivals, rejected, soft_failed, state
+        )
         self.versions.setdefault(event.room_id, event.room_version.identifier)
         self._drop_extremities(event.room_id, event.event_id)
         if self._current(event.room_id) != current:
-            self.current_states.append((self._arrivals, event.room_id, self._current(event.room_id)))
+            self.current_states.append(
+                (self._arrivals, event.room_id, self._current(event.room_id))
+            )
         if rejected:
             return "rejected"
         if soft_failed:
@@ -181,14 +238,19 @@ class Receiver:
         return True
 
     def _allowed_by_state(self, event: Event, state: State) -> bool:
-        auth_state = {key: self.held[state[key]].event for key in {*keys_needed(event), CREATE} if key in state}
+        auth_state = {
+            key: self.held[state[key]].event
+            for key in {*keys_needed(event), CREATE}
+            if key in state
+        }
         try:
             check(event, auth_state, event.room_version)
         except AuthDenied:
             return False
         return True
 
-    # --------------------------------------------------------------------------------------------------------- state
+    # ---------------------------------------------------------------------------------------------------------
+    # state
 
     def _rejected(self) -> frozenset[EventId]:
         return frozenset(event_id for event_id, held in self.held.items() if held.rejected)
@@ -214,7 +276,9 @@ class Receiver:
         extremities = self._extremities(room_id)
         if not extremities:
             return {}
-        return self._resolve(self.versions[room_id], [self._after(extremity) for extremity in sorted(extremities)])
+        return self._resolve(
+            self.versions[room_id], [self._after(extremity) for extremity in sorted(extremities)]
+        )
 
     def state_before(self, event_id: EventId) -> State:
         held = self.get(event_id)
@@ -233,10 +297,13 @@ class Receiver:
 
     def current_state_at(self, room_id: RoomId, arrival: int) -> State:
         """The current state as it was once the event of that arrival had come."""
-        states = [state for at, room, state in self.current_states if room == room_id and at <= arrival]
+        states = [
+            state for at, room, state in self.current_states if room == room_id and at <= arrival
+        ]
         return dict(states[-1]) if states else {}
 
-    # ----------------------------------------------------------------------------------------------- edges and order
+    # -----------------------------------------------------------------------------------------------
+    # edges and order
 
     def get(self, event_id: EventId) -> OracleEvent:
         if event_id not in self.held:
@@ -252,7 +319,11 @@ class Receiver:
 
     def timeline(self, room_id: RoomId) -> dict[EventId, OracleEvent]:
         """The events of a room that are no outliers, rejected and soft-failed ones among them, in order of arrival."""
-        return {event_id: held for event_id, held in self.held.items() if held.event.room_id == room_id and not held.outlier}
+        return {
+            event_id: held
+            for event_id, held in self.held.items()
+            if held.event.room_id == room_id and not held.outlier
+        }
 
     def forward_extremities(self, room_id: RoomId) -> set[EventId]:
         """Accepted live events that no accepted live event has as a parent, not even behind events that can be no extremity."""
@@ -260,29 +331,54 @@ class Receiver:
         return self._extremities(room_id)
 
     def _extremities(self, room_id: RoomId) -> set[EventId]:
-        live = {event_id: held for event_id, held in self.timeline(room_id).items() if held.accepted and held.origin == "live"}
-        return set(live) - {reached for held in live.values() for reached in self._reached(held.event)} - self.dropped.keys()
+        live = {
+            event_id: held
+            for event_id, held in self.timeline(room_id).items()
+            if held.accepted and held.origin == "live"
+        }
+        return (
+            set(live)
+            - {reached for held in live.values() for reached in self._reached(held.event)}
+            - self.dropped.keys()
+        )
 
     def _drop_extremities(self, room_id: RoomId, newest: EventId) -> None:
         """Equal states first, then what does not matter to the resolution, at last the newest; the lowest in the order first."""
         if self.extremities_max is None or len(self._extremities(room_id)) <= self.extremities_max:
             return
         orders = self.topological_orderings(room_id)
-        left = sorted(self._extremities(room_id), key=lambda one: (orders[one], self.held[one].arrival))
-        doubles = [one for at, one in enumerate(left) if any(self._after(one) == self._after(other) for other in left[at + 1 :])]
+        left = sorted(
+            self._extremities(room_id), key=lambda one: (orders[one], self.held[one].arrival)
+        )
+        doubles = [
+            one
+            for at, one in enumerate(left)
+            if any(self._after(one) == self._after(other) for other in left[at + 1 :])
+        ]
         differing = [one for one in left if one not in doubles]
         tried = [one for one in differing if not self._has_for_itself(one, differing)][:TRIED]
         for one in [*doubles, *tried]:
-            if len(left) > self.extremities_max and (one in doubles or self._resolved(left) == self._resolved(left, one)):
+            if len(left) > self.extremities_max and (
+                one in doubles or self._resolved(left) == self._resolved(left, one)
+            ):
                 left.remove(one)
         if len(left) > self.extremities_max:
-            left, doubles, tried = [one for one in self._extremities(room_id) if one != newest], [], []
+            left, doubles, tried = (
+                [one for one in self._extremities(room_id) if one != newest],
+                [],
+                [],
+            )
         for one in self._extremities(room_id) - set(left):
-            self.dropped[one] = "double" if one in doubles else "covered" if one in tried else "newest"
+            self.dropped[one] = (
+                "double" if one in doubles else "covered" if one in tried else "newest"
+            )
 
     def _has_for_itself(self, extremity: EventId, extremities: Sequence[EventId]) -> bool:
         """Something of the resolution that no other has."""
-        resolved, states = self._resolved(extremities), {one: self._after(one) for one in extremities}
+        resolved, states = (
+            self._resolved(extremities),
+            {one: self._after(one) for one in extremities},
+        )
         return any(
             [one for one in extremities if states[one].get(key) == resolved.get(key)] == [extremity]
             for key in {key for state in states.values() for key in state}
@@ -290,32 +386,52 @@ class Receiver:
 
     def _resolved(self, extremities: Sequence[EventId], without: EventId | None = None) -> State:
         version = self.held[extremities[0]].event.room_version.identifier
-        return self._resolve(version, [self._after(one) for one in sorted(extremities) if one != without])
+        return self._resolve(
+            version, [self._after(one) for one in sorted(extremities) if one != without]
+        )
 
     def _reached(self, event: Event) -> set[EventId]:
         reached: set[EventId] = set()
         todo = [parent for parent in event.prev_event_ids if self.in_timeline(parent)]
         while todo:
             parent = todo.pop()
-            if parent not in reached and not (self.held[parent].accepted and self.held[parent].origin == "live"):
-                todo.extend(above for above in self.held[parent].event.prev_event_ids if self.in_timeline(above))
+            if parent not in reached and not (
+                self.held[parent].accepted and self.held[parent].origin == "live"
+            ):
+                todo.extend(
+                    above
+                    for above in self.held[parent].event.prev_event_ids
+                    if self.in_timeline(above)
+                )
             reached.add(parent)
         return reached
 
     def backward_extremities(self, room_id: RoomId) -> set[EventId]:
         """Parents of timeline events that are not in the timeline: not held, or held as outliers."""
         self._known_room(room_id)
-        return {parent for held in self.timeline(room_id).values() for parent in held.event.prev_event_ids if not self.in_timeline(parent)}
+        return {
+            parent
+            for held in self.timeline(room_id).values()
+            for parent in held.event.prev_event_ids
+            if not self.in_timeline(parent)
+        }
 
     def topological_orderings(self, room_id: RoomId) -> dict[EventId, int]:
-        """1 + the largest of the parents', 1 where there is none. As a store must have it only in a room without gaps."""
+        """1 + the largest of the parents', 1 where there is none.
+
+        As a store must have it only in a room without gaps.
+        """
         self._known_room(room_id)
         orderings = dict.fromkeys(self.timeline(room_id), 1)
         changed = True
         while changed:
             changed = False
             for event_id in orderings:
-                parents = [orderings[parent] for parent in self.held[event_id].event.prev_event_ids if parent in orderings]
+                parents = [
+                    orderings[parent]
+                    for parent in self.held[event_id].event.prev_event_ids
+                    if parent in orderings
+                ]
                 if parents and orderings[event_id] != 1 + max(parents):
                     orderings[event_id] = 1 + max(parents)
                     changed = True
@@ -324,7 +440,8 @@ class Receiver:
     def topological_ordering(self, event_id: EventId) -> int:
         return self.topological_orderings(self.get(event_id).event.room_id)[event_id]
 
-    # ---------------------------------------------------------------------------------------------------- redactions
+    # ----------------------------------------------------------------------------------------------------
+    # redactions
 
     def redacted_by(self, event_id: EventId) -> EventId | None:
         """Of the accepted redactions of this accepted event that its sender may not refuse, the first by (origin_server_ts, id)."""
@@ -347,14 +464,23 @@ class Receiver:
         redaction = self.get(event_id)
         if redaction.event.type != "m.room.redaction":
             return False
-        target = None if redaction.event.redacts is None else self.held.get(EventId(redaction.event.redacts))
+        target = (
+            None
+            if redaction.event.redacts is None
+            else self.held.get(EventId(redaction.event.redacts))
+        )
         if target is None or not target.accepted or target.event.room_id != redaction.event.room_id:
             return True
         return not self._may_redact(redaction, target.event)
 
     def _may_redact(self, redaction: OracleEvent, target: Event) -> bool:
-        state = {key: self.held[event_id].event for key, event_id in (redaction.state_before or {}).items()}
-        return redaction_allowed(redaction.event, target.sender, state, redaction.event.room_version)
+        state = {
+            key: self.held[event_id].event
+            for key, event_id in (redaction.state_before or {}).items()
+        }
+        return redaction_allowed(
+            redaction.event, target.sender, state, redaction.event.room_version
+        )
 
 
 def _read(pdu: Pdu) -> dict[str, Any]:
@@ -393,7 +519,13 @@ def in_causal_order(events: Mapping[int, Event]) -> list[int]:
     ordered: list[int] = []
     while waiting:
         ids = {event.event_id for event in waiting.values()}
-        free = [place for place, event in waiting.items() if not (ids - {event.event_id}) & {*event.prev_event_ids, *cited(event)}]
-        ordered.append((free or list(waiting))[0])  # in a circle (ids of versions 1 and 2 can form one) nobody is free
+        free = [
+            place
+            for place, event in waiting.items()
+            if not (ids - {event.event_id}) & {*event.prev_event_ids, *cited(event)}
+        ]
+        ordered.append(
+            (free or list(waiting))[0]
+        )  # in a circle (ids of versions 1 and 2 can form one) nobody is free
         del waiting[ordered[-1]]
     return ordered

@@ -23,7 +23,8 @@ from tests.oracle.syncing import Answer, RoomAnswer
 T = TypeVar("T")
 
 SQL_HELD = """
-SELECT e.event_id, e.outlier, e.rejected IS NOT NULL AS rejected, e.soft_failed, b.event_id AS redacted_by,
+SELECT e.event_id, e.outlier, e.rejected IS NOT NULL AS rejected, e.soft_failed,
+    b.event_id AS redacted_by,
     e.topological_ordering, e.stream_ordering
 FROM events e
 JOIN rooms r USING (room_nid)
@@ -45,14 +46,20 @@ class SubjectEventRow(NamedTuple):
 class StoreSubject:
     """`tests.oracle.facts.Subject` over a `storage.Store`, running its coroutines to their end."""
 
-    def __init__(self, dsn: str, *, server_name: str = "s2.test", writers: int = 1, **limits: Any) -> None:
+    def __init__(
+        self, dsn: str, *, server_name: str = "s2.test", writers: int = 1, **limits: Any
+    ) -> None:
         """``writers``: so many stores on one database, which write and answer in turn."""
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
         config = storage.Config(pool_size_max=2, **limits)
         names = ["main", *(f"other{number}" for number in range(1, writers))]
         self.stores = [
-            self.run(self.stack.enter_async_context(storage.open(dsn, server_name=server_name, instance_name=name, config=config)))
+            self.run(
+                self.stack.enter_async_context(
+                    storage.open(dsn, server_name=server_name, instance_name=name, config=config)
+                )
+            )
             for name in names
         ]
         self.store = self.stores[0]
@@ -71,7 +78,10 @@ class StoreSubject:
             self.runner.close()
 
     async def _verify(self) -> list[Finding]:
-        return [finding async for finding in verify(self.store.database, server_name=self.store.server_name)]
+        return [
+            finding
+            async for finding in verify(self.store.database, server_name=self.store.server_name)
+        ]
 
     def append(
         self,
@@ -81,7 +91,11 @@ class StoreSubject:
         origin: Origin,
         state_before: Mapping[EventId, Sequence[EventId]] | None,
     ) -> list[tuple[EventId | None, Outcome]]:
-        results = self.run(next(self.in_turn).append(pdus, room_version=room_version, origin=origin, state_before=state_before))
+        results = self.run(
+            next(self.in_turn).append(
+                pdus, room_version=room_version, origin=origin, state_before=state_before
+            )
+        )
         return [(result.event_id, result.outcome) for result in results]
 
     def positions(self, room_id: RoomId) -> dict[EventId, Position]:
@@ -99,9 +113,20 @@ class StoreSubject:
         async with self.store.database.connection() as conn:
             return await conn.fetch(SQL_HELD, room_id, row=SubjectEventRow)
 
-    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter, ignored: Collection[str] = ()) -> Answer:
+    def sync(
+        self,
+        user_id: str,
+        since: Any | None,
+        limit: int,
+        wanted: SyncFilter,
+        ignored: Collection[str] = (),
+    ) -> Answer:
         silent = [UserId(user) for user in ignored]
-        told = self.run(next(self.in_turn).sync(UserId(user_id), since=since, timeline_limit=limit, filter=wanted, ignored=silent))
+        told = self.run(
+            next(self.in_turn).sync(
+                UserId(user_id), since=since, timeline_limit=limit, filter=wanted, ignored=silent
+            )
+        )
         for room_id, room in told.join.items() if not silent else ():
             self.run(self._joined_up(room_id, user_id, room.timeline, wanted.timeline))
         return Answer(
@@ -122,45 +147,71 @@ class StoreSubject:
     def receive(self, user_id: str, device_id: str, since: str | None) -> tuple[list[str], str]:
         return self.run(self._receive(UserId(user_id), device_id, since))
 
-    async def _receive(self, user_id: UserId, device_id: str, since: str | None) -> tuple[list[str], str]:
+    async def _receive(
+        self, user_id: UserId, device_id: str, since: str | None
+    ) -> tuple[list[str], str]:
         """As the documentation of `ToDevice.inbox` says."""
         inboxes = self.store.to_device
         if since is not None:
             await inboxes.delete(user_id, device_id, self.store.positions_of(since)["to_device"])
         token = (await self.store.sync(user_id, since=since)).next_batch
-        found = await inboxes.inbox(user_id, device_id, upto=self.store.positions_of(token)["to_device"])
+        found = await inboxes.inbox(
+            user_id, device_id, upto=self.store.positions_of(token)["to_device"]
+        )
         return [json.loads(one.content)["content"]["body"] for one in found], token
 
-    def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
+    def between(
+        self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter
+    ) -> list[EventId]:
         since, upto, direction = stretch
         from_, to = (upto, since) if direction == "b" else (since, upto)
-        return self.run(self._messages(room_id, user_id, direction, 3, from_=from_, to=to, filter=wanted))
+        return self.run(
+            self._messages(room_id, user_id, direction, 3, from_=from_, to=to, filter=wanted)
+        )
 
-    def page_back(self, room_id: RoomId, user_id: str, at: str | None) -> tuple[list[EventId], str | None]:
+    def page_back(
+        self, room_id: RoomId, user_id: str, at: str | None
+    ) -> tuple[list[EventId], str | None]:
         return self.run(self._page_back(room_id, user_id, at))
 
-    async def _page_back(self, room_id: RoomId, user_id: str, at: str | None = None) -> tuple[list[EventId], str | None]:
-        page = await self.store.messages(room_id, UserId(user_id), from_=at, limit=self.store.database.config.page_limit_max)
+    async def _page_back(
+        self, room_id: RoomId, user_id: str, at: str | None = None
+    ) -> tuple[list[EventId], str | None]:
+        page = await self.store.messages(
+            room_id, UserId(user_id), from_=at, limit=self.store.database.config.page_limit_max
+        )
         return _ids(page.chunk), page.end
 
-    async def _joined_up(self, room_id: RoomId, user_id: str, timeline: storage.Timeline, wanted: EventFilter) -> None:
+    async def _joined_up(
+        self, room_id: RoomId, user_id: str, timeline: storage.Timeline, wanted: EventFilter
+    ) -> None:
         """Followed to the beginning, prev_batch leads to all that is visible and not in the timeline, once, children before parents."""
         found: list[StoredEvent] = []
         at: str | None = timeline.prev_batch
         while at is not None:
-            page = await self.store.messages(room_id, UserId(user_id), from_=at, limit=3, filter=wanted)
+            page = await self.store.messages(
+                room_id, UserId(user_id), from_=at, limit=3, filter=wanted
+            )
             found += page.chunk
             at = page.end
         orders = [event.topological_ordering or 0 for event in found]
         assert orders == sorted(orders, reverse=True), "not in order"
         ids = _ids([*found, *timeline.events])
         assert len(ids) == len(set(ids)), "told twice"
-        visible = await self.store.visible_to_user(user_id, [EventId(row.event_id) for row in await self._held(room_id)])
+        visible = await self.store.visible_to_user(
+            user_id, [EventId(row.event_id) for row in await self._held(room_id)]
+        )
         events = (await self.store.events(visible)).values()
-        due = {event.event_id for event in events if passes(wanted, event.type, event.sender, event.content)}
+        due = {
+            event.event_id
+            for event in events
+            if passes(wanted, event.type, event.sender, event.content)
+        }
         assert set(ids) == due, "holes, or more than is visible"
 
-    async def _facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId]) -> Facts:
+    async def _facts(
+        self, room_id: RoomId, audience: Audience, known: Collection[EventId]
+    ) -> Facts:
         store = self.store
         rows = await self._held(room_id)
         held = [EventId(row.event_id) for row in rows]
@@ -171,59 +222,134 @@ class StoreSubject:
         new = [event_id for event_id in timeline if event_id not in known]
         times = {events[event_id].json["origin_server_ts"] for event_id in new}
         return {
-            "flags": {EventId(row.event_id): (row.outlier, row.rejected, row.soft_failed, row.redacted_by) for row in rows},
-            "state before": {event_id: await store.state_before(event_id) for event_id in timeline if event_id not in known},
-            "state after": {event_id: await store.state_after(event_id) for event_id in timeline if event_id not in known},
+            "flags": {
+                EventId(row.event_id): (row.outlier, row.rejected, row.soft_failed, row.redacted_by)
+                for row in rows
+            },
+            "state before": {
+                event_id: await store.state_before(event_id)
+                for event_id in timeline
+                if event_id not in known
+            },
+            "state after": {
+                event_id: await store.state_after(event_id)
+                for event_id in timeline
+                if event_id not in known
+            },
             "current state": await store.current_state(room_id),
             "forward extremities": set(latest),
             "backward extremities": await store.backward_extremities(room_id),
-            "seen by user": {user: await store.visible_to_user(user, held) for user in audience.users},
-            "seen by server": {server: await store.visible_to_server(server, held) for server in audience.servers},
-            "resident": {server: await store.is_resident(server, room_id) for server in audience.servers},
-            "sent to server": {server: await self._sent(server, room_id, latest) for server in audience.servers},
-            "messages": {user: await self._messages(room_id, user, "b", 3) for user in audience.users},
-            "messages forwards": {user: await self._messages(room_id, user, "f", 4) for user in audience.users},
-            "goes on at a gap": {user: (await self._page_back(room_id, user))[1] is not None for user in audience.users},
-            "context": {user: {one: await self._context(one, user) for one in new} for user in audience.users},
-            "near": {user: {time: await self._near(room_id, user, time) for time in times} for user in audience.users},
-            "relations": {user: {one: await self._relations(one, user) for one in held} for user in audience.users},
-            "indirect": {user: {one: await self._indirect(one, user) for one in held} for user in audience.users},
+            "seen by user": {
+                user: await store.visible_to_user(user, held) for user in audience.users
+            },
+            "seen by server": {
+                server: await store.visible_to_server(server, held) for server in audience.servers
+            },
+            "resident": {
+                server: await store.is_resident(server, room_id) for server in audience.servers
+            },
+            "sent to server": {
+                server: await self._sent(server, room_id, latest) for server in audience.servers
+            },
+            "messages": {
+                user: await self._messages(room_id, user, "b", 3) for user in audience.users
+            },
+            "messages forwards": {
+                user: await self._messages(room_id, user, "f", 4) for user in audience.users
+            },
+            "goes on at a gap": {
+                user: (await self._page_back(room_id, user))[1] is not None
+                for user in audience.users
+            },
+            "context": {
+                user: {one: await self._context(one, user) for one in new}
+                for user in audience.users
+            },
+            "near": {
+                user: {time: await self._near(room_id, user, time) for time in times}
+                for user in audience.users
+            },
+            "relations": {
+                user: {one: await self._relations(one, user) for one in held}
+                for user in audience.users
+            },
+            "indirect": {
+                user: {one: await self._indirect(one, user) for one in held}
+                for user in audience.users
+            },
             "aggregations": {user: await self._aggregations(held, user) for user in audience.users},
             "backfill": await self._backfill(room_id, latest, store.database.config.page_limit_max),
             "backfill 3": await self._backfill(room_id, latest, 3),
-            "missing events": _ids(await store.missing_events(room_id, earliest, latest, limit=store.database.config.page_limit_max)),
-            "backfill of each": {event_id: await self._backfill(room_id, [event_id], 4) for event_id in new},
-            "missing events of each": {
-                event_id: _ids(await store.missing_events(room_id, earliest, [event_id], limit=3, min_depth=2)) for event_id in new
+            "missing events": _ids(
+                await store.missing_events(
+                    room_id, earliest, latest, limit=store.database.config.page_limit_max
+                )
+            ),
+            "backfill of each": {
+                event_id: await self._backfill(room_id, [event_id], 4) for event_id in new
             },
-            "state ids": {event_id: await self._state_ids(event_id) for event_id in {*latest, *new}},
-            "event auth": {event_id: set(_ids(await store.event_auth(event_id))) for event_id in held if event_id not in known},
-            "chain difference": await store.auth_chain_difference([(await store.state_after(event_id)).values() for event_id in new]),
-            "auth chains": {event_id: await store.auth_chain_ids([event_id]) for event_id in held if event_id not in known},
+            "missing events of each": {
+                event_id: _ids(
+                    await store.missing_events(room_id, earliest, [event_id], limit=3, min_depth=2)
+                )
+                for event_id in new
+            },
+            "state ids": {
+                event_id: await self._state_ids(event_id) for event_id in {*latest, *new}
+            },
+            "event auth": {
+                event_id: set(_ids(await store.event_auth(event_id)))
+                for event_id in held
+                if event_id not in known
+            },
+            "chain difference": await store.auth_chain_difference(
+                [(await store.state_after(event_id)).values() for event_id in new]
+            ),
+            "auth chains": {
+                event_id: await store.auth_chain_ids([event_id])
+                for event_id in held
+                if event_id not in known
+            },
         }
 
     async def _messages(
-        self, room_id: RoomId, user_id: str, direction: Direction, limit: int, *, from_: str | None = None, **how: Any
+        self,
+        room_id: RoomId,
+        user_id: str,
+        direction: Direction,
+        limit: int,
+        *,
+        from_: str | None = None,
+        **how: Any,
     ) -> list[EventId]:
         """The whole history, or some of it, by pages."""
         found: list[EventId] = []
         at = from_
         while True:
-            page = await self.store.messages(room_id, UserId(user_id), from_=at, direction=direction, limit=limit, **how)
+            page = await self.store.messages(
+                room_id, UserId(user_id), from_=at, direction=direction, limit=limit, **how
+            )
             found += _ids(page.chunk)
             at = page.end
             if at is None:
                 return found
 
-    async def _context(self, event_id: EventId, user_id: str) -> tuple[list[EventId], list[EventId], dict[StateKey, EventId]] | None:
+    async def _context(
+        self, event_id: EventId, user_id: str
+    ) -> tuple[list[EventId], list[EventId], dict[StateKey, EventId]] | None:
         try:
             found = await self.store.context(event_id, user_id, limit=5)
         except UnknownEvent:
             return None
         return _ids(found.events_before), _ids(found.events_after), _state(found.state)
 
-    async def _near(self, room_id: RoomId, user_id: str, timestamp_ms: int) -> tuple[EventId | None, EventId | None]:
-        found = [await self.store.event_near(room_id, user_id, timestamp_ms, direction) for direction in ("b", "f")]
+    async def _near(
+        self, room_id: RoomId, user_id: str, timestamp_ms: int
+    ) -> tuple[EventId | None, EventId | None]:
+        found = [
+            await self.store.event_near(room_id, user_id, timestamp_ms, direction)
+            for direction in ("b", "f")
+        ]
         before, after = (None if event is None else event.event_id for event in found)
         return before, after
 
@@ -243,7 +369,13 @@ class StoreSubject:
 
     async def _indirect(self, event_id: EventId, user_id: str) -> list[EventId] | None:
         try:
-            return _ids((await self.store.relations(event_id, user_id, direction="f", limit=1_000, recurse=True)).chunk)
+            return _ids(
+                (
+                    await self.store.relations(
+                        event_id, user_id, direction="f", limit=1_000, recurse=True
+                    )
+                ).chunk
+            )
         except UnknownEvent:
             return None
 
@@ -254,10 +386,14 @@ class StoreSubject:
     async def _backfill(self, room_id: RoomId, latest: list[EventId], limit: int) -> list[EventId]:
         return _ids(await self.store.backfill(room_id, latest, limit)) if latest else []
 
-    async def _sent(self, server: str, room_id: RoomId, latest: list[EventId]) -> dict[EventId, bool]:
+    async def _sent(
+        self, server: str, room_id: RoomId, latest: list[EventId]
+    ) -> dict[EventId, bool]:
         """What the server gets of all history; whether it is the redacted form."""
         limit = self.store.database.config.page_limit_max
-        found = await self.store.backfill(room_id, latest, limit, server_name=server) if latest else []
+        found = (
+            await self.store.backfill(room_id, latest, limit, server_name=server) if latest else []
+        )
         return {event.event_id: event.withheld for event in found}
 
     async def _state_ids(self, event_id: EventId) -> tuple[set[EventId], set[EventId]]:
@@ -265,9 +401,15 @@ class StoreSubject:
         return set(answer.state_ids), set(answer.auth_chain_ids)
 
 
-def _aggregated(one: Aggregations) -> tuple[EventId | None, tuple[EventId, int, bool] | None, list[EventId]]:
+def _aggregated(
+    one: Aggregations,
+) -> tuple[EventId | None, tuple[EventId, int, bool] | None, list[EventId]]:
     edit, thread = one.replacement, one.thread
-    summary = None if thread is None else (thread.latest_event.event_id, thread.count, thread.participated)
+    summary = (
+        None
+        if thread is None
+        else (thread.latest_event.event_id, thread.count, thread.participated)
+    )
     return None if edit is None else edit.event_id, summary, list(one.references)
 
 
@@ -291,4 +433,8 @@ def _room(room: Any) -> RoomAnswer:
 
 
 def _state(events: Iterable[StoredEvent]) -> dict[tuple[str, str], EventId]:
-    return {(event.type, event.state_key): event.event_id for event in events if event.state_key is not None}
+    return {
+        (event.type, event.state_key): event.event_id
+        for event in events
+        if event.state_key is not None
+    }

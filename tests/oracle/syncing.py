@@ -1,11 +1,13 @@
 """/sync as the oracle would answer it, and a client that believes nothing but what it was sent.
 
-Positions are arrivals (the oracle's stream ordering); `since=0` with `initial=True` is a first sync. Only what rules.md section 8
-and the specification leave no choice in is modelled; where a room has nothing new, it is left out.
+Positions are arrivals (the oracle's stream ordering); `since=0` with `initial=True` is a first
+sync. Only what rules.md section 8 and the specification leave no choice in is modelled; where a
+room has nothing new, it is left out.
 
-Filters: what a timeline or state leaves out is as if it were not there, so limits count what is left; keys that were taken away are told
-whatever is filtered. Members loaded lazily: of those who matter to a timeline the client is taken to know nothing; of the others a client who
-knows nothing is told nothing.
+Filters: what a timeline or state leaves out is as if it were not there, so limits count what is
+left; keys that were taken away are told whatever is filtered. Members loaded lazily: of those who
+matter to a timeline the client is taken to know nothing; of the others a client who knows nothing
+is told nothing.
 """
 
 from collections.abc import Collection
@@ -18,7 +20,9 @@ from storage.ids import EventId, RoomId, server_name_of
 from tests.oracle.oracle import Oracle
 from tests.oracle.receiver import OracleEvent, State
 
-Summary = tuple[int, int, tuple[str, ...] | None]  # joined, invited, heroes; None: the room has a name
+Summary = tuple[
+    int, int, tuple[str, ...] | None
+]  # joined, invited, heroes; None: the room has a name
 NAMES = {("m.room.name", ""): "name", ("m.room.canonical_alias", ""): "alias"}
 HEROES = 5
 ANY_ROOM = SyncFilter()
@@ -26,7 +30,11 @@ ANY_ROOM = SyncFilter()
 
 @dataclass(frozen=True)
 class RoomAnswer:
-    """One joined or left room. `state` leads from `since` to the start of the timeline, `state_after` (with `removed`) to its end."""
+    """One joined or left room.
+
+    `state` leads from `since` to the start of the timeline, `state_after` (with `removed`) to its
+    end.
+    """
 
     timeline: list[EventId]
     limited: bool
@@ -55,17 +63,26 @@ class OracleSyncRequest:
 
 
 def sync(
-    oracle: Oracle, user_id: str, since: int | None, *, limit: int = 10, wanted: SyncFilter = ANY_ROOM, ignored: Collection[str] = ()
+    oracle: Oracle,
+    user_id: str,
+    since: int | None,
+    *,
+    limit: int = 10,
+    wanted: SyncFilter = ANY_ROOM,
+    ignored: Collection[str] = (),
 ) -> Answer:
     """What this user is told who has heard everything up to `since` (None: nothing).
 
-    News of the own membership is that another event (or none) says it than at `since`: an old one may, by resolution. Of an `ignored`
-    user neither invites nor events of timelines are returned, but for state.
+    News of the own membership is that another event (or none) says it than at `since`: an old one
+    may, by resolution. Of an `ignored` user neither invites nor events of timelines are returned,
+    but for state.
     """
     asked = OracleSyncRequest(user_id, since, limit, wanted, ignored)
     answer = Answer(max((held.arrival for held in oracle.held.values()), default=0))
     for room_id in oracle.versions:
-        if room_id in wanted.not_rooms or (wanted.rooms is not None and room_id not in wanted.rooms):
+        if room_id in wanted.not_rooms or (
+            wanted.rooms is not None and room_id not in wanted.rooms
+        ):
             continue
         then = None if since is None else own_member_event(oracle, room_id, user_id, since)
         now = own_member_event(oracle, room_id, user_id, answer.next_batch)
@@ -80,24 +97,39 @@ def sync(
         elif membership == "knock":
             answer.knock.add(room_id)
         elif since is not None:
-            upto = now.arrival if now is not None and not now.outlier and now.arrival > since else answer.next_batch
+            upto = (
+                now.arrival
+                if now is not None and not now.outlier and now.arrival > since
+                else answer.next_batch
+            )
             answer.leave[room_id] = _left(oracle, room_id, asked, since, upto)
     return answer
 
 
-def _left(oracle: Oracle, room_id: RoomId, asked: OracleSyncRequest, since: int, upto: int) -> RoomAnswer:
+def _left(
+    oracle: Oracle, room_id: RoomId, asked: OracleSyncRequest, since: int, upto: int
+) -> RoomAnswer:
     """A room that was joined since then is returned from its beginning; limited, as the client may hold the timeline of an earlier stay."""
     if oracle.membership_in(oracle.current_state_at(room_id, since), asked.user_id) == "join":
         return _room(oracle, room_id, asked, since, upto, is_new=False)
-    later = [state for arrival, room, state in oracle.current_states if room == room_id and arrival > since]
+    later = [
+        state
+        for arrival, room, state in oracle.current_states
+        if room == room_id and arrival > since
+    ]
     if any(oracle.membership_in(state, asked.user_id) == "join" for state in later):
         return replace(_room(oracle, room_id, asked, 0, upto, is_new=True), limited=True)
-    return _only(_room(oracle, room_id, asked, since, upto, is_new=False), ("m.room.member", asked.user_id))
+    return _only(
+        _room(oracle, room_id, asked, since, upto, is_new=False), ("m.room.member", asked.user_id)
+    )
 
 
 def _only(told: RoomAnswer, key: tuple[str, str]) -> RoomAnswer:
     """Who was invited and declined, or was refused, never was in the room: its state is none of their business."""
-    state, state_after = ({one: event_id for one, event_id in state.items() if one == key} for state in (told.state, told.state_after))
+    state, state_after = (
+        {one: event_id for one, event_id in state.items() if one == key}
+        for state in (told.state, told.state_after)
+    )
     return RoomAnswer(told.timeline, told.limited, state, state_after, told.removed & {key})
 
 
@@ -107,9 +139,15 @@ def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str, at: int) -> 
     own = [
         held
         for held in oracle.held.values()
-        if held.event.room_id == room_id and held.event.is_state and held.event.key == key and not held.rejected
-        if held.outlier and held.event.content.get("membership") != "join"  # nobody is in a room of which there is history only
-        if held.arrival <= at and not _server_is_in(oracle, room_id, server_name_of(user_id), held.arrival)
+        if held.event.room_id == room_id
+        and held.event.is_state
+        and held.event.key == key
+        and not held.rejected
+        if held.outlier
+        and held.event.content.get("membership")
+        != "join"  # nobody is in a room of which there is history only
+        if held.arrival <= at
+        and not _server_is_in(oracle, room_id, server_name_of(user_id), held.arrival)
     ]
     changed, value = 0, None
     for arrival, room, state in oracle.current_states:
@@ -122,7 +160,11 @@ def own_member_event(oracle: Oracle, room_id: RoomId, user_id: str, at: int) -> 
 
 def _server_is_in(oracle: Oracle, room_id: RoomId, server_name: str, at: int) -> bool:
     state = oracle.current_state_at(room_id, at)
-    members = [user for type_, user in state if type_ == "m.room.member" and server_name_of(user) == server_name]
+    members = [
+        user
+        for type_, user in state
+        if type_ == "m.room.member" and server_name_of(user) == server_name
+    ]
     return any(oracle.membership_in(state, user) == "join" for user in members)
 
 
@@ -136,28 +178,55 @@ def _joined(oracle: Oracle, answer: Answer, room_id: RoomId, asked: OracleSyncRe
     told = _room(oracle, room_id, asked, start, answer.next_batch, is_new=is_new)
     if is_new or _summary_changed(oracle, room_id, start):
         told = replace(told, summary=_summary(oracle, room_id, asked.user_id))
-    if is_new or told.timeline or told.limited or told.state or told.state_after or told.removed or told.summary:
+    if (
+        is_new
+        or told.timeline
+        or told.limited
+        or told.state
+        or told.state_after
+        or told.removed
+        or told.summary
+    ):
         answer.join[room_id] = told
 
 
 def _happened(oracle: Oracle, room_id: RoomId, since: int) -> bool:
     """Whether anything came in the timeline since then."""
-    return any(held.origin == "live" and held.arrival > since for held in oracle.timeline(room_id).values())
+    return any(
+        held.origin == "live" and held.arrival > since for held in oracle.timeline(room_id).values()
+    )
 
 
-def _room(oracle: Oracle, room_id: RoomId, asked: OracleSyncRequest, since: int, upto: int, *, is_new: bool) -> RoomAnswer:
-    live = [event_id for event_id, held in oracle.timeline(room_id).items() if held.origin == "live" and since < held.arrival <= upto]
+def _room(
+    oracle: Oracle,
+    room_id: RoomId,
+    asked: OracleSyncRequest,
+    since: int,
+    upto: int,
+    *,
+    is_new: bool,
+) -> RoomAnswer:
+    live = [
+        event_id
+        for event_id, held in oracle.timeline(room_id).items()
+        if held.origin == "live" and since < held.arrival <= upto
+    ]
     visible = oracle.visible_to_user(asked.user_id, live)
     gaps = [place for place, event_id in enumerate(live) if _after_gap(oracle, event_id)]
     timeline = [event_id for event_id in live[gaps[-1] if gaps else 0 :] if event_id in visible]
     timeline = [event_id for event_id in timeline if oracle.passes(event_id, asked.wanted.timeline)]
     timeline = [
-        event_id for event_id in timeline if oracle.get(event_id).event.is_state or oracle.get(event_id).event.sender not in asked.ignored
+        event_id
+        for event_id in timeline
+        if oracle.get(event_id).event.is_state
+        or oracle.get(event_id).event.sender not in asked.ignored
     ]
     told = timeline[len(timeline) - asked.limit :] if len(timeline) > asked.limit else timeline
     then, now = oracle.current_state_at(room_id, since), oracle.current_state_at(room_id, upto)
     at_start = _state_before(oracle, told[0]) if told else now
-    client = _Knowing(oracle, then, asked.wanted, _who_matters(oracle, told, asked.user_id), is_new=is_new)
+    client = _Knowing(
+        oracle, then, asked.wanted, _who_matters(oracle, told, asked.user_id), is_new=is_new
+    )
     return RoomAnswer(
         timeline=told,
         limited=bool(gaps) or len(timeline) > asked.limit,
@@ -194,29 +263,63 @@ class _Knowing:
 def _who_matters(oracle: Oracle, timeline: list[EventId], user_id: str) -> set[str]:
     """Who speaks in a timeline, who is spoken of in its memberships, and the user."""
     events = [oracle.get(event_id).event for event_id in timeline]
-    members = {event.state_key for event in events if event.type == "m.room.member" and event.state_key is not None}
+    members = {
+        event.state_key
+        for event in events
+        if event.type == "m.room.member" and event.state_key is not None
+    }
     return {user_id, *(event.sender for event in events), *members}
 
 
 def _summary_changed(oracle: Oracle, room_id: RoomId, since: int) -> bool:
     """Whether a member, the name or the alias ever changed since then, back again or not."""
     states = [oracle.current_state_at(room_id, since)]
-    states += [state for arrival, room, state in oracle.current_states if room == room_id and arrival > since]
-    told = [{key: event_id for key, event_id in state.items() if key[0] == "m.room.member" or key in NAMES} for state in states]
+    states += [
+        state
+        for arrival, room, state in oracle.current_states
+        if room == room_id and arrival > since
+    ]
+    told = [
+        {
+            key: event_id
+            for key, event_id in state.items()
+            if key[0] == "m.room.member" or key in NAMES
+        }
+        for state in states
+    ]
     return any(one != other for one, other in pairwise(told))
 
 
 def _summary(oracle: Oracle, room_id: RoomId, user_id: str) -> Summary:
-    """As of now. Client-server API, "Room summary": the first members besides the user, in the order in which their events came."""
+    """As of now.
+
+    Client-server API, "Room summary": the first members besides the user, in the order in which
+    their events came.
+    """
     state = oracle.current_state(room_id)
-    members = {user: oracle.membership_in(state, user) for kind, user in state if kind == "m.room.member"}
-    counts = [sum(membership == wanted for membership in members.values()) for wanted in ("join", "invite")]
+    members = {
+        user: oracle.membership_in(state, user) for kind, user in state if kind == "m.room.member"
+    }
+    counts = [
+        sum(membership == wanted for membership in members.values())
+        for wanted in ("join", "invite")
+    ]
     if any(_says(oracle, state.get(key), word) for key, word in NAMES.items()):
         return counts[0], counts[1], None
     for wanted in (("join", "invite"), ("leave", "ban")):
-        users = [user for user, membership in members.items() if membership in wanted and user != user_id]
+        users = [
+            user for user, membership in members.items() if membership in wanted and user != user_id
+        ]
         if users:
-            return counts[0], counts[1], tuple(sorted(users, key=lambda user: _came(oracle, state["m.room.member", user]))[:HEROES])
+            return (
+                counts[0],
+                counts[1],
+                tuple(
+                    sorted(users, key=lambda user: _came(oracle, state["m.room.member", user]))[
+                        :HEROES
+                    ]
+                ),
+            )
     return counts[0], counts[1], ()
 
 
@@ -238,11 +341,17 @@ def _state_before(oracle: Oracle, event_id: EventId) -> State:
     """What the room's state was without what an event says itself: what its arrival changed besides is older, as after a gap."""
     event = oracle.get(event_id)
     room_id, key = event.event.room_id, event.event.key if event.event.is_state else None
-    then, now = oracle.current_state_at(room_id, event.arrival - 1), oracle.current_state_at(room_id, event.arrival)
+    then, now = (
+        oracle.current_state_at(room_id, event.arrival - 1),
+        oracle.current_state_at(room_id, event.arrival),
+    )
     if key is None or now.get(key) != event_id or then.get(key) == event_id:
         return now
     replaced = (oracle.state_before(event_id) if _after_gap(oracle, event_id) else then).get(key)
-    return {**{one: value for one, value in now.items() if one != key}, **({} if replaced is None else {key: replaced})}
+    return {
+        **{one: value for one, value in now.items() if one != key},
+        **({} if replaced is None else {key: replaced}),
+    }
 
 
 def _after_gap(oracle: Oracle, event_id: EventId) -> bool:

@@ -48,12 +48,16 @@ def test_the_store_drops_what_the_oracle_drops(dsn: str) -> None:
             for at in range(EVENTS):
                 written(room, rng, at)
             for part in (room.pdus[:begun], *([pdu] for pdu in room.pdus[begun:])):
-                found_outcomes = subject.append(part, room_version=room.version, origin="live", state_before=None)
+                found_outcomes = subject.append(
+                    part, room_version=room.version, origin="live", state_before=None
+                )
                 assert found_outcomes == oracle.append(part, room_version=room.version)
                 found = subject.run(subject.store.forward_extremities(room.room_id))
                 assert found == oracle.forward_extremities(room.room_id)
                 assert len(found) <= limit
-                assert subject.run(subject.store.current_state(room.room_id)) == oracle.current_state(room.room_id)
+                assert subject.run(
+                    subject.store.current_state(room.room_id)
+                ) == oracle.current_state(room.room_id)
         subject.close()
         why.update(oracle.dropped.values())
     assert min(why[reason] for reason in ("double", "covered", "newest")) >= 5, why

@@ -21,7 +21,15 @@ from tests.oracle.facts import Audience, Facts, Stretch, oracle_facts
 from tests.oracle.inboxes import Inboxes
 from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.oracle import Oracle, Position
-from tests.oracle.receiver import UNREADABLE, OracleEvent, Origin, Outcome, State, in_causal_order, version_of
+from tests.oracle.receiver import (
+    UNREADABLE,
+    OracleEvent,
+    Origin,
+    Outcome,
+    State,
+    in_causal_order,
+    version_of,
+)
 from tests.oracle.syncing import Answer, sync
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "10"))
@@ -41,7 +49,9 @@ class OracleSubject:
         origin: Origin,
         state_before: Mapping[EventId, Sequence[EventId]] | None,
     ) -> list[tuple[EventId | None, Outcome]]:
-        return self.oracle.append(pdus, room_version=room_version, origin=origin, state_before=state_before)
+        return self.oracle.append(
+            pdus, room_version=room_version, origin=origin, state_before=state_before
+        )
 
     def positions(self, room_id: RoomId) -> dict[EventId, Position]:
         timeline = self.oracle.timeline(room_id)
@@ -50,7 +60,14 @@ class OracleSubject:
     def facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()) -> Facts:
         return oracle_facts(self.oracle, room_id, audience, known)
 
-    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter, ignored: Collection[str] = ()) -> Answer:
+    def sync(
+        self,
+        user_id: str,
+        since: Any | None,
+        limit: int,
+        wanted: SyncFilter,
+        ignored: Collection[str] = (),
+    ) -> Answer:
         return sync(self.oracle, user_id, since, limit=limit, wanted=wanted, ignored=ignored)
 
     def send(self, user_id: str, device_id: str, bodies: Sequence[str]) -> None:
@@ -59,15 +76,23 @@ class OracleSubject:
     def receive(self, user_id: str, device_id: str, since: Any | None) -> tuple[list[str], Any]:
         return self.oracle.inboxes.receive(user_id, device_id, since)
 
-    def between(self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter) -> list[EventId]:
+    def between(
+        self, room_id: RoomId, user_id: str, stretch: Stretch, wanted: EventFilter
+    ) -> list[EventId]:
         since, upto, direction = stretch
-        return self.oracle.between(room_id, user_id, since=since, upto=upto, direction=direction, wanted=wanted)
+        return self.oracle.between(
+            room_id, user_id, since=since, upto=upto, direction=direction, wanted=wanted
+        )
 
-    def page_back(self, room_id: RoomId, user_id: str, at: EventId | None) -> tuple[list[EventId], EventId | None]:
+    def page_back(
+        self, room_id: RoomId, user_id: str, at: EventId | None
+    ) -> tuple[list[EventId], EventId | None]:
         return self.oracle.page_back(room_id, user_id, at)
 
 
-def machine_with(oracle: type[Oracle], always: frozenset[str] = frozenset(), never: frozenset[str] = frozenset()) -> type[RoomMachine]:
+def machine_with(
+    oracle: type[Oracle], always: frozenset[str] = frozenset(), never: frozenset[str] = frozenset()
+) -> type[RoomMachine]:
     class Machine(RoomMachine):
         def open_subject(self) -> OracleSubject:
             return OracleSubject(oracle())
@@ -86,20 +111,36 @@ class OneByOne(Oracle):
         for place, pdu in enumerate(batch):
             with suppress(InvalidEvent, *UNREADABLE):
                 events[place] = parse(pdu, version_of(pdu, versions, how["room_version"]))
-        answers = {place: super(OneByOne, self).append([batch[place]], **how)[0] for place in in_causal_order(events)}
-        return [answers.get(place) or super(OneByOne, self).append([pdu], **how)[0] for place, pdu in enumerate(batch)]
+        answers = {
+            place: super(OneByOne, self).append([batch[place]], **how)[0]
+            for place in in_causal_order(events)
+        }
+        return [
+            answers.get(place) or super(OneByOne, self).append([pdu], **how)[0]
+            for place, pdu in enumerate(batch)
+        ]
 
 
 class TakesAnyCreateEvent(Oracle):
     """A room that nothing is known of has the version that the first create event of the batch says, and so has each of version 12."""
 
-    def append(self, pdus: Iterable[Any], *, room_version: str | None = None, **how: Any) -> list[tuple[EventId | None, Outcome]]:
+    def append(
+        self, pdus: Iterable[Any], *, room_version: str | None = None, **how: Any
+    ) -> list[tuple[EventId | None, Outcome]]:
         batch = list(pdus)
-        said = [one["content"].get("room_version", "1") for one in map(json.loads, batch) if one.get("type") == "m.room.create"]
+        said = [
+            one["content"].get("room_version", "1")
+            for one in map(json.loads, batch)
+            if one.get("type") == "m.room.create"
+        ]
         return super().append(batch, room_version=next(iter(said), room_version), **how)
 
     def _versions_in(self, batch: Sequence[Any]) -> dict[RoomId, str]:
-        return {room_id: version for room_id, version in super()._versions_in(batch).items() if version != "12"}
+        return {
+            room_id: version
+            for room_id, version in super()._versions_in(batch).items()
+            if version != "12"
+        }
 
 
 class LastParentWins(Oracle):
@@ -138,7 +179,12 @@ class RedactsWhatWasRefused(Oracle):
     def is_ineffective(self, event_id: EventId) -> bool:
         redaction = self.get(event_id)
         target = self.held.get(EventId(redaction.event.redacts or ""))
-        if target is None or target.accepted or target.outlier or target.event.room_id != redaction.event.room_id:
+        if (
+            target is None
+            or target.accepted
+            or target.outlier
+            or target.event.room_id != redaction.event.room_id
+        ):
             return super().is_ineffective(event_id)
         return not self._may_redact(redaction, target.event)
 
@@ -173,7 +219,9 @@ class ForgetsTheSenders(Oracle):
 class EndsAtGaps(Oracle):
     """Without a way to go on."""
 
-    def page_back(self, room_id: RoomId, user_id: str, below: EventId | None = None) -> tuple[list[EventId], EventId | None]:
+    def page_back(
+        self, room_id: RoomId, user_id: str, below: EventId | None = None
+    ) -> tuple[list[EventId], EventId | None]:
         return super().page_back(room_id, user_id, below)[0], None
 
 
@@ -243,5 +291,13 @@ def test_batches_do_not_matter() -> None:
 )
 def test_the_machine_notices(mistaken: type[Oracle]) -> None:
     with pytest.raises(AssertionError):
-        machine = machine_with(mistaken, NEEDED.get(mistaken, frozenset()), NEVER.get(mistaken, frozenset()))
-        run_machine(machine, examples=400, phases=[Phase.generate], derandomize=True, report_multiple_bugs=False)
+        machine = machine_with(
+            mistaken, NEEDED.get(mistaken, frozenset()), NEVER.get(mistaken, frozenset())
+        )
+        run_machine(
+            machine,
+            examples=400,
+            phases=[Phase.generate],
+            derandomize=True,
+            report_multiple_bugs=False,
+        )

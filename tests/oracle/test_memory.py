@@ -1,7 +1,8 @@
 """Syncs by what processes remember, beside syncs that look at everything and beside the oracle.
 
-Two stores write to one database, and both are asked. Their caches are tiny, or not; each hears of the other now and then, or of one
-stream only, and one of them is opened anew now and then. `STORAGE_EXAMPLES` says how many rooms.
+Two stores write to one database, and both are asked. Their caches are tiny, or not; each hears of
+the other now and then, or of one stream only, and one of them is opened anew now and then.
+`STORAGE_EXAMPLES` says how many rooms.
 """
 
 import asyncio
@@ -32,7 +33,10 @@ NEVER_MS = 3_600_000
 
 
 class TwoStores(StoreSubject):
-    """The writer of the other tests, and a second one. ``ways``: how often a sync went which way."""
+    """The writer of the other tests, and a second one.
+
+    ``ways``: how often a sync went which way.
+    """
 
     def __init__(self, dsn: str, ways: Counter[str], limits: Mapping[str, Any]) -> None:
         super().__init__(dsn, server_name=SERVER, follow_ms=NEVER_MS, **limits)
@@ -43,7 +47,9 @@ class TwoStores(StoreSubject):
     async def _open(self) -> Store:
         config = storage.Config(pool_size_max=2, follow_ms=NEVER_MS, **self.limits)
         return await self.others.enter_async_context(
-            storage.open(self.dsn, server_name=SERVER, instance_name=f"second{self.turn}", config=config)
+            storage.open(
+                self.dsn, server_name=SERVER, instance_name=f"second{self.turn}", config=config
+            )
         )
 
     def close(self) -> None:
@@ -60,10 +66,19 @@ class TwoStores(StoreSubject):
     ) -> list[tuple[EventId | None, Outcome]]:
         self.turn += 1
         by = self.second if self.turn % 3 == 0 else self.store
-        results = self.run(by.append(pdus, room_version=room_version, origin=origin, state_before=state_before))
+        results = self.run(
+            by.append(pdus, room_version=room_version, origin=origin, state_before=state_before)
+        )
         return [(result.event_id, result.outcome) for result in results]
 
-    def sync(self, user_id: str, since: Any | None, limit: int, wanted: SyncFilter, ignored: Collection[str] = ()) -> Answer:
+    def sync(
+        self,
+        user_id: str,
+        since: Any | None,
+        limit: int,
+        wanted: SyncFilter,
+        ignored: Collection[str] = (),
+    ) -> Answer:
         self.turn += 1
         self.run(self._hear())
         for store in (self.second, self.store):
@@ -100,7 +115,9 @@ class TwoStores(StoreSubject):
                 found = await quiet(conn, asked, memory)
                 told += [] if found is None else [found[0]]
                 if found is not None and found[1].room_ids is not None:
-                    assert sorted(found[1].room_ids) == sorted(await store.rooms_of(UserId(user_id))), "the rooms to wait for"
+                    assert sorted(found[1].room_ids) == sorted(
+                        await store.rooms_of(UserId(user_id))
+                    ), "the rooms to wait for"
                 self.ways["news after all" if found is None else "quiet"] += 1
             told.append(await sync(conn, asked, memory=memory))
             if since is not None:
@@ -111,7 +128,9 @@ class TwoStores(StoreSubject):
                 position = asked.since.position("events") if asked.since is not None else None
                 assert position is not None
                 among = news.candidates(position.meet(news.positions["events"]))
-                self.ways["all rooms" if among is None else "some rooms" if among else "no rooms"] += 1
+                self.ways[
+                    "all rooms" if among is None else "some rooms" if among else "no rooms"
+                ] += 1
         assert all(one == told[0] for one in told)
 
 
@@ -127,13 +146,19 @@ async def _hear_of(store: Store, stream_name: str) -> None:
             writer, position = row.split(" ")
             known = store.streams[stream_name].positions().get(writer)
             if known is not None:
-                facts = await STREAMS[stream_name].read(conn, known, int(position), writer, 1_000_000)
+                facts = await STREAMS[stream_name].read(
+                    conn, known, int(position), writer, 1_000_000
+                )
                 store.streams.advance(stream_name, writer, int(position), facts, local=False)
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("limits", [{}, {"cache_memberships_max": 3, "cache_rooms_max": 1}], ids=["large", "tiny"])
-def test_what_is_remembered_changes_no_answer(server_dsn: str, template_name: str, worker_id: str, limits: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "limits", [{}, {"cache_memberships_max": 3, "cache_rooms_max": 1}], ids=["large", "tiny"]
+)
+def test_what_is_remembered_changes_no_answer(
+    server_dsn: str, template_name: str, worker_id: str, limits: dict[str, int]
+) -> None:
     ways: Counter[str] = Counter()
 
     class Machine(RoomMachine):
@@ -143,7 +168,11 @@ def test_what_is_remembered_changes_no_answer(server_dsn: str, template_name: st
         def open_subject(self) -> StoreSubject:
             self.runner = asyncio.Runner()
             self.stack = AsyncExitStack()
-            dsn = self.runner.run(self.stack.enter_async_context(_fresh_database(server_dsn, template_name, worker_id)))
+            dsn = self.runner.run(
+                self.stack.enter_async_context(
+                    _fresh_database(server_dsn, template_name, worker_id)
+                )
+            )
             return TwoStores(dsn, ways, limits)
 
         def close_subject(self, subject: Any) -> None:

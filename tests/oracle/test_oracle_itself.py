@@ -1,7 +1,7 @@
 """The oracle on rooms written by hand, where the right answer can be seen by looking.
 
-The state before and after every event is also compared with what the builder of the room knows of it, whatever order the
-room arrives in.
+The state before and after every event is also compared with what the builder of the room knows of
+it, whatever order the room arrives in.
 """
 
 import itertools
@@ -21,7 +21,8 @@ VISIBILITIES = ["world_readable", "shared", "invited", "joined", None, "friends"
 MEMBERSHIPS = ["join", "invite", "knock", "leave", "ban", None]
 
 
-# ------------------------------------------------------------------------------------------------------------- receiving
+# -------------------------------------------------------------------------------------------------------------
+# receiving
 
 
 @pytest.mark.parametrize("version", ["1", "2", "3", "5", "6", "8", "10", "11", "12"])
@@ -61,13 +62,22 @@ def test_appending_again_is_a_duplicate_and_changes_nothing() -> None:
 def test_twice_in_one_batch() -> None:
     room, _, _ = new_room()
     oracle = Oracle()
-    assert outcomes(oracle.append([*room.pdus, *room.pdus])) == ["stored"] * len(room.pdus) + ["duplicate"] * len(room.pdus)
+    assert outcomes(oracle.append([*room.pdus, *room.pdus])) == ["stored"] * len(room.pdus) + [
+        "duplicate"
+    ] * len(room.pdus)
 
 
 def test_what_cannot_be_read_is_invalid_and_harms_nothing_else() -> None:
     room, _, _ = new_room()
     oracle = Oracle()
-    bad: list[bytes] = [b"", b"[]", b"{", b'{"type": 5}', b'"m.room.create"', b'{"type":"m.room.message","room_id":"!unknown:s1.test"}']
+    bad: list[bytes] = [
+        b"",
+        b"[]",
+        b"{",
+        b'{"type": 5}',
+        b'"m.room.create"',
+        b'{"type":"m.room.message","room_id":"!unknown:s1.test"}',
+    ]
     answers = oracle.append([*bad, *room.pdus])
     assert outcomes(answers)[: len(bad)] == ["invalid"] * len(bad)
     assert set(outcomes(answers)[len(bad) :]) == {"stored"}
@@ -78,9 +88,21 @@ def test_a_missing_parent_makes_its_descendants_wait() -> None:
     lost = room.message(admin, "lost")
     child, grandchild = room.message(admin, "child"), room.message(admin, "grandchild")
     oracle = Oracle()
-    oracle.append([event.pdu for event in room.events if event is not lost and event is not child and event is not grandchild])
-    assert outcomes(oracle.append([child.pdu, grandchild.pdu])) == ["missing_parents", "missing_parents"]
-    assert oracle.missing == {child.event_id: {lost.event_id}, grandchild.event_id: {child.event_id}}
+    oracle.append(
+        [
+            event.pdu
+            for event in room.events
+            if event is not lost and event is not child and event is not grandchild
+        ]
+    )
+    assert outcomes(oracle.append([child.pdu, grandchild.pdu])) == [
+        "missing_parents",
+        "missing_parents",
+    ]
+    assert oracle.missing == {
+        child.event_id: {lost.event_id},
+        grandchild.event_id: {child.event_id},
+    }
     assert outcomes(oracle.append([grandchild.pdu, child.pdu, lost.pdu])) == ["stored"] * 3
     with pytest.raises(UnknownEvent):
         oracle.state_before(EventId("$nothing"))
@@ -106,11 +128,18 @@ def test_a_gap_with_the_state_given_and_filled_later() -> None:
     assert outcomes(oracle.append([after.pdu], state_before=given)) == ["stored"]
     assert oracle.state_before(after.event_id) == dict(after.state_before)
     assert oracle.backward_extremities(room.room_id) == set(after.prev_events)
-    assert oracle.forward_extremities(room.room_id) == {room.events[start - 1].event_id, after.event_id}
-    assert outcomes(oracle.append([event.pdu for event in room.events[start:-1]], origin="backfill")) == ["stored", "stored"]
+    assert oracle.forward_extremities(room.room_id) == {
+        room.events[start - 1].event_id,
+        after.event_id,
+    }
+    assert outcomes(
+        oracle.append([event.pdu for event in room.events[start:-1]], origin="backfill")
+    ) == ["stored", "stored"]
     assert oracle.backward_extremities(room.room_id) == set()
     assert oracle.state_before(topic.event_id) == dict(topic.state_before)
-    assert [oracle.topological_ordering(event.event_id) for event in room.events] == list(range(1, len(room.events) + 1))
+    assert [oracle.topological_ordering(event.event_id) for event in room.events] == list(
+        range(1, len(room.events) + 1)
+    )
 
 
 def test_rejected_by_the_state_before_it() -> None:
@@ -191,7 +220,9 @@ def test_version_12_misses_the_create_event() -> None:
     room, _, _ = new_room("12")
     create, join = room.events[:2]
     oracle = Oracle()
-    assert outcomes(oracle.append([join.pdu], room_version="12", origin="outlier")) == ["missing_parents"]
+    assert outcomes(oracle.append([join.pdu], room_version="12", origin="outlier")) == [
+        "missing_parents"
+    ]
     assert oracle.missing == {join.event_id: {create.event_id}}
     assert outcomes(oracle.append([join.pdu, create.pdu], origin="outlier")) == ["stored", "stored"]
 
@@ -237,12 +268,15 @@ def test_a_wrong_content_hash_shows_the_redacted_form() -> None:
     assert oracle.visible_to_user(admin, ids(damaged)) == set(ids(damaged))
 
 
-# ------------------------------------------------------------------------------------------------------------ redactions
+# ------------------------------------------------------------------------------------------------------------
+# redactions
 
 
 @pytest.mark.parametrize("version", ["1", "6", "11", "12"])
 @pytest.mark.parametrize("redaction_first", [False, True])
-def test_redactions_in_any_order_the_first_by_time_wins(version: str, redaction_first: bool) -> None:
+def test_redactions_in_any_order_the_first_by_time_wins(
+    version: str, redaction_first: bool
+) -> None:
     room, admin, other = new_room(version)
     target = room.message(other, "oops")
     ours, theirs = room.fork(2)
@@ -286,15 +320,23 @@ def test_a_soft_failed_redaction_does_not_apply() -> None:
     assert oracle.redacted_by(target.event_id) is None
 
 
-# ------------------------------------------------------------------------------------------------------------ visibility
+# ------------------------------------------------------------------------------------------------------------
+# visibility
 
 
 def test_both_statements_of_the_rule_agree() -> None:
-    visibilities, memberships = list(itertools.product(VISIBILITIES, VISIBILITIES)), list(itertools.product(MEMBERSHIPS, MEMBERSHIPS))
-    for visibility, membership, later in itertools.product(visibilities, memberships, [False, True]):
+    visibilities, memberships = (
+        list(itertools.product(VISIBILITIES, VISIBILITIES)),
+        list(itertools.product(MEMBERSHIPS, MEMBERSHIPS)),
+    )
+    for visibility, membership, later in itertools.product(
+        visibilities, memberships, [False, True]
+    ):
         if visibility[0] != visibility[1] and membership[0] != membership[1]:
             continue  # no event changes both
-        sight = Sight(visibility[0] != visibility[1], membership[0] != membership[1], visibility, membership)
+        sight = Sight(
+            visibility[0] != visibility[1], membership[0] != membership[1], visibility, membership
+        )
         assert user_sees(sight, joined_later=later) == user_may_see(*visibility, *membership, later)
         assert server_sees(sight) == server_may_see(*visibility, *membership)
 
@@ -321,10 +363,14 @@ def test_a_user_who_is_invited_joins_and_leaves(visibility: str, seen: list[str]
         "after": room.message(admin),
     }
     oracle = filled(room)
-    assert oracle.visible_to_user(guest, ids(*events.values())) == {events[name].event_id for name in seen}
+    assert oracle.visible_to_user(guest, ids(*events.values())) == {
+        events[name].event_id for name in seen
+    }
     assert oracle.visible_to_user(admin, ids(*events.values())) == set(ids(*events.values()))
     page = oracle.messages(room.room_id, guest)
-    assert [event_id for event_id in page if event_id in set(ids(*events.values()))] == [events[name].event_id for name in reversed(seen)]
+    assert [event_id for event_id in page if event_id in set(ids(*events.values()))] == [
+        events[name].event_id for name in reversed(seen)
+    ]
     assert oracle.messages(room.room_id, guest, direction="f", limit=3) == page[::-1][:3]
     at = [oracle.position(event_id) for event_id in page]
     assert oracle.messages(room.room_id, guest, after=at[2], upto=at[0]) == page[:2]

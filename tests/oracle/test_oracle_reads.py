@@ -6,7 +6,8 @@ from tests.oracle.handmade import filled, ids, new_room, outcomes
 from tests.oracle.oracle import Oracle
 from tests.oracle.syncing import OracleClient, sync
 
-# ------------------------------------------------------------------------------------------------------ federation reads
+# ------------------------------------------------------------------------------------------------------
+# federation reads
 
 
 def test_traversal_of_a_fork() -> None:
@@ -21,7 +22,9 @@ def test_traversal_of_a_fork() -> None:
     assert oracle.backfill(room.room_id, ids(top), 5) == ids(top, a2, b1, a1, base)
     assert oracle.backfill(room.room_id, ids(b1), 2) == ids(b1, base)
     assert oracle.missing_events(room.room_id, ids(base), ids(top)) == ids(a1, b1, a2)
-    assert oracle.missing_events(room.room_id, [EventId("$unknown")], ids(top), limit=2) == ids(b1, a2)
+    assert oracle.missing_events(room.room_id, [EventId("$unknown")], ids(top), limit=2) == ids(
+        b1, a2
+    )
     assert oracle.missing_events(room.room_id, ids(base), ids(top, a1)) == ids(b1, a2)
     assert oracle.missing_events(room.room_id, [], ids(top), limit=3) == ids(a1, b1, a2)
     assert oracle.missing_events(room.room_id, ids(base), ids(top), min_depth=a2.depth) == ids(a2)
@@ -43,7 +46,10 @@ def test_auth_chains_and_state_ids() -> None:
     create, join, power, rules, *_ = room.events
     message = room.message(other)
     oracle = filled(room)
-    own = {message.state_before[key] for key in [("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", other)]}
+    own = {
+        message.state_before[key]
+        for key in [("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", other)]
+    }
     assert oracle.auth_chain(ids(message)) == own | set(ids(create, join, power, rules))
     assert oracle.auth_chain(ids(create)) == set()
     state, chain = oracle.state_ids(message.event_id)
@@ -55,7 +61,8 @@ def test_auth_chains_and_state_ids() -> None:
     assert oracle.auth_chain_difference([ids(join), ids(power)]) == set(ids(join))
 
 
-# ------------------------------------------------------------------------------------------------------------------ sync
+# ------------------------------------------------------------------------------------------------------------------
+# sync
 
 
 def test_a_client_that_only_syncs_knows_the_state_and_every_event() -> None:
@@ -96,7 +103,9 @@ def test_the_membership_of_each_room_decides_where_it_is_told() -> None:
     step(room.message(admin))
     assert seen["since"].invite == set()
     step(room.join(guest))
-    assert seen["since"].join[room.room_id].timeline == [event.event_id for event in room.events][-10:]
+    assert (
+        seen["since"].join[room.room_id].timeline == [event.event_id for event in room.events][-10:]
+    )
     assert seen["since"].join[room.room_id].state_after == oracle.current_state(room.room_id)
     last = room.message(other)
     step(last)
@@ -115,7 +124,12 @@ def test_a_limited_timeline_starts_where_its_state_ends() -> None:
     room, admin, _ = new_room()
     oracle = filled(room)
     since = sync(oracle, admin, None).next_batch
-    events = [room.topic(admin, "one"), room.message(admin), room.topic(admin, "two"), room.message(admin)]
+    events = [
+        room.topic(admin, "one"),
+        room.message(admin),
+        room.topic(admin, "two"),
+        room.message(admin),
+    ]
     oracle.append([event.pdu for event in events])
     told = sync(oracle, admin, since, limit=2).join[room.room_id]
     assert told.limited
@@ -153,7 +167,9 @@ def test_backfill_is_never_in_a_sync() -> None:
     since = sync(oracle, admin, None).next_batch
     oracle.append([event.pdu for event in room.events[start:-1]], origin="backfill")
     assert sync(oracle, admin, since).join == {}
-    assert [event.event_id for event in room.events[start:]] == oracle.messages(room.room_id, admin)[2::-1]
+    assert [event.event_id for event in room.events[start:]] == oracle.messages(
+        room.room_id, admin
+    )[2::-1]
 
 
 def test_an_invite_from_another_server_comes_as_an_outlier() -> None:
@@ -161,8 +177,13 @@ def test_an_invite_from_another_server_comes_as_an_outlier() -> None:
     guest = room.user(3)
     invite = room.invite(admin, guest)
     oracle = Oracle()
-    state = [room.event(event_id) for event_id in (*invite.auth_events, *room.graph.auth_chain([invite.event_id]))]
-    answers = oracle.append([*(event.pdu for event in state), invite.pdu], room_version="11", origin="outlier")
+    state = [
+        room.event(event_id)
+        for event_id in (*invite.auth_events, *room.graph.auth_chain([invite.event_id]))
+    ]
+    answers = oracle.append(
+        [*(event.pdu for event in state), invite.pdu], room_version="11", origin="outlier"
+    )
     assert set(outcomes(answers)) == {"stored", "duplicate"}
     assert sync(oracle, guest, None).invite == {room.room_id}
     assert oracle.current_state(room.room_id) == {}

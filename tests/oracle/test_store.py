@@ -31,7 +31,12 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT 0::bigint $$
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("slack", [True, False])
 def test_the_store_agrees_with_the_oracle(
-    server_dsn: str, template_name: str, worker_id: str, monkeypatch: pytest.MonkeyPatch, *, slack: bool
+    server_dsn: str,
+    template_name: str,
+    worker_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    slack: bool,
 ) -> None:
     """Without slack every event that crosses its audience's bounds is a stray of its own, in small rooms too. Ranges are cut into rows early then."""
     if not slack:
@@ -46,7 +51,11 @@ def test_the_store_agrees_with_the_oracle(
         def open_subject(self) -> StoreSubject:
             self.runner = asyncio.Runner()
             self.stack = AsyncExitStack()
-            dsn = self.runner.run(self.stack.enter_async_context(_fresh_database(server_dsn, template_name, worker_id)))
+            dsn = self.runner.run(
+                self.stack.enter_async_context(
+                    _fresh_database(server_dsn, template_name, worker_id)
+                )
+            )
             if not slack:
                 self.runner.run(_execute(dsn, SQL_NO_SLACK))
             return StoreSubject(dsn, server_name=SERVER)
@@ -61,7 +70,10 @@ def test_the_store_agrees_with_the_oracle(
 
 @pytest.mark.timeout(0)
 def test_with_one_extremity(server_dsn: str, template_name: str, worker_id: str) -> None:
-    """All that follows from what is dropped. Without gaps, as what is dropped depends on the topological order."""
+    """All that follows from what is dropped.
+
+    Without gaps, as what is dropped depends on the topological order.
+    """
 
     class Machine(AbsenceMachine):
         audience = Audience(LOCAL, SERVERS)
@@ -73,7 +85,11 @@ def test_with_one_extremity(server_dsn: str, template_name: str, worker_id: str)
         def open_subject(self) -> StoreSubject:
             self.runner = asyncio.Runner()
             self.stack = AsyncExitStack()
-            dsn = self.runner.run(self.stack.enter_async_context(_fresh_database(server_dsn, template_name, worker_id)))
+            dsn = self.runner.run(
+                self.stack.enter_async_context(
+                    _fresh_database(server_dsn, template_name, worker_id)
+                )
+            )
             return StoreSubject(dsn, server_name=SERVER, forward_extremities_max=1)
 
         def close_subject(self, subject: Any) -> None:
@@ -96,7 +112,11 @@ def test_with_two_writers(server_dsn: str, template_name: str, worker_id: str) -
         def open_subject(self) -> StoreSubject:
             self.runner = asyncio.Runner()
             self.stack = AsyncExitStack()
-            dsn = self.runner.run(self.stack.enter_async_context(_fresh_database(server_dsn, template_name, worker_id)))
+            dsn = self.runner.run(
+                self.stack.enter_async_context(
+                    _fresh_database(server_dsn, template_name, worker_id)
+                )
+            )
             return StoreSubject(dsn, server_name=SERVER, writers=2)
 
         def close_subject(self, subject: Any) -> None:

@@ -27,7 +27,10 @@ SERVER = "s2.test"
 LOCAL = tuple(user for user in USERS if server_name_of(user) == SERVER)
 ERASED = {USERS[0], USERS[2]}
 LIMIT = 1_000
-SLACKS = [0, 2]  # none: every crossing is a stray; little: rooms have none, and what is small beside a whole page still shows
+SLACKS = [
+    0,
+    2,
+]  # none: every crossing is a stray; little: rooms have none, and what is small beside a whole page still shows
 FEW = 12  # one of so many events is looked at together with its surroundings
 
 SQL_SEEN = """
@@ -36,9 +39,11 @@ SELECT i.name, ARRAY(
         FROM events e
         CROSS JOIN LATERAL visibility_of(e.room_nid, COALESCE(p.principal_nid, 0)) AS s
         WHERE e.room_nid = r.room_nid AND CASE
-            WHEN i.name LIKE '@%' THEN user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences,
+            WHEN i.name LIKE '@%' THEN user_sees(e, s.joined_since, s.own_audiences,
+                s.shared_audiences, s.world_audiences,
                 s.shared_before, s.reader_nid, s.unread)
-            ELSE server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.reader_nid, s.unread)
+            ELSE server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences,
+                s.reader_nid, s.unread)
                 AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
         END
     )
@@ -64,14 +69,26 @@ def sights(oracle: Oracle, room_id: RoomId, audience: Audience) -> Facts:
     times = {oracle.get(one).event.origin_server_ts for one in some}
     return {
         "seen": seen(oracle, room_id, audience),
-        "pages": {user: [(one, withheld(oracle, one, user)) for one in oracle.messages(room_id, user)] for user in audience.users},
-        "pages forwards": {user: oracle.messages(room_id, user, direction="f") for user in audience.users},
-        "context": {user: {one: oracle.context(one, user, 5) for one in some} for user in audience.users},
-        "near": {user: {time: near(oracle, room_id, user, time) for time in times} for user in audience.users},
+        "pages": {
+            user: [(one, withheld(oracle, one, user)) for one in oracle.messages(room_id, user)]
+            for user in audience.users
+        },
+        "pages forwards": {
+            user: oracle.messages(room_id, user, direction="f") for user in audience.users
+        },
+        "context": {
+            user: {one: oracle.context(one, user, 5) for one in some} for user in audience.users
+        },
+        "near": {
+            user: {time: near(oracle, room_id, user, time) for time in times}
+            for user in audience.users
+        },
         "sent": {
             server: {
                 one: hidden or withheld(oracle, one, server)
-                for one, hidden in oracle.sent(server, room_id, oracle.backfill(room_id, latest, LIMIT)).items()
+                for one, hidden in oracle.sent(
+                    server, room_id, oracle.backfill(room_id, latest, LIMIT)
+                ).items()
             }
             for server in audience.servers
         },
@@ -89,7 +106,9 @@ def withheld(oracle: Oracle, event_id: EventId, principal: str) -> bool:
         user
         for state in states
         for kind, user in state
-        if kind == "m.room.member" and oracle.membership_in(state, user) == "join" and principal in {user, server_name_of(user)}
+        if kind == "m.room.member"
+        and oracle.membership_in(state, user) == "join"
+        and principal in {user, server_name_of(user)}
     }
     return event.sender in ERASED and not joined
 
@@ -110,32 +129,60 @@ class SightSubject(StoreSubject):
         for user in ERASED:
             self.run(self.store.erase_user(UserId(user)))
 
-    async def _facts(self, room_id: RoomId, audience: Audience, known: Collection[EventId]) -> Facts:
+    async def _facts(
+        self, room_id: RoomId, audience: Audience, known: Collection[EventId]
+    ) -> Facts:
         if not known:
             return await self._sights(room_id, audience)
         async with self.store.database.connection() as conn:
-            rows = await conn.fetch(SQL_SEEN, room_id, [*audience.users, *audience.servers], row=SeenEventsRow)
+            rows = await conn.fetch(
+                SQL_SEEN, room_id, [*audience.users, *audience.servers], row=SeenEventsRow
+            )
         return {"seen": {row.principal: set(row.event_ids) for row in rows}}
 
     async def _sights(self, room_id: RoomId, audience: Audience) -> Facts:
         rows = await self._held(room_id)
         held = [EventId(row.event_id) for row in rows]
         some = sorted(EventId(row.event_id) for row in rows if not row.outlier)[::FEW]
-        times = {event.json["origin_server_ts"] for event in (await self.store.events(some)).values()}
+        times = {
+            event.json["origin_server_ts"] for event in (await self.store.events(some)).values()
+        }
         latest = sorted(await self.store.forward_extremities(room_id))
         users = {user: await self.store.visible_to_user(user, held) for user in audience.users}
-        servers = {server: await self.store.visible_to_server(server, held) for server in audience.servers}
-        pages = {user: await self.store.messages(room_id, UserId(user), limit=LIMIT) for user in audience.users}
+        servers = {
+            server: await self.store.visible_to_server(server, held) for server in audience.servers
+        }
+        pages = {
+            user: await self.store.messages(room_id, UserId(user), limit=LIMIT)
+            for user in audience.users
+        }
         sent = {
-            server: await self.store.backfill(room_id, latest, LIMIT, server_name=server) if latest else [] for server in audience.servers
+            server: await self.store.backfill(room_id, latest, LIMIT, server_name=server)
+            if latest
+            else []
+            for server in audience.servers
         }
         return {
             "seen": users | servers,
-            "pages": {user: [(one.event_id, one.withheld) for one in page.chunk] for user, page in pages.items()},
-            "pages forwards": {user: await self._messages(room_id, user, "f", 7) for user in audience.users},
-            "context": {user: {one: await self._context(one, user) for one in some} for user in audience.users},
-            "near": {user: {time: await self._near(room_id, user, time) for time in times} for user in audience.users},
-            "sent": {server: {one.event_id: one.withheld for one in found} for server, found in sent.items()},
+            "pages": {
+                user: [(one.event_id, one.withheld) for one in page.chunk]
+                for user, page in pages.items()
+            },
+            "pages forwards": {
+                user: await self._messages(room_id, user, "f", 7) for user in audience.users
+            },
+            "context": {
+                user: {one: await self._context(one, user) for one in some}
+                for user in audience.users
+            },
+            "near": {
+                user: {time: await self._near(room_id, user, time) for time in times}
+                for user in audience.users
+            },
+            "sent": {
+                server: {one.event_id: one.withheld for one in found}
+                for server, found in sent.items()
+            },
         }
 
 
@@ -157,7 +204,9 @@ def test_everybody_sees_what_the_rule_says(
                 close(*opened.pop())
             if not opened:
                 runner, stack = asyncio.Runner(), AsyncExitStack()
-                dsn = runner.run(stack.enter_async_context(_fresh_database(server_dsn, template_name, worker_id)))
+                dsn = runner.run(
+                    stack.enter_async_context(_fresh_database(server_dsn, template_name, worker_id))
+                )
                 with_slack(dsn, monkeypatch, slack)
                 opened.append((runner, stack, SightSubject(dsn, server_name=SERVER)))
             opened[-1][2].used |= {self.seed, self.seed + 1}
@@ -176,7 +225,10 @@ def test_everybody_sees_what_the_rule_says(
 
 
 def with_slack(dsn: str, monkeypatch: pytest.MonkeyPatch, slack: int) -> None:
-    """The database and this process allow for so much crossing in the order. Ranges are cut into rows as soon as can be."""
+    """The database and this process allow for so much crossing in the order.
+
+    Ranges are cut into rows as soon as can be.
+    """
     monkeypatch.setattr(audience_ranges, "SLACK", slack)
     monkeypatch.setattr(audience_ranges, "AROUND", 1)
     monkeypatch.setattr(past, "RANGES_MAX", 1)

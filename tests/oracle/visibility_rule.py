@@ -37,7 +37,10 @@ def _known(visibility: object) -> str:
 
 
 def user_sees(sight: Sight, *, joined_later: bool) -> bool:
-    return any(_user_allowed(visibility, membership, joined_later) for visibility, membership in sight.cases())
+    return any(
+        _user_allowed(visibility, membership, joined_later)
+        for visibility, membership in sight.cases()
+    )
 
 
 def _user_allowed(visibility: str, membership: str | None, joined_later: bool) -> bool:

@@ -22,7 +22,9 @@ def room_of(number: int) -> RoomBuilder:
 
 async def main(dsn: str, instance_name: str, number: int, at: int) -> None:
     room = room_of(number)
-    async with storage.open(dsn, server_name="s1.test", instance_name=instance_name, config=CONFIG) as store:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name=instance_name, config=CONFIG
+    ) as store:
         while at < len(room.pdus):
             await store.append(room.pdus[at : at + BATCH])
             at += BATCH

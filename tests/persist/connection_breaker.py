@@ -83,7 +83,9 @@ class AnswerEater:
         for client in self._clients:
             client.transport.abort()
 
-    async def _serve(self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter
+    ) -> None:
         if self.away:
             client.transport.abort()
             return

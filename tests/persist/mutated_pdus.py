@@ -67,7 +67,10 @@ TYPES: Final = (
 
 
 def mutant(rng: random.Random, base: Json, name: str) -> bytes | Json:
-    """Return ``base`` with some places changed. ``name`` makes an event id for versions that send it."""
+    """Return ``base`` with some places changed.
+
+    ``name`` makes an event id for versions that send it.
+    """
     pdu: Json = json.loads(json.dumps(base))
     if "event_id" in pdu:
         pdu["event_id"] = name
@@ -120,9 +123,19 @@ def _nested(rng: random.Random, pdu: Json) -> None:
             {"m.relates_to": {"rel_type": value, "event_id": "$x"}},
             {"users": {name: other}},
             {"events": {name: other}},
-            {"third_party_invite": {"signed": {"mxid": value, "token": other, "signatures": value}}},
             {
-                "third_party_invite": {"signed": {"mxid": "@a:s1.test", "token": other, "signatures": {name: {name: other}}}},
+                "third_party_invite": {
+                    "signed": {"mxid": value, "token": other, "signatures": value}
+                }
+            },
+            {
+                "third_party_invite": {
+                    "signed": {
+                        "mxid": "@a:s1.test",
+                        "token": other,
+                        "signatures": {name: {name: other}},
+                    }
+                },
                 "membership": "invite",
             },
             {"allow": [{"type": "m.room_membership", "room_id": value}], "join_rule": "restricted"},
@@ -147,12 +160,22 @@ def _references(rng: random.Random, pdu: Json) -> None:
     if not isinstance(given, list):
         return
     pdu[key] = rng.choice(
-        ([*given, *given], [*given, _value(rng)], given[:-1], [], given * 20, [*given, ["$x", {"sha256": _value(rng)}]], [given])
+        (
+            [*given, *given],
+            [*given, _value(rng)],
+            given[:-1],
+            [],
+            given * 20,
+            [*given, ["$x", {"sha256": _value(rng)}]],
+            [given],
+        )
     )
 
 
 def _signatures(rng: random.Random, pdu: Json) -> None:
-    pdu["signatures"] = {rng.choice(("s1.test", "\0", "")): {rng.choice(("ed25519:1", "\0", "")): _value(rng)}}
+    pdu["signatures"] = {
+        rng.choice(("s1.test", "\0", "")): {rng.choice(("ed25519:1", "\0", "")): _value(rng)}
+    }
     pdu["hashes"] = {"sha256": _value(rng)}
 
 

@@ -32,7 +32,10 @@ def chain(graph: Graph, nids: Collection[int]) -> set[int]:
 
 
 class AuthGraphWorld:
-    """A change set with events of any auth events, and the events by state key, older ones first. Nothing is in the database."""
+    """A change set with events of any auth events, and the events by state key, older ones first.
+
+    Nothing is in the database.
+    """
 
     def __init__(self) -> None:
         self.change_set = NewRoomChangeSet(caches(), NidBlocks(), SERVER)
@@ -74,5 +77,10 @@ def world_of(rng: Random, runs: int, *, rejected: bool) -> AuthGraphWorld:
             last = next(nids)
             world.add(last, key, auth)
         if rejected and rng.random() < 0.5:
-            world.add(next(nids), key, rng.sample(list(world.graph), min(3, len(world.graph))), rejected=True)
+            world.add(
+                next(nids),
+                key,
+                rng.sample(list(world.graph), min(3, len(world.graph))),
+                rejected=True,
+            )
     return world

@@ -6,10 +6,14 @@ from storage.database.connection import Database
 
 SQL_LOGICAL = {
     "events": """
-        SELECT e.event_id, e.topological_ordering, e.outlier, e.backfilled, e.soft_failed, e.redacted_form, e.rejected, e.membership,
-            t.type, k.state_key, p.name, b.event_id AS redacted_by, e.depth, e.origin_server_ts, e.json,
-            ARRAY(SELECT COALESCE(x.event_id, m.event_id) FROM unnest(e.prev_events) WITH ORDINALITY AS n (nid, place)
-                LEFT JOIN events x ON x.event_nid = n.nid LEFT JOIN missing_events m ON m.event_nid = n.nid ORDER BY n.place) AS prev,
+        SELECT e.event_id, e.topological_ordering, e.outlier, e.backfilled, e.soft_failed,
+            e.redacted_form, e.rejected, e.membership,
+            t.type, k.state_key, p.name, b.event_id AS redacted_by, e.depth, e.origin_server_ts,
+                e.json,
+            ARRAY(SELECT COALESCE(x.event_id, m.event_id)
+                FROM unnest(e.prev_events) WITH ORDINALITY AS n (nid, place)
+                LEFT JOIN events x ON x.event_nid = n.nid
+                    LEFT JOIN missing_events m ON m.event_nid = n.nid ORDER BY n.place) AS prev,
             ARRAY(SELECT x.event_id FROM unnest(e.auth_events) WITH ORDINALITY AS n (nid, place)
                 JOIN events x ON x.event_nid = n.nid ORDER BY n.place) AS auth
         FROM events e
@@ -29,19 +33,23 @@ SQL_LOGICAL = {
             CROSS JOIN unnest(s.back) WITH ORDINALITY AS p (back, place)
             JOIN state_groups r ON r.state_group = s.state_group - p.back
             CROSS JOIN LATERAL (SELECT * FROM unnest(r.key_nids, r.event_nids)
-                UNION ALL SELECT * FROM unnest(r.member_key_nids, r.member_event_nids)) AS x (key, event)
+                UNION ALL SELECT * FROM unnest(r.member_key_nids, r.member_event_nids)) AS x (key,
+                    event)
             ORDER BY w.event_id, w.which, x.key, p.place DESC
         )
         SELECT n.event_id, n.which, t.type, k.state_key, e.event_id AS value
-        FROM entry n JOIN state_keys k ON k.state_key_nid = n.key JOIN event_types t USING (type_nid) JOIN events e ON e.event_nid = n.event
+        FROM entry n JOIN state_keys k ON k.state_key_nid = n.key
+            JOIN event_types t USING (type_nid) JOIN events e ON e.event_nid = n.event
         ORDER BY 1, 2, 3, 4""",
     "rooms": """
         SELECT r.room_id, r.room_version, r.max_topological_ordering,
-            ARRAY(SELECT e.event_id FROM unnest(r.forward_extremities) AS n (nid) JOIN events e ON e.event_nid = n.nid ORDER BY 1) AS ends
+            ARRAY(SELECT e.event_id FROM unnest(r.forward_extremities) AS n (nid)
+                JOIN events e ON e.event_nid = n.nid ORDER BY 1) AS ends
         FROM rooms r ORDER BY 1""",
     "current_state": """
         SELECT r.room_id, t.type, k.state_key, e.event_id, c.membership
-        FROM current_state c JOIN rooms r USING (room_nid) JOIN state_keys k USING (state_key_nid) JOIN event_types t USING (type_nid)
+        FROM current_state c JOIN rooms r USING (room_nid) JOIN state_keys k USING (state_key_nid)
+            JOIN event_types t USING (type_nid)
         JOIN events e ON e.event_nid = c.event_nid ORDER BY 1, 2, 3""",
     "memberships": """
         SELECT p.name, r.room_id, m.membership, e.event_id
@@ -49,7 +57,8 @@ SQL_LOGICAL = {
         LEFT JOIN events e ON e.event_nid = m.event_nid ORDER BY 1, 2""",
     "seen": """
         SELECT r.room_id, p.name, e.event_id
-        FROM whole_visibility v JOIN rooms r USING (room_nid) JOIN principals p USING (principal_nid)
+        FROM whole_visibility v JOIN rooms r USING (room_nid)
+            JOIN principals p USING (principal_nid)
         JOIN events e ON e.room_nid = v.room_nid AND e.audience <@ v.audiences ORDER BY 1, 2, 3""",
     "seen_since": """
         SELECT r.room_id, p.name, v.last_join_topological, v.joined_count, v.invited_count
@@ -77,10 +86,15 @@ COUNTED = (
 async def logical_tables(database: Database) -> dict[str, list[tuple[Any, ...]]]:
     """Every table, its rows without numbers and positions."""
     async with database.connection() as conn:
-        return {name: [tuple(row) for row in await conn._driver.fetch(sql)] for name, sql in SQL_LOGICAL.items()}
+        return {
+            name: [tuple(row) for row in await conn._driver.fetch(sql)]
+            for name, sql in SQL_LOGICAL.items()
+        }
 
 
 async def row_counts(database: Database) -> dict[str, int]:
     """How many rows each table has."""
     async with database.connection() as conn:
-        return {name: await conn._driver.fetchval(f"SELECT count(*) FROM {name}") for name in COUNTED}
+        return {
+            name: await conn._driver.fetchval(f"SELECT count(*) FROM {name}") for name in COUNTED
+        }

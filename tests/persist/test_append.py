@@ -9,7 +9,15 @@ import pytest
 import storage
 from storage import Store
 from storage.errors import CommitUnknown, DatabaseUnavailable
-from storage.testing import SHAPES, RoomBuilder, build_room, deliver_late, deliver_shuffled, deliver_with_gap, respell
+from storage.testing import (
+    SHAPES,
+    RoomBuilder,
+    build_room,
+    deliver_late,
+    deliver_shuffled,
+    deliver_with_gap,
+    respell,
+)
 from tests.persist.tables import logical_tables, row_counts
 
 pytestmark = pytest.mark.every_postgres
@@ -38,7 +46,9 @@ def small_room(version: str = "11", seed: int = 1) -> RoomBuilder:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_states_bytes_and_signatures_of_a_room_with_a_fork(store: Store, version: str) -> None:
+async def test_states_bytes_and_signatures_of_a_room_with_a_fork(
+    store: Store, version: str
+) -> None:
     room = small_room(version)
     results = await store.append(room.pdus, verify_keys=room.keys, room_version=version)
     assert [result.outcome for result in results] == ["stored"] * len(room.events)
@@ -112,7 +122,9 @@ async def _another(dsn: str, store: Store) -> str:
     """A second migrated database beside the first."""
     name = dsn.rsplit("/", 1)[1].split("?", maxsplit=1)[0]
     async with store.database.connection() as conn:
-        await conn.execute(f"CREATE DATABASE {name}_b TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'")
+        await conn.execute(
+            f"CREATE DATABASE {name}_b TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'"
+        )
     second = dsn.replace(name, f"{name}_b")
     await storage.database.migrate.migrate(second)
     return second
@@ -130,7 +142,9 @@ async def test_missing_parents_are_named_and_nothing_is_stored(store: Store) -> 
     room = small_room()
     [result] = await store.append(room.pdus[-1:], room_version="11")
     assert result.outcome == "missing_parents"
-    assert set(result.missing) == {*room.events[-1].prev_events, *room.events[-1].auth_events} - {None}
+    assert set(result.missing) == {*room.events[-1].prev_events, *room.events[-1].auth_events} - {
+        None
+    }
     assert (await row_counts(store.database))["events"] == 0
     assert (await row_counts(store.database))["rooms"] == 0
 
@@ -162,7 +176,9 @@ async def test_invalid_pdus_do_not_fail_the_batch(store: Store) -> None:
     room = small_room()
     bad = [b"{", b"[]", b'{"type":1}', b"\xff", b"{" * 100_000]
     results = await store.append([*bad, *room.pdus, *bad])
-    assert [result.outcome for result in results] == ["invalid"] * 5 + ["stored"] * len(room.events) + ["invalid"] * 5
+    assert [result.outcome for result in results] == ["invalid"] * 5 + ["stored"] * len(
+        room.events
+    ) + ["invalid"] * 5
     assert all(result.reason for result in results[:5])
 
 
@@ -170,7 +186,9 @@ async def test_a_bad_signature_is_invalid(store: Store) -> None:
     room = small_room()
     damaged = room.message(room.user(1), "x", damage="signature")
     results = await store.append(room.pdus, verify_keys=room.keys)
-    assert [result.outcome for result in results] == ["stored"] * (len(room.events) - 1) + ["invalid"]
+    assert [result.outcome for result in results] == ["stored"] * (len(room.events) - 1) + [
+        "invalid"
+    ]
     assert await store.event(damaged.event_id) is None
 
 
@@ -180,12 +198,16 @@ async def test_keys_may_be_fetched(store: Store) -> None:
     async def fetch(server: str, key_id: str) -> object:
         return room.keys.get((server, key_id))
 
-    assert {result.outcome for result in await store.append(room.pdus, verify_keys=fetch)} == {"stored"}
+    assert {result.outcome for result in await store.append(room.pdus, verify_keys=fetch)} == {
+        "stored"
+    }
 
 
 async def test_an_unknown_key_is_invalid(store: Store) -> None:
     room = small_room()
-    assert {result.outcome for result in await store.append(room.pdus, verify_keys={})} == {"invalid"}
+    assert {result.outcome for result in await store.append(room.pdus, verify_keys={})} == {
+        "invalid"
+    }
 
 
 async def test_a_wrong_content_hash_stores_the_redacted_form(store: Store) -> None:
@@ -255,7 +277,10 @@ async def test_failure_at_any_statement_changes_nothing(dsn: str) -> None:
             observer.seen, observer.count, observer.failed = 0, count, False
             try:
                 results = await store.append(room.pdus)
-            except (DatabaseUnavailable, CommitUnknown):  # the latter: the write itself failed, and so did the look-up after it
+            except (
+                DatabaseUnavailable,
+                CommitUnknown,
+            ):  # the latter: the write itself failed, and so did the look-up after it
                 observer.count = -1
                 assert await logical_tables(store.database) == before, count
             else:
@@ -263,5 +288,7 @@ async def test_failure_at_any_statement_changes_nothing(dsn: str) -> None:
         observer.count = -1
         assert not observer.failed
         assert count > 5
-        assert [result.outcome for result in results] == ["duplicate"] * 5 + ["stored"] * (len(room.events) - 5)
+        assert [result.outcome for result in results] == ["duplicate"] * 5 + ["stored"] * (
+            len(room.events) - 5
+        )
         assert await store.current_state(room.room_id) == dict(room.state)

@@ -1,4 +1,7 @@
-"""The argument of `append`: a list of PDUs, each bytes or a dict. Another argument is an `InputError`, another element is ``invalid``."""
+"""The argument of `append`: a list of PDUs, each bytes or a dict.
+
+Another argument is an `InputError`, another element is ``invalid``.
+"""
 
 import re
 from collections.abc import AsyncIterator
@@ -47,20 +50,37 @@ async def test_a_room_version_is_text(store: Store, version: Any) -> None:
 
 @pytest.mark.parametrize("given", [None, "11"])
 @pytest.mark.parametrize("origin", ["live", "outlier"])
-async def test_an_element_that_is_no_pdu_is_invalid(store: Store, given: str | None, origin: Any) -> None:
+async def test_an_element_that_is_no_pdu_is_invalid(
+    store: Store, given: str | None, origin: Any
+) -> None:
     """The others are stored."""
     room = room_of()
     text = room.pdus[0].decode()
     bad: list[Any] = [None, 7, 7.5, True, "", text, [room.pdus[0]], (1,), object, iter(()), {1, 2}]
     results = await store.append([*bad, *room.pdus, *bad], room_version=given, origin=origin)
-    assert [result.outcome for result in results] == ["invalid"] * len(bad) + ["stored"] * len(room.pdus) + ["invalid"] * len(bad)
+    assert [result.outcome for result in results] == ["invalid"] * len(bad) + ["stored"] * len(
+        room.pdus
+    ) + ["invalid"] * len(bad)
     reasons = [result.reason for result in results if result.outcome == "invalid"]
-    assert reasons[:2] == ["a PDU is bytes or a dict, not NoneType", "a PDU is bytes or a dict, not int"]
+    assert reasons[:2] == [
+        "a PDU is bytes or a dict, not NoneType",
+        "a PDU is bytes or a dict, not int",
+    ]
     assert reasons[5] == "a PDU is bytes or a dict, not str: write pdu.encode()"
     assert {result.event_id for result in results if result.outcome == "invalid"} == {None}
 
 
-@pytest.mark.parametrize("bad", [{}, {1: 2}, {"type": object()}, {"depth": float("nan")}, {"content": {"a": {1}}}, {"\ud800": 1}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {},
+        {1: 2},
+        {"type": object()},
+        {"depth": float("nan")},
+        {"content": {"a": {1}}},
+        {"\ud800": 1},
+    ],
+)
 async def test_a_dict_that_is_no_pdu_is_invalid(store: Store, bad: dict[Any, Any]) -> None:
     room = room_of()
     results = await store.append([bad, *room.pdus], room_version="11")

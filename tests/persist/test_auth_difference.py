@@ -64,21 +64,29 @@ def known_state(entries: int) -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------------------------------------------------------- said without cleverness
+# -------------------------------------------------------------------------------------------------------
+# said without cleverness
 
 
-def literal(graph: Graph, states: Sequence[Mapping[int, int]], conflicted: Collection[int]) -> AuthChains:
+def literal(
+    graph: Graph, states: Sequence[Mapping[int, int]], conflicted: Collection[int]
+) -> AuthChains:
     """The difference of whole chains; of the events in conflict those between two of them, and all that reach one and are reached by one."""
     every = [chain(graph, set(state.values())) for state in states]
-    between = {nid for nid in chain(graph, conflicted) if not chain(graph, [nid]).isdisjoint(conflicted)}
-    return AuthChains(set[int]().union(*every) - every[0].intersection(*every), between | set(conflicted))
+    between = {
+        nid for nid in chain(graph, conflicted) if not chain(graph, [nid]).isdisjoint(conflicted)
+    }
+    return AuthChains(
+        set[int]().union(*every) - every[0].intersection(*every), between | set(conflicted)
+    )
 
 
 def differing(states: Sequence[Mapping[int, int]]) -> set[int]:
     return {key for key in set().union(*states) if len({state.get(key) for state in states}) > 1}
 
 
-# ----------------------------------------------------------------------------------------------------------------- any graph at all
+# -----------------------------------------------------------------------------------------------------------------
+# any graph at all
 
 
 def states_of(rng: Random, world: AuthGraphWorld) -> list[dict[int, int]]:
@@ -87,7 +95,9 @@ def states_of(rng: Random, world: AuthGraphWorld) -> list[dict[int, int]]:
     states = [base]
     for _ in range(rng.randint(1, 3)):
         keys = rng.sample(list(base), rng.randint(1, 4))
-        states.append({**rng.choice(states), **{key: rng.choice([0, *world.of_key[key]]) for key in keys}})
+        states.append(
+            {**rng.choice(states), **{key: rng.choice([0, *world.of_key[key]]) for key in keys}}
+        )
     return [{key: nid for key, nid in state.items() if nid} for state in states]
 
 
@@ -144,7 +154,11 @@ def test_a_long_chain_is_not_walked() -> None:
         world.add(nid, 2, (1, 2, nid - 1))
     states = [group(1, {1: 1, 3: 2, 2: 2_498}), group(2, {1: 1, 3: 2, 2: 2_500})]
     wanted = AuthChains({2_498, 2_499}, {2_498, 2_499, 2_500})
-    assert auth_difference(world.change_set, states, {2}) == wanted == walked(world.change_set, states, {2})
+    assert (
+        auth_difference(world.change_set, states, {2})
+        == wanted
+        == walked(world.change_set, states, {2})
+    )
     looked_at: set[int] = set()
 
     def looking(find: Callable[[int], EventRow | None]) -> Callable[[int], EventRow | None]:
@@ -165,7 +179,8 @@ def test_a_long_chain_is_not_walked() -> None:
         assert len(looked_at) == 2_500  # the walk would not pass
 
 
-# ----------------------------------------------------------------------------------------------------------------- in the database
+# -----------------------------------------------------------------------------------------------------------------
+# in the database
 
 
 @pytest.mark.parametrize("known", [0, 500])
@@ -179,16 +194,33 @@ async def test_rooms_in_the_database(dsn: str, version: str, known: int) -> None
             pdus = [event.pdu for event in room.events]
             await store.append(pdus[:200], room_version=version)
             async with store.database.connection() as conn:
-                graph = {nid: tuple(auth) for nid, auth in await conn.fetch(SQL_GRAPH, room.room_id, row=AuthGraphRow)}
+                graph = {
+                    nid: tuple(auth)
+                    for nid, auth in await conn.fetch(SQL_GRAPH, room.room_id, row=AuthGraphRow)
+                }
                 stored = await read_groups(conn, await conn.fetchvals(SQL_GROUPS, room.room_id))
                 cold = [caches() for _ in range(3)]
                 for turn in range(30):
-                    change_set = ChangeSet(store.writer.caches if turn % 3 == 0 else cold[turn % 3], NidBlocks(), SERVER)
+                    change_set = ChangeSet(
+                        store.writer.caches if turn % 3 == 0 else cold[turn % 3],
+                        NidBlocks(),
+                        SERVER,
+                    )
                     groups = list(stored.values())
                     if turn % 6 == 0:
-                        groups += await planned(conn, change_set, [parse(pdu, version) for pdu in pdus[200:]])
-                        graph |= {nid: new.row.auth_events for nid, new in change_set.new_events.items()}
-                    await compare(conn, change_set, graph, rng.sample(groups[-20:] if turn % 2 else groups, 3), known)
+                        groups += await planned(
+                            conn, change_set, [parse(pdu, version) for pdu in pdus[200:]]
+                        )
+                        graph |= {
+                            nid: new.row.auth_events for nid, new in change_set.new_events.items()
+                        }
+                    await compare(
+                        conn,
+                        change_set,
+                        graph,
+                        rng.sample(groups[-20:] if turn % 2 else groups, 3),
+                        known,
+                    )
                     if not change_set.new_events:
                         absorb(change_set.caches, change_set)
 
@@ -200,7 +232,12 @@ async def test_an_auth_event_that_is_not_held_is_named(dsn: str) -> None:
     lost = room.events[0]
     async with storage.open(dsn, server_name=SERVER) as store, store.database.connection() as conn:
         await store.append(room.pdus)
-        nids = [await conn.fetchval("SELECT event_nid FROM events WHERE event_id = $1::text", one.event_id) for one in (bob, lost)]
+        nids = [
+            await conn.fetchval(
+                "SELECT event_nid FROM events WHERE event_id = $1::text", one.event_id
+            )
+            for one in (bob, lost)
+        ]
         await conn.execute("DELETE FROM events WHERE event_nid = $1::bigint", nids[1])
         change_set = ChangeSet(caches(), NidBlocks(), SERVER)
         with pytest.raises(StorageCorrupt) as caught:
@@ -210,20 +247,33 @@ async def test_an_auth_event_that_is_not_held_is_named(dsn: str) -> None:
 
 async def planned(conn: Connection, change_set: ChangeSet, events: Sequence[Event]) -> list[Group]:
     """Plan these events into the change set; the states that they make."""
-    await fill_blocks(conn, change_set.blocks, {"event_nids": 500, "state_group_nids": 500, "auth_chain_nids": 500, "room_nids": 1})
+    await fill_blocks(
+        conn,
+        change_set.blocks,
+        {"event_nids": 500, "state_group_nids": 500, "auth_chain_nids": 500, "room_nids": 1},
+    )
     for event in events:
-        result = await asked(conn, change_set, partial(plan_event, change_set, IncomingEvent(event, "live")))
+        result = await asked(
+            conn, change_set, partial(plan_event, change_set, IncomingEvent(event, "live"))
+        )
         assert result.is_stored
     return list(change_set.new_groups.values())
 
 
-async def compare(conn: Connection, change_set: ChangeSet, graph: Graph, groups: Sequence[Group], known: int) -> None:
+async def compare(
+    conn: Connection, change_set: ChangeSet, graph: Graph, groups: Sequence[Group], known: int
+) -> None:
     states = [dict(one.entries) for one in groups]
     keys = differing(states)
     if keys:
-        wanted = literal(graph, states, {state[key] for state in states for key in keys if key in state})
+        wanted = literal(
+            graph, states, {state[key] for state in states for key in keys if key in state}
+        )
         with known_state(known):
-            assert await asked(conn, change_set, lambda: auth_difference(change_set, groups, keys)) == wanted
+            assert (
+                await asked(conn, change_set, lambda: auth_difference(change_set, groups, keys))
+                == wanted
+            )
 
 
 async def asked(conn: Connection, change_set: ChangeSet, ask: Callable[[], V]) -> V:

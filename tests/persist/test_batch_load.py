@@ -11,14 +11,27 @@ from storage.persist.commit.group_commit import BATCH_EVENTS_MAX
 from storage.persist.load.batch import SQL_AHEAD, SQL_NAMES_AHEAD
 from storage.persist.load.lookups import SQL_DIGEST
 from storage.testing import SHAPES, RoomBuilder, generate_room
-from tests.persist.test_group_commit import HOLD, QUIET, REFUSE, AnsweredStatements, admin_of, outcomes, room_of, stored, waiting_write
+from tests.persist.test_group_commit import (
+    HOLD,
+    QUIET,
+    REFUSE,
+    AnsweredStatements,
+    admin_of,
+    outcomes,
+    room_of,
+    stored,
+    waiting_write,
+)
 
 ROUND_TRIPS_MAX = 4
 SQL_STAYS = """
-SELECT p.name, (SELECT count(*) FROM unnest(v.audiences)) FROM visibility v JOIN principals p USING (principal_nid)
+SELECT p.name, (SELECT count(*) FROM unnest(v.audiences)) FROM visibility v
+    JOIN principals p USING (principal_nid)
 WHERE p.name = ANY($1::text[]) ORDER BY p.name
 """
-COLD_ROUND_TRIPS_MAX = 20  # of 500 events with forks: 16 were counted, of which the writes are two or three
+COLD_ROUND_TRIPS_MAX = (
+    20  # of 500 events with forks: 16 were counted, of which the writes are two or three
+)
 
 
 @pytest.mark.parametrize("rooms", [1, 20])
@@ -29,14 +42,20 @@ async def test_a_warm_batch_takes_few_round_trips(dsn: str, rooms: int) -> None:
     """
     sent = AnsweredStatements()
     count = writes = 0
-    pdus = [[event.pdu for event in generate_room(SHAPES["small_chat"], 60 + 600 // rooms, seed=seed)] for seed in range(rooms)]
+    pdus = [
+        [event.pdu for event in generate_room(SHAPES["small_chat"], 60 + 600 // rooms, seed=seed)]
+        for seed in range(rooms)
+    ]
     async with storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store:
         for room in pdus:
             await store.append(room[:60])
         mixed = list(chain.from_iterable(zip(*(room[60:] for room in pdus), strict=True)))
         for at in range(0, len(mixed), BATCH_EVENTS_MAX):
             sent.sent.clear()
-            assert outcomes(await store.append(mixed[at : at + BATCH_EVENTS_MAX])) <= {"stored", "soft_failed"}
+            assert outcomes(await store.append(mixed[at : at + BATCH_EVENTS_MAX])) <= {
+                "stored",
+                "soft_failed",
+            }
             assert sent.writes() == 1
             assert len(sent.sent) - sent.sent.count(SQL_DIGEST) <= ROUND_TRIPS_MAX
             count, writes = count + len(sent.sent), writes + sent.writes()
@@ -64,7 +83,10 @@ async def test_who_comes_to_a_room_at_hand_is_asked_for_by_the_small_statement(d
     room.history_visibility(room.user(1), "joined")
     room.join(back)
     room.leave(back)
-    async with storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store,
+        admin_of(dsn) as admin,
+    ):
         await store.append(room.pdus)
         store.writer.caches.visibility.clear()
         sent.sent.clear()
@@ -79,14 +101,19 @@ async def test_what_was_planned_on_a_refused_write_is_planned_again(dsn: str) ->
     """Three appends one on the other: while the first is being written the others are planned, and then it is refused."""
     sent = AnsweredStatements()
     room = room_of(1, 6)
-    async with storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store,
+        admin_of(dsn) as admin,
+    ):
         await store.append(room.pdus[:-6])
         await admin.execute("BEGIN")
         await admin.execute("UPDATE rooms SET write_version = write_version + 1")
         await admin.execute(HOLD)
         first = asyncio.create_task(store.append(room.pdus[-6:-4]))
         await waiting_write(admin)
-        others = [asyncio.create_task(store.append(room.pdus[at : at + 2 or None])) for at in (-4, -2)]
+        others = [
+            asyncio.create_task(store.append(room.pdus[at : at + 2 or None])) for at in (-4, -2)
+        ]
         await asyncio.sleep(0)
         await admin.execute("COMMIT")
         await admin.execute("SELECT pg_advisory_unlock_all()")
@@ -102,7 +129,10 @@ async def test_what_was_planned_on_a_refused_write_is_planned_again(dsn: str) ->
 
 async def test_a_duplicate_of_what_is_being_written_has_its_position(dsn: str) -> None:
     room = room_of(1, 3)
-    async with storage.open(dsn, server_name="s1.test", config=QUIET) as store, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUIET) as store,
+        admin_of(dsn) as admin,
+    ):
         await store.append(room.pdus[:-3])
         await admin.execute(HOLD)
         first = asyncio.create_task(store.append(room.pdus[-3:]))
@@ -112,7 +142,9 @@ async def test_a_duplicate_of_what_is_being_written_has_its_position(dsn: str) -
         await admin.execute("SELECT pg_advisory_unlock_all()")
         stored_now, duplicates = await first, await again
     assert outcomes(duplicates) == {"duplicate"}
-    assert [one.stream_ordering for one in duplicates] == [one.stream_ordering for one in stored_now]
+    assert [one.stream_ordering for one in duplicates] == [
+        one.stream_ordering for one in stored_now
+    ]
 
 
 async def test_the_beginning_of_a_large_batch_may_be_stored(dsn: str) -> None:
@@ -122,7 +154,10 @@ async def test_the_beginning_of_a_large_batch_may_be_stored(dsn: str) -> None:
     for _ in range(3 * BATCH_EVENTS_MAX):
         room.message(room.user(1), "x")
     bad = room.events[-5].event_id
-    async with storage.open(dsn, server_name="s1.test", config=QUIET) as store, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUIET) as store,
+        admin_of(dsn) as admin,
+    ):
         await admin.execute(REFUSE)
         await admin.execute(
             f"CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW WHEN (NEW.event_id = '{bad}') EXECUTE FUNCTION refuse()"
@@ -133,12 +168,19 @@ async def test_the_beginning_of_a_large_batch_may_be_stored(dsn: str) -> None:
         assert before == [event.event_id for event in room.events[: len(before)]]
         await admin.execute("DROP TRIGGER refuse ON events")
         results = await store.append(room.pdus)
-        assert [one.outcome for one in results] == ["duplicate"] * len(before) + ["stored"] * (len(room.events) - len(before))
+        assert [one.outcome for one in results] == ["duplicate"] * len(before) + ["stored"] * (
+            len(room.events) - len(before)
+        )
         assert await store.forward_extremities(room.room_id) == {room.events[-1].event_id}
 
 
-async def test_what_is_asked_for_is_not_taken_for_absent_while_the_answer_is_on_its_way(dsn: str) -> None:
-    """The first events of a batch are planned meanwhile. Who was taken for a stranger would leave a room that they had not come to."""
+async def test_what_is_asked_for_is_not_taken_for_absent_while_the_answer_is_on_its_way(
+    dsn: str,
+) -> None:
+    """The first events of a batch are planned meanwhile.
+
+    Who was taken for a stranger would leave a room that they had not come to.
+    """
     room = RoomBuilder("11", seed=1)
     admin, guest = room.user(1), "@guest:s3.test"
     room.start(admin)
@@ -155,5 +197,9 @@ async def test_what_is_asked_for_is_not_taken_for_absent_while_the_answer_is_on_
         results = await store.append([event.pdu for event in batch])
         assert (sent.writes() - written, sent.refused()) == (1, 0)
         assert [result.outcome for result in results] == ["stored"] * 2
-        assert (await store.current_state(room.room_id))["m.room.member", guest] == batch[1].event_id
-        assert await store.visible_to_server("s3.test", [event.event_id for event in batch]) == {event.event_id for event in batch}
+        assert (await store.current_state(room.room_id))["m.room.member", guest] == batch[
+            1
+        ].event_id
+        assert await store.visible_to_server("s3.test", [event.event_id for event in batch]) == {
+            event.event_id for event in batch
+        }

@@ -85,7 +85,9 @@ async def test_a_state_change_costs_the_same_whatever_the_number_of_members(dsn:
                 await cost(store, work, lambda number: room.join(f"@new{number}:s9.test")),  # noqa: B023
             ]
     for small, big in zip(found[20], found[1_000], strict=True):
-        assert big[0] <= small[0] + 1  # numbers are taken in blocks, so the median may fall beside a whole number
+        assert (
+            big[0] <= small[0] + 1
+        )  # numbers are taken in blocks, so the median may fall beside a whole number
         assert big[1] <= 1.3 * small[1], found
 
 
@@ -109,7 +111,9 @@ async def test_joins_and_leaves_of_newcomers_grow_with_their_number_only(dsn: st
     assert second <= 1.5 * 2 * first
 
 
-async def test_a_merge_asks_for_the_power_levels_since_the_fork_some_hundred_at_a_time(dsn: str) -> None:
+async def test_a_merge_asks_for_the_power_levels_since_the_fork_some_hundred_at_a_time(
+    dsn: str,
+) -> None:
     """The mainline goes through all of them: by a writer that remembers nothing."""
     statements: dict[int, int] = {}
     for levels in (20, 600):

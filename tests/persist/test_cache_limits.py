@@ -16,7 +16,9 @@ from storage.testing import SHAPES, build_room
 
 
 def room(number: int, members: int) -> Group:
-    return root_group(number * 1000, number, Map({key: key + 1 for key in range(1, members + 1)}), 0)
+    return root_group(
+        number * 1000, number, Map({key: key + 1 for key in range(1, members + 1)}), 0
+    )
 
 
 def line(parent: Group, length: int) -> list[Group]:
@@ -83,7 +85,10 @@ def test_names_are_bounded_whatever_they_name() -> None:
     assert len(names.types) < 150
     for number in range(1_000):
         names.learn()
-        names.state_key_names[2_000 + number] = (2_000, "key")  # by its number alone, as a reader asks
+        names.state_key_names[2_000 + number] = (
+            2_000,
+            "key",
+        )  # by its number alone, as a reader asks
     assert len(names.state_key_names) < 150
 
 
@@ -91,7 +96,9 @@ def test_a_batch_of_a_thousand_joins_adds_little_to_a_large_room() -> None:
     """States are trimmed between batches only: within one, each change adds a handful of entries, however many members there are."""
     groups = [room(1, 50_000)]
     for join in range(1, 1_001):
-        groups.append(derive(groups[-1], {50_000 + join: 100_000 + join}, groups[0].state_group + join, 0))
+        groups.append(
+            derive(groups[-1], {50_000 + join: 100_000 + join}, groups[0].state_group + join, 0)
+        )
     states = StateGroupCache(limit=2_000, entries_max=2_000_000)
     states.keep({group.state_group: group for group in groups})
     assert 51_000 <= states.entries <= 50_000 + 5 * 1_000

@@ -26,7 +26,9 @@ async def opened(dsn: str) -> AsyncIterator[Opened]:
         async def of(limit: int) -> Store:
             await stack.aclose()
             config = storage.Config(forward_extremities_max=limit)
-            return await stack.enter_async_context(storage.open(dsn, server_name=SERVER, config=config))
+            return await stack.enter_async_context(
+                storage.open(dsn, server_name=SERVER, config=config)
+            )
 
         yield of
 
@@ -39,7 +41,9 @@ def begun(*, users: int = 3) -> RoomBuilder:
     return room
 
 
-def forked(room: RoomBuilder, count: int, write: Callable[[RoomBuilder, int], BuiltEvent]) -> list[BuiltEvent]:
+def forked(
+    room: RoomBuilder, count: int, write: Callable[[RoomBuilder, int], BuiltEvent]
+) -> list[BuiltEvent]:
     """As many events with the same parents."""
     return [write(branch, number) for number, branch in enumerate(room.fork(count))]
 
@@ -108,7 +112,10 @@ async def test_old_states_are_covered(opened: Opened) -> None:
 
 
 async def test_without_a_covered_one_the_newest_stays_outside(opened: Opened) -> None:
-    """Each invites somebody else. What the current state has it keeps; what has no room comes in by the next event on top of it."""
+    """Each invites somebody else.
+
+    What the current state has it keeps; what has no room comes in by the next event on top of it.
+    """
     store, room = await opened(LIMIT), begun()
     await append(store, room.events)
     forks = forked(room, LIMIT + 3, invite)
@@ -116,14 +123,18 @@ async def test_without_a_covered_one_the_newest_stays_outside(opened: Opened) ->
     inside, outside = forks[:LIMIT], forks[LIMIT:]
     assert await store.forward_extremities(room.room_id) == {event.event_id for event in inside}
     state = await store.current_state(room.room_id)
-    assert {event.event_id for event in forks} & set(state.values()) == {event.event_id for event in inside}
+    assert {event.event_id for event in forks} & set(state.values()) == {
+        event.event_id for event in inside
+    }
 
     joined = room.at(*inside).message(room.user(1), "all together")
     await append(store, [joined])
     assert await store.forward_extremities(room.room_id) == {joined.event_id}
     children = [room.at(event).message(room.user(2), "on top") for event in outside]
     await append(store, children)
-    assert await store.forward_extremities(room.room_id) == {event.event_id for event in (joined, *children)}
+    assert await store.forward_extremities(room.room_id) == {
+        event.event_id for event in (joined, *children)
+    }
     state = await store.current_state(room.room_id)
     assert {event.event_id for event in forks} <= set(state.values())
     await is_sound(store, room, room.events)
@@ -188,7 +199,9 @@ async def test_two_writers_keep_to_the_limit(dsn: str) -> None:
         room = begun()
         await append(one, room.events)
         forks = [*forked(room, 15, message), *forked(room, 15, invite)]
-        await asyncio.gather(*((one, two)[number % 2].append([event.pdu]) for number, event in enumerate(forks)))
+        await asyncio.gather(
+            *((one, two)[number % 2].append([event.pdu]) for number, event in enumerate(forks))
+        )
         ends: set[EventId] = await one.forward_extremities(room.room_id)
         assert len(ends) == LIMIT
         await is_sound(two, room, room.events)

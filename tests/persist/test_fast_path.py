@@ -24,7 +24,16 @@ from storage.testing import SHAPES, RoomBuilder, generate_room
 from storage.testing.shapes import Odd
 
 SERVER = "s1.test"
-NOT_DECIDED = {"caches", "allowed", "pending", "pending_event", "reserved", "answers", "blocks", "room_drafts"}
+NOT_DECIDED = {
+    "caches",
+    "allowed",
+    "pending",
+    "pending_event",
+    "reserved",
+    "answers",
+    "blocks",
+    "room_drafts",
+}
 ODD = Odd(content_hash=0.05, rejected=0.05, soft_failed=0.03, early_redaction=0.03, late=0.1)
 
 
@@ -37,7 +46,10 @@ def copied(change_set: ChangeSet) -> ChangeSet:
     new.blocks = copy.deepcopy(change_set.blocks)
     new.room_changes = {
         room_id: replace(
-            room, extremities=dict(room.extremities), merged=dict(room.merged), group_digests=copy.deepcopy(room.group_digests)
+            room,
+            extremities=dict(room.extremities),
+            merged=dict(room.merged),
+            group_digests=copy.deepcopy(room.group_digests),
         )
         for room_id, room in change_set.room_changes.items()
     }
@@ -50,10 +62,15 @@ def decided(change_set: ChangeSet) -> dict[str, Any]:
     rooms = {
         room_id: replace(room, merged={}) for room_id, room in change_set.room_changes.items()
     }  # what was resolved once more is no decision
-    return found | {"rooms": rooms, "left": {name: change_set.blocks.left(name) for name in ("event_nids", "state_group_nids")}}
+    return found | {
+        "rooms": rooms,
+        "left": {name: change_set.blocks.left(name) for name in ("event_nids", "state_group_nids")},
+    }
 
 
-async def decide(conn: Connection, change_set: ChangeSet, incoming: IncomingEvent) -> tuple[ChangeSet, bool]:
+async def decide(
+    conn: Connection, change_set: ChangeSet, incoming: IncomingEvent
+) -> tuple[ChangeSet, bool]:
     """The change set after the event, and whether the short plan decided about it; then both have decided the same."""
     while True:
         whole, short = copied(change_set), copied(change_set)
@@ -70,14 +87,18 @@ async def decide(conn: Connection, change_set: ChangeSet, incoming: IncomingEven
         return short, True
 
 
-async def decide_all(store: storage.Store, pdus: Iterable[bytes], version: str, *, assume_new: bool) -> int:
+async def decide_all(
+    store: storage.Store, pdus: Iterable[bytes], version: str, *, assume_new: bool
+) -> int:
     """Plan a batch that is not written; how many of it the short plan decided about."""
     events = [parse(pdu, version) for pdu in pdus]
     incoming = [IncomingEvent(events[at], "live") for at in in_order(events)]
     change_set = ChangeSet(store.writer.caches, NidBlocks(), SERVER)
     count = 0
     async with store.database.connection() as conn:
-        await (await prefetch(partial(load, conn), change_set, incoming, assume_new=assume_new)).landed()
+        await (
+            await prefetch(partial(load, conn), change_set, incoming, assume_new=assume_new)
+        ).landed()
         for one in incoming:
             change_set, short = await decide(conn, change_set, one)
             count += short
@@ -85,8 +106,13 @@ async def decide_all(store: storage.Store, pdus: Iterable[bytes], version: str, 
 
 
 @pytest.mark.parametrize("version", ["2", "11", "12"])
-@pytest.mark.parametrize("name,odd,least", [("small_chat", False, 200), ("small_chat", True, 30), ("fork_heavy", True, 1)])
-async def test_the_short_plan_decides_as_the_whole_one(dsn: str, version: str, name: str, odd: bool, least: int) -> None:
+@pytest.mark.parametrize(
+    "name,odd,least",
+    [("small_chat", False, 200), ("small_chat", True, 30), ("fork_heavy", True, 1)],
+)
+async def test_the_short_plan_decides_as_the_whole_one(
+    dsn: str, version: str, name: str, odd: bool, least: int
+) -> None:
     shape = SHAPES[name].replaced(version=version, **({"odd": ODD} if odd else {}))
     room = generate_room(shape, 300, seed=int(version))
     short = 0
@@ -104,13 +130,18 @@ async def test_what_an_auth_event_allowed_is_forgotten_when_it_is_rejected(dsn: 
     admin, other = room.user(1), room.user(2)
     room.start(admin)
     room.join(other)
-    cited = [room.state[key] for key in (("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.join_rules", ""))]
+    cited = [
+        room.state[key]
+        for key in (("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.join_rules", ""))
+    ]
     before = room.pdus
     side = room.fork(1)[0]
     ban = side.ban(admin, other)
     banned = list(side.state.values())
     profile = side.join(other, displayname="x", auth=[*cited, room.state["m.room.member", other]])
-    messages = [room.message(other, f"{number}", auth=[*cited[:2], profile.event_id]) for number in range(3)]
+    messages = [
+        room.message(other, f"{number}", auth=[*cited[:2], profile.event_id]) for number in range(3)
+    ]
     async with storage.open(dsn, server_name=SERVER) as store:
         await store.append(before)
         await store.append([ban.pdu, profile.pdu], origin="outlier")
@@ -120,7 +151,10 @@ async def test_what_an_auth_event_allowed_is_forgotten_when_it_is_rejected(dsn: 
         [result] = await store.append([profile.pdu], state_before={profile.event_id: banned})
         assert result.outcome == "rejected"
         [result] = await store.append([messages[2].pdu])
-        assert (result.outcome, (result.reason or "").partition(":")[0]) == ("rejected", "auth_events.rejected")
+        assert (result.outcome, (result.reason or "").partition(":")[0]) == (
+            "rejected",
+            "auth_events.rejected",
+        )
 
 
 async def test_a_message_by_nobody_in_the_room_is_left_to_the_whole_plan(dsn: str) -> None:

@@ -20,7 +20,11 @@ def small_disk() -> Iterator[Path]:
     """A file system of 24 MB, where the server's user can reach it. Only root may make one."""
     place = Path(tempfile.mkdtemp(prefix="storage-small-disk-"))
     place.chmod(0o755)
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24M,mode=755", "tmpfs", str(place)], check=False, capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24M,mode=755", "tmpfs", str(place)],
+        check=False,
+        capture_output=True,
+    )
     if made.returncode != 0:
         place.rmdir()
         pytest.skip(f"a small file system cannot be mounted here: {made.stderr.decode().strip()}")
@@ -30,7 +34,9 @@ def small_disk() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def small_dsn(server_dsn: str, template_name: str, small_disk: Path, worker_id: str) -> AsyncIterator[str]:
+async def small_dsn(
+    server_dsn: str, template_name: str, small_disk: Path, worker_id: str
+) -> AsyncIterator[str]:
     """A migrated database on the small disk."""
     name = f"storage_small_{worker_id}_{os.getpid()}"
     connection = await asyncpg.connect(server_dsn)
@@ -64,5 +70,7 @@ async def test_a_full_disk_loses_nothing(small_dsn: str, small_disk: Path) -> No
         assert (await row_counts(store.database))["events"] == stored
         subprocess.run(["mount", "-o", "remount,size=300M", str(small_disk)], check=True)
         results = await store.append(room.pdus)
-        assert [result.outcome for result in results] == ["duplicate"] * stored + ["stored"] * (len(room.pdus) - stored)
+        assert [result.outcome for result in results] == ["duplicate"] * stored + ["stored"] * (
+            len(room.pdus) - stored
+        )
         assert await store.current_state(room.room_id) == dict(room.state)

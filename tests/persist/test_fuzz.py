@@ -32,7 +32,10 @@ async def store(dsn: str) -> AsyncIterator[Store]:
 
 
 class FuzzedRooms:
-    """Rooms of which all events are good, and rooms whose admin sends mutants too. In the first only a user without power does."""
+    """Rooms of which all events are good, and rooms whose admin sends mutants too.
+
+    In the first only a user without power does.
+    """
 
     def __init__(self, rng: random.Random, number: int) -> None:
         self.rng = rng
@@ -58,7 +61,10 @@ class FuzzedRooms:
         return room.message(self.rng.choice((one, other)), "hello")
 
     def mutants(self, count: int, first: int) -> list[bytes | dict[str, Any]]:
-        return [mutant(self.rng, self._base(), f"$mutant{first + number}:s9.test") for number in range(count)]
+        return [
+            mutant(self.rng, self._base(), f"$mutant{first + number}:s9.test")
+            for number in range(count)
+        ]
 
     def _base(self) -> dict[str, Any]:
         if self.rng.random() < 0.3:
@@ -69,7 +75,13 @@ class FuzzedRooms:
         event = self.rng.choice(room.events)
         if self.rng.random() < 0.5:
             side = room.at(room.events[-1])
-            event = self.rng.choice((side.topic(side.user(1), "x"), side.message(side.user(1), "x"), side.join(side.user(4))))
+            event = self.rng.choice(
+                (
+                    side.topic(side.user(1), "x"),
+                    side.message(side.user(1), "x"),
+                    side.join(side.user(4)),
+                )
+            )
         return dict(event.json)
 
 
@@ -81,35 +93,58 @@ async def test_each_good_event_is_stored_whatever_else_is_in_its_batch(store: St
         for room in (*world.sound, *world.wild):
             await assert_stored(store, [], room.events, room.version)
         for batch in range(BATCHES_EACH):
-            await assert_stored(store, world.mutants(MUTANTS_EACH, batch * MUTANTS_EACH), world.good(), None)
-            await store.append(world.mutants(MUTANTS_EACH // 3, 0), origin=rng.choice(ORIGINS), room_version=str(rng.randint(1, 12)))
+            await assert_stored(
+                store, world.mutants(MUTANTS_EACH, batch * MUTANTS_EACH), world.good(), None
+            )
+            await store.append(
+                world.mutants(MUTANTS_EACH // 3, 0),
+                origin=rng.choice(ORIGINS),
+                room_version=str(rng.randint(1, 12)),
+            )
         for room in world.sound:
-            expected = {key: event_id for key, event_id in room.state.items() if key[1] != room.user(3)}
+            expected = {
+                key: event_id for key, event_id in room.state.items() if key[1] != room.user(3)
+            }
             state = await store.current_state(room.room_id)
             assert {key: state.get(key) for key in expected} == expected
     assert await findings(store) == []
 
 
-async def assert_stored(store: Store, bad: list[Any], good: list[BuiltEvent], version: str | None) -> None:
+async def assert_stored(
+    store: Store, bad: list[Any], good: list[BuiltEvent], version: str | None
+) -> None:
     """Append the good ones among the bad ones, in their order."""
     places = sorted(random.Random(len(bad)).sample(range(len(bad) + len(good)), len(good)))
     batch, left = list(bad), list(good)
     for place in places:
         batch.insert(place, left.pop(0).pdu)
     results = await store.append(batch, room_version=version)
-    assert [(results[place].outcome, results[place].event_id) for place in places] == [("stored", event.event_id) for event in good]
+    assert [(results[place].outcome, results[place].event_id) for place in places] == [
+        ("stored", event.event_id) for event in good
+    ]
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        {"membership": "invite", "third_party_invite": {"signed": {"mxid": "@a:s1.test", "token": "\0", "signatures": {}}}},
+        {
+            "membership": "invite",
+            "third_party_invite": {
+                "signed": {"mxid": "@a:s1.test", "token": "\0", "signatures": {}}
+            },
+        },
         {"membership": "join", "join_authorised_via_users_server": "@\0:s1.test"},
-        {"membership": "\0", "displayname": "\0", "m.relates_to": {"rel_type": "\0", "event_id": "$\0"}},
+        {
+            "membership": "\0",
+            "displayname": "\0",
+            "m.relates_to": {"rel_type": "\0", "event_id": "$\0"},
+        },
     ],
 )
 @pytest.mark.parametrize("version", ["1", "8", "12"])
-async def test_a_nul_inside_of_the_content(store: Store, version: str, content: dict[str, Any]) -> None:
+async def test_a_nul_inside_of_the_content(
+    store: Store, version: str, content: dict[str, Any]
+) -> None:
     """The auth rules look for state keys that the content names."""
     room = RoomBuilder(version, seed=1, sign=False)
     room.start(room.user(1), join_rule="invite")
@@ -119,5 +154,9 @@ async def test_a_nul_inside_of_the_content(store: Store, version: str, content: 
         bad["event_id"] = "$bad:s1.test"
     bad["hashes"] = {"sha256": content_hash(bad)}
     results = await store.append([*room.pdus, bad, {**bad, "room_id": "!\0:s1.test"}])
-    assert [result.outcome for result in results] == [*["stored"] * len(room.pdus), "rejected", "invalid"]
+    assert [result.outcome for result in results] == [
+        *["stored"] * len(room.pdus),
+        "rejected",
+        "invalid",
+    ]
     assert await findings(store) == []

@@ -42,7 +42,9 @@ async def test_two_events_of_one_key_are_an_input_error(store: Store) -> None:
     with pytest.raises(InputError, match=r"two events of \('m.room.topic', ''\)"):
         await store.append([after.pdu], state_before={after.event_id: [*room.state.values(), old]})
     assert await store.event(after.event_id) is None
-    [result] = await store.append([after.pdu], state_before={after.event_id: [*room.state.values(), new]})
+    [result] = await store.append(
+        [after.pdu], state_before={after.event_id: [*room.state.values(), new]}
+    )
     assert result.outcome == "stored"
 
 
@@ -52,7 +54,10 @@ async def test_two_events_of_one_key_in_the_batch_itself_are_an_input_error(stor
     [old, new] = [event for event in room.events if event.type == "m.room.topic"]
     assert new.pdu == room.pdus[-3]
     with pytest.raises(InputError, match="two events"):
-        await store.append([new.pdu, after.pdu], state_before={after.event_id: [*room.state.values(), old.event_id]})
+        await store.append(
+            [new.pdu, after.pdu],
+            state_before={after.event_id: [*room.state.values(), old.event_id]},
+        )
     assert await store.events([new.event_id, missing.event_id, after.event_id]) == {}
 
 
@@ -70,18 +75,26 @@ async def test_a_rejected_event_is_an_input_error(store: Store) -> None:
     assert await store.event(after.event_id) is None
 
 
-async def test_an_id_given_twice_counts_once_and_one_that_is_not_held_is_missing(store: Store) -> None:
+async def test_an_id_given_twice_counts_once_and_one_that_is_not_held_is_missing(
+    store: Store,
+) -> None:
     room, missing, after = room_with_a_gap()
     await stored(store, room)
     state = list(room.state.values())
-    [result] = await store.append([after.pdu], state_before={after.event_id: [*state, EventId("$nobody")]})
+    [result] = await store.append(
+        [after.pdu], state_before={after.event_id: [*state, EventId("$nobody")]}
+    )
     assert (result.outcome, result.missing) == ("missing_parents", ("$nobody",))
     [result] = await store.append([after.pdu], state_before={after.event_id: [*state, *state]})
     assert result.outcome == "stored"
     assert await store.backward_extremities(room.room_id) == {missing.event_id}
 
 
-@pytest.mark.parametrize("given", [["$a"], {"$a": "$b"}, {"$a": 5}, {"$a": ["b"]}, {"$a": ["$b\0"]}, {"$a": ["$\ud800"]}])
-async def test_a_malformed_argument_is_an_input_error(store: Store, given: Mapping[Any, Any]) -> None:
+@pytest.mark.parametrize(
+    "given", [["$a"], {"$a": "$b"}, {"$a": 5}, {"$a": ["b"]}, {"$a": ["$b\0"]}, {"$a": ["$\ud800"]}]
+)
+async def test_a_malformed_argument_is_an_input_error(
+    store: Store, given: Mapping[Any, Any]
+) -> None:
     with pytest.raises((InputError, InvalidIdentifier)):
         await store.append([], state_before=given)

@@ -80,7 +80,9 @@ async def lossy(dsn: str) -> AsyncIterator[tuple[AnswerEater, Store]]:
     """A store behind a proxy that loses answers; with one connection."""
     async with (
         AnswerEater(dsn) as eater,
-        storage.open(eater.dsn, server_name="s1.test", config=ONE_CONNECTION, observer=eater) as store,
+        storage.open(
+            eater.dsn, server_name="s1.test", config=ONE_CONNECTION, observer=eater
+        ) as store,
     ):
         yield eater, store
 
@@ -111,24 +113,35 @@ def outcomes(results: Iterable[AppendResult]) -> set[str]:
     return {result.outcome for result in results}
 
 
-# ------------------------------------------------------------------------------------------------------------ group commit
+# ------------------------------------------------------------------------------------------------------------
+# group commit
 
 
 async def test_appends_of_many_tasks_and_rooms_go_into_one_write(dsn: str) -> None:
     sent = AnsweredStatements()
     rooms = [room_of(seed, 8) for seed in range(8)]
-    async with storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store,
+        admin_of(dsn) as admin,
+    ):
         for room in rooms:
             await store.append(room.pdus[:-8])
         sent.sent.clear()
-        answers = await asyncio.gather(*(store.append(room.pdus[-8:]) for room in rooms for _ in range(8)))
+        answers = await asyncio.gather(
+            *(store.append(room.pdus[-8:]) for room in rooms for _ in range(8))
+        )
         assert sent.writes() <= 2
         assert len(sent.sent) <= 8
         found = await stored(admin)
     outcome = [result.outcome for answer in answers for result in answer]
     assert outcome.count("stored") == 64
     assert outcome.count("duplicate") == 64 * 7
-    assert all(found[result.event_id] == result.stream_ordering for answer in answers for result in answer if result.outcome == "stored")
+    assert all(
+        found[result.event_id] == result.stream_ordering
+        for answer in answers
+        for result in answer
+        if result.outcome == "stored"
+    )
 
 
 async def test_a_lone_append_is_one_round_trip(dsn: str) -> None:
@@ -145,7 +158,10 @@ async def test_a_lone_append_is_one_round_trip(dsn: str) -> None:
 async def test_while_one_write_is_under_way_the_others_gather(dsn: str) -> None:
     sent = AnsweredStatements()
     rooms = [room_of(seed, 1) for seed in range(10)]
-    async with storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store,
+        admin_of(dsn) as admin,
+    ):
         for room in rooms:
             await store.append(room.pdus[:-1])
         sent.sent.clear()
@@ -187,7 +203,10 @@ async def test_one_half_is_written_while_the_other_is_planned(dsn: str) -> None:
 async def test_a_batch_is_one_write_alone_and_beside_others(dsn: str) -> None:
     sent = AnsweredStatements()
     rooms = [room_of(seed, 100) for seed in range(3)]
-    async with storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUIET, observer=sent) as store,
+        admin_of(dsn) as admin,
+    ):
         for room in rooms:
             await store.append(room.pdus[:-100])
         sent.sent.clear()
@@ -195,25 +214,36 @@ async def test_a_batch_is_one_write_alone_and_beside_others(dsn: str) -> None:
         await asyncio.gather(*(store.append(room.pdus[-100:]) for room in rooms[1:]))
         assert sent.writes() <= 3
         for room in rooms:
-            of_room = "SELECT count(DISTINCT xmin::text) FROM events WHERE event_id = ANY($1::text[])"
-            assert await admin.fetchval(of_room, [event.event_id for event in room.events[-100:]]) == 1
+            of_room = (
+                "SELECT count(DISTINCT xmin::text) FROM events WHERE event_id = ANY($1::text[])"
+            )
+            assert (
+                await admin.fetchval(of_room, [event.event_id for event in room.events[-100:]]) == 1
+            )
 
 
 async def test_one_that_fails_is_answered_alone(dsn: str) -> None:
     rooms = [room_of(seed, 1) for seed in range(10)]
     bad = rooms[4].events[-1].event_id
-    async with storage.open(dsn, server_name="s1.test", config=QUIET) as store, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUIET) as store,
+        admin_of(dsn) as admin,
+    ):
         for room in rooms:
             await store.append(room.pdus[:-1])
         await admin.execute(REFUSE)
         await admin.execute(
             f"CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW WHEN (NEW.event_id = '{bad}') EXECUTE FUNCTION refuse()"
         )
-        answers = await asyncio.gather(*(store.append(room.pdus[-1:]) for room in rooms), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(store.append(room.pdus[-1:]) for room in rooms), return_exceptions=True
+        )
         failed = answers.pop(4)
         assert isinstance(failed, storage.ConstraintViolated)
         assert failed.constraint == "refused"
-        assert [one[0].outcome for one in answers if not isinstance(one, BaseException)] == ["stored"] * 9
+        assert [one[0].outcome for one in answers if not isinstance(one, BaseException)] == [
+            "stored"
+        ] * 9
         assert bad not in await stored(admin)
         await admin.execute("DROP TRIGGER refuse ON events")
         assert outcomes(await store.append(rooms[4].pdus)) == {"duplicate", "stored"}
@@ -222,7 +252,10 @@ async def test_one_that_fails_is_answered_alone(dsn: str) -> None:
 async def test_a_full_queue_makes_callers_wait(dsn: str) -> None:
     room = room_of(1, 12)
     config = storage.Config(follow_ms=3_600_000, writer_queue_max=3, writer_batch_max=1)
-    async with storage.open(dsn, server_name="s1.test", config=config) as store, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=config) as store,
+        admin_of(dsn) as admin,
+    ):
         await store.append(room.pdus[:-12])
         await admin.execute(HOLD)
         appends = [asyncio.create_task(store.append([pdu])) for pdu in room.pdus[-12:]]
@@ -252,7 +285,10 @@ async def test_a_close_loses_nothing_that_was_accepted(dsn: str) -> None:
 
 async def test_a_cancelled_caller_harms_nobody(dsn: str) -> None:
     room = room_of(1, 10)
-    async with storage.open(dsn, server_name="s1.test", config=QUIET) as store, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUIET) as store,
+        admin_of(dsn) as admin,
+    ):
         await store.append(room.pdus[:-10])
         told = listen(store)
         await admin.execute(HOLD)
@@ -262,19 +298,25 @@ async def test_a_cancelled_caller_harms_nobody(dsn: str) -> None:
         appends[5].cancel()
         await admin.execute("SELECT pg_advisory_unlock_all()")
         answers = await asyncio.gather(*appends, return_exceptions=True)
-        assert [type(answer) is asyncio.CancelledError for answer in answers] == [number in (0, 5) for number in range(10)]
+        assert [type(answer) is asyncio.CancelledError for answer in answers] == [
+            number in (0, 5) for number in range(10)
+        ]
         assert set(await stored(admin)) == {event.event_id for event in room.events}
         assert [fact.row[0] for fact in told] == [event.event_id for event in room.events[-10:]]
         assert outcomes(await store.append(room.pdus)) == {"duplicate"}
 
 
-# --------------------------------------------------------------------------------------------------------- lost connections
+# ---------------------------------------------------------------------------------------------------------
+# lost connections
 
 
 async def test_a_backend_that_is_killed_in_mid_write(dsn: str) -> None:
     """Nothing of the write was done: it is made again."""
     room = room_of(1, 10)
-    async with storage.open(dsn, server_name="s1.test", config=QUIET) as store, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", config=QUIET) as store,
+        admin_of(dsn) as admin,
+    ):
         await store.append(room.pdus[:-10])
         told = listen(store)
         await admin.execute(HOLD)
@@ -284,7 +326,9 @@ async def test_a_backend_that_is_killed_in_mid_write(dsn: str) -> None:
         results = await append
         assert outcomes(results) == {"stored"}
         found = await stored(admin)
-        assert [found[result.event_id] for result in results] == [result.stream_ordering for result in results]
+        assert [found[result.event_id] for result in results] == [
+            result.stream_ordering for result in results
+        ]
         assert [fact.stream_id for fact in told] == [result.stream_ordering for result in results]
         assert outcomes(await store.append(room.pdus)) == {"duplicate"}
 
@@ -301,7 +345,9 @@ async def test_a_write_whose_answer_is_lost_was_done(dsn: str) -> None:
         assert eater.eaten.is_set()
         assert outcomes(results) == {"stored"}
         found = await stored(admin)
-        assert [found[result.event_id] for result in results] == [result.stream_ordering for result in results]
+        assert [found[result.event_id] for result in results] == [
+            result.stream_ordering for result in results
+        ]
         assert [fact.stream_id for fact in told] == [result.stream_ordering for result in results]
         assert store.streams["events"].linear() == results[-1].stream_ordering
         assert not store.streams.is_writing("events")
@@ -314,7 +360,9 @@ async def test_a_lost_commit_under_the_locks(dsn: str) -> None:
     room = room_of(1, 10)
     async with lossy(dsn) as (eater, store), admin_of(dsn) as admin:
         await store.append(room.pdus[:-10])
-        await admin.execute("UPDATE rooms SET write_version = write_version + 1")  # the first way is refused
+        await admin.execute(
+            "UPDATE rooms SET write_version = write_version + 1"
+        )  # the first way is refused
         eater.eat("COMMIT")
         results = await store.append(room.pdus[-10:])
         assert eater.eaten.is_set()
@@ -375,14 +423,19 @@ async def test_a_small_stream_whose_answer_is_lost(dsn: str) -> None:
         assert [(fact.stream_id, fact.row) for fact in told] == [(at, [user, None, "m.second"])]
         assert store.streams["account_data"].linear() == at
         with pytest.raises(storage.UnknownRoom):
-            await store.account_data.set(user, "m.tag", {}, room_id=storage.RoomId("!nowhere:s1.test"))
+            await store.account_data.set(
+                user, "m.tag", {}, room_id=storage.RoomId("!nowhere:s1.test")
+            )
         assert not store.streams.is_writing("account_data")
 
 
-# ----------------------------------------------------------------------------------------------------------- many processes
+# -----------------------------------------------------------------------------------------------------------
+# many processes
 
 
-async def _append_all(store: Store, pdus: Sequence[bytes], rng: random.Random) -> list[AppendResult]:
+async def _append_all(
+    store: Store, pdus: Sequence[bytes], rng: random.Random
+) -> list[AppendResult]:
     results: list[AppendResult] = []
     at = 0
     while at < len(pdus):
@@ -405,16 +458,24 @@ async def test_two_writers_in_one_room(dsn: str) -> None:
             branch.message(user, f"{number}")
             if number % 10 == 0:
                 branch.join(user, displayname=f"{number}")
-    shares = [[event.pdu for event in room.events[base:] if event.json["sender"] == user] for user in (one, other)]
+    shares = [
+        [event.pdu for event in room.events[base:] if event.json["sender"] == user]
+        for user in (one, other)
+    ]
     seen = (AnsweredStatements(), AnsweredStatements())
     async with (
         storage.open(dsn, server_name="s1.test", config=QUIET, observer=seen[0]) as first,
-        storage.open(dsn, server_name="s1.test", instance_name="second", config=QUIET, observer=seen[1]) as second,
+        storage.open(
+            dsn, server_name="s1.test", instance_name="second", config=QUIET, observer=seen[1]
+        ) as second,
         admin_of(dsn) as admin,
     ):
         await first.append(room.pdus[:base])
         answers = await asyncio.gather(
-            *(_append_all(store, share, random.Random(1)) for store, share in zip((first, second), shares, strict=True))
+            *(
+                _append_all(store, share, random.Random(1))
+                for store, share in zip((first, second), shares, strict=True)
+            )
         )
         assert outcomes(chain.from_iterable(answers)) == {"stored"}
         room.merge(*branches)
@@ -433,7 +494,14 @@ async def _kill_and_restart(dsn: str, number: int, rng: random.Random) -> int:
     at = 0
     for _ in range(3):
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.persist.append_process", dsn, f"p{number}", str(number), str(at), stdout=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "tests.persist.append_process",
+            dsn,
+            f"p{number}",
+            str(number),
+            str(at),
+            stdout=asyncio.subprocess.PIPE,
         )
         assert process.stdout is not None
         for _ in range(rng.randint(5, 40)):
@@ -447,21 +515,30 @@ async def _kill_and_restart(dsn: str, number: int, rng: random.Random) -> int:
 async def test_a_killed_process(dsn: str) -> None:
     """No committed event is missing from the stream, and none is told that is not stored; what was answered is stored."""
     config = storage.Config(follow_ms=50)
-    async with storage.open(dsn, server_name="s1.test", instance_name="reader", config=config) as reader, admin_of(dsn) as admin:
+    async with (
+        storage.open(dsn, server_name="s1.test", instance_name="reader", config=config) as reader,
+        admin_of(dsn) as admin,
+    ):
         told = listen(reader)
-        said = await asyncio.gather(*(_kill_and_restart(dsn, number, random.Random(number)) for number in range(2)))
+        said = await asyncio.gather(
+            *(_kill_and_restart(dsn, number, random.Random(number)) for number in range(2))
+        )
         found = await stored(admin)
         while reader.streams["events"].linear() < max(found.values()):
             await follow_once(reader.database, reader.streams)
         facts = await reader.streams["events"].rows(0, reader.streams["events"].linear(), 1_000_000)
     assert [(fact.row[0], fact.stream_id) for fact in facts] == list(found.items())
-    assert sorted((fact.stream_id, fact.row[0]) for fact in told) == [(position, event_id) for event_id, position in found.items()]
+    assert sorted((fact.stream_id, fact.row[0]) for fact in told) == [
+        (position, event_id) for event_id, position in found.items()
+    ]
     for number, count in enumerate(said):
         events = [event.event_id for event in process_room(number).events]
         assert set(events[:count]) <= found.keys()
 
 
-async def test_calls_are_stored_in_their_order_where_the_room_must_be_looked_up_first(dsn: str) -> None:
+async def test_calls_are_stored_in_their_order_where_the_room_must_be_looked_up_first(
+    dsn: str,
+) -> None:
     """Each on a connection of its own, the look-ups would end in any order, and a child would come before its parent."""
     room = RoomBuilder("11")
     room.start("@alice:s1.test")

@@ -1,4 +1,7 @@
-"""Graphs that no honest server makes: circles, several beginnings or none, floods of edges. Each has an outcome, and nothing is lost."""
+"""Graphs that no honest server makes: circles, several beginnings or none, floods of edges.
+
+Each has an outcome, and nothing is lost.
+"""
 
 from collections.abc import AsyncIterator
 
@@ -64,7 +67,9 @@ async def is_sound(store: Store) -> None:
 
 @pytest.mark.parametrize("version", ["1", "2"])
 @pytest.mark.parametrize("origin", ["live", "outlier", "backfill"])
-async def test_a_circle_of_auth_events_is_never_complete(store: Store, version: str, origin: Origin) -> None:
+async def test_a_circle_of_auth_events_is_never_complete(
+    store: Store, version: str, origin: Origin
+) -> None:
     """Each waits for the other to be held first, in one batch or in several; the rest of the room goes on."""
     room = begun(version)
     await store.append(room.pdus, room_version=version)
@@ -72,10 +77,23 @@ async def test_a_circle_of_auth_events_is_never_complete(store: Store, version: 
     branch = room.fork(1)[0]
     first, second = branch.topic(room.user(1), "a"), branch.name(room.user(1), "b")
     honest = list(first.auth_events)
-    one = altered(room, first, prev_events=pairs(list(room.heads)), auth_events=pairs([*honest, second.event_id]))
-    other = altered(room, second, prev_events=pairs(list(room.heads)), auth_events=pairs([*honest, first.event_id]))
+    one = altered(
+        room,
+        first,
+        prev_events=pairs(list(room.heads)),
+        auth_events=pairs([*honest, second.event_id]),
+    )
+    other = altered(
+        room,
+        second,
+        prev_events=pairs(list(room.heads)),
+        auth_events=pairs([*honest, first.event_id]),
+    )
     alone = altered(
-        room, branch.topic(room.user(1), "c"), prev_events=pairs(list(room.heads)), auth_events=pairs([*honest, branch.heads[0]])
+        room,
+        branch.topic(room.user(1), "c"),
+        prev_events=pairs(list(room.heads)),
+        auth_events=pairs([*honest, branch.heads[0]]),
     )
     for batch in ([one, other, alone], [other], [one], [other, one]):
         for result in await store.append(batch, origin=origin):
@@ -89,22 +107,32 @@ async def test_a_circle_of_auth_events_is_never_complete(store: Store, version: 
 
 @pytest.mark.parametrize("version", ["1", "6", "12"])
 async def test_auth_events_that_are_not_held_are_named(store: Store, version: str) -> None:
-    """Its parents are held; what it needs is asked for, and nothing of it stays behind. With it, the event is stored."""
+    """Its parents are held; what it needs is asked for, and nothing of it stays behind.
+
+    With it, the event is stored.
+    """
     room = begun(version)
     await store.append(room.pdus, room_version=version)
     side = room.fork(1)[0]
     lacking = side.join(room.user(3))
     cited = [
-        room.state[key] for key in (("m.room.create", ""), ("m.room.power_levels", "")) if key[0] != "m.room.create" or version != "12"
+        room.state[key]
+        for key in (("m.room.create", ""), ("m.room.power_levels", ""))
+        if key[0] != "m.room.create" or version != "12"
     ]
-    event = side.message(room.user(3), "hello", prev=list(room.heads), auth=[*cited, lacking.event_id])
+    event = side.message(
+        room.user(3), "hello", prev=list(room.heads), auth=[*cited, lacking.event_id]
+    )
     before = await row_counts(store.database)
     [result] = await store.append([event.pdu])
     assert (result.outcome, result.missing) == ("missing_parents", (lacking.event_id,))
     assert await row_counts(store.database) == before
     results = await store.append([lacking.pdu])
     results += await store.append([event.pdu])
-    assert [result.outcome for result in results] == ["stored", "rejected"]  # the state before it has no such member
+    assert [result.outcome for result in results] == [
+        "stored",
+        "rejected",
+    ]  # the state before it has no such member
     await is_sound(store)
 
 
@@ -117,12 +145,21 @@ async def test_a_room_without_a_create_event(store: Store, version: str) -> None
     pdu = altered(room, stray, prev_events=[], auth_events=[])
     stray_id = parse(pdu, version).event_id
     [result] = await store.append([pdu], room_version=version)
-    assert (result.outcome, (result.reason or "").partition(":")[0]) == ("rejected", "auth_events.no_create")
+    assert (result.outcome, (result.reason or "").partition(":")[0]) == (
+        "rejected",
+        "auth_events.no_create",
+    )
     assert await store.forward_extremities(room.room_id) == set()
     assert await store.current_state(room.room_id) == {}
     assert {one.outcome for one in await store.append(pdus)} == {"stored"}
     assert await store.forward_extremities(room.room_id) == set(room.heads)
-    child = altered(room, stray, prev_events=pairs([stray_id]) if pair else [stray_id], auth_events=[], event_id="$child:s1.test")
+    child = altered(
+        room,
+        stray,
+        prev_events=pairs([stray_id]) if pair else [stray_id],
+        auth_events=[],
+        event_id="$child:s1.test",
+    )
     [result] = await store.append([child])
     assert result.outcome == "rejected"
     assert (await store.event(stray_id)) is not None
@@ -132,7 +169,9 @@ async def test_a_room_without_a_create_event(store: Store, version: str) -> None
 
 @pytest.mark.parametrize("version", ["1", "6", "11"])
 @pytest.mark.parametrize("together", [True, False])
-async def test_a_second_create_event_is_rejected(store: Store, version: str, *, together: bool) -> None:
+async def test_a_second_create_event_is_rejected(
+    store: Store, version: str, *, together: bool
+) -> None:
     """It is held, and the room stays as it was, whatever is built on it."""
     room = begun(version)
     second = altered(room, room.events[0], origin_server_ts=5, event_id="$second:s1.test")
@@ -140,9 +179,14 @@ async def test_a_second_create_event_is_rejected(store: Store, version: str, *, 
     batches = [[room.pdus[0], second, *room.pdus[1:]]] if together else [room.pdus, [second]]
     outcomes = {}
     for batch in batches:
-        outcomes.update({result.event_id: result for result in await store.append(batch, room_version=version)})
+        outcomes.update(
+            {result.event_id: result for result in await store.append(batch, room_version=version)}
+        )
     refused = outcomes.pop(second_id)
-    assert (refused.outcome, (refused.reason or "").partition(":")[0]) == ("rejected", "create.second")
+    assert (refused.outcome, (refused.reason or "").partition(":")[0]) == (
+        "rejected",
+        "create.second",
+    )
     assert {result.outcome for result in outcomes.values()} == {"stored"}
     assert await store.current_state(room.room_id) == dict(room.state)
     assert await store.forward_extremities(room.room_id) == set(room.heads)
@@ -154,7 +198,9 @@ async def test_a_second_create_event_is_rejected(store: Store, version: str, *, 
 
 @pytest.mark.parametrize("version", ["1", "11"])
 @pytest.mark.parametrize("count", [21, 1_000_000])
-async def test_more_parents_than_an_event_may_have(store: Store, statements: StatementCount, version: str, count: int) -> None:
+async def test_more_parents_than_an_event_may_have(
+    store: Store, statements: StatementCount, version: str, count: int
+) -> None:
     """Refused as it is read: no statement is about the parents, and the batch goes on."""
     room = begun(version)
     await store.append(room.pdus, room_version=version)
@@ -176,7 +222,9 @@ async def test_more_parents_than_an_event_may_have(store: Store, statements: Sta
 
 async def test_an_outlier_keeps_the_bytes_that_came_first(dsn: str) -> None:
     """In versions 1 and 2 senders choose the ids of events, so the bytes that come later may be others, or of another room."""
-    rooms = [RoomBuilder(version, seed=seed, sign=False) for seed, version in enumerate(("1", "2"), 1)]
+    rooms = [
+        RoomBuilder(version, seed=seed, sign=False) for seed, version in enumerate(("1", "2"), 1)
+    ]
     for room in rooms:
         room.start(room.user(1))
     first, other = (room.topic(room.user(1), "topic") for room in rooms)

@@ -15,7 +15,10 @@ def crowd(seed: int) -> RoomBuilder:
     room = RoomBuilder("11", seed=seed, sign=False)
     admin = f"@admin{seed}:{SERVER}"
     room.start(admin, join_rule="public")
-    members = [f"@user{seed}x{number}:{SERVER if number == 1 else f's{number}.test'}" for number in range(60)]
+    members = [
+        f"@user{seed}x{number}:{SERVER if number == 1 else f's{number}.test'}"
+        for number in range(60)
+    ]
     for member in members[:40]:
         room.join(member)
     left, right = room.fork(2)
@@ -38,7 +41,9 @@ async def test_concurrent_appends_while_the_names_do_not_fit(dsn: str) -> None:
     rooms = [crowd(seed) for seed in range(1, 9)]
     config = storage.Config(cache_names_max=NAMES)
     async with storage.open(dsn, server_name=SERVER, config=config) as store:
-        await asyncio.gather(*(_deliver(store, room, 3 + number) for number, room in enumerate(rooms)))
+        await asyncio.gather(
+            *(_deliver(store, room, 3 + number) for number, room in enumerate(rooms))
+        )
         assert len(store.writer.caches.names.state_key_names) < 2_000
         for room in rooms:
             assert await store.current_state(room.room_id) == dict(room.state)

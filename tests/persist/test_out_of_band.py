@@ -20,7 +20,12 @@ pytestmark = pytest.mark.every_postgres
 
 HERE, ALICE, BOB = "here.test", UserId("@alice:here.test"), UserId("@bob:here.test")
 VERSIONS = [str(number) for number in range(1, 13)]
-NAME = {"type": "m.room.name", "state_key": "", "sender": "@user1:s1.test", "content": {"name": "Elsewhere"}}
+NAME = {
+    "type": "m.room.name",
+    "state_key": "",
+    "sender": "@user1:s1.test",
+    "content": {"name": "Elsewhere"},
+}
 
 
 @pytest.fixture
@@ -36,10 +41,18 @@ def elsewhere(version: str = "11", join_rule: str = "invite", seed: int = 1) -> 
     return room
 
 
-async def out_of_band(store: Store, room: RoomBuilder, *events: BuiltEvent, shown: Any = None) -> list[str]:
+async def out_of_band(
+    store: Store, room: RoomBuilder, *events: BuiltEvent, shown: Any = None
+) -> list[str]:
     given = None if shown is None else {EventId(events[0].event_id): shown}
     pdus = [event.pdu for event in events]
-    answers = await store.append(pdus, origin="out_of_band", room_version=room.version, stripped_state=given, verify_keys=room.keys)
+    answers = await store.append(
+        pdus,
+        origin="out_of_band",
+        room_version=room.version,
+        stripped_state=given,
+        verify_keys=room.keys,
+    )
     return [answer.outcome for answer in answers]
 
 
@@ -48,7 +61,9 @@ async def joined(store: Store, room: RoomBuilder, join: BuiltEvent) -> None:
     at = [event.event_id for event in room.events].index(join.event_id)
     state = set(join.state_before.values())
     await store.append(
-        [event.pdu for event in room.events[:at] if event.type != "m.room.message"], origin="outlier", room_version=room.version
+        [event.pdu for event in room.events[:at] if event.type != "m.room.message"],
+        origin="outlier",
+        room_version=room.version,
     )
     [result] = await store.append([join.pdu], state_before={join.event_id: state})
     assert result.outcome == "stored", result
@@ -59,39 +74,62 @@ async def is_sound(store: Store) -> bool:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_an_invite_is_told_at_once_with_its_stripped_state(store: Store, version: str) -> None:
+async def test_an_invite_is_told_at_once_with_its_stripped_state(
+    store: Store, version: str
+) -> None:
     room = elsewhere(version)
     before = (await store.sync(ALICE)).next_batch
     invite = room.invite(room.user(1), ALICE)
-    shown = [NAME, {**NAME, "type": "m.room.topic", "content": {"topic": "\0 \\ é"}, "origin_server_ts": 5}]
+    shown = [
+        NAME,
+        {**NAME, "type": "m.room.topic", "content": {"topic": "\0 \\ é"}, "origin_server_ts": 5},
+    ]
     assert await out_of_band(store, room, invite, shown=shown) == ["stored"]
     sync = await store.sync(ALICE)
     for since in (before, None):
         sync = await store.sync(ALICE, since=since)
-        assert (list(sync.invite), sync.join, sync.leave, sync.knock) == ([room.room_id], {}, {}, {})
+        assert (list(sync.invite), sync.join, sync.leave, sync.knock) == (
+            [room.room_id],
+            {},
+            {},
+            {},
+        )
         name, topic, own = sync.invite[room.room_id].invite_state
         assert (name, topic["content"], set(topic)) == (NAME, {"topic": "\0 \\ é"}, set(NAME))
-        assert (own["type"], own["state_key"], own["content"]["membership"]) == ("m.room.member", ALICE, "invite")
+        assert (own["type"], own["state_key"], own["content"]["membership"]) == (
+            "m.room.member",
+            ALICE,
+            "invite",
+        )
     assert (await store.sync(ALICE, since=sync.next_batch)).is_empty
     assert (await store.sync(BOB)).is_empty
     assert await out_of_band(store, room, invite, shown=[]) == ["duplicate"]
     assert len((await store.sync(ALICE)).invite[room.room_id].invite_state) == 3
     held = await store.event(invite.event_id)
     assert held is not None
-    assert (held.raw, held.outlier, held.rejected, await store.rooms_of(ALICE)) == (invite.pdu, True, None, [])
+    assert (held.raw, held.outlier, held.rejected, await store.rooms_of(ALICE)) == (
+        invite.pdu,
+        True,
+        None,
+        [],
+    )
     assert await is_sound(store)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_the_user_rejects_an_invite(store: Store, version: str) -> None:
     room = elsewhere(version)
-    assert await out_of_band(store, room, room.invite(room.user(1), ALICE), shown=[NAME]) == ["stored"]
+    assert await out_of_band(store, room, room.invite(room.user(1), ALICE), shown=[NAME]) == [
+        "stored"
+    ]
     before = (await store.sync(ALICE)).next_batch
     leave = room.leave(ALICE)
     assert await out_of_band(store, room, leave) == ["stored"]
     sync = await store.sync(ALICE, since=before)
     assert (sync.invite, list(sync.leave)) == ({}, [room.room_id])
-    assert [event.event_id for event in sync.leave[room.room_id].timeline.events] == [leave.event_id]
+    assert [event.event_id for event in sync.leave[room.room_id].timeline.events] == [
+        leave.event_id
+    ]
     assert (await store.sync(ALICE)).is_empty
     assert await out_of_band(store, room, room.invite(room.user(1), ALICE)) == ["stored"]
     assert list((await store.sync(ALICE, since=sync.next_batch)).invite) == [room.room_id]
@@ -105,8 +143,13 @@ async def test_a_knock_and_its_answers(store: Store, version: str, answer: str) 
     knock = room.knock(ALICE)
     assert await out_of_band(store, room, knock, shown=[NAME]) == ["stored"]
     sync = await store.sync(ALICE)
-    assert [event["type"] for event in sync.knock[room.room_id].knock_state] == ["m.room.name", "m.room.member"]
-    answered = room.leave(ALICE) if answer == "leave" else getattr(room, answer)(room.user(1), ALICE)
+    assert [event["type"] for event in sync.knock[room.room_id].knock_state] == [
+        "m.room.name",
+        "m.room.member",
+    ]
+    answered = (
+        room.leave(ALICE) if answer == "leave" else getattr(room, answer)(room.user(1), ALICE)
+    )
     assert await out_of_band(store, room, answered) == ["stored"]
     after = await store.sync(ALICE, since=sync.next_batch)
     assert after.knock == {}
@@ -118,7 +161,9 @@ async def test_a_knock_and_its_answers(store: Store, version: str, answer: str) 
 
 async def test_the_inviter_retracts_an_invite(store: Store) -> None:
     room = elsewhere()
-    assert await out_of_band(store, room, room.invite(room.user(1), ALICE), room.kick(room.user(1), ALICE)) == ["stored", "stored"]
+    assert await out_of_band(
+        store, room, room.invite(room.user(1), ALICE), room.kick(room.user(1), ALICE)
+    ) == ["stored", "stored"]
     assert list((await store.sync(ALICE)).invite) == []
 
 
@@ -154,13 +199,19 @@ async def test_what_cannot_come_out_of_band_is_invalid(store: Store) -> None:
     old = elsewhere("6", seed=2)
     knock = RoomBuilder("7", seed=2)
     knock.start(knock.user(1), join_rule="knock")
-    [answer] = await store.append([knock.knock(ALICE).pdu], origin="out_of_band", room_version=old.version)
+    [answer] = await store.append(
+        [knock.knock(ALICE).pdu], origin="out_of_band", room_version=old.version
+    )
     assert answer.outcome == "invalid"
-    [answer] = await store.append([room.invite(admin, ALICE).pdu], origin="out_of_band", room_version="12")
+    [answer] = await store.append(
+        [room.invite(admin, ALICE).pdu], origin="out_of_band", room_version="12"
+    )
     assert answer.outcome == "invalid"
     unsigned = RoomBuilder("11", seed=3, sign=False)
     unsigned.start(unsigned.user(1))
-    assert await out_of_band(store, unsigned, unsigned.invite(unsigned.user(1), ALICE)) == ["invalid"]
+    assert await out_of_band(store, unsigned, unsigned.invite(unsigned.user(1), ALICE)) == [
+        "invalid"
+    ]
     [answer] = await store.append([room.invite(admin, ALICE).pdu], origin="out_of_band")
     assert answer.outcome == "invalid"
     async with store.database.connection() as conn:
@@ -168,7 +219,9 @@ async def test_what_cannot_come_out_of_band_is_invalid(store: Store) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_join_follows_the_invite_and_then_a_leave_and_another_invite(store: Store, version: str) -> None:
+async def test_a_join_follows_the_invite_and_then_a_leave_and_another_invite(
+    store: Store, version: str
+) -> None:
     room = elsewhere(version)
     admin = room.user(1)
     invite = room.invite(admin, ALICE)
@@ -191,7 +244,9 @@ async def test_a_join_follows_the_invite_and_then_a_leave_and_another_invite(sto
     assert await is_sound(store)
     rejoin = room.join(ALICE)
     await joined(store, room, rejoin)
-    by_version = [] if version == "1" else [room.room_id]  # its resolution does not ask how the older leave came to be a join
+    by_version = (
+        [] if version == "1" else [room.room_id]
+    )  # its resolution does not ask how the older leave came to be a join
     assert await store.rooms_of(ALICE) == by_version
     assert await is_sound(store)
 
@@ -204,7 +259,9 @@ async def test_what_names_an_event_out_of_band_waits_for_its_auth_events(store: 
     state = list(join.state_before.values())
     [result] = await store.append([invite.pdu], origin="outlier", room_version="11")
     assert (result.outcome, set(result.missing)) == ("missing_parents", set(invite.auth_events))
-    await store.append([event.pdu for event in room.events[:-2]], origin="outlier", room_version="11")
+    await store.append(
+        [event.pdu for event in room.events[:-2]], origin="outlier", room_version="11"
+    )
     [result] = await store.append([join.pdu], state_before={join.event_id: state})
     assert (result.outcome, result.missing) == ("missing_parents", (invite.event_id,) * 1)
     [result] = await store.append([invite.pdu], origin="outlier")
@@ -228,7 +285,9 @@ async def test_an_old_invite_that_is_authorised_later_is_not_told_again(store: S
     assert await is_sound(store)
 
 
-async def test_an_invite_that_its_auth_events_refuse_is_rejected_when_they_come(store: Store) -> None:
+async def test_an_invite_that_its_auth_events_refuse_is_rejected_when_they_come(
+    store: Store,
+) -> None:
     room = RoomBuilder("11", seed=1, checked=False)
     room.start(room.user(1))
     forged = room.invite(room.user(2), ALICE)
@@ -253,7 +312,9 @@ async def test_a_join_of_this_server_overrules_what_came_out_of_band(store: Stor
     await store.append([event.pdu for event in state], origin="outlier")
     waiting = await store.sync(BOB, since=before)
     assert waiting.is_empty
-    [result] = await store.append([join.pdu], state_before={join.event_id: [event.event_id for event in state]})
+    [result] = await store.append(
+        [join.pdu], state_before={join.event_id: [event.event_id for event in state]}
+    )
     assert result.outcome == "stored"
     sync = await store.sync(BOB, since=waiting.next_batch)
     assert (sync.invite, list(sync.leave)) == ({}, [room.room_id])
@@ -283,7 +344,9 @@ async def test_another_store_shows_the_invite_and_knows_when_it_was_authorised(d
         assert len((await two.sync(ALICE)).invite[room.room_id].invite_state) == 2
         results = await two.append([event.pdu for event in room.events[:-1]], origin="outlier")
         assert {result.outcome for result in results} == {"stored"}
-        [result] = await one.append([join.pdu], state_before={join.event_id: list(join.state_before.values())})
+        [result] = await one.append(
+            [join.pdu], state_before={join.event_id: list(join.state_before.values())}
+        )
         assert result.outcome == "stored"
         assert list((await two.sync(ALICE)).join) == [room.room_id]
         assert await is_sound(one)
@@ -306,7 +369,9 @@ async def test_another_store_shows_the_invite_and_knows_when_it_was_authorised(d
         [{**NAME, "content": {"name": "x" * 100_000}}] * 3,
     ],
 )
-async def test_stripped_state_that_is_malformed_or_too_large_is_an_input_error(store: Store, shown: Any) -> None:
+async def test_stripped_state_that_is_malformed_or_too_large_is_an_input_error(
+    store: Store, shown: Any
+) -> None:
     room = elsewhere()
     with pytest.raises(InputError, match="stripped_state"):
         await out_of_band(store, room, room.invite(room.user(1), ALICE), shown=shown)
@@ -331,7 +396,12 @@ async def test_an_archive_tells_what_came_out_of_band_with_its_stripped_state(st
         [held] = await rooms_to_archive(conn)
         [[line]] = [lines async for lines in archive(conn, held)]
     read = read_line(line)
-    assert (read.pdu, read.room_version, read.origin, read.stripped_state) == (invite.pdu, "11", "out_of_band", (NAME,))
+    assert (read.pdu, read.room_version, read.origin, read.stripped_state) == (
+        invite.pdu,
+        "11",
+        "out_of_band",
+        (NAME,),
+    )
 
 
 async def test_a_purged_room_keeps_nothing_of_what_came_out_of_band(store: Store) -> None:
@@ -340,6 +410,12 @@ async def test_a_purged_room_keeps_nothing_of_what_came_out_of_band(store: Store
     await purge_room(store.database, room.room_id, server_name=HERE)
     assert (await store.sync(ALICE)).is_empty
     async with store.database.connection() as conn:
-        for table in ("events", "rooms", "memberships", "outlier_memberships", "out_of_band_memberships"):
+        for table in (
+            "events",
+            "rooms",
+            "memberships",
+            "outlier_memberships",
+            "out_of_band_memberships",
+        ):
             assert await conn.fetchval(f"SELECT count(*) FROM {table}") == 0, table
     assert await is_sound(store)

@@ -21,8 +21,10 @@ from tests.auth.events import make_create, make_event
 
 SERVER = "s1.test"
 SQL_ROWS = """
-SELECT e.event_id, e.topological_ordering, e.depth, e.membership, e.outlier, e.backfilled, e.soft_failed, e.redacted_form, e.rejected,
-    e.ineffective, coalesce(e.after_gap, false) AS after_gap, e.state_group_after IS NOT NULL AS changes_state, cardinality(e.prev_events) AS parents
+SELECT e.event_id, e.topological_ordering, e.depth, e.membership, e.outlier, e.backfilled,
+    e.soft_failed, e.redacted_form, e.rejected,
+    e.ineffective, coalesce(e.after_gap, false) AS after_gap,
+        e.state_group_after IS NOT NULL AS changes_state, cardinality(e.prev_events) AS parents
 FROM events e
 """
 SQL_DELTAS = """
@@ -35,16 +37,21 @@ ORDER BY d.stream_ordering, e.event_nid
 """
 SQL_MEMBERSHIPS = """
 SELECT p.name, m.membership, e.event_id
-FROM memberships m JOIN principals p USING (principal_nid) LEFT JOIN events e ON e.event_nid = m.event_nid
+FROM memberships m JOIN principals p USING (principal_nid)
+    LEFT JOIN events e ON e.event_nid = m.event_nid
 ORDER BY p.name
 """
-SQL_MISSING = "SELECT event_id, superseded, cardinality(child_nids) FROM missing_events ORDER BY event_id"
+SQL_MISSING = (
+    "SELECT event_id, superseded, cardinality(child_nids) FROM missing_events ORDER BY event_id"
+)
 SQL_LAST_JOINS = """
 SELECT p.name, v.last_join_topological
-FROM visibility v JOIN principals p USING (principal_nid) WHERE v.last_join_topological IS NOT NULL ORDER BY p.name
+FROM visibility v JOIN principals p USING (principal_nid) WHERE v.last_join_topological IS NOT NULL
+    ORDER BY p.name
 """
 SQL_MOVED = """
-SELECT e.event_id, m.topological_before, e.topological_ordering FROM reordered_events m JOIN events e USING (event_nid) ORDER BY e.topological_ordering
+SELECT e.event_id, m.topological_before, e.topological_ordering FROM reordered_events m
+    JOIN events e USING (event_nid) ORDER BY e.topological_ordering
 """
 SQL_DROPPED = "SELECT e.event_id FROM dropped_extremities d JOIN events e USING (event_nid)"
 SQL_EXTREMITIES = "SELECT e.event_id FROM rooms r, unnest(r.forward_extremities) AS n JOIN events e ON e.event_nid = n"
@@ -99,7 +106,14 @@ def row_of(**values: Any) -> EventRow:
     """Return the row of a leave in room 7 that is an outlier without auth events."""
     row = EventRow._make(range(len(EventRow._fields)))
     return row._replace(
-        **{"room_nid": 7, "outlier": True, "auth_events": (), "rejected": None, "membership": MEMBERSHIPS["leave"], **values}
+        **{
+            "room_nid": 7,
+            "outlier": True,
+            "auth_events": (),
+            "rejected": None,
+            "membership": MEMBERSHIPS["leave"],
+            **values,
+        }
     )
 
 
@@ -110,38 +124,69 @@ def test_an_event_that_was_read_by_another_version_is_invalid() -> None:
     assert _unfit(room_of("10"), message, None) == AppendResult(None, "invalid", reason)
     assert _unfit(room_of("11"), message, None) is None
     assert _unfit(room_of("11"), create, None) is None
-    refused = [(make_create("11"), "10", 11), (make_event("12", "$m", "m.room.message", "@a:a"), "11", 12)]
+    refused = [
+        (make_create("11"), "10", 11),
+        (make_event("12", "$m", "m.room.message", "@a:a"), "11", 12),
+    ]
     for event, version, read in refused:
         result = _unfit(room_of(version), event, None)
-        assert result == AppendResult(None, "invalid", f"read as an event of version {read}, while the room has version {version}")
+        assert result == AppendResult(
+            None,
+            "invalid",
+            f"read as an event of version {read}, while the room has version {version}",
+        )
 
 
 def test_an_id_that_another_room_has_is_a_duplicate() -> None:
     message = make_event("1", "$m:a", "m.room.message", "@a:a")
-    assert _unfit(room_of("1"), message, row_of(room_nid=8)) == AppendResult(message.event_id, "duplicate")
+    assert _unfit(room_of("1"), message, row_of(room_nid=8)) == AppendResult(
+        message.event_id, "duplicate"
+    )
     assert _unfit(room_of("1"), message, row_of()) is None
 
 
 def test_an_outlier_goes_on_into_the_timeline_and_what_came_out_of_band_as_an_outlier_too() -> None:
     out_of_band, outlier, placed = row_of(), row_of(auth_events=(1,)), row_of(outlier=False)
-    for origin, wanted in {"live": [True, True, False], "backfill": [True, True, False], "outlier": [True, False, False]}.items():
+    for origin, wanted in {
+        "live": [True, True, False],
+        "backfill": [True, True, False],
+        "outlier": [True, False, False],
+    }.items():
         assert [_goes_on(row, origin) for row in (out_of_band, outlier, placed)] == wanted  # type: ignore[arg-type]
-    assert [_goes_on(row, "out_of_band") for row in (out_of_band, outlier, placed)] == [False, False, False]
+    assert [_goes_on(row, "out_of_band") for row in (out_of_band, outlier, placed)] == [
+        False,
+        False,
+        False,
+    ]
 
 
 async def test_the_answers(store: Store) -> None:
     room, admin, other = begun()
     size = len(room.events)
-    message, refused = room.message(admin), room.send(other, "m.room.topic", {"topic": "x"}, state_key="", expected="rejected")
+    message, refused = (
+        room.message(admin),
+        room.send(other, "m.room.topic", {"topic": "x"}, state_key="", expected="rejected"),
+    )
     await take(store, *room.events[:size])
     [stored] = await take(store, message)
-    assert (stored.event_id, stored.outcome, stored.reason, stored.topological_ordering) == (message.event_id, "stored", None, size + 1)
+    assert (stored.event_id, stored.outcome, stored.reason, stored.topological_ordering) == (
+        message.event_id,
+        "stored",
+        None,
+        size + 1,
+    )
     assert stored.stream_ordering is not None
     assert await take(store, message) == [
-        AppendResult(message.event_id, "duplicate", None, stored.stream_ordering, stored.topological_ordering)
+        AppendResult(
+            message.event_id, "duplicate", None, stored.stream_ordering, stored.topological_ordering
+        )
     ]
     [rejected] = await take(store, refused)
-    assert (rejected.event_id, rejected.outcome, rejected.topological_ordering) == (refused.event_id, "rejected", size + 2)
+    assert (rejected.event_id, rejected.outcome, rejected.topological_ordering) == (
+        refused.event_id,
+        "rejected",
+        size + 2,
+    )
     assert rejected.reason == f"event.level: {other} has level 0, m.room.topic takes 50"
 
 
@@ -154,7 +199,11 @@ async def test_a_soft_failed_event_changes_nothing(store: Store) -> None:
     before = (await fetch(store, SQL_EXTREMITIES), await fetch(store, SQL_DELTAS))
     late = side.message(other, "late")
     [result] = await take(store, late)
-    assert (result.event_id, result.outcome, result.topological_ordering) == (late.event_id, "soft_failed", 7)
+    assert (result.event_id, result.outcome, result.topological_ordering) == (
+        late.event_id,
+        "soft_failed",
+        7,
+    )
     assert result.reason is not None
     assert (await rows(store))[late.event_id]["soft_failed"] is True
     assert (await fetch(store, SQL_EXTREMITIES), await fetch(store, SQL_DELTAS)) == before
@@ -166,9 +215,22 @@ async def test_the_row_of_each_kind_of_event(store: Store) -> None:
     await take(store, *room.events)
     found = await rows(store)
     create, joined, said = (found[room.events[at].event_id] for at in (0, 1, -1))
-    flags = dict.fromkeys(("outlier", "backfilled", "soft_failed", "redacted_form", "ineffective", "after_gap"), False)
-    assert create == create | flags | {"topological_ordering": 1, "membership": None, "rejected": None, "changes_state": True, "parents": 0}
-    assert joined == joined | flags | {"topological_ordering": 2, "membership": JOIN, "changes_state": True, "parents": 1}
+    flags = dict.fromkeys(
+        ("outlier", "backfilled", "soft_failed", "redacted_form", "ineffective", "after_gap"), False
+    )
+    assert create == create | flags | {
+        "topological_ordering": 1,
+        "membership": None,
+        "rejected": None,
+        "changes_state": True,
+        "parents": 0,
+    }
+    assert joined == joined | flags | {
+        "topological_ordering": 2,
+        "membership": JOIN,
+        "changes_state": True,
+        "parents": 1,
+    }
     assert said["event_id"] == message.event_id
     assert said == said | flags | {"membership": None, "changes_state": False, "parents": 1}
 
@@ -177,12 +239,19 @@ async def test_an_outlier_has_no_place_until_it_is_in_the_timeline(store: Store)
     room, _, other = begun()
     [last] = room.events[-1:]
     results = await take(store, *room.events, origin="outlier")
-    assert {(one.outcome, one.stream_ordering, one.topological_ordering) for one in results} == {("stored", None, None)}
+    assert {(one.outcome, one.stream_ordering, one.topological_ordering) for one in results} == {
+        ("stored", None, None)
+    }
     assert [one.outcome for one in await take(store, last, origin="outlier")] == ["duplicate"]
     assert (await rows(store))[last.event_id]["parents"] == 0
     await take(store, *room.events)
     found = (await rows(store))[last.event_id]
-    assert (found["outlier"], found["topological_ordering"], found["membership"], found["parents"]) == (False, len(room.events), JOIN, 1)
+    assert (
+        found["outlier"],
+        found["topological_ordering"],
+        found["membership"],
+        found["parents"],
+    ) == (False, len(room.events), JOIN, 1)
     assert await fetch(store, SQL_EXTREMITIES) == [(last.event_id,)]
     assert not any(name == other for name, *_ in await fetch(store, SQL_MEMBERSHIPS))
 
@@ -193,7 +262,12 @@ async def test_what_is_lacking_is_named_once(store: Store) -> None:
     child = room.message(admin)
     await take(store, *[event for event in room.events if event not in {one, child}])
     [result] = await take(store, child)
-    assert result == AppendResult(child.event_id, "missing_parents", "1 events that it builds on are not held", missing=(one.event_id,))
+    assert result == AppendResult(
+        child.event_id,
+        "missing_parents",
+        "1 events that it builds on are not held",
+        missing=(one.event_id,),
+    )
 
 
 async def test_a_gap_is_remembered_and_filled(store: Store) -> None:
@@ -206,13 +280,18 @@ async def test_a_gap_is_remembered_and_filled(store: Store) -> None:
     assert result.outcome == "stored"
     assert await fetch(store, SQL_MISSING) == [(lost.event_id, True, 1)]
     assert (await rows(store))[child.event_id]["after_gap"] is True
-    assert {one for (one,) in await fetch(store, SQL_EXTREMITIES)} == {before[-1].event_id, child.event_id}
+    assert {one for (one,) in await fetch(store, SQL_EXTREMITIES)} == {
+        before[-1].event_id,
+        child.event_id,
+    }
     [filled] = await take(store, lost, origin="backfill")
     assert filled.outcome == "stored"
     assert await fetch(store, SQL_MISSING) == []
     found = await rows(store)
     assert (found[lost.event_id]["backfilled"], found[lost.event_id]["after_gap"]) == (True, False)
-    assert found[lost.event_id]["topological_ordering"] < found[child.event_id]["topological_ordering"]
+    assert (
+        found[lost.event_id]["topological_ordering"] < found[child.event_id]["topological_ordering"]
+    )
 
 
 async def test_the_state_of_a_gap_is_held_state_of_the_room(store: Store) -> None:
@@ -225,7 +304,9 @@ async def test_the_state_of_a_gap_is_held_state_of_the_room(store: Store) -> Non
     await take(store, *before, message)
     await take(store, *other.events)
     for given in (message, topic, lost):
-        [result] = await take(store, child, state_before={child.event_id: [*room.state.values(), given.event_id]})
+        [result] = await take(
+            store, child, state_before={child.event_id: [*room.state.values(), given.event_id]}
+        )
         assert (result.outcome, result.missing) == ("missing_parents", (given.event_id,))
 
 
@@ -236,7 +317,10 @@ async def test_changes_of_the_current_state_name_what_was_before(store: Store) -
     for event in room.events:
         await take(store, event)
     deltas = await fetch(store, SQL_DELTAS)
-    assert deltas[-2:] == [(first.event_id, first.event_id, None), (second.event_id, second.event_id, first.event_id)]
+    assert deltas[-2:] == [
+        (first.event_id, first.event_id, None),
+        (second.event_id, second.event_id, first.event_id),
+    ]
     assert deltas[0] == (room.events[0].event_id, room.events[0].event_id, None)
     assert len(deltas) == len(room.events)
 
@@ -246,11 +330,17 @@ async def test_memberships_of_local_users_follow_the_current_state(store: Store)
     guest = room.user(3, SERVER)
     joined = room.join(guest)
     await take(store, *room.events)
-    assert await fetch(store, SQL_MEMBERSHIPS) == [(admin, JOIN, room.events[1].event_id), (guest, JOIN, joined.event_id)]
+    assert await fetch(store, SQL_MEMBERSHIPS) == [
+        (admin, JOIN, room.events[1].event_id),
+        (guest, JOIN, joined.event_id),
+    ]
     banned = room.ban(admin, guest)
     room.ban(admin, other)
     await take(store, *room.events[-2:])
-    assert await fetch(store, SQL_MEMBERSHIPS) == [(admin, JOIN, room.events[1].event_id), (guest, MEMBERSHIPS["ban"], banned.event_id)]
+    assert await fetch(store, SQL_MEMBERSHIPS) == [
+        (admin, JOIN, room.events[1].event_id),
+        (guest, MEMBERSHIPS["ban"], banned.event_id),
+    ]
 
 
 async def test_an_event_of_another_version_than_its_room_is_invalid(store: Store) -> None:
@@ -267,7 +357,10 @@ async def test_extremities_follow_forks_and_merges(store: Store) -> None:
     left, right = room.fork(2)
     one, two = left.message(admin, "left"), right.message(admin, "right")
     await take(store, one, two)
-    assert {event for (event,) in await fetch(store, SQL_EXTREMITIES)} == {one.event_id, two.event_id}
+    assert {event for (event,) in await fetch(store, SQL_EXTREMITIES)} == {
+        one.event_id,
+        two.event_id,
+    }
     room.merge(left, right)
     room.heads = room.graph.maximal((one.event_id, two.event_id))
     merged = room.message(admin, "both")
@@ -275,7 +368,9 @@ async def test_extremities_follow_forks_and_merges(store: Store) -> None:
     assert await fetch(store, SQL_EXTREMITIES) == [(merged.event_id,)]
 
 
-async def test_an_invite_as_an_outlier_is_a_membership_of_a_local_user_where_this_server_is_not_in_the_room(store: Store) -> None:
+async def test_an_invite_as_an_outlier_is_a_membership_of_a_local_user_where_this_server_is_not_in_the_room(
+    store: Store,
+) -> None:
     room = RoomBuilder("11", seed=1, sign=False)
     admin, guest, stranger = room.user(1, "s2.test"), room.user(2, SERVER), room.user(3, "s2.test")
     room.start(admin)
@@ -288,7 +383,9 @@ async def test_an_invite_as_an_outlier_is_a_membership_of_a_local_user_where_thi
     assert await fetch(store, SQL_MEMBERSHIPS) == [(guest, MEMBERSHIPS["invite"], invited.event_id)]
 
 
-async def test_an_invite_as_an_outlier_says_nothing_where_this_server_is_in_the_room(store: Store) -> None:
+async def test_an_invite_as_an_outlier_says_nothing_where_this_server_is_in_the_room(
+    store: Store,
+) -> None:
     room, admin, _ = begun()
     guest = room.user(3, SERVER)
     await take(store, *room.events)
@@ -336,7 +433,9 @@ async def test_an_invite_as_an_outlier_counts_again_when_this_server_has_left(st
     ]
 
 
-async def test_history_is_not_soft_failed_and_what_is_rejected_changes_nothing(store: Store) -> None:
+async def test_history_is_not_soft_failed_and_what_is_rejected_changes_nothing(
+    store: Store,
+) -> None:
     room, admin, other = begun()
     await take(store, *room.events)
     side = room.fork(1)[0]
@@ -349,7 +448,11 @@ async def test_history_is_not_soft_failed_and_what_is_rejected_changes_nothing(s
     [result] = await take(store, refused)
     assert result.outcome == "rejected"
     found = await rows(store)
-    assert [found[event.event_id]["changes_state"] for event in (ban, late, refused)] == [True, False, False]
+    assert [found[event.event_id]["changes_state"] for event in (ban, late, refused)] == [
+        True,
+        False,
+        False,
+    ]
     assert await fetch(store, SQL_EXTREMITIES) == [(ban.event_id,)]
 
 
@@ -357,12 +460,17 @@ async def test_a_message_is_stored_as_what_it_came_as(store: Store) -> None:
     """Also where it stands on the only extremity, as a live one would."""
     room, admin, _ = begun()
     before = list(room.events)
-    old, outlier = (branch.message(admin, str(number)) for number, branch in enumerate(room.fork(2)))
+    old, outlier = (
+        branch.message(admin, str(number)) for number, branch in enumerate(room.fork(2))
+    )
     await take(store, *before)
     await take(store, old, origin="backfill")
     await take(store, outlier, origin="outlier")
     found = await rows(store)
-    assert [(found[one.event_id]["backfilled"], found[one.event_id]["outlier"]) for one in (old, outlier)] == [(True, False), (False, True)]
+    assert [
+        (found[one.event_id]["backfilled"], found[one.event_id]["outlier"])
+        for one in (old, outlier)
+    ] == [(True, False), (False, True)]
     assert await fetch(store, SQL_EXTREMITIES) == [(before[-1].event_id,)]
 
 
@@ -387,7 +495,10 @@ async def test_what_a_merge_takes_out_of_the_current_state(store: Store) -> None
     left, right = room.fork(2)
     topic, invite = left.topic(moderator, "gone"), left.invite(moderator, guest)
     await take(store, topic, invite)
-    assert await fetch(store, SQL_MEMBERSHIPS) == [(admin, JOIN, room.events[1].event_id), (guest, MEMBERSHIPS["invite"], invite.event_id)]
+    assert await fetch(store, SQL_MEMBERSHIPS) == [
+        (admin, JOIN, room.events[1].event_id),
+        (guest, MEMBERSHIPS["invite"], invite.event_id),
+    ]
     ban = right.ban(admin, moderator)
     await take(store, ban)
     assert await store.current_state(room.room_id) == dict(ban.state_after)
@@ -400,11 +511,16 @@ async def test_an_extremity_beyond_the_limit_is_dropped_and_remembered(dsn: str)
     room, admin, _ = begun()
     before = list(room.events)
     forks = [branch.message(admin, str(number)) for number, branch in enumerate(room.fork(3))]
-    async with storage.open(dsn, server_name=SERVER, config=storage.Config(forward_extremities_max=2)) as store:
+    async with storage.open(
+        dsn, server_name=SERVER, config=storage.Config(forward_extremities_max=2)
+    ) as store:
         await take(store, *before)
         for event in forks:
             await take(store, event)
-        assert {one for (one,) in await fetch(store, SQL_EXTREMITIES)} == {forks[1].event_id, forks[2].event_id}
+        assert {one for (one,) in await fetch(store, SQL_EXTREMITIES)} == {
+            forks[1].event_id,
+            forks[2].event_id,
+        }
         assert await fetch(store, SQL_DROPPED) == [(forks[0].event_id,)]
 
 
@@ -412,7 +528,9 @@ async def test_an_event_with_another_content_hash_is_stored_as_redacted(store: S
     room, admin, _ = begun()
     message = room.message(admin, damage="content_hash")
     await take(store, *room.events)
-    assert [event_id for event_id, row in (await rows(store)).items() if row["redacted_form"]] == [message.event_id]
+    assert [event_id for event_id, row in (await rows(store)).items() if row["redacted_form"]] == [
+        message.event_id
+    ]
 
 
 async def test_a_gap_is_covered_once_an_event_that_came_live_stands_on_it(store: Store) -> None:
@@ -421,16 +539,23 @@ async def test_a_gap_is_covered_once_an_event_that_came_live_stands_on_it(store:
     lost = room.message(admin)
     children = [branch.message(admin, str(number)) for number, branch in enumerate(room.fork(3))]
     await take(store, *before)
-    for child, origin, superseded in zip(children, ("backfill", "live", "backfill"), (False, True, True), strict=True):
+    for child, origin, superseded in zip(
+        children, ("backfill", "live", "backfill"), (False, True, True), strict=True
+    ):
         [result] = await take(store, child, origin=origin, state_before={child.event_id: state})
         assert result.outcome == "stored"
         assert (await fetch(store, SQL_MISSING))[0][:2] == (lost.event_id, superseded)
     found = await rows(store)
     assert [found[child.event_id]["after_gap"] for child in children] == [False, True, False]
-    assert {one for (one,) in await fetch(store, SQL_EXTREMITIES)} == {before[-1].event_id, children[1].event_id}
+    assert {one for (one,) in await fetch(store, SQL_EXTREMITIES)} == {
+        before[-1].event_id,
+        children[1].event_id,
+    }
 
 
-async def test_a_gap_behind_history_is_covered_by_the_first_live_event_after_it(store: Store) -> None:
+async def test_a_gap_behind_history_is_covered_by_the_first_live_event_after_it(
+    store: Store,
+) -> None:
     room, admin, _ = begun()
     before, state = list(room.events), list(room.state.values())
     lost, child = room.message(admin), room.message(admin)
@@ -449,24 +574,41 @@ async def test_a_gap_behind_history_is_covered_by_the_first_live_event_after_it(
 
 
 async def test_what_moves_up_takes_the_last_joins_with_it(store: Store) -> None:
-    """A join that claims to be the first event stands there until its parent comes. Only accepted joins of local users count."""
+    """A join that claims to be the first event stands there until its parent comes.
+
+    Only accepted joins of local users count.
+    """
     room, admin, _ = begun()
     guest, friend, banned = (room.user(number, SERVER) for number in (3, 4, 5))
     room.ban(admin, banned)
     before, state = list(room.events), list(room.state.values())
     lost = room.message(admin)
     joined = room.join(guest, depth=1)
-    moved = [joined, room.message(guest), room.invite(admin, friend), room.join(banned, expected="rejected")]
+    moved = [
+        joined,
+        room.message(guest),
+        room.invite(admin, friend),
+        room.join(banned, expected="rejected"),
+    ]
     await take(store, *before)
     results = await take(store, *moved, state_before={joined.event_id: state})
-    assert [(one.outcome, one.topological_ordering) for one in results] == [("stored", 1), ("stored", 2), ("stored", 3), ("rejected", 4)]
+    assert [(one.outcome, one.topological_ordering) for one in results] == [
+        ("stored", 1),
+        ("stored", 2),
+        ("stored", 3),
+        ("rejected", 4),
+    ]
     assert await fetch(store, SQL_LAST_JOINS) == [(admin, 2), (guest, 1)]
     [result] = await take(store, lost, origin="backfill")
     place = len(before) + 1
     assert result.topological_ordering == place
-    assert await fetch(store, SQL_MOVED) == [(event.event_id, at, place + at) for at, event in enumerate(moved, 1)]
+    assert await fetch(store, SQL_MOVED) == [
+        (event.event_id, at, place + at) for at, event in enumerate(moved, 1)
+    ]
     assert await fetch(store, SQL_LAST_JOINS) == [(admin, 2), (guest, place + 1)]
-    assert await fetch(store, "SELECT max_topological_ordering FROM rooms") == [(place + len(moved),)]
+    assert await fetch(store, "SELECT max_topological_ordering FROM rooms") == [
+        (place + len(moved),)
+    ]
     assert await fetch(store, SQL_EXTREMITIES) == [(moved[2].event_id,)]
     assert await fetch(store, SQL_DROPPED) == []
 
@@ -493,4 +635,6 @@ async def test_what_came_out_of_band_once_is_not_checked_when_the_tables_are_rea
     room, admin, _ = begun()
     await take(store, *room.events)
     invite = IncomingEvent(parse(room.invite(admin, room.user(3, SERVER)).pdu, "11"), "out_of_band")
-    assert (await planned(store, kind(store.writer.caches, NidBlocks(), SERVER), invite)).outcome == outcome
+    assert (
+        await planned(store, kind(store.writer.caches, NidBlocks(), SERVER), invite)
+    ).outcome == outcome

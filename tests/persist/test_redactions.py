@@ -34,14 +34,18 @@ async def redacted_by(store: Store, event: BuiltEvent) -> EventId | None:
 
 async def take(store: Store, room: RoomBuilder, *, last: BuiltEvent | None = None) -> None:
     """Store the room; ``last`` arrives after all others, as history."""
-    await store.append([one.pdu for one in room.events if one is not last], room_version=room.version)
+    await store.append(
+        [one.pdu for one in room.events if one is not last], room_version=room.version
+    )
     if last is not None:
         assert (await store.append([last.pdu], origin="backfill"))[0].outcome == "stored"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("target_last", [False, True])
-async def test_nobody_without_the_level_redacts_an_event_of_another_server(store: Store, version: str, target_last: bool) -> None:
+async def test_nobody_without_the_level_redacts_an_event_of_another_server(
+    store: Store, version: str, target_last: bool
+) -> None:
     room, _, local, remote = room_of_three(version)
     left, right = room.fork(2)
     said = left.message(local, "hello")
@@ -53,7 +57,9 @@ async def test_nobody_without_the_level_redacts_an_event_of_another_server(store
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("target_last", [False, True])
 @pytest.mark.parametrize("by", ["sender", "server", "level"])
-async def test_the_sender_its_server_and_the_level_redact(store: Store, version: str, by: str, target_last: bool) -> None:
+async def test_the_sender_its_server_and_the_level_redact(
+    store: Store, version: str, by: str, target_last: bool
+) -> None:
     room, admin, local, remote = room_of_three(version)
     neighbour = room.user(4, "s2.test")
     room.join(neighbour)
@@ -69,20 +75,29 @@ async def ineffective(store: Store, *events: BuiltEvent) -> list[bool]:
     """Return of each whether it is stored as a redaction that takes no effect."""
     async with store.database.connection() as conn:
         rows = await conn._driver.fetch(
-            "SELECT event_id, ineffective FROM events WHERE event_id = ANY($1)", [one.event_id for one in events]
+            "SELECT event_id, ineffective FROM events WHERE event_id = ANY($1)",
+            [one.event_id for one in events],
         )
     by_id = {row[0]: row[1] for row in rows}
     return [by_id[one.event_id] for one in events]
 
 
 @pytest.mark.parametrize("later_first", [False, True])
-async def test_of_two_redactions_that_waited_the_older_one_is_named_and_both_take_effect(store: Store, *, later_first: bool) -> None:
+async def test_of_two_redactions_that_waited_the_older_one_is_named_and_both_take_effect(
+    store: Store, *, later_first: bool
+) -> None:
     room, admin, local, remote = room_of_three("11")
     side, left, right = room.fork(3)
     said = side.message(local, "hello")
-    first, second, nobodys = left.redact(admin, said), right.redact(local, said), right.redact(remote, said)
+    first, second, nobodys = (
+        left.redact(admin, said),
+        right.redact(local, said),
+        right.redact(remote, said),
+    )
     arrived = [second, nobodys, first] if later_first else [first, second, nobodys]
-    await store.append([one.pdu for one in room.events if one not in {said, *arrived}], room_version="11")
+    await store.append(
+        [one.pdu for one in room.events if one not in {said, *arrived}], room_version="11"
+    )
     for one in arrived:
         await store.append([one.pdu])
     assert await ineffective(store, first, second, nobodys) == [True, True, True]
@@ -97,7 +112,9 @@ async def test_redactions_that_take_no_effect_are_marked(store: Store) -> None:
     other = RoomBuilder("11", seed=2, sign=False)
     other.start(admin)
     said, elsewhere = room.message(local, "hello"), other.message(admin, "elsewhere")
-    refused = room.at(said).send(remote, "m.room.topic", {"topic": "not allowed"}, state_key="", expected="rejected")
+    refused = room.at(said).send(
+        remote, "m.room.topic", {"topic": "not allowed"}, state_key="", expected="rejected"
+    )
     taken = [
         room.send(admin, "m.room.redaction", {}),
         room.redact(remote, said),
@@ -106,7 +123,10 @@ async def test_redactions_that_take_no_effect_are_marked(store: Store) -> None:
         room.redact(admin, said),
     ]
     await store.append(other.pdus, room_version="11")
-    outcomes = {one.event_id: one.outcome for one in await store.append([one.pdu for one in room.events], room_version="11")}
+    outcomes = {
+        one.event_id: one.outcome
+        for one in await store.append([one.pdu for one in room.events], room_version="11")
+    }
     assert outcomes[refused.event_id] == "rejected"
     assert await ineffective(store, *taken, said) == [True, True, True, True, False, False]
     assert await redacted_by(store, said) == taken[-1].event_id

@@ -24,14 +24,22 @@ async def test_an_event_without_parents_is_judged_by_the_empty_state(store: Stor
     admin = room.user(1)
     room.start(admin)
     await store.append(room.pdus)
-    cited = [room.state[key] for key in (("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", admin))]
+    cited = [
+        room.state[key]
+        for key in (("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", admin))
+    ]
     alone = room.at().topic(admin, "out of nowhere", prev=[], auth=cited)
     [result] = await store.append([alone.pdu])
-    assert (result.outcome, (result.reason or "").partition(":")[0]) == ("rejected", "room.no_create")
+    assert (result.outcome, (result.reason or "").partition(":")[0]) == (
+        "rejected",
+        "room.no_create",
+    )
     assert await store.forward_extremities(room.room_id) == {room.events[-2].event_id}
 
 
-async def test_the_first_membership_of_a_user_beyond_the_last_branch_of_audiences(store: Store) -> None:
+async def test_the_first_membership_of_a_user_beyond_the_last_branch_of_audiences(
+    store: Store,
+) -> None:
     """Where the numbers near a branch are used up, a state is told by a number of its own, also for those never heard of."""
     room = RoomBuilder("11", seed=3)
     admin = room.user(1)
@@ -40,7 +48,10 @@ async def test_the_first_membership_of_a_user_beyond_the_last_branch_of_audience
     invites = [room.invite(admin, "@guest0:s1.test")]
     for number in range(1, 5):  # each time the second of two that go on from the same state
         before = room.fork(1)[0]
-        invites += [before.invite(admin, f"@guest{number}a:s1.test"), room.invite(admin, f"@guest{number}b:s1.test")]
+        invites += [
+            before.invite(admin, f"@guest{number}a:s1.test"),
+            room.invite(admin, f"@guest{number}b:s1.test"),
+        ]
     for event in room.events:
         await store.append([event.pdu])
     for event in invites:
@@ -96,4 +107,6 @@ async def test_a_circle_of_parents_is_invalid(dsn: str) -> None:
 def resigned(room: RoomBuilder, event: BuiltEvent, *, prev: list[str]) -> bytes:
     """The event with other parents, under its own id."""
     pdu = {**event.json, "prev_events": [[parent, {"sha256": "x"}] for parent in prev]}
-    return canonical(sign({**pdu, "signatures": {}, "hashes": {}}, "1", "s1.test", signing_key("s1.test")))
+    return canonical(
+        sign({**pdu, "signatures": {}, "hashes": {}}, "1", "s1.test", signing_key("s1.test"))
+    )

@@ -88,14 +88,21 @@ def batches(events: list[BuiltEvent], rng: Random) -> Iterator[list[BuiltEvent]]
         batch: list[BuiltEvent] = []
         newest = rng.random() < 0.5
         for _ in range(rng.choice((1, 2, 5, 9))):
-            ready = [one for one in left.values() if left.keys().isdisjoint((*one.prev_events, *one.auth_events))]
+            ready = [
+                one
+                for one in left.values()
+                if left.keys().isdisjoint((*one.prev_events, *one.auth_events))
+            ]
             if ready:
                 batch.append(ready[-1] if newest else rng.choice(ready))
                 del left[batch[-1].event_id]
         yield batch
 
 
-@pytest.mark.parametrize("version, aside", [*((version, False) for version in VERSIONS), ("2", True), ("11", True), ("12", True)])
+@pytest.mark.parametrize(
+    "version, aside",
+    [*((version, False) for version in VERSIONS), ("2", True), ("11", True), ("12", True)],
+)
 async def test_comes_to_what_resolution_of_the_whole_states_comes_to(
     dsn: str, monkeypatch: pytest.MonkeyPatch, version: str, *, aside: bool
 ) -> None:
@@ -107,7 +114,9 @@ async def test_comes_to_what_resolution_of_the_whole_states_comes_to(
         for seed in range(2):
             room, rng = grown(version, seed, 60), Random(seed)
             for batch in batches(room.events, rng):
-                for result in await store.append([event.pdu for event in batch], room_version=version):
+                for result in await store.append(
+                    [event.pdu for event in batch], room_version=version
+                ):
                     assert result.outcome in ("stored", "soft_failed"), result
                 ends = await store.forward_extremities(room.room_id)
                 current = await store.current_state(room.room_id)
@@ -146,8 +155,12 @@ async def work(dsn: str, length: int, first: int) -> list[dict[str, int]]:
         for at in range(0, len(attack), TOGETHER):
             await store.append(attack[at : at + TOGETHER])
             checks = sum(record.resolution.ledger.checks for record in records(store))
-            found.append({"checks": checks, "statements": store.database.measures.writer_statements})
-    changes = [{name: after[name] - before[name] for name in after} for before, after in pairwise(found)]
+            found.append(
+                {"checks": checks, "statements": store.database.measures.writer_statements}
+            )
+    changes = [
+        {name: after[name] - before[name] for name in after} for before, after in pairwise(found)
+    ]
     return changes[-3:]
 
 
@@ -215,7 +228,9 @@ async def calls(dsn: str, length: int) -> int:
     return seen["call"] + seen["c_call"]
 
 
-async def test_the_work_for_a_ban_does_not_grow_with_the_banned(dsn: str, another_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_work_for_a_ban_does_not_grow_with_the_banned(
+    dsn: str, another_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each ban is merged with nineteen states that do not have it, and the audiences of its branch are far from the current one."""
     monkeypatch.setattr(retry, "HEAVY_SECONDS", 3600.0)
     monkeypatch.setattr(retry, "SLICE_SECONDS", 3600.0)
@@ -248,7 +263,9 @@ async def test_a_resolution_lets_others_have_the_event_loop(
     assert least <= len(seen) <= most
 
 
-async def test_other_rooms_go_on_while_one_is_heavy(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_rooms_go_on_while_one_is_heavy(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An append to another room is answered while many events are left of the heavy one; those of the heavy room keep their order."""
     monkeypatch.setattr(retry, "HEAVY_SECONDS", 0.0)
     beginning, attack = chains(80, first=40)
@@ -256,7 +273,10 @@ async def test_other_rooms_go_on_while_one_is_heavy(dsn: str, monkeypatch: pytes
     other.start("@a:s1.test")
     async with storage.open(dsn, server_name=SERVER) as store:
         await store.append([*beginning, *other.pdus], room_version="11")
-        attacking = [asyncio.create_task(store.append(attack[at : at + TOGETHER])) for at in range(0, len(attack), TOGETHER)]
+        attacking = [
+            asyncio.create_task(store.append(attack[at : at + TOGETHER]))
+            for at in range(0, len(attack), TOGETHER)
+        ]
         while len(store.writer._lane) < 2:  # noqa: ASYNC110  # the writer tells nobody
             await asyncio.sleep(0)
         for number in range(5):
@@ -270,7 +290,9 @@ async def test_other_rooms_go_on_while_one_is_heavy(dsn: str, monkeypatch: pytes
         assert store.writer.queued == 0
 
 
-async def test_names_of_an_event_that_is_left_for_the_lane_are_stored(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_of_an_event_that_is_left_for_the_lane_are_stored(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its user got a number before the resolution of the current state began, in a plan that has nothing to write without the event."""
     monkeypatch.setattr(retry, "HEAVY_SECONDS", 0.0)
     monkeypatch.setattr(TimeSlice, "is_over", True)
@@ -289,7 +311,9 @@ async def test_names_of_an_event_that_is_left_for_the_lane_are_stored(dsn: str, 
         assert [str(finding) async for finding in verify(store.database, server_name=SERVER)] == []
 
 
-async def test_a_busy_machine_makes_no_room_heavy(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_busy_machine_makes_no_room_heavy(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A small resolution that waits long for a processor leaves its room where it is."""
     added: list[AppendRequest] = []
 
@@ -299,7 +323,11 @@ async def test_a_busy_machine_makes_no_room_heavy(dsn: str, monkeypatch: pytest.
 
     add = SlowRooms.add
     seconds = count()
-    monkeypatch.setattr(state_resolution, "time", SimpleNamespace(perf_counter=lambda: next(seconds), thread_time=time.thread_time))
+    monkeypatch.setattr(
+        state_resolution,
+        "time",
+        SimpleNamespace(perf_counter=lambda: next(seconds), thread_time=time.thread_time),
+    )
     monkeypatch.setattr(retry, "HEAVY_SECONDS", 0.5)
     monkeypatch.setattr(SlowRooms, "add", noted)
     beginning, attack = chains(8, first=4)
@@ -311,7 +339,9 @@ async def test_a_busy_machine_makes_no_room_heavy(dsn: str, monkeypatch: pytest.
     assert added == []
 
 
-async def test_an_append_behind_a_heavy_one_is_written_at_once(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_append_behind_a_heavy_one_is_written_at_once(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only what takes long to resolve is written in small parts."""
     monkeypatch.setattr(retry, "HEAVY_SECONDS", 0.0)
     sizes: list[int] = []
@@ -334,13 +364,17 @@ async def test_an_append_behind_a_heavy_one_is_written_at_once(dsn: str, monkeyp
     async with storage.open(dsn, server_name=SERVER) as store:
         await store.append(room.pdus[:beginning], room_version="11")
         monkeypatch.setattr(retry.WriteAttempts, "send", counted)
-        answers = await asyncio.gather(store.append(room.pdus[beginning:heavy]), store.append(room.pdus[heavy:]))
+        answers = await asyncio.gather(
+            store.append(room.pdus[beginning:heavy]), store.append(room.pdus[heavy:])
+        )
         assert {result.outcome for results in answers for result in results} == {"stored"}
     assert sizes[-1] == 60
     assert max(sizes[:-1]) <= time_slice.SLOW_ROOM_EVENTS_MIN
 
 
-async def test_a_heavy_room_of_two_stores_is_stored_whole(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_heavy_room_of_two_stores_is_stored_whole(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Plans of the lane are refused as others are, and made again; new users in both rooms at once, too."""
     monkeypatch.setattr(retry, "HEAVY_SECONDS", 0.0)
     rooms = [begun("11", seed) for seed in (1, 2)]
@@ -356,12 +390,26 @@ async def test_a_heavy_room_of_two_stores_is_stored_whole(dsn: str, monkeypatch:
     ):
         for room in rooms:
             await first.append(room.pdus[:13], room_version="11")
-        parts = [(store, room.pdus[at : at + 9]) for room in rooms for at in range(0, len(room.pdus), 9) for store in (first, second)]
-        answers = await asyncio.gather(*(store.append(pdus, room_version="11") for store, pdus in parts))
-        assert {result.outcome for results in answers for result in results} <= {"stored", "duplicate", "missing_parents", "soft_failed"}
+        parts = [
+            (store, room.pdus[at : at + 9])
+            for room in rooms
+            for at in range(0, len(room.pdus), 9)
+            for store in (first, second)
+        ]
+        answers = await asyncio.gather(
+            *(store.append(pdus, room_version="11") for store, pdus in parts)
+        )
+        assert {result.outcome for results in answers for result in results} <= {
+            "stored",
+            "duplicate",
+            "missing_parents",
+            "soft_failed",
+        }
         for room in rooms:
             results = await first.append(room.pdus)
             assert {result.outcome for result in results} <= {"stored", "duplicate", "soft_failed"}
             ends = await first.forward_extremities(room.room_id)
-            assert dict(await first.current_state(room.room_id)) == dict(room.at(*sorted(ends)).state)
+            assert dict(await first.current_state(room.room_id)) == dict(
+                room.at(*sorted(ends)).state
+            )
         assert [finding async for finding in verify(first.database, server_name=SERVER)] == []

@@ -81,7 +81,11 @@ class OldEnds:
         self.end = self.room.message(self.admin, "end", prev=[*self.before, self.lost])
 
     def strange(self, parent: str) -> bytes:
-        return self.room.at(*self.before).message(self.admin, "strange", extra={"prev_events": [parent]}).pdu
+        return (
+            self.room.at(*self.before)
+            .message(self.admin, "strange", extra={"prev_events": [parent]})
+            .pdu
+        )
 
     async def begin(self, one: Store, two: Store) -> None:
         for beginning in self.beginnings:
@@ -101,13 +105,18 @@ async def test_a_plan_that_goes_wrong_on_what_is_remembered_is_not_believed(
         results = await one.append([old.lost.pdu, strange])
         assert [result.outcome for result in results] == ["stored", "missing_parents"]
         assert await one.forward_extremities(old.room.room_id) == {old.end.event_id}
-    [record] = [record for record in caplog.records if record.name == "storage.persist.commit.retry"]
+    [record] = [
+        record for record in caplog.records if record.name == "storage.persist.commit.retry"
+    ]
     assert record.exc_info is not None
     assert record.exc_info[0] is IndexError
 
 
 async def test_a_plan_that_goes_wrong_on_what_the_database_says_is_believed(dsn: str) -> None:
-    """Here the table itself has the old ends. Only who appends to that room is told; what was to be written with it is."""
+    """Here the table itself has the old ends.
+
+    Only who appends to that room is told; what was to be written with it is.
+    """
     old = OldEnds()
     async with two_stores(dsn) as (one, two):
         await old.begin(one, two)
@@ -115,7 +124,9 @@ async def test_a_plan_that_goes_wrong_on_what_the_database_says_is_believed(dsn:
             await conn.execute(SQL_OLD_ENDS, old.before[0], old.room.room_id)
         said = old.other.message(old.admin, "said")
         answers: list[Any] = await asyncio.gather(
-            one.append([old.lost.pdu, old.strange("$unknown")]), one.append([said.pdu]), return_exceptions=True
+            one.append([old.lost.pdu, old.strange("$unknown")]),
+            one.append([said.pdu]),
+            return_exceptions=True,
         )
         broken, fine = answers
         assert isinstance(broken, IndexError)

@@ -72,16 +72,30 @@ async def test_rows_do_not_grow_with_the_members(store: Store, size: int) -> Non
         ([room.join("@second:new.test")], 1),  # the server's count
         ([room.leave("@new:s1.test")], 3),
         ([room.history_visibility(ADMIN, "world_readable")], 2),  # everybody, the new number
-        ([room.history_visibility(ADMIN, "joined")], 3),  # everybody, whoever joined, the new number
-        ([room.history_visibility(ADMIN, "invited")], 3),  # the invited user and server, the new number
-        ([room.history_visibility(ADMIN, "shared")], 6),  # these, whoever joined, and for the event itself a number that branches off
+        (
+            [room.history_visibility(ADMIN, "joined")],
+            3,
+        ),  # everybody, whoever joined, the new number
+        (
+            [room.history_visibility(ADMIN, "invited")],
+            3,
+        ),  # the invited user and server, the new number
+        (
+            [room.history_visibility(ADMIN, "shared")],
+            6,
+        ),  # these, whoever joined, and for the event itself a number that branches off
     ]
     assert [await written(store, *events) for events, _ in steps] == [count for _, count in steps]
 
 
-async def test_a_change_for_everybody_is_one_statement(store: Store, statements: StatementLog) -> None:
+async def test_a_change_for_everybody_is_one_statement(
+    store: Store, statements: StatementLog
+) -> None:
     room = await filled(store, 60)
-    for event, count in ((room.history_visibility(ADMIN, "world_readable"), 1), (room.message(ADMIN), 0)):
+    for event, count in (
+        (room.history_visibility(ADMIN, "world_readable"), 1),
+        (room.message(ADMIN), 0),
+    ):
         statements.sent.clear()
         await append(store, event)
         assert sum("INTO visibility" in statement for _, statement in statements.sent) == count

@@ -25,13 +25,33 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
         port = taken.getsockname()[1]
     url = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
-        of_master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+        of_master = [
+            "org.apache.spark.deploy.master.Master",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--webui-port",
+            "0",
+        ]
         stack.enter_context(_daemon(of_master, folder / "master"))
         workers = []  # which look for the master until it is there, as drivers do
         for number in range(2):
-            of_worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1"]
+            of_worker = [
+                "org.apache.spark.deploy.worker.Worker",
+                "--host",
+                "127.0.0.1",
+                "--webui-port",
+                "0",
+                "--cores",
+                "1",
+            ]
             where = folder / f"worker{number}"
-            workers.append(stack.enter_context(_daemon([*of_worker, "--memory", "500m", "--work-dir", str(where), url], where)))
+            workers.append(
+                stack.enter_context(
+                    _daemon([*of_worker, "--memory", "500m", "--work-dir", str(where), url], where)
+                )
+            )
         yield url, workers
 
 
@@ -66,10 +86,17 @@ def end_all(processes: Iterable[psutil.Process], *, kill: bool = False) -> None:
 @contextmanager
 def _daemon(arguments: list[str], folder: Path) -> Iterator[psutil.Process]:
     folder.mkdir(parents=True)
-    environ = {**os.environ, "SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "200m", "PYSPARK_PYTHON": sys.executable}
+    environ = {
+        **os.environ,
+        "SPARK_HOME": str(HOME),
+        "SPARK_DAEMON_MEMORY": "200m",
+        "PYSPARK_PYTHON": sys.executable,
+    }
     environ["SPARK_DAEMON_JAVA_OPTS"] = QUICK
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([HOME / "bin" / "spark-class", *arguments], env=environ, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [HOME / "bin" / "spark-class", *arguments], env=environ, stdout=log, stderr=log
+        )
         watched = psutil.Process(process.pid)
         try:
             yield watched

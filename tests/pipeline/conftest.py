@@ -27,6 +27,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     except InputError as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("spark")
-    conf = {**SMALL, "spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
+    conf = {
+        **SMALL,
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+    }
     with session("local[2]", conf, name="tests") as opened:
         yield opened

@@ -1,4 +1,7 @@
-"""An import in a process of its own, to be killed. Small rooms in small parts, so that there are many commits."""
+"""An import in a process of its own, to be killed.
+
+Small rooms in small parts, so that there are many commits.
+"""
 
 import os
 import sys
@@ -24,7 +27,9 @@ SETTINGS = {
 
 def main(archive: str, dsn: str, work: str, master: str = "local[2]") -> None:
     with session(master, SETTINGS, name="to be killed") as spark:
-        summary = import_archive(spark, [archive], dsn, server_name="s1.test", work=work, writers=2, part=20)
+        summary = import_archive(
+            spark, [archive], dsn, server_name="s1.test", work=work, writers=2, part=20
+        )
         sys.stdout.write(f"{spark.sparkContext.getConf().get('spark.master')} {summary.outcomes}\n")
 
 

@@ -8,5 +8,10 @@ UNVERIFIED: Final = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRem
 QUICK: Final = f"{LOCAL_SETTINGS['spark.driver.extraJavaOptions']} {UNVERIFIED}"
 EXECUTOR: Final = f"-XX:TieredStopAtLevel=1 {UNVERIFIED}"
 """Of the smallest that Spark lets run: with the serial collector it would have less of its memory than that."""
-COMMAND: Final = ("--conf", "spark.driver.memory=600m", "--conf", f"spark.driver.extraJavaOptions={QUICK}")
+COMMAND: Final = (
+    "--conf",
+    "spark.driver.memory=600m",
+    "--conf",
+    f"spark.driver.extraJavaOptions={QUICK}",
+)
 """For `room-storage spark`, in a process of its own."""

@@ -1,4 +1,7 @@
-"""A rebuild in a process of its own, which kills itself before its n-th statement. Tells how many there were, where it came to its end."""
+"""A rebuild in a process of its own, which kills itself before its n-th statement.
+
+Tells how many there were, where it came to its end.
+"""
 
 import asyncio
 import os
@@ -30,7 +33,10 @@ class Deadly:
 async def main(dsn: str, room_id: str, last: str) -> None:
     deadly = Deadly(int(last))
     config = Config(pool_size_max=2)
-    async with await Database.open(dsn, config=config, observer=deadly) as database, database.connection() as conn:
+    async with (
+        await Database.open(dsn, config=config, observer=deadly) as database,
+        database.connection() as conn,
+    ):
         await Rebuilder(database, await ShadowTables.of(conn), "s1.test").rebuild(room_id)
     sys.stdout.write(f"{deadly.count}\n")
 

@@ -17,14 +17,23 @@ async def fill(dsn: str, room: GeneratedRoom, name: str = "main") -> None:
     async with storage.open(dsn, server_name=SERVER, instance_name=name) as store:
         for event in room:
             given = {} if event.state_before is None else {event.event_id: event.state_before}
-            await store.append([event.pdu], room_version=event.room_version, origin=event.origin, state_before=given)
+            await store.append(
+                [event.pdu],
+                room_version=event.room_version,
+                origin=event.origin,
+                state_before=given,
+            )
 
 
 async def large_tables(dsn: str) -> dict[str, Any]:
     """The same without what is written out for each event: whole states, and who sees it."""
     connection = await asyncpg.connect(dsn)
     try:
-        return {name: list(map(tuple, await connection.fetch(sql))) for name, sql in SQL_LOGICAL.items() if name not in {"states", "seen"}}
+        return {
+            name: list(map(tuple, await connection.fetch(sql)))
+            for name, sql in SQL_LOGICAL.items()
+            if name not in {"states", "seen"}
+        }
     finally:
         await connection.close()
 

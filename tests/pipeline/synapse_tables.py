@@ -33,7 +33,9 @@ CREATE TABLE ex_outlier_stream (event_stream_ordering bigint PRIMARY KEY, event_
 
 
 @asynccontextmanager
-async def synapse_database(server_dsn: str, worker_id: str) -> AsyncIterator[tuple[str, asyncpg.Connection]]:
+async def synapse_database(
+    server_dsn: str, worker_id: str
+) -> AsyncIterator[tuple[str, asyncpg.Connection]]:
     """Its DSN, and a connection."""
     async with _fresh_database(server_dsn, "template1", worker_id) as dsn:
         connection = await asyncpg.connect(dsn)
@@ -44,20 +46,46 @@ async def synapse_database(server_dsn: str, worker_id: str) -> AsyncIterator[tup
             await connection.close()
 
 
-async def persist(connection: asyncpg.Connection, events: Iterable[GeneratedEvent], first: int = 1, *, step: int = 1) -> int:
-    """The events at stream orderings from ``first`` on; the next one. With ``step`` -1 they are history."""
+async def persist(
+    connection: asyncpg.Connection,
+    events: Iterable[GeneratedEvent],
+    first: int = 1,
+    *,
+    step: int = 1,
+) -> int:
+    """The events at stream orderings from ``first`` on; the next one.
+
+    With ``step`` -1 they are history.
+    """
     at = first
     for event in events:
         pdu = json.loads(event.pdu)
         prev = [one if isinstance(one, str) else one[0] for one in pdu["prev_events"]]
-        await connection.execute("INSERT INTO rooms VALUES ($1, false, '', $2) ON CONFLICT DO NOTHING", event.room_id, event.room_version)
-        values = (event.event_id, pdu["type"], event.room_id, event.origin == "outlier", pdu["depth"], at, pdu.get("state_key"))
+        await connection.execute(
+            "INSERT INTO rooms VALUES ($1, false, '', $2) ON CONFLICT DO NOTHING",
+            event.room_id,
+            event.room_version,
+        )
+        values = (
+            event.event_id,
+            pdu["type"],
+            event.room_id,
+            event.origin == "outlier",
+            pdu["depth"],
+            at,
+            pdu.get("state_key"),
+        )
         await connection.execute(
             "INSERT INTO events (topological_ordering, event_id, type, room_id, processed, outlier, depth, stream_ordering, state_key)"
             " VALUES ($5, $1, $2, $3, true, $4, $5, $6, $7)",
             *values,
         )
-        await connection.execute("INSERT INTO event_json VALUES ($1, $2, '{}', $3, 3)", event.event_id, event.room_id, event.pdu.decode())
+        await connection.execute(
+            "INSERT INTO event_json VALUES ($1, $2, '{}', $3, 3)",
+            event.event_id,
+            event.room_id,
+            event.pdu.decode(),
+        )
         edges = [(event.event_id, one, event.room_id) for one in prev]
         await connection.executemany("INSERT INTO event_edges VALUES ($1, $2, $3)", edges)
         if event.state_before is not None:
@@ -66,13 +94,28 @@ async def persist(connection: asyncpg.Connection, events: Iterable[GeneratedEven
     return at
 
 
-async def _state_group(connection: asyncpg.Connection, event: GeneratedEvent, at: int, pdu: dict[str, object]) -> None:
+async def _state_group(
+    connection: asyncpg.Connection, event: GeneratedEvent, at: int, pdu: dict[str, object]
+) -> None:
     """The state after the event: a group with half of it on top of one with the rest, and with a value for the event's own key."""
     group = abs(at) * 10
-    rows = await connection.fetch("SELECT event_id, type, state_key FROM events WHERE event_id = ANY($1)", list(event.state_before or ()))
-    entries = [(group + index % 2, event.room_id, row["type"], row["state_key"], row["event_id"]) for index, row in enumerate(rows)]
+    rows = await connection.fetch(
+        "SELECT event_id, type, state_key FROM events WHERE event_id = ANY($1)",
+        list(event.state_before or ()),
+    )
+    entries = [
+        (group + index % 2, event.room_id, row["type"], row["state_key"], row["event_id"])
+        for index, row in enumerate(rows)
+    ]
     if "state_key" in pdu:
         entries.append((group + 2, event.room_id, pdu["type"], pdu["state_key"], event.event_id))
-    await connection.executemany("INSERT INTO state_groups_state VALUES ($1, $2, $3, $4, $5)", entries)
-    await connection.executemany("INSERT INTO state_group_edges VALUES ($1, $2)", [(group + 1, group), (group + 2, group + 1)])
-    await connection.execute("INSERT INTO event_to_state_groups VALUES ($1, $2)", event.event_id, group + 2)
+    await connection.executemany(
+        "INSERT INTO state_groups_state VALUES ($1, $2, $3, $4, $5)", entries
+    )
+    await connection.executemany(
+        "INSERT INTO state_group_edges VALUES ($1, $2)",
+        [(group + 1, group), (group + 2, group + 1)],
+    )
+    await connection.execute(
+        "INSERT INTO event_to_state_groups VALUES ($1, $2)", event.event_id, group + 2
+    )

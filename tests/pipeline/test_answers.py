@@ -20,7 +20,11 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
 def answer(pdus: Iterable[bytes], separator: bytes = b",") -> bytes:
-    return b'{"origin": "s2.test", "origin_server_ts": 1700000000000, "pdus": [' + separator.join(pdus) + b"]}"
+    return (
+        b'{"origin": "s2.test", "origin_server_ts": 1700000000000, "pdus": ['
+        + separator.join(pdus)
+        + b"]}"
+    )
 
 
 def as_history(events: Iterable[GeneratedEvent]) -> list[GeneratedEvent]:
@@ -44,7 +48,9 @@ def test_small_files_are_read_together(tmp_path: Path) -> None:
     assert together([]) == []
 
 
-async def test_the_tables_are_those_of_appending_as_history(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path) -> None:
+async def test_the_tables_are_those_of_appending_as_history(
+    spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path
+) -> None:
     """Of one room the store has the beginning; the other comes whole, newest first, its create event in the last answer."""
     known = generate_room(SHAPES["small_chat"], 50, seed=6, sign=False)
     new = generate_room(SHAPES["fork_heavy"], 40, seed=7, version="6", sign=False)
@@ -54,7 +60,9 @@ async def test_the_tables_are_those_of_appending_as_history(spark: SparkSession,
     lines = [answer(event.pdu for event in newest_first[at : at + 10]) for at in range(0, 40, 10)]
     lines[2:2] = [b'{"errcode": "M_FORBIDDEN"}', b"", b'{"pdus": [{"type": "m.x"}, 7]}']
     (tmp_path / "answers.ndjson").write_bytes(b"\n".join(lines))
-    (tmp_path / "pretty.json").write_bytes(answer((event.pdu for event in list(known)[20:]), b",\n  "))
+    (tmp_path / "pretty.json").write_bytes(
+        answer((event.pdu for event in list(known)[20:]), b",\n  ")
+    )
     (tmp_path / "torn.json").write_bytes(b'{\n"pdus": [\n{},\n')
     paths = [str(tmp_path / name) for name in ("answers.ndjson", "pretty.json", "torn.json")]
     summary = import_archive(spark, paths, dsn, server_name=SERVER, rejects=str(tmp_path / "dead"))
@@ -75,12 +83,20 @@ async def test_the_tables_are_those_of_appending_as_history(spark: SparkSession,
 @pytest.mark.parametrize(
     "name,content,told",
     [
-        ("one.json", answer([b'{"a":1}', b' {"b" : 2}']), [(1, 1, b'{"a":1}'), (1, 2, b'{"b" : 2}')]),
+        (
+            "one.json",
+            answer([b'{"a":1}', b' {"b" : 2}']),
+            [(1, 1, b'{"a":1}'), (1, 2, b'{"b" : 2}')],
+        ),
         ("pretty.json", b'{\n "pdus": [\n  {"a":1}\n ]\n}\n', [(1, 1, b'{"a":1}')]),
         ("empty.json", b"", [(1, 0, None)]),
         ("none.json", answer([]), []),
         ("torn.json", b'{\n "pdus": [\n  {"a":1},\n', [(1, 0, None)]),
-        ("lines.txt", answer([b"{}"]) + b"\n\n" + answer([b"[]"]) + b"\nnonsense\n", [(1, 1, b"{}"), (3, 1, b"[]"), (4, 0, None)]),
+        (
+            "lines.txt",
+            answer([b"{}"]) + b"\n\n" + answer([b"[]"]) + b"\nnonsense\n",
+            [(1, 1, b"{}"), (3, 1, b"[]"), (4, 0, None)],
+        ),
         ("begins_badly.json", b"nonsense\n" + answer([b"{}"]), [(1, 0, None), (2, 1, b"{}")]),
     ],
 )
@@ -91,17 +107,31 @@ def test_a_file_has_one_answer_or_one_on_each_line(
     [stretch] = found([str(tmp_path / name)]).stretches(2)
     assert stretch.kind == "answer"
     rows = list(read(stretch))
-    assert [(*answered(placed(row.place)[1]), row.given.pdu if isinstance(row.given, LineContent) else None) for row in rows] == told
+    assert [
+        (
+            *answered(placed(row.place)[1]),
+            row.given.pdu if isinstance(row.given, LineContent) else None,
+        )
+        for row in rows
+    ] == told
     assert {row.given.origin for row in rows if isinstance(row.given, LineContent)} <= {"backfill"}
 
 
 def test_lines_of_pdus_are_not_taken_for_answers(tmp_path: Path) -> None:
-    for content in (b'{"pdu": {"pdus": []}}', b'{"type": "x", "content": {"pdus": [1]}}', b'{"sender": "@a:b", "pdus": []}'):
+    for content in (
+        b'{"pdu": {"pdus": []}}',
+        b'{"type": "x", "content": {"pdus": [1]}}',
+        b'{"sender": "@a:b", "pdus": []}',
+    ):
         (tmp_path / "rooms.ndjson").write_bytes(content)
-        assert [one.kind for one in found([str(tmp_path / "rooms.ndjson")]).stretches(1)] == ["lines"]
+        assert [one.kind for one in found([str(tmp_path / "rooms.ndjson")]).stretches(1)] == [
+            "lines"
+        ]
 
 
-def test_more_answers_than_can_be_numbered_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_answers_than_can_be_numbered_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "many.json").write_bytes(b"\n".join([answer([b"{}"])] * 4))
     monkeypatch.setattr(archive_lines, "FILE_SHIFT", archive_lines.ANSWER_SHIFT + 2)
     [stretch] = found([str(tmp_path / "many.json")]).stretches(1)

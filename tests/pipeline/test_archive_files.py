@@ -26,7 +26,9 @@ def test_of_two_create_events_the_first_counts(tmp_path: Path) -> None:
     room.start("@alice:s1.test")
     create = room.pdus[0]
     file = tmp_path / "rooms.ndjson"
-    file.write_bytes(create + b"\n" + create.replace(b'"room_version":"9"', b'"room_version":"8"') + b"\n")
+    file.write_bytes(
+        create + b"\n" + create.replace(b'"room_version":"9"', b'"room_version":"8"') + b"\n"
+    )
     [stretch] = found([str(file)]).stretches(1)
     assert looked_over(stretch) == (2, {room.room_id: "9"})
 

@@ -8,7 +8,13 @@ import pytest
 
 from storage.errors import DatabaseFull, StorageError
 from storage.pipeline.imports import bundle_files
-from storage.pipeline.imports.bundle_files import FOLDER, BundleLocation, BundleReader, BundleWriter, cleared
+from storage.pipeline.imports.bundle_files import (
+    FOLDER,
+    BundleLocation,
+    BundleReader,
+    BundleWriter,
+    cleared,
+)
 
 
 def test_bundles_of_many_files_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +24,9 @@ def test_bundles_of_many_files_come_back(tmp_path: Path, monkeypatch: pytest.Mon
     places: list[tuple[BundleLocation, bytes]] = []
     for number in range(5):
         with BundleWriter(str(tmp_path)) as writer:
-            places += [(writer.put(data), data) for data in (b"%d" % number * 3, b"", b"-" * 10_000)]
+            places += [
+                (writer.put(data), data) for data in (b"%d" % number * 3, b"", b"-" * 10_000)
+            ]
     with BundleReader(str(tmp_path)) as reader:
         for place, data in [*places, *reversed(places), *places[::3]]:
             assert reader.get(place) == data
@@ -39,7 +47,10 @@ def test_a_bundle_that_is_not_there_or_cut_off(tmp_path: Path) -> None:
         place = writer.put(b"0123456789")
     (tmp_path / FOLDER / place.file).write_bytes(b"01234")
     with BundleReader(str(tmp_path)) as reader:
-        with pytest.raises(StorageError, match=f"{tmp_path}, which all executors have to reach, cannot be read: .* ends at 5"):
+        with pytest.raises(
+            StorageError,
+            match=f"{tmp_path}, which all executors have to reach, cannot be read: .* ends at 5",
+        ):
             reader.get(place)
         with pytest.raises(StorageError, match="cannot be read"):
             reader.get(BundleLocation("another", 0, 1))
@@ -49,11 +60,16 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be written to"):
         cleared(str(tmp_path / "file"))
-    with pytest.raises(StorageError, match="cannot be written to"), BundleWriter(str(tmp_path / "nothing")):
+    with (
+        pytest.raises(StorageError, match="cannot be written to"),
+        BundleWriter(str(tmp_path / "nothing")),
+    ):
         pass
 
 
-def test_an_error_is_not_hidden_by_that_of_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_not_hidden_by_that_of_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A disk that is full fails twice: when the last bundle is written, or something else goes wrong, and when the file is closed."""
     cleared(str(tmp_path))
 

@@ -32,7 +32,12 @@ def rooms(tmp_path: Path) -> Sequence[GeneratedRoom]:
 
 
 async def test_executors_that_do_not_reach_the_database(
-    spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    dsn: str,
+    another_dsn: str,
+    tmp_path: Path,
+    rooms: Sequence[GeneratedRoom],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The DSN names no host: the driver is told by its environment, which the executors do not have."""
     parts = urlsplit(dsn)
@@ -56,13 +61,20 @@ async def few(dsn: str) -> AsyncIterator[asyncpg.Connection]:
     await connection.execute(GRANTS)
     assert await connection.fetchval(RIGHTS)
     yield connection
-    await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'few'")
+    await connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'few'"
+    )
     await connection.execute("DROP OWNED BY few; DROP ROLE few")
     await connection.close()
 
 
 async def test_too_few_connections(
-    spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom], few: asyncpg.Connection
+    spark: SparkSession,
+    dsn: str,
+    another_dsn: str,
+    tmp_path: Path,
+    rooms: Sequence[GeneratedRoom],
+    few: asyncpg.Connection,
 ) -> None:
     """One is the driver's, and each of two tasks takes two."""
     by_few = dsn.replace(f"{urlsplit(dsn).username}@", "few@", 1)
@@ -82,7 +94,11 @@ async def test_too_few_connections(
 def small_disk() -> Iterator[Path]:
     """A file system of 12 kB. Only root may make one."""
     place = Path(tempfile.mkdtemp(prefix="storage-small-disk-"))
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", str(place)], check=False, capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", str(place)],
+        check=False,
+        capture_output=True,
+    )
     if made.returncode != 0:
         place.rmdir()
         pytest.skip(f"a small file system cannot be mounted here: {made.stderr.decode().strip()}")
@@ -92,19 +108,33 @@ def small_disk() -> Iterator[Path]:
 
 
 async def test_a_full_disk_between_the_stages(
-    spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom], small_disk: Path
+    spark: SparkSession,
+    dsn: str,
+    another_dsn: str,
+    tmp_path: Path,
+    rooms: Sequence[GeneratedRoom],
+    small_disk: Path,
 ) -> None:
     """What goes from one stage to the next finds no room; with more of it the same import completes."""
     with pytest.raises(StorageError, match="No space left on device"):
-        import_archive(spark, [str(tmp_path / "rooms.ndjson")], dsn, server_name=SERVER, work=str(small_disk))
+        import_archive(
+            spark, [str(tmp_path / "rooms.ndjson")], dsn, server_name=SERVER, work=str(small_disk)
+        )
     subprocess.run(["mount", "-o", "remount,size=50M", str(small_disk)], check=True)
-    summary = import_archive(spark, [str(tmp_path / "rooms.ndjson")], dsn, server_name=SERVER, work=str(small_disk))
+    summary = import_archive(
+        spark, [str(tmp_path / "rooms.ndjson")], dsn, server_name=SERVER, work=str(small_disk)
+    )
     assert summary.outcomes["duplicate"] == 0
     await compare(dsn, another_dsn, rooms)
 
 
 async def same_again(
-    spark: SparkSession, target: str, another_dsn: str, folder: Path, rooms: Sequence[GeneratedRoom], dsn: str | None = None
+    spark: SparkSession,
+    target: str,
+    another_dsn: str,
+    folder: Path,
+    rooms: Sequence[GeneratedRoom],
+    dsn: str | None = None,
 ) -> None:
     import_archive(spark, [str(folder / "rooms.ndjson")], target, server_name=SERVER)
     await compare(dsn or target, another_dsn, rooms)

@@ -14,7 +14,13 @@ from storage.database.migrate import migrate
 from storage.errors import InstanceNameTaken
 from storage.persist.model.incoming import IncomingEvent
 from storage.pipeline import RoomEvents, export_parquet, import_archive, rebuild, verify
-from storage.pipeline.imports.append_events import NAMES_TRIED, ArrivedEvent, Loader, StoreTarget, TaskAttempt
+from storage.pipeline.imports.append_events import (
+    NAMES_TRIED,
+    ArrivedEvent,
+    Loader,
+    StoreTarget,
+    TaskAttempt,
+)
 from storage.testing import SHAPES, generate_room, write_ndjson
 from tests.pipeline.stores import SERVER
 
@@ -23,9 +29,17 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_attempts_at_one_task_write_beside_each_other(dsn: str) -> None:
-    """A speculative attempt has another number; one of a repeated stage has the same. All store the same room."""
+    """A speculative attempt has another number; one of a repeated stage has the same.
+
+    All store the same room.
+    """
     room = generate_room(SHAPES["direct_chat"], 12, sign=False)
-    arrivals = [ArrivedEvent(IncomingEvent(storage.event.parse(event.pdu, room.room_version), "live", None), 0) for event in room]
+    arrivals = [
+        ArrivedEvent(
+            IncomingEvent(storage.event.parse(event.pdu, room.room_version), "live", None), 0
+        )
+        for event in room
+    ]
     target = StoreTarget(dsn, SERVER)
     with (
         Loader(target, TaskAttempt(3)) as first,
@@ -60,15 +74,25 @@ async def test_executors_have_the_config_of_the_driver(
     await migrate(empty_dsn)
     room = generate_room(SHAPES["direct_chat"], 20, sign=False)
     write_ndjson(room, tmp_path / "room.ndjson")
-    assert import_archive(spark, [str(tmp_path / "room.ndjson")], empty_dsn, server_name=SERVER).outcomes["stored"] == len(room)
+    assert import_archive(
+        spark, [str(tmp_path / "room.ndjson")], empty_dsn, server_name=SERVER
+    ).outcomes["stored"] == len(room)
     assert verify(spark, empty_dsn, tasks=1).count() == 0
     assert rebuild(spark, empty_dsn, tasks=1) == {}
-    assert export_parquet(spark, empty_dsn, str(tmp_path / "export"), partitions=1).events == len(room)
+    assert export_parquet(spark, empty_dsn, str(tmp_path / "export"), partitions=1).events == len(
+        room
+    )
     spark.dataSource.register(RoomEvents.with_config(Config.from_env()))
     try:
-        frame = spark.read.format("room_events").options(dsn=empty_dsn, columns="event_id,pdu", partitions="1").load()
+        frame = (
+            spark.read.format("room_events")
+            .options(dsn=empty_dsn, columns="event_id,pdu", partitions="1")
+            .load()
+        )
         assert frame.count() == len(room)
-        frame.coalesce(1).write.format("room_events").options(dsn=empty_dsn, room_version=room.room_version).mode("append").save()
+        frame.coalesce(1).write.format("room_events").options(
+            dsn=empty_dsn, room_version=room.room_version
+        ).mode("append").save()
     finally:
         spark.dataSource.register(RoomEvents)
 
@@ -80,12 +104,14 @@ from storage.pipeline import RoomEvents
 from tests.pipeline.java import QUICK
 
 conf = dict(pair.split("=", 1) for pair in sys.argv[2:])
-builder = SparkSession.builder.master("local[1]").config("spark.driver.memory", "600m").config("spark.driver.extraJavaOptions", QUICK)
+builder = SparkSession.builder.master("local[1]").config("spark.driver.memory",
+    "600m").config("spark.driver.extraJavaOptions", QUICK)
 for key, value in conf.items():
     builder = builder.config(key, value)
 spark = builder.getOrCreate()
 spark.dataSource.register(RoomEvents)
-spark.sql(f"CREATE TEMPORARY VIEW events USING room_events OPTIONS (dsn '{sys.argv[1]}', columns 'event_id')")
+spark.sql(f"CREATE TEMPORARY VIEW events USING room_events OPTIONS (dsn '{sys.argv[1]}',
+    columns 'event_id')")
 print(spark.sql("SELECT count(*) FROM events").collect())
 spark.sql("EXPLAIN EXTENDED SELECT * FROM events").show(truncate=False)
 print(spark.conf.get("spark.sql.redaction.options.regex"))
@@ -106,7 +132,9 @@ async def test_no_password_is_left_in_the_event_log(dsn: str, tmp_path: Path) ->
         "spark.ui.enabled=false",
         "spark.sql.redaction.options.regex=(?i)mine",
     ]
-    process = await create_subprocess_exec(sys.executable, "-c", VIEW, with_password, *settings, cwd=ROOT, stdout=PIPE, stderr=STDOUT)
+    process = await create_subprocess_exec(
+        sys.executable, "-c", VIEW, with_password, *settings, cwd=ROOT, stdout=PIPE, stderr=STDOUT
+    )
     output = (await process.communicate())[0].decode()
     assert process.returncode == 0, output[-3000:]
     logged = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())

@@ -12,15 +12,26 @@ from storage.pipeline import export_parquet, import_archive
 from storage.pipeline.export import last_export
 from storage.pipeline.imports.archive_files import literal
 from storage.pipeline.source.rows import read_rows
-from storage.testing import ODD_SOME, SHAPES, GeneratedRoom, build_room, deliver_with_gap, generate_room
+from storage.testing import (
+    ODD_SOME,
+    SHAPES,
+    GeneratedRoom,
+    build_room,
+    deliver_with_gap,
+    generate_room,
+)
 from tests.pipeline.stores import SERVER, fill, tables
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
-async def test_an_import_of_an_export_is_an_equal_store(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path) -> None:
+async def test_an_import_of_an_export_is_an_equal_store(
+    spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path
+) -> None:
     odd = generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), 60, seed=3, sign=False)
-    gap = deliver_with_gap(build_room(SHAPES["fork_heavy"], 50, seed=4, version="12", sign=False), 15, 30)
+    gap = deliver_with_gap(
+        build_room(SHAPES["fork_heavy"], 50, seed=4, version="12", sign=False), 15, 30
+    )
     half = len(gap) // 2
     tmp_path /= "to [here] or {there}*"
     await fill(dsn, odd)
@@ -36,35 +47,58 @@ async def test_an_import_of_an_export_is_an_equal_store(spark: SparkSession, dsn
     summary = import_archive(spark, [str(tmp_path / "events")], another_dsn, server_name=SERVER)
     assert summary.rejects == 0
     assert await tables(another_dsn) == await tables(dsn)
-    exported = spark.read.parquet(literal(str(tmp_path / "events"))).where("origin <> 'outlier'").select("event_id").collect()
+    exported = (
+        spark.read.parquet(literal(str(tmp_path / "events")))
+        .where("origin <> 'outlier'")
+        .select("event_id")
+        .collect()
+    )
     assert len(exported) == len({row.event_id for row in exported})
 
 
-async def test_state_deltas_and_visibility_are_those_of_the_store(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+async def test_state_deltas_and_visibility_are_those_of_the_store(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
     room = generate_room(SHAPES["join_leave_storm"], 40, sign=False)
     await fill(dsn, room)
     export_parquet(spark, dsn, str(tmp_path), partitions=2)
     state = {}
-    for row in spark.read.parquet(str(tmp_path / "state_deltas")).orderBy("stream_ordering").collect():
+    for row in (
+        spark.read.parquet(str(tmp_path / "state_deltas")).orderBy("stream_ordering").collect()
+    ):
         state[row.type, row.state_key] = row.event_id
     async with storage.open(dsn, server_name=SERVER) as store:
-        assert {key: one for key, one in state.items() if one is not None} == await store.current_state(room.room_id)
+        assert {
+            key: one for key, one in state.items() if one is not None
+        } == await store.current_state(room.room_id)
         users = {
-            event.state_key for event in (await store.events([one.event_id for one in room])).values() if event.type == "m.room.member"
+            event.state_key
+            for event in (await store.events([one.event_id for one in room])).values()
+            if event.type == "m.room.member"
         }
         user = min(one for one in users if one is not None and one.endswith(f":{SERVER}"))
         visible = await store.visible_to_user(user, [event.event_id for event in room])
-    events = spark.read.parquet(str(tmp_path / "events")).where("rejected IS NULL AND NOT soft_failed").alias("e")
+    events = (
+        spark.read.parquet(str(tmp_path / "events"))
+        .where("rejected IS NULL AND NOT soft_failed")
+        .alias("e")
+    )
     sight = spark.read.parquet(str(tmp_path / "visibility")).alias("v")
     own = sight.where(sight.principal == user)
-    seen = events.join(own, "room_id").where("audience >= first_audience AND (end_audience IS NULL OR audience < end_audience)")
+    seen = events.join(own, "room_id").where(
+        "audience >= first_audience AND (end_audience IS NULL OR audience < end_audience)"
+    )
     own_sight = {row.event_id for row in seen.select("event_id").collect()}
     assert own_sight
-    assert own_sight <= visible  # what everybody may see, or whoever joins, stands under principals of its own
+    assert (
+        own_sight <= visible
+    )  # what everybody may see, or whoever joins, stands under principals of its own
 
 
 async def test_rows_come_in_order_however_they_were_asked_for(dsn: str) -> None:
-    known, strange = (generate_room(SHAPES["direct_chat"], 30, seed=seed, sign=False) for seed in (4, 5))
+    known, strange = (
+        generate_room(SHAPES["direct_chat"], 30, seed=seed, sign=False) for seed in (4, 5)
+    )
     await fill(dsn, known)
     async with storage.open(dsn, server_name=SERVER) as store:
         await store.append(strange.pdus, room_version=strange.room_version, origin="outlier")
@@ -84,7 +118,14 @@ async def test_a_wrong_token_is_refused(spark: SparkSession, dsn: str, tmp_path:
         export_parquet(spark, dsn, str(tmp_path), since="s1~nonsense")
 
 
-WHOLE = {"number": 3, "since": None, "upto": "s1~x", "events": 7, "state_deltas": 2, "visibility": 1}
+WHOLE = {
+    "number": 3,
+    "since": None,
+    "upto": "s1~x",
+    "events": 7,
+    "state_deltas": 2,
+    "visibility": 1,
+}
 
 
 def test_a_manifest_that_cannot_be_read_is_one_error_that_names_it(tmp_path: Path) -> None:
@@ -107,7 +148,9 @@ def test_a_manifest_that_cannot_be_read_is_one_error_that_names_it(tmp_path: Pat
             last_export(str(tmp_path))
 
 
-async def test_a_manifest_is_whole_at_its_name(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+async def test_a_manifest_is_whole_at_its_name(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
     """What an export that was killed while it wrote the manifest has left is no manifest."""
     await fill(dsn, generate_room(SHAPES["direct_chat"], 10, sign=False))
     (tmp_path / "manifests").mkdir()

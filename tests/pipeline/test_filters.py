@@ -6,7 +6,15 @@ from collections.abc import AsyncIterator, Sequence
 import asyncpg
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
 
 import storage
 from storage.pipeline.source.filters import HIGHEST, Chosen, Range, taken
@@ -26,7 +34,9 @@ SPREAD = f"UPDATE events SET received_ts = 1600000000000 + COALESCE(stream_order
 @pytest.fixture
 async def rooms(dsn: str) -> Sequence[GeneratedRoom]:
     """Twenty rooms, received in a hundred days, twenty events a day; and one more room with outliers only."""
-    made = [generate_room(SHAPES["small_chat"], EVENTS, seed=seed, sign=False) for seed in range(ROOMS)]
+    made = [
+        generate_room(SHAPES["small_chat"], EVENTS, seed=seed, sign=False) for seed in range(ROOMS)
+    ]
     strange = generate_room(SHAPES["direct_chat"], 20, seed=99, sign=False)
     async with storage.open(dsn, server_name=SERVER) as store:
         for room in made:
@@ -61,17 +71,23 @@ def read(dsn: str, filters: list[Filter], **options: int | bool | str) -> list[s
     return [event_id for batch in batches for event_id in batch.column("event_id").to_pylist()]
 
 
-async def cost(watcher: asyncpg.Connection, dsn: str, filters: list[Filter]) -> tuple[list[str], int]:
+async def cost(
+    watcher: asyncpg.Connection, dsn: str, filters: list[Filter]
+) -> tuple[list[str], int]:
     before = await looked_at(watcher)
     found = await asyncio.to_thread(read, dsn, filters)
     return found, await looked_at(watcher) - before
 
 
 async def stored(watcher: asyncpg.Connection, where: str) -> set[str]:
-    return {row["event_id"] for row in await watcher.fetch(f"SELECT event_id FROM events WHERE {where}")}
+    return {
+        row["event_id"] for row in await watcher.fetch(f"SELECT event_id FROM events WHERE {where}")
+    }
 
 
-async def test_a_day_of_receipt_is_read_by_its_index(dsn: str, watcher: asyncpg.Connection, rooms: Sequence[GeneratedRoom]) -> None:
+async def test_a_day_of_receipt_is_read_by_its_index(
+    dsn: str, watcher: asyncpg.Connection, rooms: Sequence[GeneratedRoom]
+) -> None:
     begin = 1_600_000_000_000 + 40 * DAY_MS
     day = [GreaterThanOrEqual(("received_ts",), begin), LessThan(("received_ts",), begin + DAY_MS)]
     found, rows = await cost(watcher, dsn, day)
@@ -79,31 +95,49 @@ async def test_a_day_of_receipt_is_read_by_its_index(dsn: str, watcher: asyncpg.
     assert len(found) == len(set(found)) == ROOMS
     assert rows < 0.05 * ROOMS * EVENTS
     first = 1_600_000_000_000 - 1
-    both_kinds = read(dsn, [GreaterThan(("received_ts",), first), LessThanOrEqual(("received_ts",), first + 1)])
-    assert set(both_kinds) == await stored(watcher, f"received_ts = {first + 1}") > await stored(watcher, "outlier")
+    both_kinds = read(
+        dsn, [GreaterThan(("received_ts",), first), LessThanOrEqual(("received_ts",), first + 1)]
+    )
+    assert (
+        set(both_kinds)
+        == await stored(watcher, f"received_ts = {first + 1}")
+        > await stored(watcher, "outlier")
+    )
 
 
-async def test_a_room_is_read_by_its_index(dsn: str, watcher: asyncpg.Connection, rooms: Sequence[GeneratedRoom]) -> None:
+async def test_a_room_is_read_by_its_index(
+    dsn: str, watcher: asyncpg.Connection, rooms: Sequence[GeneratedRoom]
+) -> None:
     for room in (rooms[7], rooms[-1]):
         found, rows = await cost(watcher, dsn, [EqualTo(("room_id",), room.room_id)])
         assert sorted(found) == sorted(event.event_id for event in room)
         assert rows <= 2 * len(found)
     two = (rooms[3].room_id, rooms[5].room_id, "!none:s1.test")
-    found, rows = await cost(watcher, dsn, [In(("room_id",), two), GreaterThan(("stream_ordering",), 0)])
-    assert sorted(found) == sorted(event.event_id for room in (rooms[3], rooms[5]) for event in room)
+    found, rows = await cost(
+        watcher, dsn, [In(("room_id",), two), GreaterThan(("stream_ordering",), 0)]
+    )
+    assert sorted(found) == sorted(
+        event.event_id for room in (rooms[3], rooms[5]) for event in room
+    )
     assert rows <= 2 * len(found)
 
 
-async def test_a_range_of_the_stream_is_read_by_its_index(dsn: str, watcher: asyncpg.Connection, rooms: Sequence[GeneratedRoom]) -> None:
+async def test_a_range_of_the_stream_is_read_by_its_index(
+    dsn: str, watcher: asyncpg.Connection, rooms: Sequence[GeneratedRoom]
+) -> None:
     wanted = [GreaterThan(("stream_ordering",), 500), LessThanOrEqual(("stream_ordering",), 520)]
     found, rows = await cost(watcher, dsn, wanted)
     assert set(found) == await stored(watcher, "stream_ordering > 500 AND stream_ordering <= 520")
     assert 0 < len(found) == len(set(found))
     assert rows < 0.05 * ROOMS * EVENTS
-    assert set(read(dsn, [GreaterThan(("stream_ordering",), 0)])) == await stored(watcher, "NOT outlier")
+    assert set(read(dsn, [GreaterThan(("stream_ordering",), 0)])) == await stored(
+        watcher, "NOT outlier"
+    )
 
 
-async def test_events_are_read_by_their_ids(dsn: str, watcher: asyncpg.Connection, rooms: Sequence[GeneratedRoom]) -> None:
+async def test_events_are_read_by_their_ids(
+    dsn: str, watcher: asyncpg.Connection, rooms: Sequence[GeneratedRoom]
+) -> None:
     ids = (rooms[1].events[3].event_id, rooms[2].events[90].event_id, rooms[-1].events[4].event_id)
     found, rows = await cost(watcher, dsn, [In(("event_id",), (*ids, "$none"))])
     assert sorted(found) == sorted(ids)
@@ -119,12 +153,22 @@ async def test_filters_hold_between_tokens(dsn: str, rooms: Sequence[GeneratedRo
     more = generate_room(SHAPES["small_chat"], EVENTS + 10, seed=4, sign=False)
     await fill(dsn, GeneratedRoom(more.room_id, more.room_version, more.events[EVENTS:], more.keys))
     new = [event.event_id for event in more.events[EVENTS:]]
-    by_room, by_time = EqualTo(("room_id",), more.room_id), GreaterThan(("received_ts",), 1_600_000_000_000)
-    for wanted in ([by_room], [by_time], [by_room, by_time], [In(("event_id",), tuple(event.event_id for event in more))]):
+    by_room, by_time = (
+        EqualTo(("room_id",), more.room_id),
+        GreaterThan(("received_ts",), 1_600_000_000_000),
+    )
+    for wanted in (
+        [by_room],
+        [by_time],
+        [by_room, by_time],
+        [In(("event_id",), tuple(event.event_id for event in more))],
+    ):
         assert sorted(read(dsn, list(wanted), since=since, outliers=False)) == sorted(new)
 
 
-async def test_nothing_passes_filters_that_contradict_each_other(dsn: str, rooms: Sequence[GeneratedRoom]) -> None:
+async def test_nothing_passes_filters_that_contradict_each_other(
+    dsn: str, rooms: Sequence[GeneratedRoom]
+) -> None:
     contradictions: list[list[Filter]] = [
         [EqualTo(("room_id",), rooms[0].room_id), EqualTo(("room_id",), rooms[1].room_id)],
         [GreaterThan(("stream_ordering",), 9), LessThan(("stream_ordering",), 3)],
@@ -139,14 +183,24 @@ async def test_spark_hands_the_filters_on(
 ) -> None:
     frame = spark.read.format("room_events").options(dsn=dsn, pushdown="true").load()
     begin = 1_600_000_000_000 + 40 * DAY_MS
-    day = frame.where(f"received_ts >= {begin} AND received_ts < {begin + DAY_MS} AND type <> 'no such type'")
+    day = frame.where(
+        f"received_ts >= {begin} AND received_ts < {begin + DAY_MS} AND type <> 'no such type'"
+    )
     before = await looked_at(watcher)
-    assert {row.event_id for row in day.collect()} == await stored(watcher, f"received_ts = {begin}")
+    assert {row.event_id for row in day.collect()} == await stored(
+        watcher, f"received_ts = {begin}"
+    )
     assert await looked_at(watcher) - before < 0.05 * ROOMS * EVENTS
     assert frame.where("room_id = '!a:b' AND room_id = '!b:a'").collect() == []
 
 
 def test_what_no_range_can_hold_is_left_to_spark() -> None:
-    impossible = [GreaterThan(("received_ts",), HIGHEST), EqualTo(("received_ts",), None), In(("stream_ordering",), (1, 2))]
+    impossible = [
+        GreaterThan(("received_ts",), HIGHEST),
+        EqualTo(("received_ts",), None),
+        In(("stream_ordering",), (1, 2)),
+    ]
     assert taken(impossible, Chosen()) == (Chosen(), impossible)
-    assert taken([EqualTo(("stream_ordering",), 7)], Chosen())[0] == Chosen(stream_ordering=Range(7, 7))
+    assert taken([EqualTo(("stream_ordering",), 7)], Chosen())[0] == Chosen(
+        stream_ordering=Range(7, 7)
+    )

@@ -42,13 +42,21 @@ ROOMS_EACH = 5
 
 
 async def append_patiently(dsn: str, events: Sequence[GeneratedEvent]) -> None:
-    """One by one; again and again the first that does not lack anything. The naive form of `storage.pipeline.imports.line_order`."""
+    """One by one; again and again the first that does not lack anything.
+
+    The naive form of `storage.pipeline.imports.line_order`.
+    """
     async with storage.open(dsn, server_name=SERVER) as store:
         waiting = list(events)
         while waiting:
             for index, event in enumerate(waiting):
                 given = {} if event.state_before is None else {event.event_id: event.state_before}
-                [result] = await store.append([event.pdu], room_version=event.room_version, origin=event.origin, state_before=given)
+                [result] = await store.append(
+                    [event.pdu],
+                    room_version=event.room_version,
+                    origin=event.origin,
+                    state_before=given,
+                )
                 if result.outcome != "missing_parents":
                     del waiting[index]
                     break
@@ -84,7 +92,9 @@ class Recipe(NamedTuple):
             case "late":
                 return deliver_late(room, self.seed)
             case "gap":
-                begin, end = sorted(1 + int(part * (len(room.events) - 1)) for part in (self.begin, self.end))
+                begin, end = sorted(
+                    1 + int(part * (len(room.events) - 1)) for part in (self.begin, self.end)
+                )
                 return deliver_with_gap(room, begin, end)
             case _:
                 return deliver_shuffled(room, self.seed)
@@ -103,7 +113,9 @@ RECIPES = st.builds(
 )
 
 
-def test_the_same_tables_row_for_row(spark: SparkSession, server_dsn: str, template_name: str, worker_id: str, tmp_path: Path) -> None:
+def test_the_same_tables_row_for_row(
+    spark: SparkSession, server_dsn: str, template_name: str, worker_id: str, tmp_path: Path
+) -> None:
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
@@ -113,9 +125,14 @@ def test_the_same_tables_row_for_row(spark: SparkSession, server_dsn: str, templ
         suppress_health_check=list(HealthCheck),
     )
     @given(
-        st.lists(RECIPES, min_size=ROOMS_EACH, max_size=ROOMS_EACH, unique_by=lambda recipe: recipe.seed), st.sampled_from([1, 7, 30, 5000])
+        st.lists(
+            RECIPES, min_size=ROOMS_EACH, max_size=ROOMS_EACH, unique_by=lambda recipe: recipe.seed
+        ),
+        st.sampled_from([1, 7, 30, 5000]),
     )
-    @example([Recipe("fork_heavy", "11", 50, seed, way, 0.2, 0.7) for seed, way in enumerate(WAYS)], 1)
+    @example(
+        [Recipe("fork_heavy", "11", 50, seed, way, 0.2, 0.7) for seed, way in enumerate(WAYS)], 1
+    )
     def holds(recipes: list[Recipe], part: int) -> None:
         events = interleaved(recipe.delivery() for recipe in recipes)
         write_ndjson(events, tmp_path / "rooms.ndjson")
@@ -127,22 +144,36 @@ def test_the_same_tables_row_for_row(spark: SparkSession, server_dsn: str, templ
             _fresh_database(server_dsn, template_name, worker_id) as imported,
         ):
             await append_patiently(appended, events)
-            import_archive(spark, [str(tmp_path / "rooms.ndjson")], imported, server_name=SERVER, work=str(tmp_path / "work"), part=part)
+            import_archive(
+                spark,
+                [str(tmp_path / "rooms.ndjson")],
+                imported,
+                server_name=SERVER,
+                work=str(tmp_path / "work"),
+                part=part,
+            )
             assert await tables(imported) == await tables(appended)
 
     holds()
 
 
 @pytest.mark.timeout(3600)
-async def test_one_large_room_gives_the_same_tables(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path) -> None:
-    """Written in parts. `STORAGE_LARGE_ROOM=200000` says how large; without it a small large room."""
+async def test_one_large_room_gives_the_same_tables(
+    spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path
+) -> None:
+    """Written in parts.
+
+    `STORAGE_LARGE_ROOM=200000` says how large; without it a small large room.
+    """
     size = int(os.environ.get("STORAGE_LARGE_ROOM", "1500"))
     room = generate_room(SHAPES["small_chat"], size, seed=8, sign=False)
     write_ndjson(room, tmp_path / "room.ndjson")
     async with storage.open(another_dsn, server_name=SERVER) as store:
         for begin in range(0, len(room), 1000):
             await store.append(room.pdus[begin : begin + 1000], room_version=room.room_version)
-    summary = import_archive(spark, [str(tmp_path / "room.ndjson")], dsn, server_name=SERVER, part=max(size // 20, 100))
+    summary = import_archive(
+        spark, [str(tmp_path / "room.ndjson")], dsn, server_name=SERVER, part=max(size // 20, 100)
+    )
     assert summary.outcomes["stored"] == size
     if size > 5_000:
         assert await large_tables(dsn) == await large_tables(another_dsn)
@@ -151,7 +182,9 @@ async def test_one_large_room_gives_the_same_tables(spark: SparkSession, dsn: st
         assert await tables(dsn) == await tables(another_dsn)
 
 
-async def test_rejects_stand_with_their_lines(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+async def test_rejects_stand_with_their_lines(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
     room = generate_room(SHAPES["small_chat"], 12)
     events = list(room)
     keys = room.keys
@@ -160,11 +193,23 @@ async def test_rejects_stand_with_their_lines(spark: SparkSession, dsn: str, tmp
     with archive.open("ab") as file:
         file.write(b"\nnot json\n")
         file.write(b'{"pdu": {"room_id": "!x:y"}, "room_version": "99"}\n')
-        file.write(b'{"pdu": ' + events[8].pdu.replace(b'"origin_server_ts":', b'"origin_server_ts":1') + b', "room_version": "11"}\n')
+        file.write(
+            b'{"pdu": '
+            + events[8].pdu.replace(b'"origin_server_ts":', b'"origin_server_ts":1')
+            + b', "room_version": "11"}\n'
+        )
         write_ndjson(events[10:11], file)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and nothing more")
     paths = [str(archive), str(tmp_path / "broken.parquet")]
-    summary = import_archive(spark, paths, dsn, server_name=SERVER, verify_keys=keys, rejects=str(tmp_path / "dead"), writers=1)
+    summary = import_archive(
+        spark,
+        paths,
+        dsn,
+        server_name=SERVER,
+        verify_keys=keys,
+        rejects=str(tmp_path / "dead"),
+        writers=1,
+    )
     dead = spark.read.parquet(str(tmp_path / "dead")).orderBy("line").collect()
     assert summary.outcomes["stored"] == 8
     assert summary.outcomes["bad_file"] == 1
@@ -178,28 +223,53 @@ async def test_rejects_stand_with_their_lines(spark: SparkSession, dsn: str, tmp
     assert again.outcomes["duplicate"] == 8
 
 
-def test_a_parquet_file_that_is_damaged_within_is_named_and_the_rest_is_stored(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
-    first, second = (generate_room(SHAPES["direct_chat"], 30, seed=seed, version="10", sign=False) for seed in range(2))
+def test_a_parquet_file_that_is_damaged_within_is_named_and_the_rest_is_stored(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
+    first, second = (
+        generate_room(SHAPES["direct_chat"], 30, seed=seed, version="10", sign=False)
+        for seed in range(2)
+    )
     for name, room in (("a.parquet", first), ("b.parquet", second)):
-        pq.write_table(pa.table({"pdu": room.pdus, "room_version": [room.room_version] * len(room)}), tmp_path / name, compression="snappy")
+        pq.write_table(
+            pa.table({"pdu": room.pdus, "room_version": [room.room_version] * len(room)}),
+            tmp_path / name,
+            compression="snappy",
+        )
     whole = bytearray((tmp_path / "a.parquet").read_bytes())
     whole[8:400] = bytes(392)
     (tmp_path / "a.parquet").write_bytes(whole)
-    summary = import_archive(spark, [str(tmp_path)], dsn, server_name=SERVER, rejects=str(tmp_path / "dead"))
+    summary = import_archive(
+        spark, [str(tmp_path)], dsn, server_name=SERVER, rejects=str(tmp_path / "dead")
+    )
     assert (summary.outcomes["bad_file"], summary.outcomes["stored"]) == (1, len(second))
     [letter] = spark.read.parquet(str(tmp_path / "dead")).collect()
-    assert (letter.source, letter.line, letter.outcome) == (str(tmp_path / "a.parquet"), None, "bad_file")
+    assert (letter.source, letter.line, letter.outcome) == (
+        str(tmp_path / "a.parquet"),
+        None,
+        "bad_file",
+    )
     assert letter.reason
 
 
-async def test_an_import_as_the_role_of_a_homeserver(spark: SparkSession, logins: Logins, another_dsn: str, tmp_path: Path) -> None:
+async def test_an_import_as_the_role_of_a_homeserver(
+    spark: SparkSession, logins: Logins, another_dsn: str, tmp_path: Path
+) -> None:
     """It may do all that an import needs, into a new room and one that is there; and nothing more than before."""
-    rooms = [generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), 40, seed=seed, sign=False) for seed in range(3)]
+    rooms = [
+        generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), 40, seed=seed, sign=False)
+        for seed in range(3)
+    ]
     write_ndjson((event for room in rooms for event in room), tmp_path / "rooms.ndjson")
     for dsn in (logins.runtime, another_dsn):
         await append_patiently(dsn, rooms[0].events[:20])
     summary = import_archive(
-        spark, [str(tmp_path / "rooms.ndjson")], logins.runtime, server_name=SERVER, rejects=str(tmp_path / "dead"), part=10
+        spark,
+        [str(tmp_path / "rooms.ndjson")],
+        logins.runtime,
+        server_name=SERVER,
+        rejects=str(tmp_path / "dead"),
+        part=10,
     )
     assert summary.rejects == 0
     await append_patiently(another_dsn, interleaved(rooms))
@@ -212,12 +282,16 @@ def test_another_import_is_waited_for(spark: SparkSession, dsn: str, tmp_path: P
         import_archive(spark, [str(tmp_path / "room.ndjson")], dsn, server_name=SERVER)
 
 
-async def test_a_task_enters_when_a_long_write_of_another_is_over(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+async def test_a_task_enters_when_a_long_write_of_another_is_over(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
     write_ndjson(generate_room(SHAPES["direct_chat"], 10, sign=False), tmp_path / "room.ndjson")
     connection = await asyncpg.connect(dsn)
     await connection.execute("BEGIN; LOCK TABLE stream_positions IN ROW EXCLUSIVE MODE")
     path = str(tmp_path / "room.ndjson")
-    importing = asyncio.create_task(asyncio.to_thread(import_archive, spark, [path], dsn, server_name=SERVER, writers=1))
+    importing = asyncio.create_task(
+        asyncio.to_thread(import_archive, spark, [path], dsn, server_name=SERVER, writers=1)
+    )
     for waits in (True, False):  # it begins to wait, and gives up for now
         while not importing.done() and waits is not await connection.fetchval(WAITED_FOR):
             await connection.execute("SELECT pg_sleep(0.02)")

@@ -36,7 +36,10 @@ ROOMS = 40
 async def rooms(another_dsn: str, tmp_path: Path) -> Sequence[GeneratedRoom]:
     """In an archive, and appended to the other database."""
     shape = SHAPES["small_chat"].replaced(odd=ODD_SOME)
-    made = [generate_room(shape, 40, seed=seed, version=("6", "11", "12")[seed % 3], sign=False) for seed in range(ROOMS)]
+    made = [
+        generate_room(shape, 40, seed=seed, version=("6", "11", "12")[seed % 3], sign=False)
+        for seed in range(ROOMS)
+    ]
     write_ndjson((event for room in made for event in room), tmp_path / "rooms.ndjson")
     async with storage.open(another_dsn, server_name=SERVER) as store:
         for room in made:
@@ -45,14 +48,25 @@ async def rooms(another_dsn: str, tmp_path: Path) -> Sequence[GeneratedRoom]:
 
 
 @asynccontextmanager
-async def loading(dsn: str, folder: Path, master: str = "local[2]") -> AsyncIterator[tuple[Process, asyncpg.Connection]]:
+async def loading(
+    dsn: str, folder: Path, master: str = "local[2]"
+) -> AsyncIterator[tuple[Process, asyncpg.Connection]]:
     """An import in a process of its own that has committed something, and has more to do."""
     watcher = await asyncpg.connect(dsn)
     begun = asyncio.Event()
     await watcher.add_listener("loaded", lambda *_: begun.set())
     await watcher.execute(TELL)
-    arguments = ["-m", "tests.pipeline.import_process", str(folder / "rooms.ndjson"), dsn, str(folder / "work"), master]
-    driver = await asyncio.create_subprocess_exec(sys.executable, *arguments, cwd=Path(__file__).parents[2], stdout=PIPE, stderr=STDOUT)
+    arguments = [
+        "-m",
+        "tests.pipeline.import_process",
+        str(folder / "rooms.ndjson"),
+        dsn,
+        str(folder / "work"),
+        master,
+    ]
+    driver = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, cwd=Path(__file__).parents[2], stdout=PIPE, stderr=STDOUT
+    )
     told = asyncio.create_task(begun.wait())
     ended = asyncio.create_task(driver.wait())
     await asyncio.wait({told, ended}, timeout=240, return_when=asyncio.FIRST_COMPLETED)
@@ -64,22 +78,32 @@ async def loading(dsn: str, folder: Path, master: str = "local[2]") -> AsyncIter
         await watcher.close()
 
 
-async def test_a_killed_driver(spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]) -> None:
+async def test_a_killed_driver(
+    spark: SparkSession, dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]
+) -> None:
     async with loading(dsn, tmp_path) as (driver, watcher):
         local = psutil.Process(driver.pid)
-        end_all([local, *family_of(local)], kill=True)  # the JVM and its workers as well: they would go on for a while
+        end_all(
+            [local, *family_of(local)], kill=True
+        )  # the JVM and its workers as well: they would go on for a while
         await driver.wait()
-        whole = await watcher.fetch("SELECT room_id, count(*) FROM events JOIN rooms USING (room_nid) GROUP BY room_id")
+        whole = await watcher.fetch(
+            "SELECT room_id, count(*) FROM events JOIN rooms USING (room_nid) GROUP BY room_id"
+        )
         await watcher.execute(FORGET)
     held = {room.room_id: len({event.event_id for event in room}) for room in rooms}
     assert 0 < len(whole) < len(rooms)
     assert all(count == held[room_id] for room_id, count in whole), "a room is there in part"
-    summary = import_archive(spark, [str(tmp_path / "rooms.ndjson")], dsn, server_name=SERVER, instance_name="again")
+    summary = import_archive(
+        spark, [str(tmp_path / "rooms.ndjson")], dsn, server_name=SERVER, instance_name="again"
+    )
     assert summary.outcomes["duplicate"] >= sum(count for _, count in whole)
     assert await tables(dsn) == await tables(another_dsn)
 
 
-async def test_a_killed_database(spark: SparkSession, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]) -> None:
+async def test_a_killed_database(
+    spark: SparkSession, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]
+) -> None:
     server = EmbeddedPostgres(tmp_path / "server", config=Config(embedded_fsync=False))
     dsn = server.start()
     try:
@@ -101,8 +125,13 @@ async def test_a_killed_database(spark: SparkSession, another_dsn: str, tmp_path
         server.stop()
 
 
-async def test_a_killed_executor_of_a_cluster(dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]) -> None:
-    """Two workers, an executor each. What the dead one had in hand is done again by the other, or by its successor."""
+async def test_a_killed_executor_of_a_cluster(
+    dsn: str, another_dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]
+) -> None:
+    """Two workers, an executor each.
+
+    What the dead one had in hand is done again by the other, or by its successor.
+    """
     with cluster(tmp_path / "cluster") as (master, workers):
         async with loading(dsn, tmp_path, master) as (driver, watcher):
             at_work = executors(workers)

@@ -14,7 +14,13 @@ from storage.pipeline.imports.lines import LINE_BYTES_MAX, FileRange, lines_of, 
 
 def test_causal_lines_stay_as_they_are() -> None:
     assert (
-        order([LineWithoutPdu("a", False, []), LineWithoutPdu("b", False, ["a", "^a"]), LineWithoutPdu("c", False, ["unknown", "^b"])])
+        order(
+            [
+                LineWithoutPdu("a", False, []),
+                LineWithoutPdu("b", False, ["a", "^a"]),
+                LineWithoutPdu("c", False, ["unknown", "^b"]),
+            ]
+        )
         is None
     )
 
@@ -41,7 +47,13 @@ def test_an_outlier_is_no_parent() -> None:
 
 
 def test_lines_of_one_event_keep_their_order() -> None:
-    assert order([LineWithoutPdu("a", True, ["z"]), LineWithoutPdu("a", False, []), LineWithoutPdu("z", False, [])]) == [2, 0, 1]
+    assert order(
+        [
+            LineWithoutPdu("a", True, ["z"]),
+            LineWithoutPdu("a", False, []),
+            LineWithoutPdu("z", False, []),
+        ]
+    ) == [2, 0, 1]
 
 
 def test_in_a_circle_the_first_goes_ahead() -> None:
@@ -60,16 +72,24 @@ def test_stretches_of_a_file_have_each_line_once(
     file: Path = tmp_path_factory.mktemp("lines") / "file"
     whole = b"\n".join(lines) + (b"\n" if ended and lines else b"")
     file.write_bytes(whole)
-    stretches = [FileRange("lines", 0, 0, 0, str(file), begin, min(begin + size, len(whole))) for begin in range(0, len(whole), size)]
+    stretches = [
+        FileRange("lines", 0, 0, 0, str(file), begin, min(begin + size, len(whole)))
+        for begin in range(0, len(whole), size)
+    ]
     expected = whole.split(b"\n")
     expected = expected if expected[-1] else expected[:-1]
-    expected = [line if at else line.removeprefix(codecs.BOM_UTF8) for at, line in enumerate(expected)]
+    expected = [
+        line if at else line.removeprefix(codecs.BOM_UTF8) for at, line in enumerate(expected)
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(archive_lines, "PIECE_BYTES", piece)
         for stretch in stretches:
             read = list(lines_of(stretch))
             assert read == expected[: len(read)]
             del expected[: len(read)]
-            assert lines_with(stretch, b"\0") == (len(read), [line for line in read if b"\0" in line])
+            assert lines_with(stretch, b"\0") == (
+                len(read),
+                [line for line in read if b"\0" in line],
+            )
     assert expected == []
     assert LINE_BYTES_MAX > 12

@@ -22,7 +22,9 @@ def imported(archive: Path, dsn: str, work: Path, *, cut: bool) -> int:
     """Both stages, one after the other in this process; how many rows tell what became of the lines."""
     cleared(str(work))
     with staging(dsn) as number:
-        looked = [(stretch, *looked_over(stretch)) for stretch in found([str(archive)]).stretches(1)]
+        looked = [
+            (stretch, *looked_over(stretch)) for stretch in found([str(archive)]).stretches(1)
+        ]
         counts = {(stretch.file, stretch.begin): count for stretch, count, _ in looked}
         versions = {room: version for _, _, rooms in looked for room, version in rooms.items()}
         stage = TaskValidation(LineValidator(versions), dsn, number, str(work))
@@ -30,7 +32,9 @@ def imported(archive: Path, dsn: str, work: Path, *, cut: bool) -> int:
         if cut:
             for file in (work / FOLDER).iterdir():
                 file.write_bytes(file.read_bytes()[:-1])
-        return len(list(load_rooms(StoreTarget(dsn, SERVER), number, str(work), TaskAttempt(0), batches)))
+        return len(
+            list(load_rooms(StoreTarget(dsn, SERVER), number, str(work), TaskAttempt(0), batches))
+        )
 
 
 async def held(dsn: str, room: GeneratedRoom) -> int:
@@ -38,11 +42,18 @@ async def held(dsn: str, room: GeneratedRoom) -> int:
         return len(await store.events([event.event_id for event in room.events]))
 
 
-async def test_nothing_of_the_room_is_stored_and_the_next_import_completes(dsn: str, tmp_path: Path) -> None:
+async def test_nothing_of_the_room_is_stored_and_the_next_import_completes(
+    dsn: str, tmp_path: Path
+) -> None:
     room = generate_room(SHAPES["direct_chat"], 60, seed=1)
     write_ndjson(room, tmp_path / "room.ndjson")
-    with pytest.raises(StorageError, match=f"{tmp_path}, which all executors have to reach, cannot be read: .* ends at"):
+    with pytest.raises(
+        StorageError,
+        match=f"{tmp_path}, which all executors have to reach, cannot be read: .* ends at",
+    ):
         await asyncio.to_thread(imported, tmp_path / "room.ndjson", dsn, tmp_path, cut=True)
     assert await held(dsn, room) == 0
-    assert await asyncio.to_thread(imported, tmp_path / "room.ndjson", dsn, tmp_path, cut=False) == 1
+    assert (
+        await asyncio.to_thread(imported, tmp_path / "room.ndjson", dsn, tmp_path, cut=False) == 1
+    )
     assert await held(dsn, room) == len(room.events)

@@ -66,7 +66,9 @@ async def rebuilt(dsn: str, room_id: str) -> int:
 async def logical(dsn: str) -> dict[str, Any]:
     connection = await asyncpg.connect(dsn)
     try:
-        return {name: list(map(tuple, await connection.fetch(sql))) for name, sql in SQL_LOGICAL.items()}
+        return {
+            name: list(map(tuple, await connection.fetch(sql))) for name, sql in SQL_LOGICAL.items()
+        }
     finally:
         await connection.close()
 
@@ -76,7 +78,9 @@ async def logical(dsn: str) -> dict[str, Any]:
 async def test_a_sound_room_stays_what_it_is(dsn: str, shape: str, way: str) -> None:
     """To the number: neither events nor anything else is written."""
     version = {"in order": "2", "late": "6", "gap": "12", "shuffled": "11"}[way]
-    room = build_room(SHAPES[shape].replaced(odd=ODD_SOME), 220, seed=3, version=version, sign=False)
+    room = build_room(
+        SHAPES[shape].replaced(odd=ODD_SOME), 220, seed=3, version=version, sign=False
+    )
     match way:
         case "late":
             delivery: GeneratedRoom = deliver_late(room, 4)
@@ -85,7 +89,9 @@ async def test_a_sound_room_stays_what_it_is(dsn: str, shape: str, way: str) -> 
         case "shuffled":
             delivery = deliver_shuffled(room, 4)
         case _:
-            delivery = generate_room(SHAPES[shape].replaced(odd=ODD_SOME), 220, seed=3, version=version, sign=False)
+            delivery = generate_room(
+                SHAPES[shape].replaced(odd=ODD_SOME), 220, seed=3, version=version, sign=False
+            )
     async with storage.open(dsn, server_name=SERVER) as store:
         await deliver(store, delivery, batch=20)
         before = await tables(dsn)
@@ -96,7 +102,9 @@ async def test_a_sound_room_stays_what_it_is(dsn: str, shape: str, way: str) -> 
 
 @pytest.fixture(scope="module")
 def room() -> RoomBuilder:
-    return build_room(LIVELY.replaced(odd=Odd(rejected=0.03, early_redaction=0.02)), 260, seed=11, sign=False)
+    return build_room(
+        LIVELY.replaced(odd=Odd(rejected=0.03, early_redaction=0.02)), 260, seed=11, sign=False
+    )
 
 
 @pytest.mark.parametrize("name", IN_ROOMS if EXAMPLES >= 30 else SOME)
@@ -104,7 +112,9 @@ async def test_damage_is_mended(dsn: str, room: RoomBuilder, name: str) -> None:
     """Also what no repair mends, as that goes by the states and flags of events, which follow from the bytes as well."""
     async with storage.open(dsn, server_name=SERVER) as store:
         delivery = deliver_with_gap(room, 60, 70)
-        await deliver(store, replace(delivery, events=delivery.events[:-5]), batch=40)  # so that gaps are left
+        await deliver(
+            store, replace(delivery, events=delivery.events[:-5]), batch=40
+        )  # so that gaps are left
         sound = await logical(dsn)
         async with store.database.connection() as conn:
             await conn.execute(DAMAGES[name].sql)
@@ -138,7 +148,10 @@ async def test_numbers_that_a_repair_gave_are_given_anew(dsn: str) -> None:
 
 
 async def test_beside_appends_and_readers(dsn: str) -> None:
-    """A room without visibility and with a wrong current state. Who reads sees all of a user's events or none, before and after the switch."""
+    """A room without visibility and with a wrong current state.
+
+    Who reads sees all of a user's events or none, before and after the switch.
+    """
     room = build_room(LIVELY, 200, seed=2, sign=False)
     creator = room.events[0].sender
     async with storage.open(dsn, server_name=SERVER) as store:
@@ -146,7 +159,9 @@ async def test_beside_appends_and_readers(dsn: str) -> None:
         ids = [event.event_id for event in room.events[:60]]
         seen = set(await store.visible_to_user(creator, ids))
         async with store.database.connection() as conn:
-            await conn.execute("DELETE FROM visibility; UPDATE rooms SET current_audience = 0, next_audience = 1::bigint << 45")
+            await conn.execute(
+                "DELETE FROM visibility; UPDATE rooms SET current_audience = 0, next_audience = 1::bigint << 45"
+            )
             await conn.execute("UPDATE current_state SET membership = 1 WHERE membership = 5")
         told: list[set[EventId]] = []
 
@@ -176,7 +191,10 @@ async def test_beside_appends_and_readers(dsn: str) -> None:
 
 async def test_again_and_again_beside_appends(dsn: str) -> None:
     room = build_room(LIVELY, 160, seed=2, sign=False)
-    async with storage.open(dsn, server_name=SERVER) as store, Rebuilder.opened(dsn, SERVER) as rebuilder:
+    async with (
+        storage.open(dsn, server_name=SERVER) as store,
+        Rebuilder.opened(dsn, SERVER) as rebuilder,
+    ):
         await store.append(room.pdus[:20])
 
         async def rebuilding() -> None:
@@ -194,10 +212,17 @@ async def test_again_and_again_beside_appends(dsn: str) -> None:
 async def test_several_rooms_and_an_event_of_another_room(dsn: str) -> None:
     """An event that names one of another room as its auth event is rejected, and stays so."""
     rooms = [build_room(LIVELY, 60, seed=seed, sign=False) for seed in range(3)]
-    async with storage.open(dsn, server_name=SERVER) as store, Rebuilder.opened(dsn, SERVER) as rebuilder:
+    async with (
+        storage.open(dsn, server_name=SERVER) as store,
+        Rebuilder.opened(dsn, SERVER) as rebuilder,
+    ):
         for room in rooms:
             await store.append(room.pdus)
-        strange = rooms[0].message(rooms[0].events[0].sender, auth=[rooms[0].events[0], rooms[1].events[1]], expected="rejected")
+        strange = rooms[0].message(
+            rooms[0].events[0].sender,
+            auth=[rooms[0].events[0], rooms[1].events[1]],
+            expected="rejected",
+        )
         [result] = await store.append([strange.pdu])
         assert result.outcome == "rejected"
         before = await tables(dsn)
@@ -220,7 +245,8 @@ async def test_a_room_of_outliers_alone(dsn: str) -> None:
         assert await tables(dsn) == before
 
 
-# ------------------------------------------------------------------------------------------------------------- killed
+# -------------------------------------------------------------------------------------------------------------
+# killed
 
 
 async def test_killed_at_any_moment(dsn: str) -> None:
@@ -255,14 +281,22 @@ async def process(dsn: str, room_id: str, number: int) -> str:
     """A rebuild in a process of its own that ends before its n-th statement (0: never); what it says."""
     script = str(Path(__file__).with_name("rebuild_process.py"))
     started = await asyncio.create_subprocess_exec(
-        sys.executable, script, dsn, room_id, str(number), cwd=Path(__file__).parents[2], stdout=PIPE, stderr=STDOUT
+        sys.executable,
+        script,
+        dsn,
+        room_id,
+        str(number),
+        cwd=Path(__file__).parents[2],
+        stdout=PIPE,
+        stderr=STDOUT,
     )
     output, _ = await started.communicate()
     assert started.returncode == (-9 if number else 0), output.decode()[-3000:]
     return output.decode()
 
 
-# ------------------------------------------------------------------------------------------------------------- oracle
+# -------------------------------------------------------------------------------------------------------------
+# oracle
 
 
 class RebuiltSubject(StoreSubject):
@@ -280,7 +314,9 @@ class RebuiltSubject(StoreSubject):
         origin: Origin,
         state_before: Mapping[EventId, Sequence[EventId]] | None,
     ) -> list[tuple[EventId | None, Outcome]]:
-        told = super().append(pdus, room_version=room_version, origin=origin, state_before=state_before)
+        told = super().append(
+            pdus, room_version=room_version, origin=origin, state_before=state_before
+        )
         self.run(self._rebuild())
         return told
 
@@ -293,7 +329,9 @@ class RebuiltSubject(StoreSubject):
 
 
 @pytest.mark.timeout(0)
-def test_the_oracle_agrees_with_rebuilt_rooms(server_dsn: str, template_name: str, worker_id: str) -> None:
+def test_the_oracle_agrees_with_rebuilt_rooms(
+    server_dsn: str, template_name: str, worker_id: str
+) -> None:
     """All that can be asked, after every delivery and the rebuild that follows it."""
 
     class Machine(RoomMachine):
@@ -303,7 +341,11 @@ def test_the_oracle_agrees_with_rebuilt_rooms(server_dsn: str, template_name: st
         def open_subject(self) -> StoreSubject:
             self.runner = asyncio.Runner()
             self.stack = AsyncExitStack()
-            dsn = self.runner.run(self.stack.enter_async_context(_fresh_database(server_dsn, template_name, worker_id)))
+            dsn = self.runner.run(
+                self.stack.enter_async_context(
+                    _fresh_database(server_dsn, template_name, worker_id)
+                )
+            )
             return RebuiltSubject(dsn, server_name=SERVER)
 
         def close_subject(self, subject: Any) -> None:
@@ -320,4 +362,6 @@ async def test_tables_aside_are_gone_with_their_session(dsn: str) -> None:
         await store.append(room.pdus)
         await rebuilt(dsn, room.room_id)
         async with await Database.open(dsn) as database, database.connection() as conn:
-            assert await conn.fetchval("SELECT count(*) FROM pg_class WHERE relpersistence = 't'") == 0
+            assert (
+                await conn.fetchval("SELECT count(*) FROM pg_class WHERE relpersistence = 't'") == 0
+            )

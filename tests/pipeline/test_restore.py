@@ -27,14 +27,18 @@ STATEMENTS_MAX = 12
 
 
 @pytest.fixture
-async def restored(dsn: str, server_dsn: str, worker_id: str) -> AsyncIterator[tuple[str, GeneratedRoom, str]]:
+async def restored(
+    dsn: str, server_dsn: str, worker_id: str
+) -> AsyncIterator[tuple[str, GeneratedRoom, str]]:
     """A copy of a database in which there are 20 events of a room, the room, and the last offset of the original, where 10 more came."""
     room = generate_room(SHAPES["direct_chat"], 40, seed=5, sign=False)
     await fill(dsn, part_of(room, 20))
     copy = f"storage_test_restored_{os.getpid()}_{worker_id}"
     connection = await asyncpg.connect(server_dsn)
     try:
-        await connection.execute(f"CREATE DATABASE {copy} TEMPLATE {await name_of(dsn)} STRATEGY wal_log")
+        await connection.execute(
+            f"CREATE DATABASE {copy} TEMPLATE {await name_of(dsn)} STRATEGY wal_log"
+        )
         await fill(dsn, part_of(room, 30))
         late = stream_of(dsn).latestOffset(stream_of(dsn).initialOffset(), ReadAllAvailable())
         yield with_database(server_dsn, copy), room, late["token"]
@@ -56,7 +60,11 @@ def part_of(room: GeneratedRoom, count: int) -> GeneratedRoom:
 
 
 def stream_of(dsn: str, **options: str) -> EventStream:
-    return EventStream(Options.of({"dsn": dsn, "columns": "event_id,stream_ordering", "partitions": "2", **options}))
+    return EventStream(
+        Options.of(
+            {"dsn": dsn, "columns": "event_id,stream_ordering", "partitions": "2", **options}
+        )
+    )
 
 
 def batch(stream: EventStream, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[str, int]]:
@@ -84,7 +92,9 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("limit", [ReadAllAvailable(), ReadMaxRows(7)], ids=["all", "seven"])
-async def test_a_stream_goes_on_above_the_gap(restored: tuple[str, GeneratedRoom, str], limit: Any, statements: list[str]) -> None:
+async def test_a_stream_goes_on_above_the_gap(
+    restored: tuple[str, GeneratedRoom, str], limit: Any, statements: list[str]
+) -> None:
     dsn, room, _ = restored
     stream = stream_of(dsn)
     before = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
@@ -109,13 +119,18 @@ async def test_a_stream_in_small_batches_passes_a_writer_that_fell_behind(dsn: s
     try:
         one: int = await connection.fetchval("SELECT max(stream_ordering) FROM events")
         await fill(dsn, part_of(room, 20), "two")
-        await connection.execute("UPDATE stream_positions SET stream_id = $1 WHERE instance_name = 'one' AND stream_name = 'events'", one)
+        await connection.execute(
+            "UPDATE stream_positions SET stream_id = $1 WHERE instance_name = 'one' AND stream_name = 'events'",
+            one,
+        )
         await connection.execute("UPDATE deployment SET incarnation = 'another'")
         await fill(dsn, room, "two")
         gaps = await connection.fetch("SELECT * FROM lost_positions WHERE stream_name = 'events'")
     finally:
         await connection.close()
-    assert [dict(zip(gap["instance_names"], gap["kept_upto"], strict=True))["one"] for gap in gaps] == [one]
+    assert [
+        dict(zip(gap["instance_names"], gap["kept_upto"], strict=True))["one"] for gap in gaps
+    ] == [one]
     stream = stream_of(dsn)
     read: list[str] = []
     start = stream.initialOffset()
@@ -125,17 +140,23 @@ async def test_a_stream_in_small_batches_passes_a_writer_that_fell_behind(dsn: s
     assert read == [event.event_id for event in room]
 
 
-async def test_a_whole_read_does_not_look_through_the_gap(restored: tuple[str, GeneratedRoom, str], statements: list[str]) -> None:
+async def test_a_whole_read_does_not_look_through_the_gap(
+    restored: tuple[str, GeneratedRoom, str], statements: list[str]
+) -> None:
     dsn, room, _ = restored
     await fill(dsn, room, "after")
-    reader = EventReader(Options.of({"dsn": dsn, "columns": "event_id", "partitions": "1", "outliers": "false"}))
+    reader = EventReader(
+        Options.of({"dsn": dsn, "columns": "event_id", "partitions": "1", "outliers": "false"})
+    )
     [stretch] = reader.partitions()
     found = [row["event_id"] for rows in reader.read(stretch) for row in rows.to_pylist()]
     assert found == [event.event_id for event in room]
     assert len(statements) <= STATEMENTS_MAX
 
 
-async def test_an_offset_of_what_is_lost_is_refused(restored: tuple[str, GeneratedRoom, str]) -> None:
+async def test_an_offset_of_what_is_lost_is_refused(
+    restored: tuple[str, GeneratedRoom, str],
+) -> None:
     """In the original it was read; in the copy its positions are nobody's."""
     dsn, room, late = restored
     async with storage.open(dsn, server_name=SERVER):
@@ -150,6 +171,10 @@ async def test_an_offset_of_what_is_lost_is_refused(restored: tuple[str, Generat
     for name in ("since", "upto"):
         with pytest.raises(ResyncNeeded):
             EventReader(Options.of({"dsn": dsn, name: late})).partitions()
-    assert len(batch(stream, stream.initialOffset(), stream.latestOffset(stream.initialOffset(), ReadAllAvailable()))) == len(
-        room.events[:20]
-    )
+    assert len(
+        batch(
+            stream,
+            stream.initialOffset(),
+            stream.latestOffset(stream.initialOffset(), ReadAllAvailable()),
+        )
+    ) == len(room.events[:20])

@@ -34,12 +34,16 @@ async def append(dsn: str, rooms: Sequence[GeneratedRoom], first: int, last: int
 
 @pytest.fixture
 def rooms() -> Sequence[GeneratedRoom]:
-    return [generate_room(SHAPES["small_chat"], EVENTS, seed=seed, sign=False) for seed in range(ROOMS)]
+    return [
+        generate_room(SHAPES["small_chat"], EVENTS, seed=seed, sign=False) for seed in range(ROOMS)
+    ]
 
 
 async def test_batches_end_where_the_streams_were(dsn: str, rooms: Sequence[GeneratedRoom]) -> None:
     await append(dsn, rooms, 0, 60)
-    stream = EventStream(Options(dsn, columns=("event_id",), partitions=2, max_events_per_batch=BATCH))
+    stream = EventStream(
+        Options(dsn, columns=("event_id",), partitions=2, max_events_per_batch=BATCH)
+    )
     stream.prepareForTriggerAvailableNow()
     await append(dsn, rooms, 60, 90)
     limit = stream.getDefaultReadLimit()
@@ -47,18 +51,42 @@ async def test_batches_end_where_the_streams_were(dsn: str, rooms: Sequence[Gene
     at, batches = stream.initialOffset(), list[list[str]]()
     while (end := stream.latestOffset(at, limit)) != at:
         parts = stream.partitions(at, end)
-        batches.append([one for part in parts for batch in stream.read(part) for one in batch.column("event_id").to_pylist()])
+        batches.append(
+            [
+                one
+                for part in parts
+                for batch in stream.read(part)
+                for one in batch.column("event_id").to_pylist()
+            ]
+        )
         at = end
     assert [len(batch) for batch in batches] == [BATCH] * (ROOMS * 60 // BATCH)
-    assert {one for batch in batches for one in batch} == {event.event_id for room in rooms for event in room.events[:60]}
+    assert {one for batch in batches for one in batch} == {
+        event.event_id for room in rooms for event in room.events[:60]
+    }
     assert stream.latestOffset(at, ReadAllAvailable()) == at
 
 
-async def test_a_killed_command_goes_on_where_it_was(spark: SparkSession, dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]) -> None:
+async def test_a_killed_command_goes_on_where_it_was(
+    spark: SparkSession, dsn: str, tmp_path: Path, rooms: Sequence[GeneratedRoom]
+) -> None:
     """It is killed after some batches, with one that was written and not committed: all rows are there in the end, each once."""
     await append(dsn, rooms, 0, EVENTS)
     path, commits = tmp_path / "out", tmp_path / "out" / "_checkpoint" / "commits"
-    arguments = ["spark", "stream", str(path), "--dsn", dsn, "--once", "--batch", str(BATCH), "--master", "local[1]", *COMMAND, "--json"]
+    arguments = [
+        "spark",
+        "stream",
+        str(path),
+        "--dsn",
+        dsn,
+        "--once",
+        "--batch",
+        str(BATCH),
+        "--master",
+        "local[1]",
+        *COMMAND,
+        "--json",
+    ]
     process = Popen([sys.executable, "-m", "storage", *arguments], stdout=PIPE, stderr=PIPE)
     while not (commits / "2").exists() and process.poll() is None:  # noqa: ASYNC110  # another program's file
         await asyncio.sleep(0.01)
@@ -74,6 +102,8 @@ async def test_a_killed_command_goes_on_where_it_was(spark: SparkSession, dsn: s
     resumed = room_storage(*arguments)
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["batches"] >= 2
-    assert len([one for one in commits.iterdir() if one.name.isdecimal()]) >= ROOMS * EVENTS // BATCH
+    assert (
+        len([one for one in commits.iterdir() if one.name.isdecimal()]) >= ROOMS * EVENTS // BATCH
+    )
     ids = [row.event_id for row in spark.read.parquet(str(path)).select("event_id").collect()]
     assert len(ids) == len(set(ids)) == ROOMS * EVENTS

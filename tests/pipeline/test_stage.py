@@ -35,7 +35,9 @@ async def stage(database: Database, number: int) -> None:
         await put(conn, number, [(1, b"{}"), (2, b"{}")])
 
 
-async def test_a_failed_import_leaves_nothing(database: Database, dsn: str, watcher: asyncpg.Connection) -> None:
+async def test_a_failed_import_leaves_nothing(
+    database: Database, dsn: str, watcher: asyncpg.Connection
+) -> None:
     with pytest.raises(RuntimeError, match="of a stage"), staging(dsn) as number:
         await stage(database, number)
         assert await watcher.fetchval(STAGED) == [number]
@@ -45,7 +47,9 @@ async def test_a_failed_import_leaves_nothing(database: Database, dsn: str, watc
         await stage(database, number)
 
 
-async def test_a_second_import_leaves_the_rows_of_one_at_work_alone(database: Database, dsn: str, watcher: asyncpg.Connection) -> None:
+async def test_a_second_import_leaves_the_rows_of_one_at_work_alone(
+    database: Database, dsn: str, watcher: asyncpg.Connection
+) -> None:
     """The first driver has lost its session, and with it the lock on imports; a task of it is at work."""
     with pytest.raises(DatabaseUnavailable), staging(dsn) as killed:
         await stage(database, killed)
@@ -90,7 +94,11 @@ async def test_tasks_bound_the_connections_of_every_stage(
         room = generate_room(SHAPES["small_chat"], 300, seed=seed, sign=False)
         write_ndjson(room, tmp_path / "files" / f"{seed}.ndjson")
     files = [str(tmp_path / "files")]
-    importing = asyncio.create_task(asyncio.to_thread(import_archive, spark, files, dsn, server_name=SERVER, writers=1, part=100))
+    importing = asyncio.create_task(
+        asyncio.to_thread(
+            import_archive, spark, files, dsn, server_name=SERVER, writers=1, part=100
+        )
+    )
     most = await peak(watcher, importing)
     assert (await importing).outcomes["stored"] == 1800
     assert 2 <= most <= 3

@@ -17,7 +17,13 @@ from tests.pipeline.stores import SERVER, fill, tables
 async def logical(dsn: str) -> dict[str, Any]:
     """All tables, without what only the history of how events arrived has left: groups of states that outliers had, positions that moved."""
     found = await tables(dsn)
-    return {**found, "counts": {name: found["counts"][name] for name in ("rooms", "events", "missing_events", "current_state")}}
+    return {
+        **found,
+        "counts": {
+            name: found["counts"][name]
+            for name in ("rooms", "events", "missing_events", "current_state")
+        },
+    }
 
 
 def copied(source: str, target: str, partitions: int) -> None:
@@ -26,19 +32,26 @@ def copied(source: str, target: str, partitions: int) -> None:
     writer = EventWriter(Options(target, server_name=SERVER), COLUMNS, overwrite=False)
     messages = []
     for number, part in list(enumerate(reader.partitions()))[::-1]:
-        with RowStager(writer.target, writer.number, StagingTask(number, number + 10), LineValidator({})) as gatherer:
+        with RowStager(
+            writer.target, writer.number, StagingTask(number, number + 10), LineValidator({})
+        ) as gatherer:
             for batch in reader.read(part):
                 for begin, end in split(0, batch.num_rows - 1, 3):
                     gatherer.take(batch.slice(begin, end - begin))
             gatherer.end()
-        messages.append(StagedByTask(gatherer.bundles, len(gatherer.refused), tuple(gatherer.refused)))
+        messages.append(
+            StagedByTask(gatherer.bundles, len(gatherer.refused), tuple(gatherer.refused))
+        )
     assert len(messages) == partitions
     writer.commit([*messages, None])
 
 
 async def test_rooms_that_span_partitions_are_copied_whole(dsn: str, another_dsn: str) -> None:
     odd = SHAPES["small_chat"].replaced(odd=ODD_SOME)
-    rooms = [generate_room(odd, 40, seed=seed, version=("10", "12")[seed % 2], sign=False) for seed in range(3)]
+    rooms = [
+        generate_room(odd, 40, seed=seed, version=("10", "12")[seed % 2], sign=False)
+        for seed in range(3)
+    ]
     rooms.append(deliver_with_gap(build_room(SHAPES["fork_heavy"], 40, seed=7, sign=False), 12, 20))
     for room in rooms:
         await fill(dsn, room)

@@ -21,7 +21,14 @@ from storage.pipeline.source.options import Options
 from storage.pipeline.source.reader import EventReader, ReadRange
 from storage.pipeline.stats import aggregate
 from storage.pipeline.stats.html import text
-from storage.testing import ODD_SOME, SHAPES, RoomBuilder, build_room, deliver_with_gap, generate_room
+from storage.testing import (
+    ODD_SOME,
+    SHAPES,
+    RoomBuilder,
+    build_room,
+    deliver_with_gap,
+    generate_room,
+)
 from tests.cli.running import room_storage
 from tests.pipeline.java import COMMAND
 from tests.pipeline.stores import SERVER
@@ -57,13 +64,22 @@ def hostile_room() -> RoomBuilder:
 async def stored(dsn: str) -> dict[str, CountedEvent]:
     """Four rooms, event by event; what is held of them."""
     odd = generate_room(SHAPES["small_chat"].replaced(odd=ODD_SOME), 60, seed=3, sign=False)
-    gap = deliver_with_gap(build_room(SHAPES["fork_heavy"], 50, seed=4, version="12", sign=False), 15, 30)
+    gap = deliver_with_gap(
+        build_room(SHAPES["fork_heavy"], 50, seed=4, version="12", sign=False), 15, 30
+    )
     forks = generate_room(SHAPES["fork_heavy"], 40, seed=5, sign=False)
     held: dict[str, CountedEvent] = {}
     async with storage.open(dsn, server_name=SERVER) as store:
-        for event in (one for room in (odd, gap, forks, hostile_room().generated()) for one in room):
+        for event in (
+            one for room in (odd, gap, forks, hostile_room().generated()) for one in room
+        ):
             given = {} if event.state_before is None else {event.event_id: event.state_before}
-            [result] = await store.append([event.pdu], room_version=event.room_version, origin=event.origin, state_before=given)
+            [result] = await store.append(
+                [event.pdu],
+                room_version=event.room_version,
+                origin=event.origin,
+                state_before=given,
+            )
             if result.outcome in HELD:
                 held[event.event_id] = told(event.room_id, event.origin, event.pdu)
     return held
@@ -73,7 +89,15 @@ def told(room_id: str, origin: str, raw: bytes) -> CountedEvent:
     pdu = json.loads(raw)
     day = datetime.fromtimestamp(pdu["origin_server_ts"] / 1000, UTC).date()
     parents = 0 if origin == "outlier" else len(pdu["prev_events"])
-    return CountedEvent(room_id, pdu["type"], None if day.year == 9999 else str(day), len(raw), "state_key" in pdu, origin, parents)
+    return CountedEvent(
+        room_id,
+        pdu["type"],
+        None if day.year == 9999 else str(day),
+        len(raw),
+        "state_key" in pdu,
+        origin,
+        parents,
+    )
 
 
 def counted(held: Iterable[CountedEvent], by: str) -> dict[Any, tuple[int, int]]:
@@ -85,53 +109,94 @@ def counted(held: Iterable[CountedEvent], by: str) -> dict[Any, tuple[int, int]]
     return {key: (events[key], sizes[key]) for key in events}
 
 
-async def test_the_numbers_are_those_of_a_dumb_count(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+async def test_the_numbers_are_those_of_a_dumb_count(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
     held = await stored(dsn)
     stages: list[str] = []
     tmp_path /= "to [here]"
     found = statistics(spark, dsn, str(tmp_path), top=3, partitions=3, stage=stages.append)
     assert stages == ["counting", "adding up", "drawing"]
     async with await Database.open(dsn) as database, database.connection() as conn:
-        again, states = await counts(conn), {row.room_id: row for row in await largest_states(conn, 100)}
+        again, states = (
+            await counts(conn),
+            {row.room_id: row for row in await largest_states(conn, 100)},
+        )
     totals = dict(found.totals)
     assert {name: totals[name] for name in again._fields if name in totals} == {
         name: value for name, value in again._asdict().items() if name in totals
     }
-    assert (totals["events"], totals["bytes"], totals["rooms"]) == (len(held), sum(one.size for one in held.values()), 4)
+    assert (totals["events"], totals["bytes"], totals["rooms"]) == (
+        len(held),
+        sum(one.size for one in held.values()),
+        4,
+    )
     assert totals["state_events"] == sum(one.is_state for one in held.values())
     assert totals["outliers"] == sum(one.origin == "outlier" for one in held.values())
     assert totals["backfilled"] == sum(one.origin == "backfill" for one in held.values())
     assert totals["merges"] == sum(one.parents > 1 for one in held.values()) > 0
 
     def table(name: str) -> list[Any]:
-        return spark.read.parquet(str(tmp_path).replace("[", "\\[").replace("]", "\\]") + "/" + name).collect()
+        return spark.read.parquet(
+            str(tmp_path).replace("[", "\\[").replace("]", "\\]") + "/" + name
+        ).collect()
 
-    assert {row.type: (row.events, row.bytes) for row in table("types")} == counted(held.values(), "type")
+    assert {row.type: (row.events, row.bytes) for row in table("types")} == counted(
+        held.values(), "type"
+    )
     rooms = {row.room_id: row for row in table("rooms")}
-    assert {room_id: (row.events, row.bytes) for room_id, row in rooms.items()} == counted(held.values(), "room_id")
+    assert {room_id: (row.events, row.bytes) for room_id, row in rooms.items()} == counted(
+        held.values(), "room_id"
+    )
     merges = Counter(one.room_id for one in held.values() if one.parents > 1)
     assert {room_id: row.merges for room_id, row in rooms.items() if row.merges} == merges
     assert {room_id: (row.state_entries, row.joined) for room_id, row in rooms.items()} == {
         room_id: (row.state_entries, row.joined) for room_id, row in states.items()
     }
     days = {row.day and str(row.day): row for row in table("days")}
-    assert {day: (row.sent_events, row.sent_bytes) for day, row in days.items() if row.sent_events} == counted(held.values(), "day")
+    assert {
+        day: (row.sent_events, row.sent_bytes) for day, row in days.items() if row.sent_events
+    } == counted(held.values(), "day")
     assert days[None].sent_events == 1, "a day that the sender has made up is none"
     assert sum(row.received_events for row in days.values()) == len(held)
     assert [row.received_events for row in table("months") if row.received_events] == [len(held)]
     assert sum(row.events for row in table("counts")) == len(held)
-    assert found.most_forked[0]["room_id"] == max(merges, key=lambda room_id: (merges[room_id], room_id))
-    assert [row["state_entries"] for row in found.largest_states] == sorted((row.state_entries for row in rooms.values()), reverse=True)[:3]
+    assert found.most_forked[0]["room_id"] == max(
+        merges, key=lambda room_id: (merges[room_id], room_id)
+    )
+    assert [row["state_entries"] for row in found.largest_states] == sorted(
+        (row.state_entries for row in rooms.values()), reverse=True
+    )[:3]
     check_page((tmp_path / "index.html").read_text(encoding="utf-8"), found)
 
 
 def check_page(page: str, found: aggregate.Statistics) -> None:
     root = ET.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
     assert {one.tag for one in root.iter()} <= {
-        *("html", "head", "meta", "title", "style", "body", "h1", "h2", "section", "p", "table", "tr", "th", "td", "img"),
+        *(
+            "html",
+            "head",
+            "meta",
+            "title",
+            "style",
+            "body",
+            "h1",
+            "h2",
+            "section",
+            "p",
+            "table",
+            "tr",
+            "th",
+            "td",
+            "img",
+        ),
     }
     cells = [cell.text for cell in root.iter("td")]
-    numbers = [*found.totals.values(), *(row["events"] for row in found.types), *(row["bytes"] for row in found.largest_rooms)]
+    numbers = [
+        *found.totals.values(),
+        *(row["events"] for row in found.types),
+        *(row["bytes"] for row in found.largest_rooms),
+    ]
     assert [number for number in numbers if f"{number:,}" not in cells] == []
     assert [row["room_id"] for row in found.largest_rooms if row["room_id"] not in cells] == []
     pictures = list(root.iter("img"))
@@ -139,16 +204,23 @@ def check_page(page: str, found: aggregate.Statistics) -> None:
     for picture in pictures:
         source = picture.attrib["src"].removeprefix("data:image/svg+xml;base64,")
         image = base64.b64decode(source, validate=True)
-        assert {one.partition(b'"')[0] for one in image.split(b"http")[1:]} == {b"://www.w3.org/2000/svg", b"://www.w3.org/1999/xlink"}
+        assert {one.partition(b'"')[0] for one in image.split(b"http")[1:]} == {
+            b"://www.w3.org/2000/svg",
+            b"://www.w3.org/1999/xlink",
+        }
         drawn = ET.fromstring(image)
         assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
-    addresses = [value for one in root.iter() for key, value in one.attrib.items() if key in {"src", "href"}]
+    addresses = [
+        value for one in root.iter() for key, value in one.attrib.items() if key in {"src", "href"}
+    ]
     assert all(value.startswith("data:") for value in addresses)
     assert "url(" not in page
     assert "@import" not in page
 
 
-async def test_what_others_have_named_stays_text(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
+async def test_what_others_have_named_stays_text(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
     async with storage.open(dsn, server_name=SERVER) as store:
         await store.append(hostile_room().pdus)
     found = statistics(spark, dsn, str(tmp_path), partitions=1)
@@ -164,7 +236,9 @@ async def test_what_others_have_named_stays_text(spark: SparkSession, dsn: str, 
 
 async def test_what_is_written_meanwhile_is_not_counted(dsn: str) -> None:
     """Another writer has handed out the numbers behind: what the first writes later lies among those that are looked through."""
-    early, late, other = (generate_room(SHAPES["direct_chat"], 8, seed=seed, sign=False) for seed in (1, 2, 3))
+    early, late, other = (
+        generate_room(SHAPES["direct_chat"], 8, seed=seed, sign=False) for seed in (1, 2, 3)
+    )
     async with (
         storage.open(dsn, server_name=SERVER, instance_name="first") as first,
         storage.open(dsn, server_name=SERVER, instance_name="second") as second,
@@ -204,7 +278,9 @@ async def test_the_command(dsn: str, tmp_path: Path) -> None:
     assert (tmp_path / "index.html").exists()
 
 
-def test_without_the_plotting_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_plotting_library_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(aggregate, "find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"room-event-storage\[spark\]"):
         aggregate.check_plots()

@@ -21,9 +21,13 @@ from tests.pipeline.synapse_tables import persist, synapse_database
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
-async def test_until_the_switch(spark: SparkSession, server_dsn: str, worker_id: str, dsn: str, another_dsn: str, tmp_path: Path) -> None:
+async def test_until_the_switch(
+    spark: SparkSession, server_dsn: str, worker_id: str, dsn: str, another_dsn: str, tmp_path: Path
+) -> None:
     """A room with a gap, whose outliers join the timeline with the history: at positions that no event has, the last one of all."""
-    gap = deliver_with_gap(build_room(SHAPES["fork_heavy"], 50, seed=4, version="10", sign=False), 15, 30)
+    gap = deliver_with_gap(
+        build_room(SHAPES["fork_heavy"], 50, seed=4, version="10", sign=False), 15, 30
+    )
     talk = generate_room(SHAPES["small_chat"], 40, seed=3, sign=False)
     before = [event for event in gap if event.origin != "backfill"]
     history = [event for event in gap if event.origin == "backfill"]
@@ -33,13 +37,22 @@ async def test_until_the_switch(spark: SparkSession, server_dsn: str, worker_id:
     async with synapse_database(server_dsn, worker_id) as (source, connection):
         end = await persist(connection, [*before, *list(talk)[:30]])
         first = import_synapse(spark, source, dsn, memory=memory, server_name=SERVER)
-        assert first.outcomes["stored"] + first.outcomes["soft_failed"] + first.outcomes["rejected"] == len(before) + 30
+        assert (
+            first.outcomes["stored"] + first.outcomes["soft_failed"] + first.outcomes["rejected"]
+            == len(before) + 30
+        )
         assert recalled(memory, dsn) == (SynapseCheckpoint(end - 1, 0), ())
         await persist(connection, list(talk)[30:], end)
         for number, event in enumerate(history, 1):
             if event.event_id in outliers:
-                await connection.execute("UPDATE events SET outlier = false WHERE event_id = $1", event.event_id)
-                await connection.execute("INSERT INTO ex_outlier_stream VALUES ($1, $2, 7, 'master')", -number, event.event_id)
+                await connection.execute(
+                    "UPDATE events SET outlier = false WHERE event_id = $1", event.event_id
+                )
+                await connection.execute(
+                    "INSERT INTO ex_outlier_stream VALUES ($1, $2, 7, 'master')",
+                    -number,
+                    event.event_id,
+                )
             else:
                 await persist(connection, [event], -number, step=-1)
         import_synapse(spark, source, dsn, memory=memory, server_name=SERVER)
@@ -50,9 +63,13 @@ async def test_until_the_switch(spark: SparkSession, server_dsn: str, worker_id:
         assert followed == await tables(another_dsn)
         again = import_synapse(spark, source, dsn, memory=memory, server_name=SERVER)
         assert set(again.outcomes) == {"duplicate"}
-        await connection.execute("DELETE FROM event_json WHERE event_id = $1", talk.events[-1].event_id)
+        await connection.execute(
+            "DELETE FROM event_json WHERE event_id = $1", talk.events[-1].event_id
+        )
         memory.unlink()
-        once_more = import_synapse(spark, source, dsn, memory=memory, server_name=SERVER, rejects=str(tmp_path / "dead"))
+        once_more = import_synapse(
+            spark, source, dsn, memory=memory, server_name=SERVER, rejects=str(tmp_path / "dead")
+        )
         assert set(once_more.outcomes) == {"duplicate", "bad_line"}
         [letter] = spark.read.parquet(str(tmp_path / "dead")).collect()
         assert (letter.source, letter.line) == ("events by stream ordering", end + 9)
@@ -88,17 +105,31 @@ async def test_what_lacked_something_is_tried_again_however_far_back(
 
 
 def test_positions_near_each_other_are_read_together() -> None:
-    lacking = [place_of(0, 20), place_of(0, 90), place_of(0, 5_000), place_of(0, 60_000), place_of(1, 7)]
-    source = Synapse("", SynapseCheckpoint(100_000, -20_000), SynapseCheckpoint(100_010, -20_000), tuple(lacking))
-    again = [(one.file, one.begin, one.end) for one in source.stretches(1)[1:] if one.file in (0, 1)]
+    lacking = [
+        place_of(0, 20),
+        place_of(0, 90),
+        place_of(0, 5_000),
+        place_of(0, 60_000),
+        place_of(1, 7),
+    ]
+    source = Synapse(
+        "", SynapseCheckpoint(100_000, -20_000), SynapseCheckpoint(100_010, -20_000), tuple(lacking)
+    )
+    again = [
+        (one.file, one.begin, one.end) for one in source.stretches(1)[1:] if one.file in (0, 1)
+    ]
     assert again[-4:] == [(0, 20, 91), (0, 5_000, 5_001), (0, 60_000, 60_001), (1, -7, -6)]
 
 
-async def test_what_joins_the_timeline_last_is_not_overlooked(server_dsn: str, worker_id: str) -> None:
+async def test_what_joins_the_timeline_last_is_not_overlooked(
+    server_dsn: str, worker_id: str
+) -> None:
     room = generate_room(SHAPES["direct_chat"], 10, sign=False)
     async with synapse_database(server_dsn, worker_id) as (source, connection):
         await persist(connection, room)
-        await connection.execute("INSERT INTO ex_outlier_stream VALUES (11, $1, 7, 'master')", room.events[-1].event_id)
+        await connection.execute(
+            "INSERT INTO ex_outlier_stream VALUES (11, $1, 7, 'master')", room.events[-1].event_id
+        )
         assert Synapse.of(source).upto == SynapseCheckpoint(11, 0)
 
 
@@ -134,7 +165,16 @@ async def test_the_command(server_dsn: str, worker_id: str, dsn: str, tmp_path: 
     settings = ("--master", "local[1]", *COMMAND, "--server-name", SERVER, "--json")
     async with synapse_database(server_dsn, worker_id) as (source, connection):
         await persist(connection, room)
-        done = room_storage("spark", "import-synapse", source, "--memory", str(tmp_path / "memory"), "--dsn", dsn, *settings)
+        done = room_storage(
+            "spark",
+            "import-synapse",
+            source,
+            "--memory",
+            str(tmp_path / "memory"),
+            "--dsn",
+            dsn,
+            *settings,
+        )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["stored"] == 20
     assert recalled(tmp_path / "memory", dsn) == (SynapseCheckpoint(20, 0), ())

@@ -16,18 +16,29 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
 async def test_damage_is_found_and_mended(spark: SparkSession, dsn: str) -> None:
-    rooms = [generate_room(SHAPES["join_leave_storm"], 30, seed=seed, sign=False) for seed in range(3)]
+    rooms = [
+        generate_room(SHAPES["join_leave_storm"], 30, seed=seed, sign=False) for seed in range(3)
+    ]
     for room in rooms:
         await fill(dsn, room)
     sound = await logical(dsn)
     connection = await asyncpg.connect(dsn)
     of_first = "(SELECT room_nid FROM rooms WHERE room_id = $1)"
-    await connection.execute(f"DELETE FROM visibility WHERE room_nid = {of_first}", rooms[0].room_id)
-    await connection.execute(f"DELETE FROM current_state WHERE room_nid = {of_first}", rooms[1].room_id)
+    await connection.execute(
+        f"DELETE FROM visibility WHERE room_nid = {of_first}", rooms[0].room_id
+    )
+    await connection.execute(
+        f"DELETE FROM current_state WHERE room_nid = {of_first}", rooms[1].room_id
+    )
     await connection.close()
-    found = {(row.check, row.room_id, row.found, row.expected) for row in verify(spark, dsn).collect()}
+    found = {
+        (row.check, row.room_id, row.found, row.expected) for row in verify(spark, dsn).collect()
+    }
     async with await Database.open(dsn) as database:
-        expected = {(one.check, one.room_id, one.found, one.expected) async for one in verify_here(database, server_name=SERVER)}
+        expected = {
+            (one.check, one.room_id, one.found, one.expected)
+            async for one in verify_here(database, server_name=SERVER)
+        }
     assert found == expected
     assert {room_id for _, room_id, _, _ in found} >= {rooms[0].room_id, rooms[1].room_id}
     assert verify(spark, dsn, room_ids=[rooms[2].room_id]).count() == 0
@@ -36,7 +47,9 @@ async def test_damage_is_found_and_mended(spark: SparkSession, dsn: str) -> None
     assert await logical(dsn) == sound
 
 
-async def test_an_index_that_lies_is_named_and_stops_a_rebuild(spark: SparkSession, dsn: str) -> None:
+async def test_an_index_that_lies_is_named_and_stops_a_rebuild(
+    spark: SparkSession, dsn: str
+) -> None:
     await fill(dsn, generate_room(SHAPES["join_leave_storm"], 30, seed=1, sign=False))
     connection = await asyncpg.connect(dsn)
     await blind(connection, "events_room_topological_idx")

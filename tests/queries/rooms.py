@@ -14,7 +14,14 @@ OTHER = "@user7:s1.test"
 REMOTE = "@user2:s2.test"
 
 
-def new_room(*, visibility: str = "shared", members: Iterable[str] = (), seed: int = 0, version: str = "11", **how: Any) -> RoomBuilder:
+def new_room(
+    *,
+    visibility: str = "shared",
+    members: Iterable[str] = (),
+    seed: int = 0,
+    version: str = "11",
+    **how: Any,
+) -> RoomBuilder:
     """A public room that ADMIN has made, and others have joined."""
     room = RoomBuilder(version, seed=seed, sign=False)
     room.start(ADMIN, history_visibility=visibility, **how)
@@ -25,7 +32,12 @@ def new_room(*, visibility: str = "shared", members: Iterable[str] = (), seed: i
 
 async def append(store: Store, *events: BuiltEvent, **how: Any) -> list[str]:
     """The outcomes of these events."""
-    return [result.outcome for result in await store.append([event.pdu for event in events], room_version=events[0].room_version, **how)]
+    return [
+        result.outcome
+        for result in await store.append(
+            [event.pdu for event in events], room_version=events[0].room_version, **how
+        )
+    ]
 
 
 async def deliver(store: Store, room: RoomBuilder, **how: Any) -> None:
@@ -45,4 +57,6 @@ def bodies(events: Iterable[StoredEvent]) -> list[str]:
 
 def messages_in(events: Iterable[StoredEvent]) -> list[str]:
     """What the messages among them say."""
-    return [str(event.content.get("body", "")) for event in events if event.type == "m.room.message"]
+    return [
+        str(event.content.get("body", "")) for event in events if event.type == "m.room.message"
+    ]

@@ -15,7 +15,9 @@ from tests.queries.test_relations import relate
 
 async def told(store: Store, event: BuiltEvent, user: str = LOCAL, **how: Any) -> Aggregations:
     """What is told of one event; nothing at all is `Aggregations()`."""
-    return (await store.aggregations(user, [event.event_id], **how)).get(event.event_id, Aggregations())
+    return (await store.aggregations(user, [event.event_id], **how)).get(
+        event.event_id, Aggregations()
+    )
 
 
 async def replacement(store: Store, event: BuiltEvent, user: str = LOCAL, **how: Any) -> str | None:
@@ -30,7 +32,13 @@ async def test_the_latest_edit_by_the_time_its_sender_claims(store: Store) -> No
     room.edit(ADMIN, said, "earlier, though it comes later", ts=said.origin_server_ts + 5_000)
     await deliver(store, room)
     assert await replacement(store, said) == late.event_id
-    twins = [late, *(room.edit(ADMIN, said, f"twin {number}", ts=late.origin_server_ts) for number in range(4))]
+    twins = [
+        late,
+        *(
+            room.edit(ADMIN, said, f"twin {number}", ts=late.origin_server_ts)
+            for number in range(4)
+        ),
+    ]
     await deliver(store, room)
     assert await replacement(store, said) == max(ids(twins))
     for event in sorted(twins, key=lambda event: event.event_id, reverse=True)[:-1]:
@@ -64,7 +72,10 @@ async def test_edits_that_are_not_valid(store: Store) -> None:
     room.edit(ADMIN, edit, "an edit of an edit")
     hidden = room.send(ADMIN, "m.room.encrypted", {"ciphertext": "…", **edits(secret)})
     await deliver(store, room)
-    assert {event_id: found.replacement for event_id, found in (await store.aggregations(LOCAL, ids(room.events))).items()} == {
+    assert {
+        event_id: found.replacement
+        for event_id, found in (await store.aggregations(LOCAL, ids(room.events))).items()
+    } == {
         said.event_id: await store.event(edit.event_id),
         secret.event_id: await store.event(hidden.event_id),
     }
@@ -84,11 +95,17 @@ async def test_a_thread_in_short(store: Store, statements: StatementLog) -> None
     assert set(found) == {root.event_id, replies[-1].event_id}
     thread = found[root.event_id].thread
     assert thread is not None
-    assert (thread.latest_event.event_id, thread.count, thread.participated) == (replies[-1].event_id, 4, False)
+    assert (thread.latest_event.event_id, thread.count, thread.participated) == (
+        replies[-1].event_id,
+        4,
+        False,
+    )
     assert thread.latest_event.relations == found[replies[-1].event_id]
     assert found[replies[-1].event_id].references == (reference.event_id,)
     assert found[replies[-1].event_id].replacement == await store.event(edit.event_id)
-    assert (await told(store, root)).thread == thread  # also where the latest reply was not asked for
+    assert (
+        await told(store, root)
+    ).thread == thread  # also where the latest reply was not asked for
     assert await told(store, other) == await told(store, nested) == Aggregations()
     assert (await told(store, root, ADMIN)).thread is not None
     room.threaded(LOCAL, root, "I am in it now")
@@ -96,7 +113,10 @@ async def test_a_thread_in_short(store: Store, statements: StatementLog) -> None
     room.redact(ADMIN, root)  # takes away edits, not the thread
     await deliver(store, room)
     participated = {user: (await told(store, root, user)).thread for user in (ADMIN, LOCAL, OTHER)}
-    assert all(thread is not None and thread.participated and thread.count == 5 for thread in participated.values())
+    assert all(
+        thread is not None and thread.participated and thread.count == 5
+        for thread in participated.values()
+    )
 
 
 async def test_a_thread_as_each_reader_sees_it(store: Store) -> None:
@@ -156,7 +176,9 @@ async def test_references_in_order(store: Store) -> None:
     room.redact(ADMIN, references[0])
     room.merge(left, right)
     await deliver(store, room)
-    assert (await told(store, said)).references == tuple(one for one in ids(expected.chunk) if one != references[0].event_id)
+    assert (await told(store, said)).references == tuple(
+        one for one in ids(expected.chunk) if one != references[0].event_id
+    )
 
 
 async def test_reads_with_aggregations(store: Store, statements: StatementLog) -> None:
@@ -170,7 +192,9 @@ async def test_reads_with_aggregations(store: Store, statements: StatementLog) -
     def check(events: list[StoredEvent]) -> None:
         found = {event.event_id: event.relations for event in events}
         assert found.pop(edit.event_id, None) is None
-        assert found[reply.event_id] == Aggregations(replacement=next(one for one in shown if one.event_id == better.event_id))
+        assert found[reply.event_id] == Aggregations(
+            replacement=next(one for one in shown if one.event_id == better.event_id)
+        )
         if said.event_id in found:
             relations = found[said.event_id]
             assert relations is not None
@@ -189,7 +213,9 @@ async def test_reads_with_aggregations(store: Store, statements: StatementLog) -
     assert len(statements.take()) == 2
     assert page.recursion_depth == 3
     check(page.chunk)
-    assert all(event.relations is None for event in (await store.messages(room.room_id, LOCAL)).chunk)
+    assert all(
+        event.relations is None for event in (await store.messages(room.room_id, LOCAL)).chunk
+    )
 
 
 async def test_as_clients_get_it(store: Store) -> None:
@@ -202,13 +228,20 @@ async def test_as_clients_get_it(store: Store) -> None:
     await deliver(store, room)
 
     def show(event: StoredEvent) -> dict[str, Any]:
-        more = {} if event.relations is None else {"unsigned": {"m.relations": event.relations.bundle(show)}}
+        more = (
+            {}
+            if event.relations is None
+            else {"unsigned": {"m.relations": event.relations.bundle(show)}}
+        )
         return {"event_id": event.event_id, **more}
 
     assert (await told(store, said)).bundle(show) == {
         "m.replace": {"event_id": edit.event_id},
         "m.thread": {
-            "latest_event": {"event_id": reply.event_id, "unsigned": {"m.relations": {"m.replace": {"event_id": better.event_id}}}},
+            "latest_event": {
+                "event_id": reply.event_id,
+                "unsigned": {"m.relations": {"m.replace": {"event_id": better.event_id}}},
+            },
             "count": 1,
             "current_user_participated": True,
         },

@@ -29,11 +29,21 @@ async def keep(conn: Connection, world: AuthGraphWorld) -> None:
     """The world, and nothing else, in the tables of this connection."""
     await conn.execute("TRUNCATE events, auth_chains, auth_chain_links")
     places = world.change_set.new_places
-    await conn.copy_in("events", ("event_nid", "event_id", "auth_events"), [(nid, f"${nid}", auth) for nid, auth in world.graph.items()])
+    await conn.copy_in(
+        "events",
+        ("event_nid", "event_id", "auth_events"),
+        [(nid, f"${nid}", auth) for nid, auth in world.graph.items()],
+    )
     rows = [(nid, *entry.place, f"${nid}", "") for nid, entry in places.items()]
-    await conn.copy_in("auth_chains", ("event_nid", "chain_nid", "sequence_number", "event_id", "state_key"), rows)
+    await conn.copy_in(
+        "auth_chains", ("event_nid", "chain_nid", "sequence_number", "event_id", "state_key"), rows
+    )
     links = [(*entry.place, *link) for entry in places.values() for link in entry.links.items()]
-    await conn.copy_in("auth_chain_links", ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"), links)
+    await conn.copy_in(
+        "auth_chain_links",
+        ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"),
+        links,
+    )
 
 
 def ids(nids: Sequence[int] | set[int]) -> set[EventId]:
@@ -43,7 +53,10 @@ def ids(nids: Sequence[int] | set[int]) -> set[EventId]:
 async def compare(conn: Connection, rng: Random, world: AuthGraphWorld) -> int:
     """Some questions, and what walking says; how many of the answers were of several events."""
     some = rng.sample(list(world.graph), min(len(world.graph), rng.randint(1, 6)))
-    sets = [{*some, *rng.sample(list(world.graph), min(len(world.graph), 3))} for _ in range(rng.randint(2, 3))]
+    sets = [
+        {*some, *rng.sample(list(world.graph), min(len(world.graph), 3))}
+        for _ in range(rng.randint(2, 3))
+    ]
     chains = [chain(world.graph, one) for one in sets]
     difference = set[int]().union(*chains) - chains[0].intersection(*chains[1:])
     assert await auth_chain_ids(conn, ids(some)) == ids(chain(world.graph, some))

@@ -35,7 +35,17 @@ ELSEWHERE: Final = {"Store.append"}
 BEYOND: Final = (1 << 63, 1 << 64, 10**30, -(10**30))
 NO_TEXTS: Final[tuple[Any, ...]] = ("nul\0", "\ud800", 7, b"bytes", ["list"], {})
 NO_NUMBERS: Final = (None, True, 1.5, "5", [5])
-NO_LISTS: Final = ("text", b"bytes", bytearray(b"bytes"), 7, [7], [None], ["nul\0"], ["\ud800"], [b"bytes"])
+NO_LISTS: Final = (
+    "text",
+    b"bytes",
+    bytearray(b"bytes"),
+    7,
+    [7],
+    [None],
+    ["nul\0"],
+    ["\ud800"],
+    [b"bytes"],
+)
 NO_FLAGS: Final = (None, 1, 0, "yes", [True])
 
 
@@ -110,15 +120,24 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
     "from_ids": ArgumentCase(lambda room: [last(room)], no_lists_of("$")),
     "earliest": ArgumentCase([], no_lists_of("$")),
     "latest": ArgumentCase(lambda room: [last(room)], no_lists_of("$")),
-    "sets": ArgumentCase(lambda room: [[last(room)]], (*no_lists_of("$"), ["$one"], [["none"]], [["$\0"]], [None], [7])),
+    "sets": ArgumentCase(
+        lambda room: [[last(room)]],
+        (*no_lists_of("$"), ["$one"], [["none"]], [["$\0"]], [None], [7]),
+    ),
     "user_id": ArgumentCase(LOCAL, NO_LOCAL_USERS),
-    "user_or_server": ArgumentCase(LOCAL, (*NO_TEXTS, "", "@none", REMOTE, "@nul\0:s1.test", "two words")),
+    "user_or_server": ArgumentCase(
+        LOCAL, (*NO_TEXTS, "", "@none", REMOTE, "@nul\0:s1.test", "two words")
+    ),
     "server_name": ArgumentCase("s2.test", (*NO_TEXTS, "", "@user:s1.test", "two words")),
-    "server_names": ArgumentCase(["s2.test"], (*NO_LISTS, None, "s2.test", [""], ["@user:s1.test"], ["two words"])),
+    "server_names": ArgumentCase(
+        ["s2.test"], (*NO_LISTS, None, "s2.test", [""], ["@user:s1.test"], ["two words"])
+    ),
     "ignored": ArgumentCase([REMOTE], no_lists_of("@")),
     "types": ArgumentCase(None, NO_LISTS),
     "keys": ArgumentCase(None, NO_KEYS),
-    "filter": ArgumentCase(EventFilter(), (None, 7, "text", {}, {"types": ["m.room.name"]}, SyncFilter())),
+    "filter": ArgumentCase(
+        EventFilter(), (None, 7, "text", {}, {"types": ["m.room.name"]}, SyncFilter())
+    ),
     "limit": ArgumentCase(5, NO_LIMITS),
     "timeline_limit": ArgumentCase(5, NO_LIMITS),
     "rooms_limit": ArgumentCase(5, NO_LIMITS[1:]),
@@ -151,9 +170,13 @@ BY_NAME: Final[dict[str, ArgumentCase]] = {
 OF_METHOD: Final[dict[str, ArgumentCase]] = {
     "Store.erase_user.user_id": ArgumentCase("@gone:s3.test", (*no_ids("@"), "@none")),
     "Store.restore_user.user_id": ArgumentCase("@gone:s3.test", (*no_ids("@"), "@none")),
-    "Store.event.event_id": ArgumentCase(last, ()),  # an id that cannot be is the id of nothing: None (test_errors.py)
+    "Store.event.event_id": ArgumentCase(
+        last, ()
+    ),  # an id that cannot be is the id of nothing: None (test_errors.py)
     "Store.events.event_ids": ArgumentCase(lambda room: [last(room)], (None, 7, "$one", b"bytes")),
-    "Store.sync.filter": ArgumentCase(SyncFilter(), (None, 7, "text", {}, {"rooms": []}, EventFilter())),
+    "Store.sync.filter": ArgumentCase(
+        SyncFilter(), (None, 7, "text", {}, {"rooms": []}, EventFilter())
+    ),
     "Store.positions_of.token": ArgumentCase(None, NO_TOKENS),
     "AccountData.set.room_id": ArgumentCase(None, no_ids("!")[:-4]),
     "AccountData.get.room_id": ArgumentCase(None, no_ids("!")[:-4]),
@@ -178,7 +201,9 @@ def given(owner: type, method: str, parameter: str) -> ArgumentCase:
     return OF_METHOD.get(f"{owner.__name__}.{method}.{parameter}") or BY_NAME[parameter]
 
 
-METHODS: Final = [(owner, method) for owner, method in public_methods() if parameters(owner, method)]
+METHODS: Final = [
+    (owner, method) for owner, method in public_methods() if parameters(owner, method)
+]
 
 
 @pytest.fixture
@@ -201,7 +226,9 @@ async def call(store: Store, room: RoomBuilder, owner: type, method: str, **wron
     return await answer if inspect.isawaitable(answer) else answer
 
 
-@pytest.mark.parametrize("owner, method", METHODS, ids=[f"{owner.__name__}.{method}" for owner, method in METHODS])
+@pytest.mark.parametrize(
+    "owner, method", METHODS, ids=[f"{owner.__name__}.{method}" for owner, method in METHODS]
+)
 async def test_a_bad_argument_is_refused_before_anything_is_sent(
     store: Store, room: RoomBuilder, statements: StatementLog, owner: type, method: str
 ) -> None:
@@ -222,7 +249,11 @@ async def test_a_bad_argument_is_refused_before_anything_is_sent(
 
 def test_the_table_has_no_more_than_there_is() -> None:
     """Else an entry would stand for a parameter that was renamed, and test nothing."""
-    named = {f"{owner.__name__}.{method}.{parameter}" for owner, method in METHODS for parameter in parameters(owner, method)}
+    named = {
+        f"{owner.__name__}.{method}.{parameter}"
+        for owner, method in METHODS
+        for parameter in parameters(owner, method)
+    }
     assert OF_METHOD.keys() <= named
     assert BY_NAME.keys() <= {name.rpartition(".")[2] for name in named}
     assert {"Store.sync", "Store.is_resident", "ToDevice.send", "Stream.rows"} <= {
@@ -238,7 +269,10 @@ def test_a_text_in_place_of_a_list_of_a_filter(name: str) -> None:
     for wrong in NO_NAMES:
         with pytest.raises(InputError, match=f"^{name} "):
             EventFilter(**{name: wrong})
-    with pytest.raises(InputError, match=rf"^{name} is 'm.room.message': a list is wanted, write \['m.room.message'\]$"):
+    with pytest.raises(
+        InputError,
+        match=rf"^{name} is 'm.room.message': a list is wanted, write \['m.room.message'\]$",
+    ):
         EventFilter(**{name: "m.room.message"})  # type: ignore[arg-type]
     once = EventFilter(**{name: iter(["a", "nul\0", "b"])})  # type: ignore[arg-type]
     assert (getattr(once, name), getattr(once, name)) == (("a", "b"), ("a", "b"))
@@ -249,7 +283,12 @@ def test_a_filter_of_a_sync() -> None:
         for wrong in NO_NAMES:
             with pytest.raises(InputError, match=f"^{name} "):
                 SyncFilter(**{name: wrong})
-    others: list[tuple[str, Any]] = [("not_rooms", None), ("timeline", None), ("state", {"types": []}), ("lazy_load_members", 1)]
+    others: list[tuple[str, Any]] = [
+        ("not_rooms", None),
+        ("timeline", None),
+        ("state", {"types": []}),
+        ("lazy_load_members", 1),
+    ]
     for name, wrong in others:
         with pytest.raises(InputError, match=f"^{name} "):
             SyncFilter(**{name: wrong})
@@ -260,19 +299,27 @@ def test_a_filter_of_a_sync() -> None:
 async def test_rooms_of_a_filter_that_cannot_be_are_none(store: Store, room: RoomBuilder) -> None:
     for wrong in ("!nul\0:s1.test", "!\ud800:s1.test", "none", ""):
         assert (await store.sync(LOCAL, filter=SyncFilter(rooms=[RoomId(wrong)]))).join == {}
-        assert (await store.sync(LOCAL, filter=SyncFilter(not_rooms=[RoomId(wrong)]))).join.keys() == {room.room_id}
+        assert (
+            await store.sync(LOCAL, filter=SyncFilter(not_rooms=[RoomId(wrong)]))
+        ).join.keys() == {room.room_id}
 
 
 SMALL: Final[dict[str, Callable[[Store, RoomId], Any]]] = {
-    "account data": lambda store, room: store.account_data.set(UserId(LOCAL), "m.new", {}, room_id=room),
+    "account data": lambda store, room: store.account_data.set(
+        UserId(LOCAL), "m.new", {}, room_id=room
+    ),
     "account data of": lambda store, room: store.account_data.get(UserId(LOCAL), room_id=room),
-    "receipts": lambda store, room: store.receipts.set(room, "m.read", UserId("@new:s4.test"), EventId("$one"), {}),
+    "receipts": lambda store, room: store.receipts.set(
+        room, "m.read", UserId("@new:s4.test"), EventId("$one"), {}
+    ),
     "receipts of": lambda store, room: store.receipts.of_room(room),
 }
 
 
 @pytest.mark.parametrize("question", SMALL)
-async def test_an_unknown_room_is_refused_and_leaves_nothing(store: Store, room: RoomBuilder, question: str) -> None:
+async def test_an_unknown_room_is_refused_and_leaves_nothing(
+    store: Store, room: RoomBuilder, question: str
+) -> None:
     left = "SELECT (SELECT count(*) FROM principals) + (SELECT count(*) FROM event_types)"
     async with store.database.connection() as conn:
         before = await conn.fetchval(left)

@@ -5,10 +5,34 @@ import pytest
 from storage import Store
 from storage.database.array_text import long_int_array, text_array
 
-TEXTS = ["$plain", 'a"b', "back\\slash", '\\"', "two\nlines", "{a,b}", "NULL", "", " ", "\u00e9\U0001f600", "'", "\x01"]
+TEXTS = [
+    "$plain",
+    'a"b',
+    "back\\slash",
+    '\\"',
+    "two\nlines",
+    "{a,b}",
+    "NULL",
+    "",
+    " ",
+    "\u00e9\U0001f600",
+    "'",
+    "\x01",
+]
 
 
-@pytest.mark.parametrize("texts", [[], [""], ["NULL"], ["$a", "$b"], TEXTS, *([text] for text in TEXTS), *(["$a", text] for text in TEXTS)])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [],
+        [""],
+        ["NULL"],
+        ["$a", "$b"],
+        TEXTS,
+        *([text] for text in TEXTS),
+        *(["$a", text] for text in TEXTS),
+    ],
+)
 async def test_texts(store: Store, texts: list[str]) -> None:
     async with store.database.connection() as conn:
         assert await conn.fetchval("SELECT $1::text::text[]", text_array(texts)) == texts

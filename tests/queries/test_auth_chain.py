@@ -42,7 +42,9 @@ class Walk:
 async def stored(store: Store, seed: int, version: str) -> tuple[RoomBuilder, Walk]:
     """A room of forks and oddities, arrived in some order: late, or with a gap and outliers; in batches."""
     rng = random.Random(seed)
-    shape = SHAPES["small_chat"].replaced(fork_rate=0.1, members=15, odd=ODD, mix={**SHAPES["small_chat"].mix, "power_levels": 0.05})
+    shape = SHAPES["small_chat"].replaced(
+        fork_rate=0.1, members=15, odd=ODD, mix={**SHAPES["small_chat"].mix, "power_levels": 0.05}
+    )
     room = build_room(shape, 150, seed=seed, version=version)
     start = rng.randrange(20, 60)
     delivery = deliver_late(room, seed) if seed % 2 else deliver_with_gap(room, start, start + 30)
@@ -51,22 +53,38 @@ async def stored(store: Store, seed: int, version: str) -> tuple[RoomBuilder, Wa
         while rest:
             size = rng.choice([1, 5, 20])
             batch, rest = rest[:size], rest[size:]
-            given = {event.event_id: event.state_before for event in batch if event.state_before is not None}
-            await store.append([event.pdu for event in batch], room_version=room.version, origin=origin, state_before=given)
+            given = {
+                event.event_id: event.state_before
+                for event in batch
+                if event.state_before is not None
+            }
+            await store.append(
+                [event.pdu for event in batch],
+                room_version=room.version,
+                origin=origin,
+                state_before=given,
+            )
     held = await store.events([event.event_id for event in room.events])
     assert len(held) > 100
     return room, Walk(room, held)
 
 
-@pytest.mark.parametrize("seed,version", [(0, "11"), (1, "11"), (2, "12"), (3, "6"), (4, "1"), (5, "12")])
-async def test_chains_and_differences_are_those_of_a_walk(store: Store, seed: int, version: str) -> None:
+@pytest.mark.parametrize(
+    "seed,version", [(0, "11"), (1, "11"), (2, "12"), (3, "6"), (4, "1"), (5, "12")]
+)
+async def test_chains_and_differences_are_those_of_a_walk(
+    store: Store, seed: int, version: str
+) -> None:
     _, walk = await stored(store, seed, version)
     rng = random.Random(seed)
     held = sorted(walk.auth)
     for event_id in held:
         assert await store.auth_chain_ids([event_id]) == walk.chain([event_id])
     for _ in range(60):
-        sets = [set(rng.sample(held, rng.choice([1, 2, 10, 40]))) for _ in range(rng.choice([2, 2, 3, 5]))]
+        sets = [
+            set(rng.sample(held, rng.choice([1, 2, 10, 40])))
+            for _ in range(rng.choice([2, 2, 3, 5]))
+        ]
         common = rng.sample(held, rng.choice([0, 0, 1, 30]))
         sets = [one | {*common} for one in sets]
         assert await store.auth_chain_ids(sets[0]) == walk.chain(sets[0])
@@ -74,12 +92,16 @@ async def test_chains_and_differences_are_those_of_a_walk(store: Store, seed: in
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_differences_of_states(store: Store, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+async def test_differences_of_states(
+    store: Store, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     """With so small a stretch looked at that it has to be looked at again."""
     monkeypatch.setattr(auth_chain, "LATER_MAX", 1 + seed % 2)
     _, walk = await stored(store, seed, "11")
     rng = random.Random(seed)
-    timeline = [event.event_id for event in (await store.events(walk.auth)).values() if not event.outlier]
+    timeline = [
+        event.event_id for event in (await store.events(walk.auth)).values() if not event.outlier
+    ]
     states = [set(state.values()) for state in (await store.states_after(timeline)).values()]
     for _ in range(60):
         sets = rng.sample(states, rng.choice([2, 2, 3]))
@@ -88,7 +110,9 @@ async def test_differences_of_states(store: Store, monkeypatch: pytest.MonkeyPat
 
 async def test_state_ids_of_many_events(store: Store) -> None:
     _, walk = await stored(store, 2, "11")
-    timeline = [event.event_id for event in (await store.events(walk.auth)).values() if not event.outlier]
+    timeline = [
+        event.event_id for event in (await store.events(walk.auth)).values() if not event.outlier
+    ]
     states = await store.states_before(timeline)
     for event_id, state in states.items():
         found = await store.state_ids(event_id)
@@ -100,7 +124,9 @@ async def test_a_message_among_the_auth_events_of_a_rejected_event(store: Store)
     room = new_room(members=[LOCAL, REMOTE])
     message = room.message(LOCAL)
     first = room.topic(REMOTE, "no", expected="rejected")
-    second = room.topic(REMOTE, "neither", auth=[*room.events[:2], message, first], expected="rejected")
+    second = room.topic(
+        REMOTE, "neither", auth=[*room.events[:2], message, first], expected="rejected"
+    )
     results = await store.append(room.pdus)
     assert [result.outcome for result in results[-2:]] == ["rejected", "rejected"]
     walk = Walk(room, [event.event_id for event in room.events])
@@ -135,7 +161,9 @@ async def test_events_without_a_place_in_a_large_common_part(store: Store, size:
 async def test_statements_do_not_grow(store: Store, statements: StatementLog) -> None:
     counts = []
     for members in (3, 60):
-        room = new_room(seed=members, members=[f"@user{number}:s1.test" for number in range(10, 10 + members)])
+        room = new_room(
+            seed=members, members=[f"@user{number}:s1.test" for number in range(10, 10 + members)]
+        )
         states = [set(room.state.values())]
         for member in range(10, 10 + members, 2):
             room.join(f"@user{member}:s1.test", displayname="new")

@@ -1,4 +1,7 @@
-"""Events that come again: what is judged anew, what stays, and what users see before and after. And guests."""
+"""Events that come again: what is judged anew, what stays, and what users see before and after.
+
+And guests.
+"""
 
 import pytest
 
@@ -21,7 +24,9 @@ async def test_an_outlier_is_shown_once_it_is_accepted_in_the_timeline(store: St
 
 
 @pytest.mark.parametrize("again", ["live", "backfill", "outlier"])
-async def test_a_rejected_outlier_is_judged_again_in_the_timeline_by_the_same_auth_events(store: Store, again: str) -> None:
+async def test_a_rejected_outlier_is_judged_again_in_the_timeline_by_the_same_auth_events(
+    store: Store, again: str
+) -> None:
     """Those are part of the event, so it is rejected again; and stays hidden, with the history that it would have opened."""
     room = new_room(visibility="shared", members=[LOCAL])
     said = room.message(ADMIN)
@@ -29,7 +34,9 @@ async def test_a_rejected_outlier_is_judged_again_in_the_timeline_by_the_same_au
     refused = room.join(OTHER, expected="rejected")
     await append(store, *(event for event in room.events if event is not refused))
     assert await append(store, refused, origin="outlier") == ["rejected"]
-    assert await append(store, refused, origin=again) == ["duplicate" if again == "outlier" else "rejected"]
+    assert await append(store, refused, origin=again) == [
+        "duplicate" if again == "outlier" else "rejected"
+    ]
     assert await append(store, refused) == ["duplicate" if again != "outlier" else "rejected"]
     assert await append(store, refused) == ["duplicate"]
     for user in (LOCAL, OTHER):
@@ -37,7 +44,9 @@ async def test_a_rejected_outlier_is_judged_again_in_the_timeline_by_the_same_au
     assert await store.visible_to_user(OTHER, [said.event_id]) == set()
 
 
-async def test_a_rejected_event_of_the_timeline_stays_rejected_whatever_the_room_comes_to(store: Store) -> None:
+async def test_a_rejected_event_of_the_timeline_stays_rejected_whatever_the_room_comes_to(
+    store: Store,
+) -> None:
     """After the pardon the same event is a duplicate; a new join is accepted, and shows what it shows. The refused one never is shown."""
     room = new_room(visibility="shared", members=[LOCAL])
     said = room.message(ADMIN)
@@ -55,7 +64,9 @@ async def test_a_rejected_event_of_the_timeline_stays_rejected_whatever_the_room
 
 
 @pytest.mark.parametrize("guest_access", ["can_join", "forbidden", None])
-async def test_a_guest_sees_what_is_world_readable_until_they_join(store: Store, guest_access: str | None) -> None:
+async def test_a_guest_sees_what_is_world_readable_until_they_join(
+    store: Store, guest_access: str | None
+) -> None:
     """A guest is a user id like any other here: whether guests may join does not say what is seen."""
     room = new_room(visibility="world_readable")
     guest = "@123:s1.test"
@@ -72,4 +83,6 @@ async def test_a_guest_sees_what_is_world_readable_until_they_join(store: Store,
     assert closed.event_id not in ids(page.chunk)
     join, later = room.join(guest), room.message(ADMIN)
     await append(store, join, later)
-    assert await store.visible_to_user(guest, ids([opened, closed, join, later])) == set(ids([opened, join, later]))
+    assert await store.visible_to_user(guest, ids([opened, closed, join, later])) == set(
+        ids([opened, join, later])
+    )

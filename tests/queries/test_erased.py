@@ -8,7 +8,9 @@ from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, deliver, new_room
 
 
-async def test_users_who_were_not_there_get_the_redacted_form_in_every_read(store: Store, statements: StatementLog) -> None:
+async def test_users_who_were_not_there_get_the_redacted_form_in_every_read(
+    store: Store, statements: StatementLog
+) -> None:
     room = new_room(members=[OTHER])
     said = room.message(OTHER, "my name is Rose")
     room.join(LOCAL)
@@ -16,20 +18,33 @@ async def test_users_who_were_not_there_get_the_redacted_form_in_every_read(stor
     await deliver(store, room)
     await store.erase_user(OTHER)
     await store.erase_user(OTHER)
-    for user, whole in ((ADMIN, {said.event_id, again.event_id}), (OTHER, {said.event_id, again.event_id}), (LOCAL, {again.event_id})):
+    for user, whole in (
+        (ADMIN, {said.event_id, again.event_id}),
+        (OTHER, {said.event_id, again.event_id}),
+        (LOCAL, {again.event_id}),
+    ):
         statements.take()
-        pages = [(await store.messages(room.room_id, user, direction=way, limit=100)).chunk for way in ("b", "f")]
+        pages = [
+            (await store.messages(room.room_id, user, direction=way, limit=100)).chunk
+            for way in ("b", "f")
+        ]
         around = await store.context(said.event_id, user, limit=20)
         timeline = (await store.sync(user, timeline_limit=100)).join[room.room_id].timeline.events
         near = await store.event_near(room.room_id, user, said.origin_server_ts, "f")
         assert len(statements.take()) <= 2 + 2 + 4 + 1
         assert not any(event.withheld for event in pages[0] if event.sender != OTHER)
-        for found in (*pages, [*around.events_before, around.event, *around.events_after], timeline):
+        for found in (
+            *pages,
+            [*around.events_before, around.event, *around.events_after],
+            timeline,
+        ):
             shown = {event.event_id: event for event in found}
             for event_id in (said.event_id, again.event_id):
                 assert shown[event_id].withheld == (event_id not in whole)
                 assert ("body" in shown[event_id].content) == (event_id in whole)
-                assert (b"Rose" in shown[event_id].raw) == (event_id in whole and event_id == said.event_id)
+                assert (b"Rose" in shown[event_id].raw) == (
+                    event_id in whole and event_id == said.event_id
+                )
         assert near is not None
         assert near.withheld == (near.event_id not in whole)
     assert (await store.events([said.event_id]))[said.event_id].content["body"] == "my name is Rose"
@@ -43,12 +58,21 @@ async def test_servers_that_were_not_there_get_the_redacted_form(store: Store) -
     room.join("@late:s3.test")
     await deliver(store, room)
     await store.erase_user(OTHER)
-    for server, withheld in (("s2.test", {before.event_id}), ("s3.test", {before.event_id, after.event_id})):  # s3 came after both
+    for server, withheld in (
+        ("s2.test", {before.event_id}),
+        ("s3.test", {before.event_id, after.event_id}),
+    ):  # s3 came after both
         sent = await store.backfill(room.room_id, [after.event_id], 100, server_name=server)
-        sent += await store.missing_events(room.room_id, [], [after.event_id], limit=100, server_name=server)
-        assert {event.event_id for event in sent if event.withheld and event.type == "m.room.message"} == withheld
+        sent += await store.missing_events(
+            room.room_id, [], [after.event_id], limit=100, server_name=server
+        )
+        assert {
+            event.event_id for event in sent if event.withheld and event.type == "m.room.message"
+        } == withheld
         assert all("body" not in event.content for event in sent if event.withheld)
-    assert not any(event.withheld for event in await store.backfill(room.room_id, [after.event_id], 100))
+    assert not any(
+        event.withheld for event in await store.backfill(room.room_id, [after.event_id], 100)
+    )
 
 
 async def test_who_is_no_user_cannot_be_erased(store: Store) -> None:
@@ -59,7 +83,9 @@ async def test_who_is_no_user_cannot_be_erased(store: Store) -> None:
 
 
 @pytest.mark.parametrize("joins", [False, True])
-async def test_an_invitation_shows_history_but_who_was_invited_only_was_not_there(store: Store, joins: bool) -> None:
+async def test_an_invitation_shows_history_but_who_was_invited_only_was_not_there(
+    store: Store, joins: bool
+) -> None:
     room = new_room(visibility="invited", members=[OTHER])
     room.invite(ADMIN, LOCAL)
     room.invite(ADMIN, REMOTE)
@@ -97,7 +123,9 @@ async def test_every_other_read_that_knows_its_reader_follows(store: Store) -> N
         assert [event.event_id for event in related] == ([threaded.event_id] if shown else [])
         [event] = [
             event
-            for event in (await store.messages(room.room_id, user, limit=100, aggregations=True)).chunk
+            for event in (
+                await store.messages(room.room_id, user, limit=100, aggregations=True)
+            ).chunk
             if event.event_id == root.event_id
         ]
         assert (event.relations is not None) == shown
@@ -107,9 +135,14 @@ async def test_every_other_read_that_knows_its_reader_follows(store: Store) -> N
             set() if shown else {one.event_id for one in room.events if one.sender == OTHER}
         )
         around = await store.context(root.event_id, user, limit=0)
-        assert [one.content["name"] for one in around.state if one.event_id == named.event_id] in ([], ["Rose's room"])
+        assert [one.content["name"] for one in around.state if one.event_id == named.event_id] in (
+            [],
+            ["Rose's room"],
+        )
         state = (await store.sync(user, timeline_limit=1)).join[room.room_id].state
-        assert [one.content["name"] for one in state if one.event_id == named.event_id] == ["Rose's room"]
+        assert [one.content["name"] for one in state if one.event_id == named.event_id] == [
+            "Rose's room"
+        ]
 
 
 async def test_what_was_taken_back_is_shown_again(store: Store) -> None:
@@ -118,9 +151,17 @@ async def test_what_was_taken_back_is_shown_again(store: Store) -> None:
     room.join(LOCAL)
     await deliver(store, room)
     await store.restore_user(OTHER)
-    for change, withheld in ((store.erase_user, True), (store.restore_user, False), (store.restore_user, False)):
+    for change, withheld in (
+        (store.erase_user, True),
+        (store.restore_user, False),
+        (store.restore_user, False),
+    ):
         await change(OTHER)
-        [event] = [one for one in (await store.messages(room.room_id, LOCAL, limit=100)).chunk if one.event_id == said.event_id]
+        [event] = [
+            one
+            for one in (await store.messages(room.room_id, LOCAL, limit=100)).chunk
+            if one.event_id == said.event_id
+        ]
         assert event.withheld == withheld
     with pytest.raises(InvalidIdentifier):
         await store.restore_user("Rose")

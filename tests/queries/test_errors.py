@@ -17,10 +17,28 @@ from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, deliver, ids, new_r
 Ask = Callable[[Store, Any], Awaitable[Any]]
 
 NOWHERE, NO_EVENT = RoomId("!none:s1.test"), EventId("$none")
-UNWRITABLE = ("!\0:s1.test", "$\0", "@\0:s1.test", "!\ud800:s1.test", "$\udfff", "@\ud800:s1.test", "\0", "\ud800")
+UNWRITABLE = (
+    "!\0:s1.test",
+    "$\0",
+    "@\0:s1.test",
+    "!\ud800:s1.test",
+    "$\udfff",
+    "@\ud800:s1.test",
+    "\0",
+    "\ud800",
+)
 NO_IDS = (*UNWRITABLE, "", "none", None, 7, b"$bytes")
 LIMITS_REFUSED = (-1, -(10**30), True, False, 1.5, "10", None)
-TOKENS_REFUSED = ("", "nonsense", "p1~", "\0", "\ud800", "p1~00000000~1.1~00000000", "x" * 10_000, 7)
+TOKENS_REFUSED = (
+    "",
+    "nonsense",
+    "p1~",
+    "\0",
+    "\ud800",
+    "p1~00000000~1.1~00000000",
+    "x" * 10_000,
+    7,
+)
 
 
 @pytest.fixture
@@ -32,7 +50,8 @@ async def room(store: Store) -> RoomBuilder:
     return made
 
 
-# ------------------------------------------------------------------------------------------------------------------- ids
+# -------------------------------------------------------------------------------------------------------------------
+# ids
 
 OF_ROOM: dict[str, Ask] = {
     "current_state": lambda store, room: store.current_state(room),
@@ -141,10 +160,18 @@ async def test_users(store: Store, room: RoomBuilder, question: str) -> None:
 
 
 OF_SERVER: dict[str, Callable[[Store, RoomBuilder, Any], Awaitable[Any]]] = {
-    "backfill": lambda store, room, server: store.backfill(room.room_id, [room.events[-1].event_id], 9, server_name=server),
-    "missing_events": lambda store, room, server: store.missing_events(room.room_id, [], ids(room.events[-1:]), server_name=server),
-    "visible_to_server": lambda store, room, server: store.visible_to_server(server, ids(room.events)),
-    "gap_failed": lambda store, room, server: store.gap_failed(room.room_id, [NO_EVENT], "", server_names=[server]),
+    "backfill": lambda store, room, server: store.backfill(
+        room.room_id, [room.events[-1].event_id], 9, server_name=server
+    ),
+    "missing_events": lambda store, room, server: store.missing_events(
+        room.room_id, [], ids(room.events[-1:]), server_name=server
+    ),
+    "visible_to_server": lambda store, room, server: store.visible_to_server(
+        server, ids(room.events)
+    ),
+    "gap_failed": lambda store, room, server: store.gap_failed(
+        room.room_id, [NO_EVENT], "", server_names=[server]
+    ),
     "server_up": lambda store, _, server: store.server_up(server),
 }
 
@@ -158,16 +185,27 @@ async def test_servers(store: Store, room: RoomBuilder, question: str) -> None:
             await ask(store, room, wrong)
 
 
-# --------------------------------------------------------------------------------------------------------------- numbers
+# ---------------------------------------------------------------------------------------------------------------
+# numbers
 
 OF_LIMIT: dict[str, Callable[[Store, RoomBuilder, Any], Awaitable[Any]]] = {
     "messages": lambda store, room, limit: store.messages(room.room_id, LOCAL, limit=limit),
-    "messages forwards": lambda store, room, limit: store.messages(room.room_id, LOCAL, limit=limit, direction="f"),
-    "context": lambda store, room, limit: store.context(room.events[-1].event_id, LOCAL, limit=limit),
-    "relations": lambda store, room, limit: store.relations(room.events[-1].event_id, LOCAL, limit=limit),
+    "messages forwards": lambda store, room, limit: store.messages(
+        room.room_id, LOCAL, limit=limit, direction="f"
+    ),
+    "context": lambda store, room, limit: store.context(
+        room.events[-1].event_id, LOCAL, limit=limit
+    ),
+    "relations": lambda store, room, limit: store.relations(
+        room.events[-1].event_id, LOCAL, limit=limit
+    ),
     "sync": lambda store, _, limit: store.sync(LOCAL, timeline_limit=limit),
-    "backfill": lambda store, room, limit: store.backfill(room.room_id, [room.events[-1].event_id], limit),
-    "missing_events": lambda store, room, limit: store.missing_events(room.room_id, [], ids(room.events[-1:]), limit=limit),
+    "backfill": lambda store, room, limit: store.backfill(
+        room.room_id, [room.events[-1].event_id], limit
+    ),
+    "missing_events": lambda store, room, limit: store.missing_events(
+        room.room_id, [], ids(room.events[-1:]), limit=limit
+    ),
 }
 
 
@@ -178,13 +216,17 @@ async def test_limits(store: Store, room: RoomBuilder, question: str) -> None:
         with pytest.raises(InputError):
             await ask(store, room, wrong)
     nothing = await ask(store, room, 0)
-    assert not getattr(nothing, "chunk", getattr(nothing, "events_before", [] if question == "sync" else nothing))
+    assert not getattr(
+        nothing, "chunk", getattr(nothing, "events_before", [] if question == "sync" else nothing)
+    )
     for large in (10**6, 2**31, 2**63, 10**30):
         await ask(store, room, large)
 
 
 async def test_a_limit_is_taken_down_to_the_largest(dsn: str) -> None:
-    async with storage.open(dsn, server_name="s1.test", config=storage.Config(page_limit_max=2)) as store:
+    async with storage.open(
+        dsn, server_name="s1.test", config=storage.Config(page_limit_max=2)
+    ) as store:
         made = new_room(members=[LOCAL])
         await deliver(store, made)
         last = [made.events[-1].event_id]
@@ -195,7 +237,9 @@ async def test_a_limit_is_taken_down_to_the_largest(dsn: str) -> None:
         assert len(found.events_before) + len(found.events_after) == 2
 
 
-async def test_other_numbers_are_taken_to_the_nearest_possible(store: Store, room: RoomBuilder) -> None:
+async def test_other_numbers_are_taken_to_the_nearest_possible(
+    store: Store, room: RoomBuilder
+) -> None:
     for past, future in ((-(2**63), 2**63), (-(10**30), 10**30)):
         first = await store.event_near(room.room_id, LOCAL, past, "f")
         assert first is not None
@@ -204,7 +248,9 @@ async def test_other_numbers_are_taken_to_the_nearest_possible(store: Store, roo
         assert await store.event_near(room.room_id, LOCAL, future, "f") is None
         latest = ids(room.events[-1:])
         assert await store.missing_events(room.room_id, [], latest, min_depth=future) == []
-        assert ids(await store.missing_events(room.room_id, [], latest, limit=100, min_depth=past)) == ids(room.events[:-1])
+        assert ids(
+            await store.missing_events(room.room_id, [], latest, limit=100, min_depth=past)
+        ) == ids(room.events[:-1])
     for wrong in (True, 1.5, "1", None):
         with pytest.raises(InputError):
             await store.event_near(room.room_id, LOCAL, wrong, "f")  # type: ignore[arg-type]
@@ -223,14 +269,21 @@ async def test_directions(store: Store, room: RoomBuilder) -> None:
                 await asked
 
 
-# ---------------------------------------------------------------------------------------------------------------- tokens
+# ----------------------------------------------------------------------------------------------------------------
+# tokens
 
 OF_TOKEN: dict[str, Callable[[Store, RoomBuilder, Any], Awaitable[Any]]] = {
     "messages": lambda store, room, token: store.messages(room.room_id, LOCAL, from_=token),
     "messages to": lambda store, room, token: store.messages(room.room_id, LOCAL, to=token),
-    "messages forwards": lambda store, room, token: store.messages(room.room_id, LOCAL, from_=token, direction="f"),
-    "relations": lambda store, room, token: store.relations(room.events[-1].event_id, LOCAL, from_=token),
-    "relations to": lambda store, room, token: store.relations(room.events[-1].event_id, LOCAL, to=token),
+    "messages forwards": lambda store, room, token: store.messages(
+        room.room_id, LOCAL, from_=token, direction="f"
+    ),
+    "relations": lambda store, room, token: store.relations(
+        room.events[-1].event_id, LOCAL, from_=token
+    ),
+    "relations to": lambda store, room, token: store.relations(
+        room.events[-1].event_id, LOCAL, to=token
+    ),
     "sync": lambda store, _, token: store.sync(LOCAL, since=token),
 }
 
@@ -242,7 +295,13 @@ async def test_tokens(store: Store, room: RoomBuilder, question: str) -> None:
     page, rooms = PaginationToken(5, 5), RoomsToken(upto, 1, 1)
     damaged = page.print(store.deployment_id)[:-1] + "x"
     of_other_kind = page if question == "sync" else rooms
-    for wrong in (*TOKENS_REFUSED, damaged, of_other_kind.print(store.deployment_id), upto.print("another"), page.print("another")):
+    for wrong in (
+        *TOKENS_REFUSED,
+        damaged,
+        of_other_kind.print(store.deployment_id),
+        upto.print("another"),
+        page.print("another"),
+    ):
         with pytest.raises(InvalidToken):
             await ask(store, room, wrong)
 
@@ -251,16 +310,24 @@ async def test_tokens_of_the_future_stand_at_the_end(store: Store, room: RoomBui
     ahead = PaginationToken(2**63 - 1, 2**63 - 1).print(store.deployment_id)
     later = SyncToken.of({"events": VectorPosition(2**62)}).print(store.deployment_id)
     for token in (ahead, later):
-        assert ids((await store.messages(room.room_id, LOCAL, from_=token, limit=100)).chunk) == ids(room.events)[::-1]
+        assert (
+            ids((await store.messages(room.room_id, LOCAL, from_=token, limit=100)).chunk)
+            == ids(room.events)[::-1]
+        )
         assert (await store.messages(room.room_id, LOCAL, from_=token, direction="f")).chunk == []
     answer = await store.sync(LOCAL, since=later)
     assert answer.is_empty
     room.message(ADMIN, "new")
     await deliver(store, room)
-    assert len((await store.sync(LOCAL, since=answer.next_batch)).join[room.room_id].timeline.events) == 1
+    assert (
+        len((await store.sync(LOCAL, since=answer.next_batch)).join[room.room_id].timeline.events)
+        == 1
+    )
 
 
-async def test_a_token_of_another_room_is_a_place_in_this_one(store: Store, room: RoomBuilder) -> None:
+async def test_a_token_of_another_room_is_a_place_in_this_one(
+    store: Store, room: RoomBuilder
+) -> None:
     """It names a place in an order, and shows nothing that may not be seen."""
     other = new_room(seed=1, visibility="joined")
     for number in range(20):
@@ -273,20 +340,39 @@ async def test_a_token_of_another_room_is_a_place_in_this_one(store: Store, room
     assert (await store.messages(other.room_id, LOCAL, from_=own)).chunk == []
 
 
-# --------------------------------------------------------------------------------------------------------- other texts
+# ---------------------------------------------------------------------------------------------------------
+# other texts
 
 TEXTS: dict[str, Callable[[Store, RoomBuilder, Any], Awaitable[Any]]] = {
-    "types of the current state": lambda store, room, text: store.current_state(room.room_id, types=[text]),
-    "types of a state": lambda store, room, text: store.state_before(room.events[-1].event_id, types=[text]),
-    "keys of a state": lambda store, room, text: store.state_before(room.events[-1].event_id, keys=[("m.room.member", text)]),
+    "types of the current state": lambda store, room, text: store.current_state(
+        room.room_id, types=[text]
+    ),
+    "types of a state": lambda store, room, text: store.state_before(
+        room.events[-1].event_id, types=[text]
+    ),
+    "keys of a state": lambda store, room, text: store.state_before(
+        room.events[-1].event_id, keys=[("m.room.member", text)]
+    ),
     "reason": lambda store, room, text: store.gap_failed(room.room_id, [NO_EVENT], text),
-    "ignored of messages": lambda store, room, text: store.messages(room.room_id, LOCAL, ignored=[text]),
-    "ignored of context": lambda store, room, text: store.context(room.events[-1].event_id, LOCAL, ignored=[text]),
-    "ignored of relations": lambda store, room, text: store.relations(room.events[-1].event_id, LOCAL, ignored=[text]),
-    "ignored of aggregations": lambda store, room, text: store.aggregations(LOCAL, ids(room.events), ignored=[text]),
+    "ignored of messages": lambda store, room, text: store.messages(
+        room.room_id, LOCAL, ignored=[text]
+    ),
+    "ignored of context": lambda store, room, text: store.context(
+        room.events[-1].event_id, LOCAL, ignored=[text]
+    ),
+    "ignored of relations": lambda store, room, text: store.relations(
+        room.events[-1].event_id, LOCAL, ignored=[text]
+    ),
+    "ignored of aggregations": lambda store, room, text: store.aggregations(
+        LOCAL, ids(room.events), ignored=[text]
+    ),
     "ignored of sync": lambda store, _, text: store.sync(LOCAL, ignored=[text]),
-    "rel_type": lambda store, room, text: store.relations(room.events[-1].event_id, LOCAL, rel_type=text),
-    "event_type": lambda store, room, text: store.relations(room.events[-1].event_id, LOCAL, event_type=text),
+    "rel_type": lambda store, room, text: store.relations(
+        room.events[-1].event_id, LOCAL, rel_type=text
+    ),
+    "event_type": lambda store, room, text: store.relations(
+        room.events[-1].event_id, LOCAL, event_type=text
+    ),
 }
 
 
@@ -301,6 +387,10 @@ async def test_a_filter_of_what_cannot_be_finds_nothing(store: Store, room: Room
     for wrong in ("nul\0", "\ud800", ""):
         for one in (EventFilter(types=[wrong]), EventFilter(senders=[wrong])):
             assert (await store.messages(room.room_id, LOCAL, filter=one)).chunk == []
-            assert (await store.context(room.events[-1].event_id, LOCAL, filter=one)).events_before == []
+            assert (
+                await store.context(room.events[-1].event_id, LOCAL, filter=one)
+            ).events_before == []
         nothing_less = EventFilter(not_types=[wrong], not_senders=[wrong])
-        assert len((await store.messages(room.room_id, LOCAL, limit=100, filter=nothing_less)).chunk) == len(room.events)
+        assert len(
+            (await store.messages(room.room_id, LOCAL, limit=100, filter=nothing_less)).chunk
+        ) == len(room.events)

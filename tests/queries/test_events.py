@@ -13,13 +13,32 @@ from tests.queries.rooms import ADMIN, LOCAL, append, new_room
 
 RAW = b'{"content":{"body":"Hi"},"depth":7,"sender":"@user:s1.test","state_key":"","type":"m.test"}'
 ROW = StoredEventRow(
-    5, "$event", "!room:s1.test", "11", 3, 2, 7, None, None, soft_failed=False, outlier=False, redacted_form=False, encoding=0, json=RAW
+    5,
+    "$event",
+    "!room:s1.test",
+    "11",
+    3,
+    2,
+    7,
+    None,
+    None,
+    soft_failed=False,
+    outlier=False,
+    redacted_form=False,
+    encoding=0,
+    json=RAW,
 )
 
 
 def test_it_tells_what_the_bytes_say() -> None:
     event = stored(ROW)
-    assert (event.type, event.sender, event.state_key, event.depth, event.content) == ("m.test", "@user:s1.test", "", 7, {"body": "Hi"})
+    assert (event.type, event.sender, event.state_key, event.depth, event.content) == (
+        "m.test",
+        "@user:s1.test",
+        "",
+        7,
+        {"body": "Hi"},
+    )
     assert event.json is event.json
     assert repr(event) == "<StoredEvent $event m.test state_key='' sender=@user:s1.test at 2/3>"
 
@@ -29,7 +48,12 @@ def test_it_is_equal_to_one_that_was_not_asked_yet_also_after_pickling() -> None
     assert event.type == "m.test"
     assert event == other
     assert hash(event) == hash(other)
-    for copied in (pickle.loads(pickle.dumps(event)), pickle.loads(pickle.dumps(other)), copy.deepcopy(other), replace(event)):
+    for copied in (
+        pickle.loads(pickle.dumps(event)),
+        pickle.loads(pickle.dumps(other)),
+        copy.deepcopy(other),
+        replace(event),
+    ):
         assert type(copied) is StoredEvent
         assert copied == event
         assert copied.json == event.json
@@ -56,7 +80,9 @@ def test_nothing_of_it_can_be_changed() -> None:
         (ROW._replace(redacted_by="$redaction"), True, True, None),
     ],
 )
-def test_the_form_that_is_shown(row: StoredEventRow, body: str | None, *, redacted: bool, withheld: bool) -> None:
+def test_the_form_that_is_shown(
+    row: StoredEventRow, body: str | None, *, redacted: bool, withheld: bool
+) -> None:
     event = stored(row, redacted=redacted, withheld=withheld)
     assert event.content.get("body") == body
     assert (event.json == redact(event.json, "11")) == (body is None)
@@ -64,7 +90,16 @@ def test_the_form_that_is_shown(row: StoredEventRow, body: str | None, *, redact
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"\xff", b"{", b"[]", b"{}", b'{"type":1,"sender":"@a:b","depth":1}', b'{"type":"m.test","sender":"@a:b"}']
+    "raw",
+    [
+        b"",
+        b"\xff",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"type":1,"sender":"@a:b","depth":1}',
+        b'{"type":"m.test","sender":"@a:b"}',
+    ],
 )
 def test_bytes_that_are_no_event_any_more_are_named(raw: bytes) -> None:
     event = stored(ROW._replace(json=raw))

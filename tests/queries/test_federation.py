@@ -12,7 +12,9 @@ from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, REMOTE, append, deliver, ids, messages_in, new_room
 
 
-async def test_backfill_gives_the_events_and_their_ancestors_newest_first(store: Store, statements: StatementLog) -> None:
+async def test_backfill_gives_the_events_and_their_ancestors_newest_first(
+    store: Store, statements: StatementLog
+) -> None:
     room = new_room()
     base = room.message(ADMIN, "base")
     left, right = room.fork(2)
@@ -25,7 +27,9 @@ async def test_backfill_gives_the_events_and_their_ancestors_newest_first(store:
     assert ids(await store.backfill(room.room_id, [top.event_id], 5)) == ids([top, a2, b, a, base])
     assert len(statements.take()) == 1
     assert ids(await store.backfill(room.room_id, [a2.event_id], 3)) == ids([a2, a, base])
-    assert ids(await store.backfill(room.room_id, ids([a2, b]), 100)) == ids([a2, b, a, *reversed(room.events[: room.events.index(a)])])
+    assert ids(await store.backfill(room.room_id, ids([a2, b]), 100)) == ids(
+        [a2, b, a, *reversed(room.events[: room.events.index(a)])]
+    )
     assert await store.backfill(room.room_id, ["$none"], 10) == []
     assert await store.backfill(room.room_id, [top.event_id], 0) == []
 
@@ -38,7 +42,10 @@ async def test_backfill_walks_through_what_it_does_not_give(store: Store) -> Non
     ours.ban(ADMIN, REMOTE)
     soft = theirs.message(REMOTE, "soft")
     top = room.at(refused, soft).message(ADMIN, "top")
-    outcomes = {event_id: result.outcome for event_id, result in zip(ids(room.events), await store.append(room.pdus), strict=True)}
+    outcomes = {
+        event_id: result.outcome
+        for event_id, result in zip(ids(room.events), await store.append(room.pdus), strict=True)
+    }
     assert (outcomes[refused.event_id], outcomes[soft.event_id]) == ("rejected", "soft_failed")
     assert ids(await store.backfill(room.room_id, [top.event_id], 3)) == ids([top, soft, base])
 
@@ -49,7 +56,10 @@ async def test_what_a_server_may_not_see_comes_redacted(store: Store) -> None:
     room.join(REMOTE)
     seen = room.message(ADMIN, "seen")
     await deliver(store, room)
-    found = {event.event_id: event for event in await store.backfill(room.room_id, [seen.event_id], 3, server_name="s2.test")}
+    found = {
+        event.event_id: event
+        for event in await store.backfill(room.room_id, [seen.event_id], 3, server_name="s2.test")
+    }
     assert messages_in(found.values()) == ["seen", ""]
     copy = found[hidden.event_id]
     assert copy.withheld
@@ -57,13 +67,21 @@ async def test_what_a_server_may_not_see_comes_redacted(store: Store) -> None:
     assert b'"hidden"' not in copy.raw
     assert storage.event.parse(seen.pdu, "11").json == found[seen.event_id].json
     assert not found[seen.event_id].withheld
-    [whole] = [event for event in await store.backfill(room.room_id, [seen.event_id], 3) if event.event_id == hidden.event_id]
+    [whole] = [
+        event
+        for event in await store.backfill(room.room_id, [seen.event_id], 3)
+        if event.event_id == hidden.event_id
+    ]
     assert (whole.raw, whole.withheld) == (hidden.pdu, False)
-    [missed] = await store.missing_events(room.room_id, [], [room.events[-2].event_id], limit=1, server_name="s2.test")
+    [missed] = await store.missing_events(
+        room.room_id, [], [room.events[-2].event_id], limit=1, server_name="s2.test"
+    )
     assert (missed.event_id, missed.content) == (hidden.event_id, {})
 
 
-async def test_missing_events_lie_between_oldest_first(store: Store, statements: StatementLog) -> None:
+async def test_missing_events_lie_between_oldest_first(
+    store: Store, statements: StatementLog
+) -> None:
     room = new_room()
     base = room.message(ADMIN, "base")
     left, right = room.fork(2)
@@ -73,27 +91,46 @@ async def test_missing_events_lie_between_oldest_first(store: Store, statements:
     top = room.message(ADMIN, "top")
     await deliver(store, room)
     statements.take()
-    assert ids(await store.missing_events(room.room_id, [base.event_id], [top.event_id])) == ids([a, b, a2])
+    assert ids(await store.missing_events(room.room_id, [base.event_id], [top.event_id])) == ids(
+        [a, b, a2]
+    )
     assert len(statements.take()) == 1
-    assert ids(await store.missing_events(room.room_id, ["$none"], [top.event_id], limit=2)) == ids([b, a2])
-    assert ids(await store.missing_events(room.room_id, [base.event_id], [top.event_id], min_depth=a2.depth)) == ids([a2])
-    assert ids(await store.missing_events(room.room_id, [base.event_id], ids([top, a]))) == ids([b, a2])
+    assert ids(await store.missing_events(room.room_id, ["$none"], [top.event_id], limit=2)) == ids(
+        [b, a2]
+    )
+    assert ids(
+        await store.missing_events(
+            room.room_id, [base.event_id], [top.event_id], min_depth=a2.depth
+        )
+    ) == ids([a2])
+    assert ids(await store.missing_events(room.room_id, [base.event_id], ids([top, a]))) == ids(
+        [b, a2]
+    )
     assert await store.missing_events(room.room_id, [top.event_id], [top.event_id]) == []
-    assert len(await store.missing_events(room.room_id, [], [top.event_id], limit=100)) == len(room.events) - 1
+    assert (
+        len(await store.missing_events(room.room_id, [], [top.event_id], limit=100))
+        == len(room.events) - 1
+    )
 
 
 async def test_a_walk_reads_no_more_rows_than_configured(dsn: str) -> None:
     room = new_room()
     for number in range(20):
         room.message(ADMIN, str(number))
-    async with storage.open(dsn, server_name="s1.test", config=storage.Config(traversal_rows_max=5)) as store:
+    async with storage.open(
+        dsn, server_name="s1.test", config=storage.Config(traversal_rows_max=5)
+    ) as store:
         await deliver(store, room)
         latest = [room.events[-1].event_id]
         assert ids(await store.backfill(room.room_id, latest, 100)) == ids(room.events[:-6:-1])
-        assert ids(await store.missing_events(room.room_id, [], latest, limit=100)) == ids(room.events[-6:-1])
+        assert ids(await store.missing_events(room.room_id, [], latest, limit=100)) == ids(
+            room.events[-6:-1]
+        )
 
 
-async def test_state_ids_are_before_the_event_with_the_chain_of_that_state(store: Store, statements: StatementLog) -> None:
+async def test_state_ids_are_before_the_event_with_the_chain_of_that_state(
+    store: Store, statements: StatementLog
+) -> None:
     room = new_room(members=[LOCAL, REMOTE])
     renamed = room.name(ADMIN, "new")
     left = room.message(ADMIN)
@@ -119,7 +156,9 @@ async def test_what_state_is_not_known_of(store: Store) -> None:
         await store.state_ids(EventId("$none"))
 
 
-async def test_auth_chains_also_of_rejected_events_and_outliers(store: Store, statements: StatementLog) -> None:
+async def test_auth_chains_also_of_rejected_events_and_outliers(
+    store: Store, statements: StatementLog
+) -> None:
     room = new_room(members=[LOCAL, REMOTE])
     refused = room.topic(REMOTE, "no", expected="rejected")
     outlier = room.message(ADMIN)

@@ -16,7 +16,11 @@ async def filled(store: Store) -> tuple[storage.RoomId, dict[str, str]]:
     for number in range(10):
         kinds[room.message(ADMIN, f"{number}").event_id] = "ADMIN"
         kinds[room.message(REMOTE, f"{number}").event_id] = "REMOTE"
-        kinds[room.send(LOCAL, "m.room.message", {"body": "picture", "url": "mxc://s1.test/x"}).event_id] = "url"
+        kinds[
+            room.send(
+                LOCAL, "m.room.message", {"body": "picture", "url": "mxc://s1.test/x"}
+            ).event_id
+        ] = "url"
         kinds[room.send(LOCAL, "org.test_a.one", {"nested": {"url": ""}}).event_id] = "a"
         kinds[room.send(LOCAL, "org.testXa.two", {}).event_id] = "x"
     await deliver(store, room)
@@ -36,9 +40,15 @@ CASES = {
     "without types": (EventFilter(not_types=["m.*"]), "a x"),
     "what is left out wins": (EventFilter(types=["org.*"], not_types=["*.one"]), "x"),
     "senders": (EventFilter(types=["m.room.message"], senders=[ADMIN, "@nobody:s1.test"]), "ADMIN"),
-    "without senders": (EventFilter(types=["m.room.message"], not_senders=[ADMIN, LOCAL]), "REMOTE"),
+    "without senders": (
+        EventFilter(types=["m.room.message"], not_senders=[ADMIN, LOCAL]),
+        "REMOTE",
+    ),
     "with a URL": (EventFilter(contains_url=True), "url"),
-    "without a URL": (EventFilter(types=["m.room.message", "org.*"], senders=[LOCAL], contains_url=False), "a x"),
+    "without a URL": (
+        EventFilter(types=["m.room.message", "org.*"], senders=[LOCAL], contains_url=False),
+        "a x",
+    ),
     "no types": (EventFilter(types=[]), ""),
     "an unknown type": (EventFilter(types=["%", "_rg.test_a.one", "org.test\0"]), ""),
 }
@@ -49,22 +59,41 @@ async def test_filters_of_events(store: Store, case: str) -> None:
     room_id, kinds = await filled(store)
     wanted, kind = CASES[case]
     expected = in_order(kinds, kind)
-    told = (await store.sync(LOCAL, filter=SyncFilter(timeline=wanted), timeline_limit=7)).join[room_id].timeline
+    told = (
+        (await store.sync(LOCAL, filter=SyncFilter(timeline=wanted), timeline_limit=7))
+        .join[room_id]
+        .timeline
+    )
     assert (ids(told.events), told.limited) == (expected[-7:], len(expected) > 7)
     assert await paged(store, room_id, wanted, "b") == expected[::-1]
     assert await paged(store, room_id, wanted, "f") == expected
     middle = list(kinds)[25]
     around = await store.context(storage.EventId(middle), LOCAL, limit=6, filter=wanted)
-    earlier, later = ([one for one in expected if one in part] for part in (list(kinds)[:25], list(kinds)[26:]))
-    assert (ids(around.events_before), around.event.event_id, ids(around.events_after)) == (earlier[::-1][:3], middle, later[:3])
+    earlier, later = (
+        [one for one in expected if one in part] for part in (list(kinds)[:25], list(kinds)[26:])
+    )
+    assert (ids(around.events_before), around.event.event_id, ids(around.events_after)) == (
+        earlier[::-1][:3],
+        middle,
+        later[:3],
+    )
 
 
-async def paged(store: Store, room_id: storage.RoomId, wanted: EventFilter, direction: str) -> list[str]:
+async def paged(
+    store: Store, room_id: storage.RoomId, wanted: EventFilter, direction: str
+) -> list[str]:
     """The whole room, by pages of four."""
     found: list[str] = []
     at = None
     while True:
-        page = await store.messages(room_id, LOCAL, from_=at, limit=4, filter=wanted, direction="b" if direction == "b" else "f")
+        page = await store.messages(
+            room_id,
+            LOCAL,
+            from_=at,
+            limit=4,
+            filter=wanted,
+            direction="b" if direction == "b" else "f",
+        )
         assert len(page.chunk) == 4 or page.end is None
         found += ids(page.chunk)
         at = page.end
@@ -89,8 +118,14 @@ async def test_filters_of_rooms(store: Store) -> None:
         await deliver(store, room)
     one, two, three, four = (room.room_id for room in (*rooms, invited))
 
-    async def told(since: str | None, chosen: Iterable[storage.RoomId] | None, left_out: Iterable[storage.RoomId] = ()) -> set[str]:
-        wanted = SyncFilter(rooms=None if chosen is None else list(chosen), not_rooms=list(left_out))
+    async def told(
+        since: str | None,
+        chosen: Iterable[storage.RoomId] | None,
+        left_out: Iterable[storage.RoomId] = (),
+    ) -> set[str]:
+        wanted = SyncFilter(
+            rooms=None if chosen is None else list(chosen), not_rooms=list(left_out)
+        )
         answer = await store.sync(LOCAL, since=since, filter=wanted)
         return {*answer.join, *answer.invite}
 

@@ -29,13 +29,22 @@ async def with_gaps(store: Store) -> tuple[RoomBuilder, list[BuiltEvent]]:
 async def pauses(store: Store, room: RoomBuilder, at: int) -> list[tuple[int, int]]:
     """(failures, retry_after_ms) of each gap, as it will be then."""
     async with store.database.connection() as conn:
-        return [(gap.failures, gap.retry_after_ms) for gap in await gap_queries.gaps(conn, room.room_id, at)]
+        return [
+            (gap.failures, gap.retry_after_ms)
+            for gap in await gap_queries.gaps(conn, room.room_id, at)
+        ]
 
 
 async def fail(store: Store, room: RoomBuilder, event: BuiltEvent, at: int, *servers: Any) -> None:
     async with store.database.connection() as conn:
         await gap_queries.gap_failed(
-            conn, room.room_id, [event.event_id], "timeout", servers=servers, now_ms=at, config=store.database.config
+            conn,
+            room.room_id,
+            [event.event_id],
+            "timeout",
+            servers=servers,
+            now_ms=at,
+            config=store.database.config,
         )
 
 

@@ -19,7 +19,8 @@ ALONE = storage.Config(follow_ms=3_600_000)
 class LaggingRelations(NamedTuple):
     """A root and what relates to it, said by one writer, while another one wrote elsewhere.
 
-    ``earlier`` covers none of those, ``later`` the first; each has the other writer beyond the next of them.
+    ``earlier`` covers none of those, ``later`` the first; each has the other writer beyond the next
+    of them.
     """
 
     store: Store
@@ -32,7 +33,9 @@ class LaggingRelations(NamedTuple):
 
 @pytest.fixture
 async def store(dsn: str, statements: StatementLog) -> AsyncIterator[Store]:
-    async with storage.open(dsn, server_name="s1.test", observer=statements, config=ALONE) as opened:
+    async with storage.open(
+        dsn, server_name="s1.test", observer=statements, config=ALONE
+    ) as opened:
         yield opened
 
 
@@ -41,7 +44,9 @@ async def scene(dsn: str, store: Store) -> AsyncIterator[LaggingRelations]:
     room, elsewhere = new_room(members=[LOCAL]), new_room(seed=1)
     root = room.message(ADMIN)
     await deliver(store, room)
-    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=ALONE) as other:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name="other", config=ALONE
+    ) as other:
         await deliver(other, elsewhere)
         said, tokens = [], []
         for _ in range(4):
@@ -50,7 +55,9 @@ async def scene(dsn: str, store: Store) -> AsyncIterator[LaggingRelations]:
             said.append(room.send(ADMIN, "m.room.message", {"body": "*"} | relation))
             await append(store, said[-1])
             await append(other, elsewhere.message(ADMIN))
-            position = VectorPosition.of(before.position("main"), {"other": (await _reached(store)).position("other")})
+            position = VectorPosition.of(
+                before.position("main"), {"other": (await _reached(store)).position("other")}
+            )
             assert position.items, "a writer is behind"
             tokens.append(SyncToken.of({"events": position}).print(store.deployment_id))
         yield LaggingRelations(store, room.room_id, root.event_id, ids(said), *tokens[:2])
@@ -80,7 +87,9 @@ async def test_relations_between_them_are_exact(
 ) -> None:
     from_, to = (scene.later, scene.earlier) if direction == "b" else (scene.earlier, scene.later)
     statements.take()
-    page = await scene.store.relations(scene.root, LOCAL, from_=from_, to=to, direction=direction, recurse=recurse)
+    page = await scene.store.relations(
+        scene.root, LOCAL, from_=from_, to=to, direction=direction, recurse=recurse
+    )
     assert len(statements.take()) == 2
     assert ids(page.chunk) == scene.said[:1]
     older = await scene.store.relations(scene.root, LOCAL, from_=scene.later, recurse=recurse)
@@ -94,10 +103,18 @@ async def test_what_may_still_be_committed_is_not_covered(scene: LaggingRelation
     async with scene.store.database.connection() as conn:
         held = await scene.store.events(scene.said)
         first, second = (held[event_id].stream_ordering or 0 for event_id in scene.said[:2])
-        assert first <= (await exact(conn, asked, event_id=scene.root)).start.live < second < position.furthest()
+        assert (
+            first
+            <= (await exact(conn, asked, event_id=scene.root)).start.live
+            < second
+            < position.furthest()
+        )
         nothing_since = VectorPosition(
-            scene.store.positions_of((await scene.store.sync(LOCAL)).next_batch)["events"].min, (("other", 2**40),)
+            scene.store.positions_of((await scene.store.sync(LOCAL)).next_batch)["events"].min,
+            (("other", 2**40),),
         )
         token = SyncToken.of({"events": nothing_since}).print(scene.store.deployment_id)
-        late = await exact(conn, between(token, None, "b", 10, scene.store.deployment_id), room_id=scene.room_id)
+        late = await exact(
+            conn, between(token, None, "b", 10, scene.store.deployment_id), room_id=scene.room_id
+        )
         assert late.start.live == nothing_since.min

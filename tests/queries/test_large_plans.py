@@ -41,12 +41,15 @@ principal AS (
     INSERT INTO principals (principal_nid, name)
     SELECT 100000000 + n, '@other' || n || ':s9.test' FROM generate_series(1, $1::int) AS n
 )
-INSERT INTO rooms (write_version, room_nid, next_audience, max_topological_ordering, room_id, room_version, forward_extremities)
-SELECT 1, 100000000 + n, 0, 0, '!other' || n || ':s9.test', '11', '{}' FROM generate_series(1, $1::int) AS n
+INSERT INTO rooms (write_version, room_nid, next_audience, max_topological_ordering, room_id,
+    room_version, forward_extremities)
+SELECT 1, 100000000 + n, 0, 0, '!other' || n || ':s9.test', '11', '{}'
+    FROM generate_series(1, $1::int) AS n
 """
 SQL_RELATED = """
 UPDATE events e
-SET relates_to = CASE WHEN e.room_nid = target.room_nid THEN relation_key(target.event_id) ELSE e.event_nid END, rel_type_nid = 21
+SET relates_to = CASE WHEN e.room_nid = target.room_nid THEN relation_key(target.event_id)
+    ELSE e.event_nid END, rel_type_nid = 21
 FROM events target
 WHERE target.event_id = $1 AND e.type_nid = 8 AND e.event_nid % 50 = 0
 """
@@ -56,7 +59,11 @@ WHERE room_nid = (SELECT room_nid FROM rooms WHERE room_id = $1) AND type_nid = 
 ORDER BY topological_ordering DESC OFFSET 50 LIMIT 1
 """
 
-BY_ORDER, BY_STREAM, BY_TIME = "events_room_topological_idx", "events_room_stream_idx", "events_room_time_idx"
+BY_ORDER, BY_STREAM, BY_TIME = (
+    "events_room_topological_idx",
+    "events_room_stream_idx",
+    "events_room_time_idx",
+)
 BY_ID, BY_NID, BY_RELATION = "events_event_id_key", "events_pkey", "events_relation_idx"
 
 
@@ -72,11 +79,22 @@ class Expected(NamedTuple):
 
 EXPECTED = {
     "sync": Expected(3, {"memberships_pkey", BY_STREAM}, 2 * LARGE.rooms + 200, 10),
-    "sync-remembered": Expected(4, {"memberships_pkey", BY_STREAM, "events_stream_ordering_key"}, 2 * LARGE.rooms + 200, 10),
+    "sync-remembered": Expected(
+        4, {"memberships_pkey", BY_STREAM, "events_stream_ordering_key"}, 2 * LARGE.rooms + 200, 10
+    ),
     "sync-timelines": Expected(3, {"memberships_pkey", BY_STREAM}, 2 * LARGE.rooms + 200, 10),
-    "initial-sync": Expected(3, {"memberships_pkey", BY_STREAM, "current_state_pkey"}, 2 * LARGE.rooms + 200, 10),
-    "lazy-sync": Expected(3, {"memberships_pkey", BY_STREAM, "state_keys_type_nid_state_key_key"}, 2 * LARGE.rooms + 300, 12),
-    "initial-lazy-sync": Expected(3, {"memberships_pkey", BY_STREAM, "state_groups_pkey"}, 2 * LARGE.rooms + 200, 12),
+    "initial-sync": Expected(
+        3, {"memberships_pkey", BY_STREAM, "current_state_pkey"}, 2 * LARGE.rooms + 200, 10
+    ),
+    "lazy-sync": Expected(
+        3,
+        {"memberships_pkey", BY_STREAM, "state_keys_type_nid_state_key_key"},
+        2 * LARGE.rooms + 300,
+        12,
+    ),
+    "initial-lazy-sync": Expected(
+        3, {"memberships_pkey", BY_STREAM, "state_groups_pkey"}, 2 * LARGE.rooms + 200, 12
+    ),
     "messages": Expected(2, {BY_ORDER, "rooms_room_id_key"}, 100),
     "messages-forwards": Expected(2, {BY_ORDER, "rooms_room_id_key"}, 100),
     "messages-since": Expected(2, {BY_ORDER, BY_STREAM, "rooms_room_id_key"}, 100),
@@ -114,7 +132,11 @@ class CrowdedDatabase(NamedTuple):
 def opened(crowd: Crowd, server_dsn: str, template: str, worker: str) -> Iterator[CrowdedDatabase]:
     with asyncio.Runner() as runner:
         databases = AsyncExitStack()
-        dsn = runner.run(databases.enter_async_context(_fresh_database(server_dsn, template, f"{worker}_{crowd.rooms}")))
+        dsn = runner.run(
+            databases.enter_async_context(
+                _fresh_database(server_dsn, template, f"{worker}_{crowd.rooms}")
+            )
+        )
         runner.run(build(dsn, crowd, told=False))
         yield runner.run(_place(dsn, crowd))
         runner.run(databases.aclose())
@@ -135,7 +157,9 @@ async def _place(dsn: str, crowd: Crowd) -> CrowdedDatabase:
             room=hall,
             user=EVERYWHERE,
             event=event_id,
-            server=next(name for name in crowd.members(crowd.hall) if name.startswith("@r")).partition(":")[2],
+            server=next(
+                name for name in crowd.members(crowd.hall) if name.startswith("@r")
+            ).partition(":")[2],
             since=await token_behind(conn, BEHIND, deployment),
             timestamp=FIRST_MS + DEPTH_MS + STEP_MS * crowd.events // 2,
             limit=LIMIT,
@@ -156,7 +180,9 @@ def small(server_dsn: str, template_name: str, worker_id: str) -> Iterator[Crowd
     yield from opened(SMALL, server_dsn, template_name, worker_id)
 
 
-async def plans_of(place: CrowdedDatabase, name: str, given: QueryArguments, *, generic: bool) -> list[QueryPlan]:
+async def plans_of(
+    place: CrowdedDatabase, name: str, given: QueryArguments, *, generic: bool
+) -> list[QueryPlan]:
     driver = await asyncpg.connect(place.dsn)
     try:
         async with driver.transaction(isolation="repeatable_read", readonly=True):
@@ -183,7 +209,15 @@ def test_every_question_is_expected() -> None:
 async def test_among_a_million_events(large: CrowdedDatabase, name: str, generic: bool) -> None:
     expected = EXPECTED[name]
     plans = await plans_of(large, name, told_of(name, large.given), generic=generic)
-    assert {"events", "rooms", "state_keys", "memberships", "current_state", "auth_chains", "visibility"} <= large.big_tables
+    assert {
+        "events",
+        "rooms",
+        "state_keys",
+        "memberships",
+        "current_state",
+        "auth_chains",
+        "visibility",
+    } <= large.big_tables
     assert 1 <= len(plans) <= expected.statements
     assert set().union(*(plan.sequential for plan in plans)) & large.big_tables == set()
     assert expected.indexes <= set().union(*(plan.indexes for plan in plans))
@@ -194,10 +228,19 @@ async def test_among_a_million_events(large: CrowdedDatabase, name: str, generic
 
 @pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
 @pytest.mark.parametrize("name", ["lazy-sync", "initial-lazy-sync"])
-async def test_lazy_members_have_no_plan_that_reads_all_state_keys(large: CrowdedDatabase, name: str, generic: bool) -> None:
+async def test_lazy_members_have_no_plan_that_reads_all_state_keys(
+    large: CrowdedDatabase, name: str, generic: bool
+) -> None:
     """Nor one that happened not to run, as no room was told whole this time."""
-    planned = [node for plan in await plans_of(large, name, told_of(name, large.given), generic=generic) for node in plan.nodes()]
-    assert not {node["Relation Name"] for node in planned if node["Node Type"] == "Seq Scan"} & large.big_tables
+    planned = [
+        node
+        for plan in await plans_of(large, name, told_of(name, large.given), generic=generic)
+        for node in plan.nodes()
+    ]
+    assert (
+        not {node["Relation Name"] for node in planned if node["Node Type"] == "Seq Scan"}
+        & large.big_tables
+    )
 
 
 GROWING = {
@@ -220,8 +263,13 @@ OURS = {"sync-timelines": 2}
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - GROWING))
-async def test_rows_do_not_grow_with_the_database(large: CrowdedDatabase, small: CrowdedDatabase, name: str) -> None:
-    plans = [await plans_of(place, name, told_of(name, place.given), generic=False) for place in (large, small)]
+async def test_rows_do_not_grow_with_the_database(
+    large: CrowdedDatabase, small: CrowdedDatabase, name: str
+) -> None:
+    plans = [
+        await plans_of(place, name, told_of(name, place.given), generic=False)
+        for place in (large, small)
+    ]
     sums = [sum(plan.rows for plan in of_one[OURS.get(name, 0) :]) for of_one in plans]
     assert sums[0] <= 1.5 * sums[1] + 20
 

@@ -40,8 +40,12 @@ async def stored(store: Store) -> tuple[BuiltEvent, BuiltEvent]:
 
 async def group_at(store: Store, event: BuiltEvent) -> int:
     async with store.database.connection() as conn:
-        group: int = await conn.fetchval("SELECT state_group_before FROM events WHERE event_id = $1::text", event.event_id)
-        path: int = await conn.fetchval("SELECT cardinality(back) FROM state_groups WHERE state_group = $1::bigint", group)
+        group: int = await conn.fetchval(
+            "SELECT state_group_before FROM events WHERE event_id = $1::text", event.event_id
+        )
+        path: int = await conn.fetchval(
+            "SELECT cardinality(back) FROM state_groups WHERE state_group = $1::bigint", group
+        )
     assert path > 1, "a path of one group says nothing"
     return group
 
@@ -60,11 +64,16 @@ async def test_a_state_that_lost_a_row_is_corrupt(store: Store, read: str, loss:
     assert str(group) in str(caught.value)
 
 
-LOSSES_NOW = {name: loss.replace("$1::bigint", "(SELECT max(current_state_group) FROM rooms)") for name, loss in LOSSES.items()}
+LOSSES_NOW = {
+    name: loss.replace("$1::bigint", "(SELECT max(current_state_group) FROM rooms)")
+    for name, loss in LOSSES.items()
+}
 
 
 @pytest.mark.parametrize("loss", LOSSES_NOW)
-async def test_members_are_not_loaded_lazily_of_a_state_that_lost_a_row(store: Store, loss: str) -> None:
+async def test_members_are_not_loaded_lazily_of_a_state_that_lost_a_row(
+    store: Store, loss: str
+) -> None:
     """Lazily loaded, the state of a room that is new to the client is read from its group."""
     _, last = await stored(store)
     await group_at(store, last)
@@ -75,11 +84,15 @@ async def test_members_are_not_loaded_lazily_of_a_state_that_lost_a_row(store: S
     with pytest.raises(StorageCorrupt) as caught:
         await store.sync(LOCAL, filter=lazy)
     assert last.room_id in str(caught.value)
-    assert (await store.sync(LOCAL, since=since, filter=lazy)).is_empty, "nothing of the state is read"
+    assert (await store.sync(LOCAL, since=since, filter=lazy)).is_empty, (
+        "nothing of the state is read"
+    )
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-async def test_the_state_before_a_timeline_that_lost_a_row_is_corrupt(store: Store, loss: str) -> None:
+async def test_the_state_before_a_timeline_that_lost_a_row_is_corrupt(
+    store: Store, loss: str
+) -> None:
     """A timeline begins after a gap, with a topic: the topic before it is read from the state that was given."""
     room = new_room(members=[LOCAL, *(f"@crowd{n}:s2.test" for n in range(30))])
     for number in range(5):
@@ -88,7 +101,9 @@ async def test_the_state_before_a_timeline_that_lost_a_row_is_corrupt(store: Sto
     since = (await store.sync(LOCAL)).next_batch
     room.message(ADMIN, "missing")
     after = room.topic(ADMIN, "after")
-    assert await append(store, after, state_before={after.event_id: list(after.state_before.values())}) == ["stored"]
+    assert await append(
+        store, after, state_before={after.event_id: list(after.state_before.values())}
+    ) == ["stored"]
     group = await group_at(store, after)
     assert (await store.sync(LOCAL, since=since)).join[room.room_id].timeline.limited
     async with store.database.connection() as conn:
@@ -102,7 +117,10 @@ async def test_a_sync_of_a_state_whose_event_is_lost_is_corrupt(store: Store) ->
     """It was returned as a key without a type that resolution took away."""
     topic, _ = await stored(store)
     async with store.database.connection() as conn:
-        assert await conn.execute("DELETE FROM events WHERE event_id = $1::text", topic.event_id) == "DELETE 1"
+        assert (
+            await conn.execute("DELETE FROM events WHERE event_id = $1::text", topic.event_id)
+            == "DELETE 1"
+        )
     for lazy in (False, True):
         with pytest.raises(StorageCorrupt):
             await store.sync(LOCAL, filter=SyncFilter(lazy_load_members=lazy), timeline_limit=1)
@@ -112,7 +130,10 @@ async def test_a_sync_of_a_state_whose_event_is_lost_is_corrupt(store: Store) ->
 async def test_a_state_whose_event_is_lost_is_corrupt(store: Store, read: str) -> None:
     topic, last = await stored(store)
     async with store.database.connection() as conn:
-        assert await conn.execute("DELETE FROM events WHERE event_id = $1::text", topic.event_id) == "DELETE 1"
+        assert (
+            await conn.execute("DELETE FROM events WHERE event_id = $1::text", topic.event_id)
+            == "DELETE 1"
+        )
     with pytest.raises(StorageCorrupt):
         await READS[read](store, last.event_id)
 
@@ -122,7 +143,9 @@ async def test_a_key_that_was_removed_is_not_lost(store: Store) -> None:
     _, last = await stored(store)
     group = await group_at(store, last)
     async with store.database.connection() as conn:
-        topic: int = await conn.fetchval("SELECT state_key_nid FROM state_keys WHERE type_nid = 10 AND state_key = ''")
+        topic: int = await conn.fetchval(
+            "SELECT state_key_nid FROM state_keys WHERE type_nid = 10 AND state_key = ''"
+        )
         await conn.execute(
             "UPDATE state_groups SET event_nids = array_replace(event_nids, event_nids[array_position(key_nids, $2::int)], 0) WHERE state_group = $1::bigint",
             group,

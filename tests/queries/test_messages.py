@@ -8,18 +8,36 @@ from storage.ids import EventId, RoomId
 from storage.queries.messages import Direction
 from storage.testing import RoomBuilder
 from tests.queries.conftest import StatementLog
-from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, messages_in, new_room
+from tests.queries.rooms import (
+    ADMIN,
+    LOCAL,
+    OTHER,
+    REMOTE,
+    append,
+    deliver,
+    ids,
+    messages_in,
+    new_room,
+)
 
 
-async def pages(store: Store, room: RoomBuilder, user: str, limit: int, direction: Direction = "b") -> list[Page]:
+async def pages(
+    store: Store, room: RoomBuilder, user: str, limit: int, direction: Direction = "b"
+) -> list[Page]:
     found = [await store.messages(room.room_id, user, direction=direction, limit=limit)]
     while found[-1].end is not None:
-        found.append(await store.messages(room.room_id, user, from_=found[-1].end, direction=direction, limit=limit))
+        found.append(
+            await store.messages(
+                room.room_id, user, from_=found[-1].end, direction=direction, limit=limit
+            )
+        )
     return found
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
-async def test_pages_of_any_size_make_up_the_room_in_both_directions(store: Store, limit: int) -> None:
+async def test_pages_of_any_size_make_up_the_room_in_both_directions(
+    store: Store, limit: int
+) -> None:
     room = new_room(members=[LOCAL])
     for number in range(4):
         room.message(ADMIN, str(number))
@@ -45,7 +63,9 @@ async def test_the_limit_is_exact_under_visibility(store: Store) -> None:
     found = await pages(store, room, LOCAL, 3)
     assert {len(page.chunk) for page in found[:-1]} == {3}
     assert [body for page in found for body in messages_in(page.chunk)] == ["seen"] * 7
-    assert [event.event_id for page in found for event in page.chunk if event.type == "m.room.message"] == ids(seen)[::-1]
+    assert [
+        event.event_id for page in found for event in page.chunk if event.type == "m.room.message"
+    ] == ids(seen)[::-1]
 
 
 async def test_branches_come_in_topological_order(store: Store) -> None:
@@ -77,7 +97,9 @@ async def test_a_page_can_be_turned_back(store: Store) -> None:
     assert back.end is None
     between = await store.messages(room.room_id, LOCAL, from_=first.start, to=second.end, limit=100)
     assert messages_in(between.chunk) == ["5", "4", "3", "2"]
-    between = await store.messages(room.room_id, LOCAL, from_=second.end, to=first.end, direction="f", limit=100)
+    between = await store.messages(
+        room.room_id, LOCAL, from_=second.end, to=first.end, direction="f", limit=100
+    )
     assert messages_in(between.chunk) == ["2", "3"]
 
 
@@ -88,16 +110,24 @@ async def test_a_sync_token_is_a_place(store: Store) -> None:
     token = (await store.sync(LOCAL)).next_batch
     room.message(ADMIN, "after")
     await deliver(store, room)
-    assert messages_in((await store.messages(room.room_id, LOCAL, from_=token, limit=1)).chunk) == ["before"]
-    assert messages_in((await store.messages(room.room_id, LOCAL, from_=token, direction="f")).chunk) == ["after"]
+    assert messages_in((await store.messages(room.room_id, LOCAL, from_=token, limit=1)).chunk) == [
+        "before"
+    ]
+    assert messages_in(
+        (await store.messages(room.room_id, LOCAL, from_=token, direction="f")).chunk
+    ) == ["after"]
     assert messages_in((await store.messages(room.room_id, LOCAL, to=token)).chunk) == ["after"]
 
 
-async def walk(store: Store, room: RoomBuilder, direction: Direction, from_: str | None, to: str | None = None) -> list[str]:
+async def walk(
+    store: Store, room: RoomBuilder, direction: Direction, from_: str | None, to: str | None = None
+) -> list[str]:
     """What the messages say, by pages of one event."""
     found: list[str] = []
     while True:
-        page = await store.messages(room.room_id, LOCAL, direction=direction, from_=from_, to=to, limit=1)
+        page = await store.messages(
+            room.room_id, LOCAL, direction=direction, from_=from_, to=to, limit=1
+        )
         found += messages_in(page.chunk)
         if page.end is None:
             return found
@@ -120,7 +150,9 @@ async def two_branches(store: Store) -> tuple[RoomBuilder, str]:
     return room, token
 
 
-async def test_a_walk_from_a_sync_token_leaves_out_what_the_token_covers_on_every_page(store: Store) -> None:
+async def test_a_walk_from_a_sync_token_leaves_out_what_the_token_covers_on_every_page(
+    store: Store,
+) -> None:
     room, token = await two_branches(store)
     assert await walk(store, room, "f", token) == ["new 0", "new 1", "new 2", "last"]
     earlier = (await store.sync(LOCAL, timeline_limit=2)).join[room.room_id].timeline
@@ -132,7 +164,9 @@ async def test_a_walk_from_a_sync_token_leaves_out_what_the_token_covers_on_ever
     assert await walk(store, room, "f", token, upto) == ["new 0", "new 1", "new 2", "last"]
 
 
-async def test_events_that_are_backfilled_during_a_walk_from_a_sync_token_are_left_out(store: Store) -> None:
+async def test_events_that_are_backfilled_during_a_walk_from_a_sync_token_are_left_out(
+    store: Store,
+) -> None:
     """They are as little after the token as those that were backfilled before."""
     room = new_room(members=[LOCAL])
     held = list(room.events)
@@ -150,7 +184,9 @@ async def test_events_that_are_backfilled_during_a_walk_from_a_sync_token_are_le
     assert await walk(store, room, "f", first.end) == ["new 1"]
 
 
-async def test_walks_from_and_to_the_pages_of_such_a_walk_share_nothing_and_lack_nothing(store: Store) -> None:
+async def test_walks_from_and_to_the_pages_of_such_a_walk_share_nothing_and_lack_nothing(
+    store: Store,
+) -> None:
     room, token = await two_branches(store)
     new = ["new 0", "new 1", "new 2", "last"]
     at = token
@@ -163,7 +199,9 @@ async def test_walks_from_and_to_the_pages_of_such_a_walk_share_nothing_and_lack
         assert await walk(store, room, "b", None, at) == new[count:][::-1]
         assert await walk(store, room, "b", at, token) == new[:count][::-1]
     turned = ["new 2", "old 2", "new 1", "old 1", "new 0", "old 0"]
-    assert await walk(store, room, "b", at) == turned, "all that is below the place of the last page"
+    assert await walk(store, room, "b", at) == turned, (
+        "all that is below the place of the last page"
+    )
 
 
 async def test_a_walk_backwards_from_a_timeline_turns_around_at_its_place(store: Store) -> None:
@@ -184,7 +222,9 @@ async def test_events_that_arrive_later_do_not_shift_a_page(store: Store) -> Non
     first = await store.messages(room.room_id, LOCAL, limit=2)
     room.message(ADMIN, "new")
     await deliver(store, room)
-    assert messages_in((await store.messages(room.room_id, LOCAL, from_=first.end, limit=2)).chunk) == ["1", "0"]
+    assert messages_in(
+        (await store.messages(room.room_id, LOCAL, from_=first.end, limit=2)).chunk
+    ) == ["1", "0"]
 
 
 async def with_gap(store: Store) -> tuple[RoomBuilder, list[EventId]]:
@@ -192,7 +232,9 @@ async def with_gap(store: Store) -> tuple[RoomBuilder, list[EventId]]:
     room = new_room(members=[LOCAL])
     said = [room.message(ADMIN, str(number)) for number in range(5)]
     await append(store, *[event for event in room.events if event not in said[1:]])
-    outcome = await append(store, *said[3:], state_before={said[3].event_id: list(said[3].state_before.values())})
+    outcome = await append(
+        store, *said[3:], state_before={said[3].event_id: list(said[3].state_before.values())}
+    )
     assert outcome == ["stored", "stored"]
     return room, ids(said)
 
@@ -235,7 +277,9 @@ async def test_a_page_that_ends_at_a_gap_goes_on_once_it_is_filled(store: Store)
     room, missing = await only_the_last(store)
     page = await store.messages(room.room_id, LOCAL)
     assert messages_in(page.chunk) == ["last"]
-    assert [(gap.backfill_from, gap.after, gap.before) for gap in page.gaps] == [((missing[-1],), None, room.events[-1].event_id)]
+    assert [(gap.backfill_from, gap.after, gap.before) for gap in page.gaps] == [
+        ((missing[-1],), None, room.events[-1].event_id)
+    ]
     assert page.end is not None
     unfilled = await store.messages(room.room_id, LOCAL, from_=page.end)
     assert (unfilled.chunk, unfilled.end, unfilled.gaps) == ([], None, [])
@@ -244,12 +288,17 @@ async def test_a_page_that_ends_at_a_gap_goes_on_once_it_is_filled(store: Store)
     assert (ids(older.chunk), older.end, older.gaps) == (ids(room.events)[-2::-1], None, [])
 
 
-async def test_a_page_before_a_timeline_that_begins_at_a_gap_goes_on_once_it_is_filled(store: Store) -> None:
+async def test_a_page_before_a_timeline_that_begins_at_a_gap_goes_on_once_it_is_filled(
+    store: Store,
+) -> None:
     """Nothing is held before the timeline, so the page is empty."""
     room, missing = await only_the_last(store)
     timeline = (await store.sync(LOCAL)).join[room.room_id].timeline
     page = await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch)
-    assert (page.chunk, [(gap.backfill_from, gap.after) for gap in page.gaps]) == ([], [((missing[-1],), None)])
+    assert (page.chunk, [(gap.backfill_from, gap.after) for gap in page.gaps]) == (
+        [],
+        [((missing[-1],), None)],
+    )
     assert page.end is not None
     assert (await store.messages(room.room_id, LOCAL, from_=page.end)).end is None
     await deliver(store, room, origin="backfill")
@@ -264,16 +313,31 @@ async def test_a_walk_past_gaps_of_hidden_events_ends(store: Store) -> None:
     start = ids(room.events)
     hidden = [room.message(ADMIN, str(number)) for number in range(4)]
     new = [room.join(LOCAL), room.message(ADMIN, "seen")]
-    await append(store, *[event for event in room.events if event not in (*hidden, *new)], origin="outlier")
-    await append(store, *hidden[1::2], *new, state_before={event.event_id: list(event.state_before.values()) for event in hidden[1::2]})
+    await append(
+        store, *[event for event in room.events if event not in (*hidden, *new)], origin="outlier"
+    )
+    await append(
+        store,
+        *hidden[1::2],
+        *new,
+        state_before={event.event_id: list(event.state_before.values()) for event in hidden[1::2]},
+    )
     found = await pages(store, room, LOCAL, 100)
     assert [ids(page.chunk) for page in found] == [ids(new[::-1]), [], [], []]
     below = [{event_id for gap in page.gaps for event_id in gap.backfill_from} for page in found]
     assert below == [set(ids(hidden[::2])), set(ids(hidden[::2])), {hidden[0].event_id}, set()]
     await deliver(store, room, origin="backfill")
-    shared = [event_id for event_id in start[::-1] if event_id in await store.visible_to_user(LOCAL, start)]
+    shared = [
+        event_id
+        for event_id in start[::-1]
+        if event_id in await store.visible_to_user(LOCAL, start)
+    ]
     for page in found[:-1]:
-        assert ids((await store.messages(room.room_id, LOCAL, from_=page.end, limit=100)).chunk) == shared != []
+        assert (
+            ids((await store.messages(room.room_id, LOCAL, from_=page.end, limit=100)).chunk)
+            == shared
+            != []
+        )
 
 
 async def test_forwards_a_page_has_no_end_beyond_the_newest_event(store: Store) -> None:
@@ -315,7 +379,8 @@ async def test_bad_questions_are_refused(store: Store) -> None:
     assert len((await store.messages(room.room_id, LOCAL, limit=10**9)).chunk) == len(room.events)
 
 
-# ---------------------------------------------------------------------------------------------------------------- context
+# ----------------------------------------------------------------------------------------------------------------
+# context
 
 
 async def test_context_is_what_lies_around_an_event(store: Store, statements: StatementLog) -> None:
@@ -348,7 +413,8 @@ async def test_context_of_what_one_may_not_see_is_unknown(store: Store) -> None:
     assert (await store.context(hidden.event_id, ADMIN, limit=0)).events_before == []
 
 
-# ------------------------------------------------------------------------------------------------------------ nearest event
+# ------------------------------------------------------------------------------------------------------------
+# nearest event
 
 
 async def test_the_event_nearest_to_a_time(store: Store) -> None:
@@ -362,8 +428,18 @@ async def test_the_event_nearest_to_a_time(store: Store) -> None:
         found = await store.event_near(room.room_id, user, timestamp_ms, direction)
         return None if found is None else found.event_id
 
-    assert [await near(ts, "f") for ts in (0, 10, 11, 21)] == [times[10], times[10], times[20], times[30]]
-    assert [await near(ts, "b") for ts in (9, 10, 29, 30)] == [None, times[10], times[20], times[30]]
+    assert [await near(ts, "f") for ts in (0, 10, 11, 21)] == [
+        times[10],
+        times[10],
+        times[20],
+        times[30],
+    ]
+    assert [await near(ts, "b") for ts in (9, 10, 29, 30)] == [
+        None,
+        times[10],
+        times[20],
+        times[30],
+    ]
     assert await near(21, "f", ADMIN) == hidden.event_id
     assert await near(6_000_000_000_000, "f") is None
     with pytest.raises(UnknownRoom):

@@ -33,7 +33,9 @@ async def paged(store: Store) -> tuple[set[str], set[str]]:
         pages |= {event.event_id for event in page.chunk}
         at = page.end
         if at is None:
-            return pages, {*await store.visible_to_user(LOCAL, [event.event_id for event in room.events])}
+            return pages, {
+                *await store.visible_to_user(LOCAL, [event.event_id for event in room.events])
+            }
 
 
 async def test_a_server_that_was_cut_off(store: Store) -> None:
@@ -42,15 +44,15 @@ async def test_a_server_that_was_cut_off(store: Store) -> None:
     assert len(visible) > 2 * audience_ranges.SLACK
 
 
-async def test_the_comparison_sees_strays_that_were_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_comparison_sees_strays_that_were_forgotten(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(audience, "note_place", lambda *_: None)
     pages, visible = await paged(store)
     assert pages < visible
 
 
-SQL_STRAYS = (
-    "SELECT COALESCE(sum(upper(part) - lower(part)), 0) FROM rooms CROSS JOIN unnest(out_of_range) AS part WHERE room_id = $1::text"
-)
+SQL_STRAYS = "SELECT COALESCE(sum(upper(part) - lower(part)), 0) FROM rooms CROSS JOIN unnest(out_of_range) AS part WHERE room_id = $1::text"
 
 
 async def joined_over_a_gap(store: Store, visibility: str) -> tuple[RoomBuilder, list[BuiltEvent]]:
@@ -59,10 +61,18 @@ async def joined_over_a_gap(store: Store, visibility: str) -> tuple[RoomBuilder,
     room.start(REMOTE, history_visibility=visibility)
     history = [room.message(REMOTE) for _ in range(3 * audience_ranges.AROUND)]
     for number in range(10):
-        history += [room.join(f"@passing{number}:s2.test"), room.message(REMOTE), room.leave(f"@passing{number}:s2.test")]
+        history += [
+            room.join(f"@passing{number}:s2.test"),
+            room.message(REMOTE),
+            room.leave(f"@passing{number}:s2.test"),
+        ]
     state = list(room.state.values())
     join = room.join(LOCAL)
-    await append(store, *(event for event in room.events if event.state_key is not None and event is not join), origin="outlier")
+    await append(
+        store,
+        *(event for event in room.events if event.state_key is not None and event is not join),
+        origin="outlier",
+    )
     await append(store, join, state_before={join.event_id: state})
     await append(store, *(room.message(REMOTE) for _ in range(3)))
     await append(store, *room.events, origin="backfill")
@@ -70,7 +80,9 @@ async def joined_over_a_gap(store: Store, visibility: str) -> tuple[RoomBuilder,
 
 
 @pytest.mark.parametrize("visibility", ["joined", "invited"])
-async def test_history_that_no_local_user_may_see_costs_no_reader_anything(store: Store, visibility: str) -> None:
+async def test_history_that_no_local_user_may_see_costs_no_reader_anything(
+    store: Store, visibility: str
+) -> None:
     room, history = await joined_over_a_gap(store, visibility)
     page = await store.messages(room.room_id, LOCAL, limit=100)
     assert [event.type for event in page.chunk[:4]] == ["m.room.message"] * 3 + ["m.room.member"]
@@ -80,7 +92,9 @@ async def test_history_that_no_local_user_may_see_costs_no_reader_anything(store
     assert plan.event_rows < len(history) / 2
 
 
-async def test_shared_history_is_paged_through_and_not_by_those_who_were_never_there(store: Store) -> None:
+async def test_shared_history_is_paged_through_and_not_by_those_who_were_never_there(
+    store: Store,
+) -> None:
     room, history = await joined_over_a_gap(store, "shared")
     page = await store.messages(room.room_id, LOCAL, limit=1000)
     assert {event.event_id for event in page.chunk} == {event.event_id for event in room.events}

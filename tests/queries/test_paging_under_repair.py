@@ -48,10 +48,15 @@ async def order_of(store: Store, room: RoomBuilder) -> Order:
 
 def in_thread(room: RoomBuilder, number: int) -> dict[str, object]:
     """Everything said is of one thread, below the beginning of the room, so that it makes pages of `relations`, too."""
-    return {"body": str(number), "m.relates_to": {"rel_type": "m.thread", "event_id": room.events[0].event_id}}
+    return {
+        "body": str(number),
+        "m.relates_to": {"rel_type": "m.thread", "event_id": room.events[0].event_id},
+    }
 
 
-def grown(chance: random.Random, seed: int, *, honest: bool) -> tuple[RoomBuilder, list[BuiltEvent]]:
+def grown(
+    chance: random.Random, seed: int, *, honest: bool
+) -> tuple[RoomBuilder, list[BuiltEvent]]:
     """A room of forks and merges: (the room, what is said in it)."""
     room = new_room(members=[LOCAL], seed=seed)
     said: list[BuiltEvent] = []
@@ -59,8 +64,14 @@ def grown(chance: random.Random, seed: int, *, honest: bool) -> tuple[RoomBuilde
         branches = room.fork(chance.randint(1, 3))
         for branch in branches:
             for _ in range(chance.randint(1, 4)):
-                claimed = {} if honest or chance.random() < 0.6 else {"depth": chance.choice([1, 5, 9, 15, 40])}
-                said.append(branch.send(ADMIN, "m.room.message", in_thread(room, len(said)), **claimed))  # type: ignore[arg-type]  # a key of How
+                claimed = (
+                    {}
+                    if honest or chance.random() < 0.6
+                    else {"depth": chance.choice([1, 5, 9, 15, 40])}
+                )
+                content = in_thread(room, len(said))
+                message = branch.send(ADMIN, "m.room.message", content, **claimed)  # type: ignore[arg-type]
+                said.append(message)
         room.heads = room.graph.maximal([head for branch in branches for head in branch.heads])
         said.append(room.send(ADMIN, "m.room.message", in_thread(room, len(said))))
     return room, said
@@ -74,7 +85,14 @@ Question = Literal["messages", "relations", "recursive"]
 class PagingReader:
     """Somebody who pages through the room, and who reckons what they have to see."""
 
-    def __init__(self, store: Store, room: RoomBuilder, direction: Direction, before: Order, question: Question) -> None:
+    def __init__(
+        self,
+        store: Store,
+        room: RoomBuilder,
+        direction: Direction,
+        before: Order,
+        question: Question,
+    ) -> None:
         self.store, self.room, self.direction, self.question = store, room, direction, question
         self.seen: list[EventId] = []
         self.thread = {event.event_id for event in room.events if event.type == "m.room.message"}
@@ -90,11 +108,15 @@ class PagingReader:
     async def begin_around(self, event: BuiltEvent, before: Order) -> None:
         """Begin beside an event, by a token of `context`."""
         around = await self.store.context(event.event_id, LOCAL, limit=0)
-        self.at, self.place = around.start if self.direction == "b" else around.end, before[event.event_id]
+        self.at, self.place = (
+            around.start if self.direction == "b" else around.end,
+            before[event.event_id],
+        )
         self.due = {
             one
             for one, place in before.items()
-            if one in self.due and (place < self.place if self.direction == "b" else place > self.place)
+            if one in self.due
+            and (place < self.place if self.direction == "b" else place > self.place)
         }
 
     async def turn(self, limit: int) -> None:
@@ -102,7 +124,9 @@ class PagingReader:
         if self.question == "messages":
             page = await self.store.messages(self.room.room_id, LOCAL, **asked)
         else:
-            page = await self.store.relations(self.room.events[0].event_id, LOCAL, recurse=self.question == "recursive", **asked)
+            page = await self.store.relations(
+                self.room.events[0].event_id, LOCAL, recurse=self.question == "recursive", **asked
+            )
         self.seen += ids(page.chunk)
         if page.chunk:
             last = (page.chunk[-1].topological_ordering or 0, page.chunk[-1].stream_ordering or 0)
@@ -110,7 +134,9 @@ class PagingReader:
             self.place = last if self.place is None else furthest(self.place, last)
         self.at, self.done = page.end, page.end is None
         if page.end is not None:
-            self.earlier = max(self.earlier, len(PaginationToken.parse(page.end, self.store.deployment_id).earlier))
+            self.earlier = max(
+                self.earlier, len(PaginationToken.parse(page.end, self.store.deployment_id).earlier)
+            )
 
     def begin_at_sync(self, token: str, covered: Iterable[EventId]) -> None:
         """Begin at a sync token, forwards: what it covers is not due, nor what is backfilled."""
@@ -120,17 +146,29 @@ class PagingReader:
 
     async def begin_turned(self, limit: int, before: Order) -> None:
         """Begin forwards where a walk back from a timeline is after a page: above that, or in the timeline or after it, wherever."""
-        timeline = (await self.store.sync(LOCAL, timeline_limit=limit)).join[self.room.room_id].timeline
-        page = await self.store.messages(self.room.room_id, LOCAL, from_=timeline.prev_batch, limit=limit)
+        timeline = (
+            (await self.store.sync(LOCAL, timeline_limit=limit)).join[self.room.room_id].timeline
+        )
+        page = await self.store.messages(
+            self.room.room_id, LOCAL, from_=timeline.prev_batch, limit=limit
+        )
         self.at, self.below = page.end, before[page.chunk[-1].event_id] if page.chunk else NOWHERE
-        self.covered = {one for one, place in before.items() if place < self.below} - set(ids(timeline.events))
+        self.covered = {one for one, place in before.items() if place < self.below} - set(
+            ids(timeline.events)
+        )
         self.due -= self.covered
 
-    def told(self, event_id: EventId, place: Place, children: Iterable[EventId], *, backfilled: bool) -> None:
+    def told(
+        self, event_id: EventId, place: Place, children: Iterable[EventId], *, backfilled: bool
+    ) -> None:
         """An event has arrived, below these of those that were there."""
         if self.done:
             return
-        if backfilled and self.below is not None and (place < self.below or not self.covered.isdisjoint(children)):
+        if (
+            backfilled
+            and self.below is not None
+            and (place < self.below or not self.covered.isdisjoint(children))
+        ):
             self.covered.add(event_id)
             return
         if self.direction == "b":
@@ -142,7 +180,9 @@ class PagingReader:
 
     def passed(self, order: Order) -> None:
         """This is the order now: what lies behind the walk forwards stays so, wherever it moves."""
-        self.behind |= {one for one, place in order.items() if self.place is not None and place <= self.place}
+        self.behind |= {
+            one for one, place in order.items() if self.place is not None and place <= self.place
+        }
 
 
 class Course(NamedTuple):
@@ -171,10 +211,18 @@ async def course(
     held = [event for event in room.events if event.event_id not in late]
     halfway, token = (len(held) + len(state)) // 2, ""
     for number, event in enumerate(held):
-        token = (await store.sync(LOCAL)).next_batch if beside == "token" and number == halfway else token
+        token = (
+            (await store.sync(LOCAL)).next_batch
+            if beside == "token" and number == halfway
+            else token
+        )
         assert set(await append(store, event, state_before={event.event_id: state})) == {"stored"}
     before = await order_of(store, room)
-    reader, moved, known = PagingReader(store, room, direction, before, question), set[EventId](), before
+    reader, moved, known = (
+        PagingReader(store, room, direction, before, question),
+        set[EventId](),
+        before,
+    )
     if beside == "token":
         reader.begin_at_sync(token, ids(held[:halfway]))
     elif beside == "turned":
@@ -188,21 +236,37 @@ async def course(
         await reader.turn(chance.randint(1, 4))
         reader.passed(known)
         arriving = [waiting.pop() for _ in range(min(len(waiting), chance.randint(0, 3)))]
-        for batch in ([arriving] if together else [[event] for event in arriving]) if arriving else []:
+        for batch in (
+            ([arriving] if together else [[event] for event in arriving]) if arriving else []
+        ):
             origin = chance.choice(["backfill", "backfill", "live"])
-            assert set(await append(store, *batch, origin=origin, state_before={e.event_id: state for e in batch})) == {"stored"}
+            assert set(
+                await append(
+                    store, *batch, origin=origin, state_before={e.event_id: state for e in batch}
+                )
+            ) == {"stored"}
             now = await order_of(store, room)
             moved |= {one for one, place in known.items() if now[one] != place}
             for event in batch:
-                children = [child.event_id for child in said if event.event_id in child.prev_events and child.event_id in known]
-                reader.told(event.event_id, now[event.event_id], children, backfilled=origin == "backfill")
+                children = [
+                    child.event_id
+                    for child in said
+                    if event.event_id in child.prev_events and child.event_id in known
+                ]
+                reader.told(
+                    event.event_id, now[event.event_id], children, backfilled=origin == "backfill"
+                )
             known = now
             reader.passed(known)
     turned = [] if beside else reader.seen if direction == "f" else reader.seen[::-1]
     at = {event_id: place for place, event_id in enumerate(turned)}
     for event in room.events:
         for parent in event.prev_events:
-            assert at.get(parent, -1) < at.get(event.event_id, len(at)), (seed, event.event_id, parent)
+            assert at.get(parent, -1) < at.get(event.event_id, len(at)), (
+                seed,
+                event.event_id,
+                parent,
+            )
     return Course(reader.due, reader.seen, moved, reader.earlier)
 
 
@@ -215,7 +279,9 @@ async def test_with_honest_depths_nothing_moves(store: Store, direction: Directi
 
 
 @pytest.mark.parametrize("direction", ["b", "f"])
-async def test_with_forged_depths_too_each_event_is_seen_once_and_none_is_lost(store: Store, direction: Direction) -> None:
+async def test_with_forged_depths_too_each_event_is_seen_once_and_none_is_lost(
+    store: Store, direction: Direction
+) -> None:
     any_moved, earlier = False, 0
     for seed in range(2 * ROOMS):
         went = await course(store, seed, direction, honest=False)
@@ -228,7 +294,9 @@ async def test_with_forged_depths_too_each_event_is_seen_once_and_none_is_lost(s
 
 @pytest.mark.parametrize("direction", ["b", "f"])
 @pytest.mark.parametrize("question", ["relations", "recursive"])
-async def test_so_it_is_with_pages_of_relations(store: Store, direction: Direction, question: Question) -> None:
+async def test_so_it_is_with_pages_of_relations(
+    store: Store, direction: Direction, question: Question
+) -> None:
     any_moved = False
     for seed in range(ROOMS):
         went = await course(store, seed, direction, honest=False, question=question)
@@ -249,7 +317,9 @@ async def test_from_beside_a_timeline_each_event_after_it_is_seen_once_and_none_
         earlier = max(earlier, went.earlier)
         assert (seed, sorted(went.seen)) == (seed, sorted(went.due))
     assert any_moved
-    assert earlier > (beside == "token"), "the place at which the walk began, and one that something has moved past"
+    assert earlier > (beside == "token"), (
+        "the place at which the walk began, and one that something has moved past"
+    )
 
 
 async def test_walks_that_meet_at_a_token_share_nothing_and_lack_nothing(store: Store) -> None:
@@ -268,7 +338,11 @@ async def test_walks_that_meet_at_a_token_share_nothing_and_lack_nothing(store: 
         for event in waiting:
             direction: Direction = chance.choice(["b", "f"])
             page = await store.messages(
-                room.room_id, LOCAL, direction=direction, limit=chance.randint(1, 20), from_=chance.choice([None, *tokens])
+                room.room_id,
+                LOCAL,
+                direction=direction,
+                limit=chance.randint(1, 20),
+                from_=chance.choice([None, *tokens]),
             )
             tokens += [page.end] if page.end else []
             await append(store, event, origin="backfill", state_before={event.event_id: state})
@@ -276,21 +350,37 @@ async def test_walks_that_meet_at_a_token_share_nothing_and_lack_nothing(store: 
         for token in tokens:
             way = PaginationToken.parse(token, store.deployment_id).direction
             if way in ("", "b"):
-                assert sorted(await walk(store, room, "b", None, token) + await walk(store, room, "b", token, None)) == everything, (
+                assert (
+                    sorted(
+                        await walk(store, room, "b", None, token)
+                        + await walk(store, room, "b", token, None)
+                    )
+                    == everything
+                ), (
                     seed,
                     token,
                 )
             if way in ("", "f"):
-                assert sorted(await walk(store, room, "f", None, token) + await walk(store, room, "f", token, None)) == everything, (
+                assert (
+                    sorted(
+                        await walk(store, room, "f", None, token)
+                        + await walk(store, room, "f", token, None)
+                    )
+                    == everything
+                ), (
                     seed,
                     token,
                 )
 
 
-async def walk(store: Store, room: RoomBuilder, direction: Direction, from_: str | None, to: str | None) -> list[EventId]:
+async def walk(
+    store: Store, room: RoomBuilder, direction: Direction, from_: str | None, to: str | None
+) -> list[EventId]:
     found: list[EventId] = []
     while True:
-        page = await store.messages(room.room_id, LOCAL, direction=direction, from_=from_, to=to, limit=3)
+        page = await store.messages(
+            room.room_id, LOCAL, direction=direction, from_=from_, to=to, limit=3
+        )
         found += ids(page.chunk)
         if page.end is None:
             return found
@@ -306,7 +396,10 @@ async def test_what_moves_up_after_a_sync_is_met_from_its_prev_batch(store: Stor
     last = room.message(ADMIN, "last")
     assert set(await append(store, *room.events[:held])) == {"stored"}
     state = list(forged.state_before.values())
-    assert await append(store, forged, last, state_before={forged.event_id: state}) == ["stored", "stored"]
+    assert await append(store, forged, last, state_before={forged.event_id: state}) == [
+        "stored",
+        "stored",
+    ]
     timeline = (await store.sync(LOCAL, timeline_limit=1)).join[room.room_id].timeline
     assert ids(timeline.events) == [last.event_id]
     before = await order_of(store, room)
@@ -318,8 +411,13 @@ async def test_what_moves_up_after_a_sync_is_met_from_its_prev_batch(store: Stor
     assert page.end is None
 
 
-async def test_a_page_after_a_move_takes_two_statements_and_the_next_one_again(store: Store, statements: StatementLog) -> None:
-    """Such pages hold earlier places until what has moved is through. Where nothing has moved since, a page takes one."""
+async def test_a_page_after_a_move_takes_two_statements_and_the_next_one_again(
+    store: Store, statements: StatementLog
+) -> None:
+    """Such pages hold earlier places until what has moved is through.
+
+    Where nothing has moved since, a page takes one.
+    """
     room = new_room(members=[LOCAL])
     held = list(room.events)
     missing = [room.message(ADMIN, f"missing {number}") for number in range(20)]
@@ -328,9 +426,14 @@ async def test_a_page_after_a_move_takes_two_statements_and_the_next_one_again(s
     state = {event.event_id: list(forged.state_before.values()) for event in (forged, missing[-1])}
     assert await append(store, forged, state_before=state) == ["stored"]
     end = (await store.context(forged.event_id, LOCAL, limit=0)).end
-    assert set(await append(store, *missing[10:], origin="backfill", state_before={missing[10].event_id: state[forged.event_id]})) == {
-        "stored"
-    }
+    assert set(
+        await append(
+            store,
+            *missing[10:],
+            origin="backfill",
+            state_before={missing[10].event_id: state[forged.event_id]},
+        )
+    ) == {"stored"}
     page_from = partial(store.messages, room.room_id, LOCAL, limit=1)
     statements.take()
     page = await page_from(from_=end)

@@ -31,7 +31,8 @@ SELECT (jsonb_populate_record(NULL::events, to_jsonb(e) || jsonb_build_object(
     'stream_ordering', e.stream_ordering + n,
     'topological_ordering', e.topological_ordering + n,
     'origin_server_ts', e.origin_server_ts + n,
-    'prev_events', jsonb_build_array(CASE WHEN n = 1 THEN e.event_nid ELSE e.event_nid + 1000000000::bigint * (n - 1) END)
+    'prev_events', jsonb_build_array(CASE WHEN n = 1 THEN e.event_nid
+        ELSE e.event_nid + 1000000000::bigint * (n - 1) END)
 ))).*
 FROM events e
 CROSS JOIN generate_series(1, $2::int) AS n
@@ -43,7 +44,8 @@ WITH pivot AS (
     SELECT topological_ordering, stream_ordering FROM events WHERE event_id = $1::text
 ), moved AS (
     UPDATE events e
-    SET topological_ordering = e.topological_ordering + $2::int, stream_ordering = e.stream_ordering + $2::int
+    SET topological_ordering = e.topological_ordering + $2::int,
+        stream_ordering = e.stream_ordering + $2::int
     FROM pivot p
     WHERE e.topological_ordering > p.topological_ordering
 )
@@ -72,8 +74,21 @@ async def filled(store: Store) -> Filled:
     position = (await store.events([last.event_id]))[last.event_id].stream_ordering or 0
     async with store.database.connection() as conn:
         await conn.execute(SQL_MULTIPLY, last.event_id, MANY)
-        await conn.execute("UPDATE rooms SET last_stream_ordering = $2::bigint WHERE room_id = $1::text", room.room_id, position + MANY)
-        for table in ("events", "rooms", "visibility", "principals", "memberships", "state_groups", "current_state", "state_deltas"):
+        await conn.execute(
+            "UPDATE rooms SET last_stream_ordering = $2::bigint WHERE room_id = $1::text",
+            room.room_id,
+            position + MANY,
+        )
+        for table in (
+            "events",
+            "rooms",
+            "visibility",
+            "principals",
+            "memberships",
+            "state_groups",
+            "current_state",
+            "state_deltas",
+        ):
             await conn.execute(f"VACUUM ANALYZE {table}")
     return Filled(store, room.room_id, f"{last.event_id}{MANY}", position + MANY)
 
@@ -92,8 +107,13 @@ async def plan_of(store: Store, sql: str, *args: Any) -> MeasuredPlan:
     nodes = list(walk(json.loads(text)[0]["Plan"]))
     scans = [node for node in nodes if node.get("Relation Name") == "events"]
     assert not [node for node in scans if node["Node Type"] == "Seq Scan"], text
-    rows = sum((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"] for node in scans)
-    return MeasuredPlan(text, {node["Index Name"] for node in nodes if "Index Name" in node}, round(rows))
+    rows = sum(
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in scans
+    )
+    return MeasuredPlan(
+        text, {node["Index Name"] for node in nodes if "Index Name" in node}, round(rows)
+    )
 
 
 def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -103,7 +123,10 @@ def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def is_inlined(plan: MeasuredPlan) -> bool:
-    return not any(f"{name}(" in plan.text or f'"Function Name": "{name}"' in plan.text for name in SHARED_FUNCTIONS)
+    return not any(
+        f"{name}(" in plan.text or f'"Function Name": "{name}"' in plan.text
+        for name in SHARED_FUNCTIONS
+    )
 
 
 ALL = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION)
@@ -113,8 +136,22 @@ EDGE = (0, 0)
 
 
 async def test_pages(filled: Filled) -> None:
-    for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
-        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION, *EDGE)
+    for sql, args in (
+        (messages.SQL_BACKWARDS, (*ALL, *NONE)),
+        (messages.SQL_FORWARDS, (*NONE, *ALL)),
+    ):
+        plan = await plan_of(
+            filled.store,
+            sql,
+            filled.room_id,
+            LOCAL,
+            *args,
+            100,
+            [],
+            *ANY_EVENT.arguments,
+            LARGEST_POSITION,
+            *EDGE,
+        )
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 101 + 10
         assert is_inlined(plan)
@@ -134,11 +171,27 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
         await conn.execute(SQL_MULTIPLY, hidden.event_id, MANY)
         for table in ("events", "audiences", "rooms"):
             await conn.execute(f"VACUUM ANALYZE {table}")
-    for sql, args in ((messages.SQL_BACKWARDS, (*ALL, *NONE)), (messages.SQL_FORWARDS, (*NONE, *ALL))):
-        plan = await plan_of(store, sql, room.room_id, LOCAL, *args, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION, *EDGE)
+    for sql, args in (
+        (messages.SQL_BACKWARDS, (*ALL, *NONE)),
+        (messages.SQL_FORWARDS, (*NONE, *ALL)),
+    ):
+        plan = await plan_of(
+            store,
+            sql,
+            room.room_id,
+            LOCAL,
+            *args,
+            100,
+            [],
+            *ANY_EVENT.arguments,
+            LARGEST_POSITION,
+            *EDGE,
+        )
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 50 + 4 * audience_ranges.SLACK
-    plan = await plan_of(store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50, [], *ANY_EVENT.arguments)
+    plan = await plan_of(
+        store, context.SQL_CONTEXT, seen[1].event_id, LOCAL, 50, 50, [], *ANY_EVENT.arguments
+    )
     assert plan.event_rows <= 2 * 50 + 4 * audience_ranges.SLACK
     page = await store.messages(room.room_id, LOCAL, limit=100)
     assert set(ids(seen)) <= {event.event_id for event in page.chunk}
@@ -164,7 +217,9 @@ async def test_pages_beside_a_timeline(filled: Filled) -> None:
         LARGEST_POSITION,
         *EDGE,
     )
-    assert "events_room_topological_idx" in plan.indexes  # what has arrived since by position, here in nearly the same room
+    assert (
+        "events_room_topological_idx" in plan.indexes
+    )  # what has arrived since by position, here in nearly the same room
     assert plan.event_rows <= 3 * 500 + 10
 
 
@@ -211,12 +266,23 @@ async def test_states_of_sync(filled: Filled) -> None:
     both = ([1, 11], [True, False], [None, None], [0, 1], [end, end], [end, end], [True, True])
     plan = await plan_of(filled.store, state.SQL_STATE, *both, *more, [], [], [True, True])
     assert plan.event_rows <= 20
-    plan = await plan_of(filled.store, state.SQL_STATE, *([] for _ in both), *more, [1, 11], [1, 2], [])
+    plan = await plan_of(
+        filled.store, state.SQL_STATE, *([] for _ in both), *more, [1, 11], [1, 2], []
+    )
     assert 2 <= plan.event_rows <= 30
 
 
 async def test_context_and_nearest(filled: Filled) -> None:
-    plan = await plan_of(filled.store, context.SQL_CONTEXT, filled.last_event_id, LOCAL, 50, 50, [], *ANY_EVENT.arguments)
+    plan = await plan_of(
+        filled.store,
+        context.SQL_CONTEXT,
+        filled.last_event_id,
+        LOCAL,
+        50,
+        50,
+        [],
+        *ANY_EVENT.arguments,
+    )
     assert "events_room_topological_idx" in plan.indexes
     assert plan.event_rows <= 2 * 101 + 10
     assert is_inlined(plan)
@@ -231,7 +297,10 @@ async def test_context_and_nearest(filled: Filled) -> None:
 
 
 async def test_visibility(filled: Filled) -> None:
-    for sql, name in ((visibility_queries.SQL_VISIBLE_TO_USER, LOCAL), (visibility_queries.SQL_VISIBLE_TO_SERVER, "s2.test")):
+    for sql, name in (
+        (visibility_queries.SQL_VISIBLE_TO_USER, LOCAL),
+        (visibility_queries.SQL_VISIBLE_TO_SERVER, "s2.test"),
+    ):
         plan = await plan_of(filled.store, sql, name, [filled.last_event_id])
         assert "events_event_id_key" in plan.indexes
         assert plan.event_rows <= 1
@@ -239,11 +308,29 @@ async def test_visibility(filled: Filled) -> None:
 
 
 async def test_walks_over_the_graph(filled: Filled) -> None:
-    plan = await plan_of(filled.store, federation.SQL_BACKFILL, filled.room_id, [filled.last_event_id], 100, "s2.test", 20_000)
+    plan = await plan_of(
+        filled.store,
+        federation.SQL_BACKFILL,
+        filled.room_id,
+        [filled.last_event_id],
+        100,
+        "s2.test",
+        20_000,
+    )
     assert {"events_event_id_key", "events_pkey"} <= plan.indexes
     assert plan.event_rows <= 4 * 100 + 10
     assert is_inlined(plan)
-    plan = await plan_of(filled.store, federation.SQL_MISSING, filled.room_id, [], [filled.last_event_id], 20, 0, "s2.test", 20_000)
+    plan = await plan_of(
+        filled.store,
+        federation.SQL_MISSING,
+        filled.room_id,
+        [],
+        [filled.last_event_id],
+        20,
+        0,
+        "s2.test",
+        20_000,
+    )
     assert {"events_event_id_key", "events_pkey"} <= plan.indexes
     assert plan.event_rows <= 5 * 20 + 10
     assert is_inlined(plan)
@@ -252,7 +339,14 @@ async def test_walks_over_the_graph(filled: Filled) -> None:
 async def test_a_page_of_the_stream_of_events(filled: Filled) -> None:
     """It reads, and joins, what it gives and no more, however much is left."""
     for writer in (None, "main"):
-        plan = await plan_of(filled.store, registry.SQL_EVENTS_ROWS, filled.last_stream - MANY + 10, filled.last_stream, writer, 100)
+        plan = await plan_of(
+            filled.store,
+            registry.SQL_EVENTS_ROWS,
+            filled.last_stream - MANY + 10,
+            filled.last_stream,
+            writer,
+            100,
+        )
         assert "events_stream_ordering_key" in plan.indexes
         assert plan.event_rows <= 100
 
@@ -260,5 +354,8 @@ async def test_a_page_of_the_stream_of_events(filled: Filled) -> None:
 async def test_the_comparison_sees_a_scan(filled: Filled) -> None:
     with pytest.raises(AssertionError):
         await plan_of(filled.store, "SELECT count(*) FROM events WHERE depth = 0")
-    slow = await plan_of(filled.store, "SELECT s.* FROM rooms r CROSS JOIN LATERAL visibility_of(r.room_nid + random()::int, 1) AS s")
+    slow = await plan_of(
+        filled.store,
+        "SELECT s.* FROM rooms r CROSS JOIN LATERAL visibility_of(r.room_nid + random()::int, 1) AS s",
+    )
     assert not is_inlined(slow)

@@ -16,7 +16,9 @@ async def shown(store: Store, room: RoomBuilder, event: BuiltEvent) -> bool:
     page = await store.messages(room.room_id, LOCAL, limit=100)
     timeline = (await store.sync(LOCAL, timeline_limit=100)).join[room.room_id].timeline.events
     seen = await store.visible_to_user(LOCAL, [event.event_id])
-    answers = {event.event_id in {one.event_id for one in found} for found in (page.chunk, timeline)} | {bool(seen)}
+    answers = {
+        event.event_id in {one.event_id for one in found} for found in (page.chunk, timeline)
+    } | {bool(seen)}
     assert len(answers) == 1
     return answers.pop()
 
@@ -32,7 +34,9 @@ async def test_one_that_is_not_allowed_is_not_shown(store: Store, version: str) 
     assert await shown(store, room, by_level)
 
 
-async def test_one_of_another_server_without_the_level_is_not_shown_but_given_to_servers(store: Store) -> None:
+async def test_one_of_another_server_without_the_level_is_not_shown_but_given_to_servers(
+    store: Store,
+) -> None:
     stranger = "@user2:s2.test"
     room = new_room(members=[LOCAL, stranger])
     said = room.message(LOCAL)
@@ -41,7 +45,9 @@ async def test_one_of_another_server_without_the_level_is_not_shown_but_given_to
     assert not await shown(store, room, refused)
     assert (await store.events([said.event_id]))[said.event_id].redacted_by is None
     assert await store.visible_to_server("s2.test", [refused.event_id]) == {refused.event_id}
-    assert refused.event_id in {event.event_id for event in await store.backfill(room.room_id, [refused.event_id], 5)}
+    assert refused.event_id in {
+        event.event_id for event in await store.backfill(room.room_id, [refused.event_id], 5)
+    }
 
 
 async def test_one_that_came_before_its_target_is_shown_when_that_arrives(store: Store) -> None:
@@ -83,13 +89,18 @@ def refused_target(how: str) -> tuple[RoomBuilder, BuiltEvent, list[BuiltEvent]]
 
 def redacting(room: RoomBuilder, target: BuiltEvent, related: BuiltEvent, **how: Any) -> BuiltEvent:
     """A redaction that also says to be in a thread, so that relations and aggregations could tell of it."""
-    content = {"redacts": target.event_id, "m.relates_to": {"rel_type": "m.thread", "event_id": related.event_id}}
+    content = {
+        "redacts": target.event_id,
+        "m.relates_to": {"rel_type": "m.thread", "event_id": related.event_id},
+    }
     return room.send(ADMIN, "m.room.redaction", content, redacts=target, **how)
 
 
 @pytest.mark.parametrize("target_first", [True, False])
 @pytest.mark.parametrize("how", ["rejected", "soft_failed"])
-async def test_one_of_what_was_refused_takes_no_effect_and_is_hidden_from_all_reads(store: Store, how: str, *, target_first: bool) -> None:
+async def test_one_of_what_was_refused_takes_no_effect_and_is_hidden_from_all_reads(
+    store: Store, how: str, *, target_first: bool
+) -> None:
     """There is nothing that it could take away from what a client has."""
     room, target, first = refused_target(how)
     root = room.message(ADMIN)
@@ -108,7 +119,10 @@ async def test_one_of_what_was_refused_takes_no_effect_and_is_hidden_from_all_re
     for recurse in (False, True):
         assert (await store.relations(root.event_id, LOCAL, recurse=recurse)).chunk == []
     assert await store.aggregations(LOCAL, [root.event_id]) == {}
-    assert "took no effect" in (await store.explain_visibility(redaction.event_id, UserId(LOCAL))).sentence
+    assert (
+        "took no effect"
+        in (await store.explain_visibility(redaction.event_id, UserId(LOCAL))).sentence
+    )
     assert await store.visible_to_server("s2.test", [redaction.event_id]) == {redaction.event_id}
 
 

@@ -14,16 +14,26 @@ from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, new_room
 
 
-def relate(room: RoomBuilder, sender: str, target: BuiltEvent | str, rel_type: Any = "m.reference", **how: Any) -> BuiltEvent:
+def relate(
+    room: RoomBuilder,
+    sender: str,
+    target: BuiltEvent | str,
+    rel_type: Any = "m.reference",
+    **how: Any,
+) -> BuiltEvent:
     """A message that relates to another event somehow."""
     event_id = target if isinstance(target, str) else target.event_id
     content = {"body": "*", "m.relates_to": {"rel_type": rel_type, "event_id": event_id}}
     return room.send(sender, how.pop("type_", "m.room.message"), content, **how)
 
 
-async def related(store: Store, target: BuiltEvent, user: str = LOCAL, **asked: Any) -> list[EventId]:
+async def related(
+    store: Store, target: BuiltEvent, user: str = LOCAL, **asked: Any
+) -> list[EventId]:
     """The whole answer, oldest first."""
-    return ids((await store.relations(target.event_id, user, direction="f", limit=1000, **asked)).chunk)
+    return ids(
+        (await store.relations(target.event_id, user, direction="f", limit=1000, **asked)).chunk
+    )
 
 
 async def test_each_kind_in_the_order_of_pages(store: Store, statements: StatementLog) -> None:
@@ -41,8 +51,18 @@ async def test_each_kind_in_the_order_of_pages(store: Store, statements: Stateme
     statements.take()
     page = await store.relations(root.event_id, LOCAL)
     assert len(statements.take()) == 1
-    assert (ids(page.chunk), page.end, page.gaps, page.recursion_depth) == (everything[::-1], None, [], None)
-    for rel_type, expected in (("m.replace", edit), ("m.thread", reply), ("m.annotation", reaction), ("m.reference", reference)):
+    assert (ids(page.chunk), page.end, page.gaps, page.recursion_depth) == (
+        everything[::-1],
+        None,
+        [],
+        None,
+    )
+    for rel_type, expected in (
+        ("m.replace", edit),
+        ("m.thread", reply),
+        ("m.annotation", reaction),
+        ("m.reference", reference),
+    ):
         assert await related(store, root, rel_type=rel_type) == [expected.event_id]
     assert await related(store, root, rel_type="org.example.own") == [own.event_id]
     assert await related(store, root, event_type="m.reaction") == [reaction.event_id]
@@ -57,14 +77,23 @@ async def test_pages_join_without_holes(store: Store) -> None:
     events = []
     for number in range(23):
         room.message(ADMIN)
-        events.append(relate(room, LOCAL, root, ("m.thread", "m.reference", f"kind.{number}")[number % 3]))
+        events.append(
+            relate(room, LOCAL, root, ("m.thread", "m.reference", f"kind.{number}")[number % 3])
+        )
     await deliver(store, room)
     for direction, expected in (("b", ids(events)[::-1]), ("f", ids(events))):
         for recurse in (False, True):
             found: list[EventId] = []
             at = None
             while True:
-                page = await store.relations(root.event_id, LOCAL, from_=at, direction=direction, limit=4, recurse=recurse)  # type: ignore[arg-type]
+                page = await store.relations(
+                    root.event_id,
+                    LOCAL,
+                    from_=at,
+                    direction=direction,  # type: ignore[arg-type]
+                    limit=4,
+                    recurse=recurse,
+                )
                 found += ids(page.chunk)
                 at = page.end
                 if at is None:
@@ -83,17 +112,30 @@ async def test_tokens_of_other_reads(store: Store) -> None:
     late = [relate(room, LOCAL, root) for _ in range(3)]
     await deliver(store, room)
     for recurse in (False, True):
-        assert ids((await store.relations(root.event_id, LOCAL, from_=since, recurse=recurse)).chunk) == ids(early)[::-1]
-        assert ids((await store.relations(root.event_id, LOCAL, to=since, recurse=recurse)).chunk) == ids(late)[::-1]
-        forwards = await store.relations(root.event_id, LOCAL, from_=since, direction="f", recurse=recurse)
+        assert (
+            ids((await store.relations(root.event_id, LOCAL, from_=since, recurse=recurse)).chunk)
+            == ids(early)[::-1]
+        )
+        assert (
+            ids((await store.relations(root.event_id, LOCAL, to=since, recurse=recurse)).chunk)
+            == ids(late)[::-1]
+        )
+        forwards = await store.relations(
+            root.event_id, LOCAL, from_=since, direction="f", recurse=recurse
+        )
         assert ids(forwards.chunk) == ids(late)
-        assert ids((await store.relations(root.event_id, LOCAL, from_=middle, recurse=recurse)).chunk) == ids(early[:2])[::-1]
+        assert (
+            ids((await store.relations(root.event_id, LOCAL, from_=middle, recurse=recurse)).chunk)
+            == ids(early[:2])[::-1]
+        )
     with pytest.raises(InvalidToken):
         await store.relations(root.event_id, LOCAL, from_="nonsense")
 
 
 @pytest.mark.parametrize("recurse", [False, True])
-async def test_a_walk_from_a_sync_token_leaves_out_what_the_token_covers_on_every_page(store: Store, recurse: bool) -> None:
+async def test_a_walk_from_a_sync_token_leaves_out_what_the_token_covers_on_every_page(
+    store: Store, recurse: bool
+) -> None:
     room = new_room(members=[LOCAL])
     root = room.message(ADMIN)
     short = room.fork(1)[0]
@@ -115,7 +157,9 @@ async def test_a_walk_from_a_sync_token_leaves_out_what_the_token_covers_on_ever
     assert not set(found) & set(ids(old))
 
 
-async def test_indirect_relations_down_to_three_levels(store: Store, statements: StatementLog) -> None:
+async def test_indirect_relations_down_to_three_levels(
+    store: Store, statements: StatementLog
+) -> None:
     room = new_room(members=[LOCAL])
     root = room.message(ADMIN)
     reply = room.threaded(LOCAL, root, "one")
@@ -168,7 +212,9 @@ async def test_limits_are_exact_under_visibility(store: Store) -> None:
     assert page.end is not None
     assert await related(store, root) == ids([*before, *after])
     assert await related(store, root, recurse=True) == ids([*before, *after])
-    assert await related(store, root, OTHER, recurse=True) == ids([*before, *hidden, beneath, *after, shown])
+    assert await related(store, root, OTHER, recurse=True) == ids(
+        [*before, *hidden, beneath, *after, shown]
+    )
     for event in (hidden[0], beneath):
         with pytest.raises(UnknownEvent):
             await store.relations(event.event_id, LOCAL)
@@ -187,8 +233,12 @@ async def test_senders_who_are_ignored_or_erased(store: Store) -> None:
     assert await related(store, root, ignored=[UserId(OTHER)]) == []
     await store.erase_user(OTHER)
     for recurse in (False, True):
-        assert await related(store, root, recurse=recurse) == ids([late, mine] if recurse else [late])
-        assert await related(store, root, ADMIN, recurse=recurse) == ids([early, late, mine] if recurse else [early, late])
+        assert await related(store, root, recurse=recurse) == ids(
+            [late, mine] if recurse else [late]
+        )
+        assert await related(store, root, ADMIN, recurse=recurse) == ids(
+            [early, late, mine] if recurse else [early, late]
+        )
 
 
 async def test_what_comes_before_its_target(store: Store) -> None:
@@ -233,7 +283,9 @@ async def test_what_is_not_accepted_relates_to_nothing(store: Store) -> None:
     room.ban(ADMIN, REMOTE)
     refused = relate(room, REMOTE, root, expected="rejected")
     late = relate(side, REMOTE, root)
-    assert await append(store, *[event for event in room.events if event is not late]) == ["stored"] * (len(room.events) - 2) + ["rejected"]
+    assert await append(store, *[event for event in room.events if event is not late]) == [
+        "stored"
+    ] * (len(room.events) - 2) + ["rejected"]
     assert await append(store, late) == ["soft_failed"]
     assert refused.event_id != late.event_id
     for recurse in (False, True):
@@ -253,7 +305,9 @@ async def test_what_has_a_wrong_content_hash_relates_to_nothing(store: Store) ->
 async def test_targets_have_the_same_key_in_both_places(store: Store) -> None:
     found = ["$", "$x:s1.test", "$" + "ü" * 100, "$😀"]
     async with store.database.connection() as conn:
-        assert await conn.fetchvals("SELECT relation_key(i) FROM unnest($1::text[]) AS i", found) == [target_key(one) for one in found]
+        assert await conn.fetchvals(
+            "SELECT relation_key(i) FROM unnest($1::text[]) AS i", found
+        ) == [target_key(one) for one in found]
 
 
 async def test_rooms_are_apart(store: Store) -> None:
@@ -293,11 +347,16 @@ async def test_what_has_not_the_form_of_a_relation(store: Store, relates_to: Any
     room = new_room(members=[LOCAL])
     target = room.message(ADMIN)
     if isinstance(relates_to, dict) and str(relates_to.get("event_id", "")).startswith("$target"):
-        relates_to = {**relates_to, "event_id": str(relates_to["event_id"]).replace("$target", target.event_id)}
+        relates_to = {
+            **relates_to,
+            "event_id": str(relates_to["event_id"]).replace("$target", target.event_id),
+        }
     strange = room.send(ADMIN, "m.room.message", {"body": "?", "m.relates_to": relates_to})
     await deliver(store, room)
     assert await related(store, target) == []
-    assert [event.event_id for event in (await store.messages(room.room_id, LOCAL, limit=1)).chunk] == [strange.event_id]
+    assert [
+        event.event_id for event in (await store.messages(room.room_id, LOCAL, limit=1)).chunk
+    ] == [strange.event_id]
 
 
 async def test_longest_names_and_encrypted_events(store: Store) -> None:
@@ -305,14 +364,23 @@ async def test_longest_names_and_encrypted_events(store: Store) -> None:
     target = room.send(ADMIN, "m.room.encrypted", {"ciphertext": "…"})
     longest = relate(room, ADMIN, target, "t" * 255)
     secret = relate(room, ADMIN, target, "m.thread", type_="m.room.encrypted")
-    profile = room.send(LOCAL, "m.room.member", {"membership": "join", **relate(room, ADMIN, target).content}, state_key=LOCAL)
+    profile = room.send(
+        LOCAL,
+        "m.room.member",
+        {"membership": "join", **relate(room, ADMIN, target).content},
+        state_key=LOCAL,
+    )
     await deliver(store, room)
     assert await related(store, target, rel_type="t" * 255) == [longest.event_id]
-    assert await related(store, target, rel_type="m.thread", event_type="m.room.encrypted") == [secret.event_id]
+    assert await related(store, target, rel_type="m.thread", event_type="m.room.encrypted") == [
+        secret.event_id
+    ]
     assert profile.event_id in await related(store, target)
 
 
-async def test_many_types_of_relations_cost_an_append_no_statement_each(store: Store, statements: StatementLog) -> None:
+async def test_many_types_of_relations_cost_an_append_no_statement_each(
+    store: Store, statements: StatementLog
+) -> None:
     room = new_room(members=[LOCAL])
     root = room.message(ADMIN)
     await deliver(store, room)
@@ -320,11 +388,15 @@ async def test_many_types_of_relations_cost_an_append_no_statement_each(store: S
     statements.take()
     counted = len([statement for _, statement in await _sent(store, statements, plain)])
     strange = [relate(room, LOCAL, root, f"kind.{number}") for number in range(40)]
-    assert len(await _sent(store, statements, strange)) <= counted + 40 // 10 + 3  # numbers of types come in tens
+    assert (
+        len(await _sent(store, statements, strange)) <= counted + 40 // 10 + 3
+    )  # numbers of types come in tens
     assert await related(store, root) == ids([*plain, *strange])
 
 
-async def _sent(store: Store, statements: StatementLog, events: list[BuiltEvent]) -> list[tuple[object, str]]:
+async def _sent(
+    store: Store, statements: StatementLog, events: list[BuiltEvent]
+) -> list[tuple[object, str]]:
     """Every statement that an append takes, whichever task sends it."""
     statements.sent = []
     await append(store, *events)
@@ -356,7 +428,9 @@ async def test_a_walk_reads_no_more_than_it_may(dsn: str) -> None:
     room = new_room(members=[LOCAL])
     root = room.message(ADMIN)
     events = [relate(room, LOCAL, root) for _ in range(10)]
-    async with storage.open(dsn, server_name="s1.test", config=storage.Config(traversal_rows_max=6)) as store:
+    async with storage.open(
+        dsn, server_name="s1.test", config=storage.Config(traversal_rows_max=6)
+    ) as store:
         await deliver(store, room)
         assert await related(store, root, recurse=True) == ids(events[:5])
         assert await related(store, root) == ids(events)

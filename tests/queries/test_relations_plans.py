@@ -42,7 +42,11 @@ async def busy(store: Store, request: pytest.FixtureRequest) -> Busy:
     room = new_room(members=[LOCAL])
     root = room.message(ADMIN)
     plain = [room.message(ADMIN) for _ in range(100)]
-    reply, reaction, said = room.threaded(LOCAL, root, "reply"), room.react(LOCAL, root), room.message(ADMIN)
+    reply, reaction, said = (
+        room.threaded(LOCAL, root, "reply"),
+        room.react(LOCAL, root),
+        room.message(ADMIN),
+    )
     room.edit(ADMIN, root, "once")
     await deliver(store, room)
     async with store.database.connection() as conn:
@@ -56,19 +60,52 @@ async def busy(store: Store, request: pytest.FixtureRequest) -> Busy:
 async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
     for sql in (relations.SQL_BACKWARDS, relations.SQL_FORWARDS):
         for rel_type, kinds in ((None, 3), ("m.annotation", 1), ("m.replace", 1)):
-            plan = await plan_of(busy.store, sql, busy.root_id, LOCAL, [], rel_type, None, *ALL, 20, LARGEST_POSITION, *EDGE)
+            plan = await plan_of(
+                busy.store,
+                sql,
+                busy.root_id,
+                LOCAL,
+                [],
+                rel_type,
+                None,
+                *ALL,
+                20,
+                LARGEST_POSITION,
+                *EDGE,
+            )
             assert "events_relation_idx" in plan.indexes
             assert plan.event_rows <= (kinds + 1) * 21 + 10
             assert is_inlined(plan)
-    middle = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, busy.many + busy.many // 2, 0, LARGEST_POSITION)
+    middle = (
+        LARGEST_POSITION,
+        LARGEST_POSITION,
+        LARGEST_POSITION,
+        busy.many + busy.many // 2,
+        0,
+        LARGEST_POSITION,
+    )
     for sql in (relations.SQL_BACKWARDS, relations.SQL_FORWARDS):
-        plan = await plan_of(busy.store, sql, busy.root_id, LOCAL, [], "m.thread", None, *middle, 20, LARGEST_POSITION, *EDGE)
+        plan = await plan_of(
+            busy.store,
+            sql,
+            busy.root_id,
+            LOCAL,
+            [],
+            "m.thread",
+            None,
+            *middle,
+            20,
+            LARGEST_POSITION,
+            *EDGE,
+        )
         assert plan.event_rows <= 2 * 21 + 10
 
 
 async def test_a_walk_stops_at_its_limit(busy: Busy) -> None:
     recursive = (*ALL, 20, -1, 500, relations.LEVELS, LARGEST_POSITION, *EDGE)
-    plan = await plan_of(busy.store, relations.SQL_RECURSIVE, busy.root_id, LOCAL, [], None, None, *recursive)
+    plan = await plan_of(
+        busy.store, relations.SQL_RECURSIVE, busy.root_id, LOCAL, [], None, None, *recursive
+    )
     assert "events_relation_idx" in plan.indexes
     assert plan.event_rows <= 2 * 500 + 3 * 21 + 10
     assert is_inlined(plan)
@@ -76,10 +113,14 @@ async def test_a_walk_stops_at_its_limit(busy: Busy) -> None:
 
 async def test_aggregations_of_a_page(busy: Busy) -> None:
     """Of events that nothing relates to one probe each; a thread is counted event by event."""
-    plan = await plan_of(busy.store, aggregations.SQL_AGGREGATIONS, LOCAL, busy.plain_ids, [], 1_000)
+    plan = await plan_of(
+        busy.store, aggregations.SQL_AGGREGATIONS, LOCAL, busy.plain_ids, [], 1_000
+    )
     assert "events_relation_idx" in plan.indexes
     assert plan.event_rows <= 100
     assert is_inlined(plan)
-    plan = await plan_of(busy.store, aggregations.SQL_AGGREGATIONS, LOCAL, [*busy.plain_ids, busy.root_id], [], 1_000)
+    plan = await plan_of(
+        busy.store, aggregations.SQL_AGGREGATIONS, LOCAL, [*busy.plain_ids, busy.root_id], [], 1_000
+    )
     assert plan.event_rows <= 100 + busy.many + 30
     assert is_inlined(plan)

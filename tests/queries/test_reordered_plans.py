@@ -21,7 +21,8 @@ from tests.queries.test_relations_plans import SQL_MULTIPLY
 
 MANY, MOVES, LIMIT = 3_000, 100, 20
 ROWS = 4
-"""Most rows that are looked at for each event that the page may hold, and for each that has moved."""
+"""Most rows that are looked at for each event that the page may hold, and for each that has moved.
+"""
 
 SQL_MOVE = """
 WITH moved AS (
@@ -32,7 +33,8 @@ WITH moved AS (
     INSERT INTO reordered_events (moves, event_nid, topological_before, room_nid)
     SELECT moves, event_nid, 2, room_nid FROM moved
 )
-UPDATE rooms r SET moves = (SELECT max(moves) FROM moved) FROM events e WHERE e.event_id = $1::text AND r.room_nid = e.room_nid
+UPDATE rooms r SET moves = (SELECT max(moves) FROM moved) FROM events e
+    WHERE e.event_id = $1::text AND r.room_nid = e.room_nid
 RETURNING r.moves
 """
 
@@ -59,35 +61,72 @@ async def moved(store: Store) -> ReorderedRoom:
         await conn.execute(SQL_MULTIPLY, reply.event_id, MANY, MANY)
         moves = await conn.fetchval(SQL_MOVE, reply.event_id, MANY, MOVES)
         await conn.execute(SQL_NAMES, 5_000)
-        for table in ("events", "rooms", "reordered_events", "visibility", "audiences", "principals", "event_types", "erased_users"):
+        for table in (
+            "events",
+            "rooms",
+            "reordered_events",
+            "visibility",
+            "audiences",
+            "principals",
+            "event_types",
+            "erased_users",
+        ):
             await conn.execute(f"VACUUM ANALYZE {table}")
     at = (place.topological_ordering or 0) + MANY + MANY // 2
-    return ReorderedRoom(store, room.room_id, root.event_id, PaginationToken(at, LARGEST_POSITION, moves=moves // 2), moves // 2)
+    return ReorderedRoom(
+        store,
+        room.room_id,
+        root.event_id,
+        PaginationToken(at, LARGEST_POSITION, moves=moves // 2),
+        moves // 2,
+    )
 
 
-async def pages_of(moved: ReorderedRoom, question: str, asked: PageRange, *, generic: bool) -> tuple[list[QueryPlan], Page]:
+async def pages_of(
+    moved: ReorderedRoom, question: str, asked: PageRange, *, generic: bool
+) -> tuple[list[QueryPlan], Page]:
     """The plans of one page, and the page."""
     ids = RoomId(moved.room_id), EventId(moved.root_id), UserId(LOCAL)
     async with moved.store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
         explaining = ExplainingConnection.over(conn, generic=generic)
         if question == "messages":
-            return explaining.plans, await messages.messages(explaining, ids[0], ids[2], asked, "", rows_max=20_000)
-        wanted = relations.RelationFilter(recurse=question == "recursive", rel_type="m.thread" if question == "thread" else None)
-        page = await relations.relations(explaining, ids[1], ids[2], wanted, asked, deployment="", rows_max=20_000)
+            return explaining.plans, await messages.messages(
+                explaining, ids[0], ids[2], asked, "", rows_max=20_000
+            )
+        wanted = relations.RelationFilter(
+            recurse=question == "recursive", rel_type="m.thread" if question == "thread" else None
+        )
+        page = await relations.relations(
+            explaining, ids[1], ids[2], wanted, asked, deployment="", rows_max=20_000
+        )
         return explaining.plans, page
 
 
 @pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
-@pytest.mark.parametrize("question, index", [("messages", BY_ORDER), ("relations", BY_RELATION), ("thread", BY_RELATION)])
-async def test_a_page_reads_what_it_answers_with_and_what_has_moved(moved: ReorderedRoom, question: str, index: str, generic: bool) -> None:
-    up = PageRange(moved.middle, END, "f", LIMIT), PageRange(BEGINNING, moved.middle, "f", 2 * moved.across)
-    down = PageRange(moved.middle, BEGINNING, "b", 2 * moved.across), PageRange(END, moved.middle, "b", LIMIT)
+@pytest.mark.parametrize(
+    "question, index", [("messages", BY_ORDER), ("relations", BY_RELATION), ("thread", BY_RELATION)]
+)
+async def test_a_page_reads_what_it_answers_with_and_what_has_moved(
+    moved: ReorderedRoom, question: str, index: str, generic: bool
+) -> None:
+    up = (
+        PageRange(moved.middle, END, "f", LIMIT),
+        PageRange(BEGINNING, moved.middle, "f", 2 * moved.across),
+    )
+    down = (
+        PageRange(moved.middle, BEGINNING, "b", 2 * moved.across),
+        PageRange(END, moved.middle, "b", LIMIT),
+    )
     for asked in (*up, *down):
         plans, page = await pages_of(moved, question, asked, generic=generic)
         assert len(plans) == 2
         assert plans[0].answer_rows == 0
         assert plans[0].rows <= 10
-        across = [event for event in page.chunk if (event.topological_ordering or 0) > moved.middle.topological]
+        across = [
+            event
+            for event in page.chunk
+            if (event.topological_ordering or 0) > moved.middle.topological
+        ]
         if asked in down[:1]:
             assert len(across) == moved.across
         assert plans[1].sequential & {"events", "rooms", "reordered_events"} == set()
@@ -96,7 +135,9 @@ async def test_a_page_reads_what_it_answers_with_and_what_has_moved(moved: Reord
 
 
 @pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
-async def test_a_walk_over_indirect_relations_reads_no_more_than_an_ordinary_one(moved: ReorderedRoom, generic: bool) -> None:
+async def test_a_walk_over_indirect_relations_reads_no_more_than_an_ordinary_one(
+    moved: ReorderedRoom, generic: bool
+) -> None:
     asks = PageRange(moved.middle, BEGINNING, "b", LIMIT), PageRange(moved.middle, END, "f", LIMIT)
     for asked in asks:
         plans, page = await pages_of(moved, "recursive", asked, generic=generic)

@@ -25,7 +25,9 @@ async def forked(store: Store, seed: int) -> RoomBuilder:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_many_at_once_are_what_the_room_was(store: Store, statements: StatementLog, seed: int) -> None:
+async def test_many_at_once_are_what_the_room_was(
+    store: Store, statements: StatementLog, seed: int
+) -> None:
     room = await forked(store, seed)
     ids = [event.event_id for event in room.events]
     statements.take()
@@ -41,7 +43,9 @@ async def test_many_at_once_are_what_the_room_was(store: Store, statements: Stat
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_filter_is_filtering_afterwards(store: Store, statements: StatementLog, seed: int) -> None:
+async def test_a_filter_is_filtering_afterwards(
+    store: Store, statements: StatementLog, seed: int
+) -> None:
     room = await forked(store, seed)
     rng = random.Random(seed)
     ids = [event.event_id for event in room.events]
@@ -49,17 +53,28 @@ async def test_a_filter_is_filtering_afterwards(store: Store, statements: Statem
     known = sorted({key for state in states.values() for key in state})
     for _ in range(12):
         types = rng.sample(TYPES, rng.randrange(4))
-        keys = {*rng.sample(known, rng.randrange(min(len(known), 40))), ("m.room.member", "@nobody:s1.test"), ("m.nobody.sent", "")}
+        keys = {
+            *rng.sample(known, rng.randrange(min(len(known), 40))),
+            ("m.room.member", "@nobody:s1.test"),
+            ("m.nobody.sent", ""),
+        }
         asked = rng.sample(ids, rng.randrange(1, 30))
         statements.take()
         by_type = await store.states_after(asked, types=types)
         by_key = await store.states_after(asked, keys=keys)
         assert len(statements.take()) <= 4
-        assert by_type == {one: {key: event for key, event in states[one].items() if key[0] in types} for one in asked}
-        assert by_key == {one: {key: event for key, event in states[one].items() if key in keys} for one in asked}
+        assert by_type == {
+            one: {key: event for key, event in states[one].items() if key[0] in types}
+            for one in asked
+        }
+        assert by_key == {
+            one: {key: event for key, event in states[one].items() if key in keys} for one in asked
+        }
 
 
-async def test_a_few_keys_or_types_without_members_take_one_statement(store: Store, statements: StatementLog) -> None:
+async def test_a_few_keys_or_types_without_members_take_one_statement(
+    store: Store, statements: StatementLog
+) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     ids = [event.event_id for event in room.events]
@@ -67,12 +82,22 @@ async def test_a_few_keys_or_types_without_members_take_one_statement(store: Sto
     await store.states_before(ids, keys=[("m.room.member", LOCAL), ("m.room.create", "")])
     await store.states_before(ids, types=["m.room.create"])
     assert statements.take() == [state_at.SQL_STATE_OF_KEYS, state_at.SQL_STATE_OF_TYPES]
-    members: list[StateKey] = [("m.room.member", f"@{number}:s1.test") for number in range(state_at.PICKED_MEMBERS_MAX)]
+    members: list[StateKey] = [
+        ("m.room.member", f"@{number}:s1.test") for number in range(state_at.PICKED_MEMBERS_MAX)
+    ]
     await store.states_before(ids, keys=[*members, ("m.room.member", LOCAL)])
     assert statements.take() == [state_at.SQL_PATHS, state_entries.SQL_TEXTS]
 
 
-@pytest.mark.parametrize("how", [{}, {"types": ["m.room.create"]}, {"types": ["m.room.member"]}, {"keys": [("m.room.create", "")]}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"types": ["m.room.create"]},
+        {"types": ["m.room.member"]},
+        {"keys": [("m.room.create", "")]},
+    ],
+)
 async def test_what_is_not_known(store: Store, how: dict[str, list[str]]) -> None:
     room = new_room(members=[LOCAL])
     outlier = room.message(ADMIN)
@@ -97,13 +122,22 @@ async def test_two_filters_at_once_are_refused(store: Store) -> None:
 async def test_keys_with_odd_characters(store: Store) -> None:
     room = new_room(members=[LOCAL])
     odd = ["", " ", "line\nbreak", 'quote"d', "back\\slash", "\u2028", "{brace,}", "🦑", "\x01"]
-    made = {("org.test", state_key): room.state_event(ADMIN, "org.test", {}, state_key) for state_key in odd}
+    made = {
+        ("org.test", state_key): room.state_event(ADMIN, "org.test", {}, state_key)
+        for state_key in odd
+    }
     last = room.message(ADMIN)
     await deliver(store, room)
     whole = await store.state_before(last.event_id)
-    assert {key: event for key, event in whole.items() if key[0] == "org.test"} == {key: event.event_id for key, event in made.items()}
-    assert await store.state_before(last.event_id, keys=made) == {key: event.event_id for key, event in made.items()}
-    assert await store.state_before(last.event_id, types=["org.test"]) == {key: event.event_id for key, event in made.items()}
+    assert {key: event for key, event in whole.items() if key[0] == "org.test"} == {
+        key: event.event_id for key, event in made.items()
+    }
+    assert await store.state_before(last.event_id, keys=made) == {
+        key: event.event_id for key, event in made.items()
+    }
+    assert await store.state_before(last.event_id, types=["org.test"]) == {
+        key: event.event_id for key, event in made.items()
+    }
 
 
 async def test_states_given_out_are_the_callers_own(store: Store) -> None:
@@ -115,8 +149,13 @@ async def test_states_given_out_are_the_callers_own(store: Store) -> None:
     assert states[two[1]] == dict(room.state)
 
 
-async def test_a_state_asked_for_again_is_remembered(store: Store, statements: StatementLog) -> None:
-    """By its group: so is that before another event that has the same. What was given out is the caller's, and may be changed."""
+async def test_a_state_asked_for_again_is_remembered(
+    store: Store, statements: StatementLog
+) -> None:
+    """By its group: so is that before another event that has the same.
+
+    What was given out is the caller's, and may be changed.
+    """
     room = new_room(members=[LOCAL])
     one, other = room.message(ADMIN).event_id, room.message(ADMIN).event_id
     topic = room.topic(ADMIN, "next")
@@ -129,13 +168,21 @@ async def test_a_state_asked_for_again_is_remembered(store: Store, statements: S
     (await store.state_before(one)).clear()
     assert await store.state_before(topic.event_id) == state
     assert statements.take() == [state_at.SQL_PATHS] * 3
-    assert await store.states_after([one, topic.event_id]) == {one: state, topic.event_id: dict(room.state)}
-    assert statements.take() == [state_at.SQL_PATHS, state_entries.SQL_TEXTS], "one is known, the other stands on it"
+    assert await store.states_after([one, topic.event_id]) == {
+        one: state,
+        topic.event_id: dict(room.state),
+    }
+    assert statements.take() == [state_at.SQL_PATHS, state_entries.SQL_TEXTS], (
+        "one is known, the other stands on it"
+    )
     assert (store.caches.states.hits, store.caches.states.misses) == (4, 2)
 
 
 async def test_only_so_many_entries_of_states_are_remembered(dsn: str) -> None:
-    small, large = new_room(members=[LOCAL]), new_room(seed=1, members=[LOCAL, *(f"@{number}:s1.test" for number in range(30))])
+    small, large = (
+        new_room(members=[LOCAL]),
+        new_room(seed=1, members=[LOCAL, *(f"@{number}:s1.test" for number in range(30))]),
+    )
     config = Config(cache_states_entries_max=30)
     async with storage.open(dsn, server_name="s1.test", config=config) as store:
         await deliver(store, small)
@@ -143,14 +190,21 @@ async def test_only_so_many_entries_of_states_are_remembered(dsn: str) -> None:
         for room in (small, large):
             for _ in range(2):
                 assert await store.state_after(room.events[-1].event_id) == dict(room.state)
-        assert (len(store.caches.states), store.caches.states.hits) == (1, 1), "the large one is not kept, and takes no other's place"
+        assert (len(store.caches.states), store.caches.states.hits) == (1, 1), (
+            "the large one is not kept, and takes no other's place"
+        )
         for event in small.events:
             await store.state_after(event.event_id)
         assert sum(map(len, store.caches.states.held().values())) <= 30
 
 
-async def test_a_given_state_that_holds_a_rejected_event(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As earlier releases took it: it is read as it was given. A rejected event has no place in the auth chains, where texts are read otherwise."""
+async def test_a_given_state_that_holds_a_rejected_event(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As earlier releases took it: it is read as it was given.
+
+    A rejected event has no place in the auth chains, where texts are read otherwise.
+    """
 
     async def taken(*_: object) -> None:
         return None

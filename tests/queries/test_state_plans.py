@@ -34,7 +34,8 @@ SELECT 1000000 + n, 1000001, 1, 1 FROM generate_series(2, 5000) AS n
 SQL_MANY_MEMBERS = """
 UPDATE state_groups
 SET member_key_nids = (SELECT array_agg(1000000 + n) FROM generate_series(1, 20000) AS n),
-    member_event_nids = (SELECT array_agg(1000000000::bigint + n) FROM generate_series(1, 20000) AS n)
+    member_event_nids = (SELECT array_agg(1000000000::bigint + n)
+        FROM generate_series(1, 20000) AS n)
 WHERE state_group = (SELECT state_group_before FROM events WHERE event_id = $1::text)
 """
 
@@ -44,7 +45,13 @@ async def crowded(filled: Filled) -> Filled:
     """The large room among thousands of other states, keys and chains."""
     async with filled.store.database.connection() as conn:
         await conn.execute(SQL_CROWD)
-        for table in ("state_groups", "state_keys", "auth_chains", "auth_chain_links", "event_types"):
+        for table in (
+            "state_groups",
+            "state_keys",
+            "auth_chains",
+            "auth_chain_links",
+            "event_types",
+        ):
             await conn.execute(f"VACUUM ANALYZE {table}")
     return filled
 
@@ -55,17 +62,35 @@ async def test_the_state_at_an_event(crowded: Filled) -> None:
     assert plan.event_rows <= 2
     async with crowded.store.database.connection() as conn:
         nids = await state_at.event_nids_before(conn, EventId(crowded.last_event_id))
-        group = await conn.fetchval("SELECT state_group_before FROM events WHERE event_id = $1::text", crowded.last_event_id)
-        rows = await conn.fetch(state_at.SQL_PATHS, [crowded.last_event_id], False, [group], row=state_at.StatePathRow)
-    assert [(row.state_group, row.back) for row in rows] == [(group, [])], "of a state that is remembered nothing is sent"
+        group = await conn.fetchval(
+            "SELECT state_group_before FROM events WHERE event_id = $1::text", crowded.last_event_id
+        )
+        rows = await conn.fetch(
+            state_at.SQL_PATHS, [crowded.last_event_id], False, [group], row=state_at.StatePathRow
+        )
+    assert [(row.state_group, row.back) for row in rows] == [(group, [])], (
+        "of a state that is remembered nothing is sent"
+    )
     plan = await plan_of(crowded.store, state_entries.SQL_TEXTS, [long_int_array(nids)], "{}")
     assert {"auth_chains_pkey"} <= plan.indexes
     assert plan.event_rows == 0
     keys = ["m.room.member", "m.room.name"], [LOCAL, ""]
-    plan = await plan_of(crowded.store, state_at.SQL_STATE_OF_KEYS, [crowded.last_event_id], False, *keys)
-    assert {"events_event_id_key", "state_groups_pkey", "state_keys_type_nid_state_key_key"} <= plan.indexes
+    plan = await plan_of(
+        crowded.store, state_at.SQL_STATE_OF_KEYS, [crowded.last_event_id], False, *keys
+    )
+    assert {
+        "events_event_id_key",
+        "state_groups_pkey",
+        "state_keys_type_nid_state_key_key",
+    } <= plan.indexes
     assert plan.event_rows <= 4
-    plan = await plan_of(crowded.store, state_at.SQL_STATE_OF_TYPES, [crowded.last_event_id], False, ["m.room.create"])
+    plan = await plan_of(
+        crowded.store,
+        state_at.SQL_STATE_OF_TYPES,
+        [crowded.last_event_id],
+        False,
+        ["m.room.create"],
+    )
     assert {"events_event_id_key", "state_groups_pkey"} <= plan.indexes
     assert plan.event_rows <= 20
 
@@ -77,8 +102,16 @@ async def test_the_members_of_a_large_state_are_left_alone(crowded: Filled) -> N
     async def looked_at() -> tuple[int, int, int]:
         asked = [event_id], False
         types = await plan_of(crowded.store, state_at.SQL_STATE_OF_TYPES, *asked, ["m.room.create"])
-        key = await plan_of(crowded.store, state_at.SQL_STATE_OF_KEYS, *asked, ["m.room.create"], [""])
-        member = await plan_of(crowded.store, state_at.SQL_STATE_OF_KEYS, *asked, ["m.room.member"], ["@crowd1:s9.test"])
+        key = await plan_of(
+            crowded.store, state_at.SQL_STATE_OF_KEYS, *asked, ["m.room.create"], [""]
+        )
+        member = await plan_of(
+            crowded.store,
+            state_at.SQL_STATE_OF_KEYS,
+            *asked,
+            ["m.room.member"],
+            ["@crowd1:s9.test"],
+        )
         return pages(types), pages(key), pages(member)
 
     before = await looked_at()
@@ -99,10 +132,28 @@ def pages(plan: MeasuredPlan) -> int:
 async def test_auth_chains(crowded: Filled) -> None:
     async with crowded.store.database.connection() as conn:
         nids = await state_at.event_nids_before(conn, EventId(crowded.last_event_id))
-        state = await conn.fetchvals("SELECT event_id FROM events WHERE event_nid = ANY($1::bigint[])", nids)
+        state = await conn.fetchvals(
+            "SELECT event_id FROM events WHERE event_nid = ANY($1::bigint[])", nids
+        )
     plan = await plan_of(crowded.store, auth_chain.SQL_AUTH_CHAIN, text_array(state), "{}")
-    assert {"events_event_id_key", "auth_chains_pkey", "auth_chains_chain_nid_sequence_number_key"} <= plan.indexes
+    assert {
+        "events_event_id_key",
+        "auth_chains_pkey",
+        "auth_chains_chain_nid_sequence_number_key",
+    } <= plan.indexes
     assert plan.event_rows <= 3 * len(state)
-    plan = await plan_of(crowded.store, auth_chain.SQL_DIFFERENCE, state, [number % 2 for number in range(len(state))], 2, 256)
-    assert {"events_event_id_key", "auth_chains_pkey", "auth_chain_links_pkey", "auth_chain_links_target_idx"} <= plan.indexes
+    plan = await plan_of(
+        crowded.store,
+        auth_chain.SQL_DIFFERENCE,
+        state,
+        [number % 2 for number in range(len(state))],
+        2,
+        256,
+    )
+    assert {
+        "events_event_id_key",
+        "auth_chains_pkey",
+        "auth_chain_links_pkey",
+        "auth_chain_links_target_idx",
+    } <= plan.indexes
     assert plan.event_rows <= 3 * len(state)

@@ -10,17 +10,30 @@ from storage.queries.sync import rooms as looking
 from storage.streams import SyncToken, VectorPosition
 from storage.testing import RoomBuilder
 from tests.queries.conftest import StatementLog
-from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, deliver, ids, messages_in, new_room
+from tests.queries.rooms import (
+    ADMIN,
+    LOCAL,
+    OTHER,
+    REMOTE,
+    append,
+    deliver,
+    ids,
+    messages_in,
+    new_room,
+)
 
 
 def keys(events: list[storage.StoredEvent]) -> set[tuple[str, str]]:
     return {(event.type, event.state_key or "") for event in events}
 
 
-# ------------------------------------------------------------------------------------------------------------- joined rooms
+# -------------------------------------------------------------------------------------------------------------
+# joined rooms
 
 
-async def test_an_initial_sync_tells_the_end_of_the_timeline_and_the_state_before_it(store: Store) -> None:
+async def test_an_initial_sync_tells_the_end_of_the_timeline_and_the_state_before_it(
+    store: Store,
+) -> None:
     room = new_room(members=[LOCAL], name="first")
     room.message(ADMIN, "one")
     renamed = room.name(ADMIN, "second")
@@ -64,7 +77,12 @@ async def test_a_limited_timeline_has_the_state_up_to_its_start(store: Store) ->
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch
-    first, _, second, _ = [room.topic(ADMIN, "1"), room.message(ADMIN, "2"), room.topic(ADMIN, "3"), room.message(ADMIN, "4")]
+    first, _, second, _ = [
+        room.topic(ADMIN, "1"),
+        room.message(ADMIN, "2"),
+        room.topic(ADMIN, "3"),
+        room.message(ADMIN, "4"),
+    ]
     await deliver(store, room)
     told = (await store.sync(LOCAL, since=since, timeline_limit=2)).join[room.room_id]
     assert told.timeline.limited
@@ -82,11 +100,24 @@ async def test_paging_back_from_a_limited_timeline_meets_everything_else_once(st
     for number in range(3):
         late.message(ADMIN, f"late {number}")
     history = [event for event in room.events if event.content.get("body") == "early 0"]
-    await append(store, *[event for event in room.events if "late" not in event.content.get("body", "") and event not in history][:-3])
-    following = [event for event in room.events if event.content.get("body", "").startswith("early") and event not in history]
+    await append(
+        store,
+        *[
+            event
+            for event in room.events
+            if "late" not in event.content.get("body", "") and event not in history
+        ][:-3],
+    )
+    following = [
+        event
+        for event in room.events
+        if event.content.get("body", "").startswith("early") and event not in history
+    ]
     given = {following[0].event_id: list(following[0].state_before.values())}
     assert await append(store, *following, state_before=given) == ["stored"] * 3
-    await append(store, *[event for event in room.events if event.content.get("body", "").startswith("late")])
+    await append(
+        store, *[event for event in room.events if event.content.get("body", "").startswith("late")]
+    )
     timeline = (await store.sync(LOCAL, timeline_limit=2)).join[room.room_id].timeline
     assert messages_in(timeline.events) == ["late 1", "late 2"]
     assert await append(store, *history, origin="backfill") == ["stored"]
@@ -101,7 +132,9 @@ async def test_paging_back_from_a_limited_timeline_meets_everything_else_once(st
     assert orders == sorted(orders, reverse=True)
 
 
-async def test_the_gap_between_two_syncs_is_what_lies_from_prev_batch_to_since(store: Store) -> None:
+async def test_the_gap_between_two_syncs_is_what_lies_from_prev_batch_to_since(
+    store: Store,
+) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch
@@ -123,8 +156,14 @@ async def test_a_room_joined_since_is_told_from_its_beginning(store: Store) -> N
     room.message(ADMIN, "seen")
     await deliver(store, room)
     told = (await store.sync(LOCAL, since=since)).join[room.room_id]
-    assert ids(told.timeline.events) == ids([*room.events[:5], *room.events[-2:]])  # what was said before it was "joined" was shared
-    assert (told.timeline.limited, told.state, keys(told.state_after)) == (False, [], set(room.state))
+    assert ids(told.timeline.events) == ids(
+        [*room.events[:5], *room.events[-2:]]
+    )  # what was said before it was "joined" was shared
+    assert (told.timeline.limited, told.state, keys(told.state_after)) == (
+        False,
+        [],
+        set(room.state),
+    )
     told = (await store.sync(LOCAL, since=since, timeline_limit=2)).join[room.room_id]
     assert (ids(told.timeline.events), told.timeline.limited) == (ids(room.events[-2:]), True)
     assert {event.event_id for event in told.state} == set(room.events[-2].state_before.values())
@@ -137,7 +176,11 @@ async def test_a_new_profile_is_no_new_join(store: Store) -> None:
     renamed = room.join(LOCAL, displayname="new name")
     await deliver(store, room)
     told = (await store.sync(LOCAL, since=since)).join[room.room_id]
-    assert (ids(told.timeline.events), told.state, told.timeline.limited) == ([renamed.event_id], [], False)
+    assert (ids(told.timeline.events), told.state, told.timeline.limited) == (
+        [renamed.event_id],
+        [],
+        False,
+    )
 
 
 async def test_a_key_that_resolution_takes_away_is_told(store: Store) -> None:
@@ -163,7 +206,9 @@ async def test_full_state_tells_every_joined_room(store: Store) -> None:
     assert keys(told.state) == keys(told.state_after) == set(room.state)
 
 
-async def test_soft_failed_rejected_and_backfilled_events_are_not_in_a_timeline(store: Store) -> None:
+async def test_soft_failed_rejected_and_backfilled_events_are_not_in_a_timeline(
+    store: Store,
+) -> None:
     room = new_room(members=[LOCAL, REMOTE])
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch
@@ -174,7 +219,9 @@ async def test_soft_failed_rejected_and_backfilled_events_are_not_in_a_timeline(
     history = ours.message(ADMIN, "history")
     assert await append(store, ban, soft, refused) == ["stored", "soft_failed", "rejected"]
     await append(store, history, origin="backfill")
-    assert ids((await store.sync(LOCAL, since=since)).join[room.room_id].timeline.events) == [ban.event_id]
+    assert ids((await store.sync(LOCAL, since=since)).join[room.room_id].timeline.events) == [
+        ban.event_id
+    ]
 
 
 async def test_a_redacted_event_is_told_pruned(store: Store) -> None:
@@ -182,12 +229,19 @@ async def test_a_redacted_event_is_told_pruned(store: Store) -> None:
     secret = room.message(ADMIN, "secret")
     room.redact(ADMIN, secret)
     await deliver(store, room)
-    [told, redaction] = (await store.sync(LOCAL, timeline_limit=2)).join[room.room_id].timeline.events
-    assert (told.event_id, told.content, told.redacted_by) == (secret.event_id, {}, redaction.event_id)
+    [told, redaction] = (
+        (await store.sync(LOCAL, timeline_limit=2)).join[room.room_id].timeline.events
+    )
+    assert (told.event_id, told.content, told.redacted_by) == (
+        secret.event_id,
+        {},
+        redaction.event_id,
+    )
     assert b"secret" in told.raw
 
 
-# ------------------------------------------------------------------------------------------------- invited, knocked, left rooms
+# -------------------------------------------------------------------------------------------------
+# invited, knocked, left rooms
 
 
 async def test_invited_then_joined_then_kicked(store: Store) -> None:
@@ -200,7 +254,12 @@ async def test_invited_then_joined_then_kicked(store: Store) -> None:
     assert (answer.join, answer.leave) == ({}, {})
     state = {event["type"]: event for event in answer.invite[room.room_id].invite_state}
     assert set(state) == {"m.room.create", "m.room.join_rules", "m.room.name", "m.room.member"}
-    assert state["m.room.name"] == {"type": "m.room.name", "state_key": "", "sender": ADMIN, "content": {"name": "the name"}}
+    assert state["m.room.name"] == {
+        "type": "m.room.name",
+        "state_key": "",
+        "sender": ADMIN,
+        "content": {"name": "the name"},
+    }
     assert state["m.room.member"]["state_key"] == LOCAL
     assert list((await store.sync(LOCAL)).invite) == [room.room_id]
     room.message(ADMIN, "while invited")
@@ -243,10 +302,13 @@ async def test_a_room_joined_and_left_since_is_told_whole(store: Store) -> None:
         assert (answer.join, told.timeline.limited) == ({}, True)
         assert told.timeline.events[-1].event_id == leave.event_id
         first = told.timeline.events[0].event_id
-        assert {event.event_id for event in told.state} == set(room.event(first).state_before.values())
-        assert {event.event_id for event in told.state_after} == {*leave.state_before.values(), leave.event_id} - {
-            leave.state_before["m.room.member", LOCAL]
-        }
+        assert {event.event_id for event in told.state} == set(
+            room.event(first).state_before.values()
+        )
+        assert {event.event_id for event in told.state_after} == {
+            *leave.state_before.values(),
+            leave.event_id,
+        } - {leave.state_before["m.room.member", LOCAL]}
         assert (told.state_removed, told.summary) == ([], None)
         page = await store.messages(room.room_id, LOCAL, from_=told.timeline.prev_batch, limit=100)
         seen = await store.visible_to_user(LOCAL, ids(room.events))
@@ -279,12 +341,22 @@ async def test_a_knock_shows_stripped_state(store: Store) -> None:
 async def test_an_invite_over_federation_shows_what_it_brought_along(store: Store) -> None:
     room = RoomBuilder("11", sign=False)
     room.start(REMOTE, join_rule="invite")
-    brought = {"type": "m.room.name", "state_key": "", "sender": REMOTE, "content": {"name": "elsewhere"}, "origin_server_ts": 1}
+    brought = {
+        "type": "m.room.name",
+        "state_key": "",
+        "sender": REMOTE,
+        "content": {"name": "elsewhere"},
+        "origin_server_ts": 1,
+    }
     bad = [{"type": "m.room.topic"}, "text", {**brought, "content": None}]
     invite = room.invite(REMOTE, LOCAL, extra={"unsigned": {"invite_room_state": [brought, *bad]}})
     await append(
         store,
-        *[event for event in room.events if event.event_id in {*invite.auth_events, *room.graph.auth_chain([invite.event_id])}],
+        *[
+            event
+            for event in room.events
+            if event.event_id in {*invite.auth_events, *room.graph.auth_chain([invite.event_id])}
+        ],
         origin="outlier",
     )
     since = (await store.sync(LOCAL)).next_batch
@@ -297,7 +369,8 @@ async def test_an_invite_over_federation_shows_what_it_brought_along(store: Stor
     assert list((await store.sync(LOCAL)).invite) == [room.room_id]
 
 
-# ----------------------------------------------------------------------------------------------------------------- in parts
+# -----------------------------------------------------------------------------------------------------------------
+# in parts
 
 
 async def parts(store: Store, limit: int) -> list[Sync]:
@@ -325,7 +398,9 @@ async def test_rooms_come_in_parts_latest_activity_first(store: Store) -> None:
     assert len({answer.next_batch for answer in answers}) == 1
 
 
-async def test_what_happens_between_the_parts_is_told_by_the_sync_that_follows(store: Store) -> None:
+async def test_what_happens_between_the_parts_is_told_by_the_sync_that_follows(
+    store: Store,
+) -> None:
     rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(4)]
     for room in rooms:
         await deliver(store, room)
@@ -349,10 +424,13 @@ async def test_what_happens_between_the_parts_is_told_by_the_sync_that_follows(s
     }
 
 
-# ---------------------------------------------------------------------------------------------- statements, waiting, bad input
+# ----------------------------------------------------------------------------------------------
+# statements, waiting, bad input
 
 
-async def test_the_number_of_statements_does_not_grow(store: Store, statements: StatementLog) -> None:
+async def test_the_number_of_statements_does_not_grow(
+    store: Store, statements: StatementLog
+) -> None:
     counts = []
     for seed in range(6):
         room = new_room(seed=seed, members=[LOCAL])
@@ -372,17 +450,25 @@ async def test_the_number_of_statements_does_not_grow(store: Store, statements: 
 
 
 async def test_what_a_writer_committed_late_is_told_once(dsn: str, store: Store) -> None:
-    """A token from between two commits: the one of the larger position came first. Only the other one is new to it."""
+    """A token from between two commits: the one of the larger position came first.
+
+    Only the other one is new to it.
+    """
     first, second, quiet = (new_room(seed=seed, members=[LOCAL]) for seed in range(3))
     async with storage.open(dsn, server_name="s1.test", instance_name="other") as other:
         for room in (first, second, quiet):
             await deliver(store, room)
         since = SyncToken.parse((await store.sync(LOCAL)).next_batch, store.deployment_id)
         late = [first.message(ADMIN, "late"), first.topic(ADMIN, "late")]
-        reserved = [result.stream_ordering or 0 for result in await other.append([event.pdu for event in late])]
+        reserved = [
+            result.stream_ordering or 0
+            for result in await other.append([event.pdu for event in late])
+        ]
         await append(store, second.message(ADMIN, "early"))
         now = await store.sync(LOCAL)
-    main = SyncToken.parse(now.next_batch, store.deployment_id).positions()["events"].position("main")
+    main = (
+        SyncToken.parse(now.next_batch, store.deployment_id).positions()["events"].position("main")
+    )
     assert main > max(reserved)
     between = SyncToken.of({"events": VectorPosition.of(min(reserved) - 1, {"main": main})})
     assert not since >= between
@@ -391,11 +477,19 @@ async def test_what_a_writer_committed_late_is_told_once(dsn: str, store: Store)
     told = answer.join[first.room_id]
     assert (ids(told.timeline.events), ids(told.state_after)) == (ids(late), [late[1].event_id])
     assert (await store.sync(LOCAL, since=answer.next_batch)).is_empty
-    page = await store.messages(first.room_id, LOCAL, from_=between.print(store.deployment_id), limit=100)
-    assert ids(page.chunk) == ids(first.events[:-2])[::-1]  # what the sync tells is not told by paging back from where it began
-    page = await store.messages(first.room_id, LOCAL, to=between.print(store.deployment_id), limit=100)
+    page = await store.messages(
+        first.room_id, LOCAL, from_=between.print(store.deployment_id), limit=100
+    )
+    assert (
+        ids(page.chunk) == ids(first.events[:-2])[::-1]
+    )  # what the sync tells is not told by paging back from where it began
+    page = await store.messages(
+        first.room_id, LOCAL, to=between.print(store.deployment_id), limit=100
+    )
     assert ids(page.chunk) == ids(late)[::-1]
-    page = await store.messages(first.room_id, LOCAL, from_=between.print(store.deployment_id), direction="f", limit=100)
+    page = await store.messages(
+        first.room_id, LOCAL, from_=between.print(store.deployment_id), direction="f", limit=100
+    )
     assert ids(page.chunk) == ids(late)
     before = await store.sync(LOCAL, since=since.print(store.deployment_id))
     assert set(before.join) == {first.room_id, second.room_id}
@@ -410,12 +504,20 @@ async def test_only_the_rooms_that_were_named_are_looked_at(store: Store) -> Non
         room.message(ADMIN)
         await deliver(store, room)
     now = await store.sync(LOCAL)
-    asked = (SyncToken.parse(answer.next_batch, store.deployment_id).position("events") for answer in (since, now))
+    asked = (
+        SyncToken.parse(answer.next_batch, store.deployment_id).position("events")
+        for answer in (since, now)
+    )
     before, upto = (position or VectorPosition() for position in asked)
     async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        nids = await conn.fetchvals("SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[])", [room.room_id for room in rooms[1:]])
+        nids = await conn.fetchvals(
+            "SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[])",
+            [room.room_id for room in rooms[1:]],
+        )
         for among, expected in ((None, rooms), (nids, rooms[1:]), ([], [])):
-            found = await looking.rooms(conn, UserId(LOCAL), looking.SyncRange(before, upto, 10, room_nids=among))
+            found = await looking.rooms(
+                conn, UserId(LOCAL), looking.SyncRange(before, upto, 10, room_nids=among)
+            )
             assert {told.row.room_id for told in found} == {room.room_id for room in expected}
 
 
@@ -438,20 +540,28 @@ async def test_bad_questions_are_refused(store: Store) -> None:
     with pytest.raises(InputError, match="negative"):
         await store.sync(LOCAL, timeline_limit=-1)
     assert (await store.sync(LOCAL, timeline_limit=0)).join[room.room_id].timeline.events == []
-    assert len((await store.sync(LOCAL, timeline_limit=10**9)).join[room.room_id].timeline.events) == len(room.events)
+    assert len(
+        (await store.sync(LOCAL, timeline_limit=10**9)).join[room.room_id].timeline.events
+    ) == len(room.events)
 
 
 async def test_who_is_from_before_a_purge_begins_anew(store: Store) -> None:
     rooms = [new_room(seed=seed, members=[LOCAL]) for seed in range(2)]
     for room in rooms:
         await deliver(store, room)
-    old, part = (await store.sync(LOCAL)).next_batch, (await store.sync(LOCAL, rooms_limit=1)).next_rooms
+    old, part = (
+        (await store.sync(LOCAL)).next_batch,
+        (await store.sync(LOCAL, rooms_limit=1)).next_rooms,
+    )
     await append(store, *(room.message(ADMIN) for room in rooms))
     new = (await store.sync(LOCAL)).next_batch
     await append(store, rooms[0].message(ADMIN))
     purged = SyncToken.parse(new, store.deployment_id).positions()["events"].min
     async with store.database.connection() as conn:
-        await conn.execute("INSERT INTO purged_streams (stream_name, purged_upto) VALUES ('events', $1::bigint)", purged)
+        await conn.execute(
+            "INSERT INTO purged_streams (stream_name, purged_upto) VALUES ('events', $1::bigint)",
+            purged,
+        )
     for since, limit in ((old, None), (part, 1)):
         with pytest.raises(ResyncNeeded):
             await store.sync(LOCAL, since=since, rooms_limit=limit)

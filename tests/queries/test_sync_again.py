@@ -14,7 +14,10 @@ async def test_a_room_joined_again_is_told_whole(store: Store) -> None:
     topic = room.topic(ADMIN, "unseen")
     await deliver(store, room)
     gone = await store.sync(LOCAL, since=stayed)
-    assert (list(gone.leave), ids(gone.leave[room.room_id].timeline.events)) == ([room.room_id], [left.event_id])
+    assert (list(gone.leave), ids(gone.leave[room.room_id].timeline.events)) == (
+        [room.room_id],
+        [left.event_id],
+    )
     again = room.join(LOCAL)
     said = room.message(ADMIN, "seen")
     await deliver(store, room)
@@ -40,7 +43,9 @@ async def test_an_event_that_was_fetched_first_is_told_once_it_arrives(store: St
     between = (await store.sync(LOCAL, since=since)).next_batch
     assert await append(store, topic) == ["stored"]
     answer = await store.sync(LOCAL, since=between)
-    assert {room_id: ids(told.timeline.events) for room_id, told in answer.join.items()} == {room.room_id: [topic.event_id]}
+    assert {room_id: ids(told.timeline.events) for room_id, told in answer.join.items()} == {
+        room.room_id: [topic.event_id]
+    }
     assert await append(store, topic) == ["duplicate"]
     assert (await store.sync(LOCAL, since=answer.next_batch)).is_empty
 
@@ -55,6 +60,12 @@ async def test_own_redactions_are_told_and_take_effect(store: Store) -> None:
     first = await store.sync(LOCAL, since=since)
     assert messages_in(first.join[room.room_id].timeline.events) == ["secret"]
     await append(store, redaction)
-    assert ids((await store.sync(LOCAL, since=first.next_batch)).join[room.room_id].timeline.events) == [redaction.event_id]
+    assert ids(
+        (await store.sync(LOCAL, since=first.next_batch)).join[room.room_id].timeline.events
+    ) == [redaction.event_id]
     [told, _] = (await store.sync(LOCAL, since=since)).join[room.room_id].timeline.events
-    assert (told.event_id, told.content, told.redacted_by) == (secret.event_id, {}, redaction.event_id)
+    assert (told.event_id, told.content, told.redacted_by) == (
+        secret.event_id,
+        {},
+        redaction.event_id,
+    )

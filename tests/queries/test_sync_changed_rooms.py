@@ -1,4 +1,7 @@
-"""A sync looks at the rooms that can have changed, and asks no more than it must. That its answers stay right: tests/oracle/test_memory.py."""
+"""A sync looks at the rooms that can have changed, and asks no more than it must.
+
+That its answers stay right: tests/oracle/test_memory.py.
+"""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -18,7 +21,9 @@ ALONE = storage.Config(follow_ms=3_600_000)
 
 @pytest.fixture
 async def store(dsn: str, statements: StatementLog) -> AsyncIterator[Store]:
-    async with storage.open(dsn, server_name="s1.test", observer=statements, config=ALONE) as opened:
+    async with storage.open(
+        dsn, server_name="s1.test", observer=statements, config=ALONE
+    ) as opened:
         yield opened
 
 
@@ -44,7 +49,9 @@ async def test_nothing_new_takes_one_round_trip(store: Store, statements: Statem
     since = (await store.sync(LOCAL)).next_batch
     round_trips(statements)
     assert (await store.sync(LOCAL, since=since)).is_empty
-    assert round_trips(statements) == ["BEGIN", "WITH", "COMMIT"], "the user's rooms are read with the positions"
+    assert round_trips(statements) == ["BEGIN", "WITH", "COMMIT"], (
+        "the user's rooms are read with the positions"
+    )
     assert (await store.sync(LOCAL, since=since)).is_empty
     assert round_trips(statements) == ["SELECT"]
     await append(store, others.message(ADMIN))
@@ -80,15 +87,26 @@ async def test_timelines_alone_take_one_round_trip(store: Store, statements: Sta
     assert (await store.sync(LOCAL, since=since, filter=nothing)).next_batch == answer.next_batch
     assert round_trips(statements) == ["WITH"]
     lazy = SyncFilter(lazy_load_members=True)
-    assert [event.state_key for event in (await store.sync(LOCAL, since=since, filter=lazy)).join[rooms[0].room_id].state]
-    assert round_trips(statements) == ["BEGIN", "WITH", "WITH", "WITH", "COMMIT"], "members are state"
+    assert [
+        event.state_key
+        for event in (await store.sync(LOCAL, since=since, filter=lazy))
+        .join[rooms[0].room_id]
+        .state
+    ]
+    assert round_trips(statements) == ["BEGIN", "WITH", "WITH", "WITH", "COMMIT"], (
+        "members are state"
+    )
 
 
-async def test_timelines_and_more_than_was_heard_of_take_one_snapshot(dsn: str, store: Store, statements: StatementLog) -> None:
+async def test_timelines_and_more_than_was_heard_of_take_one_snapshot(
+    dsn: str, store: Store, statements: StatementLog
+) -> None:
     room, unheard = new_room(members=[LOCAL]), new_room(seed=1, members=[LOCAL])
     await deliver(store, room)
     await deliver(store, unheard)
-    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=ALONE) as other:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name="other", config=ALONE
+    ) as other:
         since = (await store.sync(LOCAL)).next_batch
         await store.sync(LOCAL, since=since)
         await append(store, room.message(ADMIN))
@@ -101,7 +119,10 @@ async def test_timelines_and_more_than_was_heard_of_take_one_snapshot(dsn: str, 
 async def test_state_that_was_not_heard_of_as_such_takes_one_snapshot(
     store: Store, statements: StatementLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by what resolution changes. It is never told by a second statement without a transaction."""
+    """As by what resolution changes.
+
+    It is never told by a second statement without a transaction.
+    """
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch
@@ -113,7 +134,9 @@ async def test_state_that_was_not_heard_of_as_such_takes_one_snapshot(
     assert round_trips(statements) == ["WITH", "BEGIN", "WITH", "WITH", "WITH", "COMMIT"]
 
 
-async def test_whoever_waits_is_told_the_rooms_by_memory(store: Store, statements: StatementLog) -> None:
+async def test_whoever_waits_is_told_the_rooms_by_memory(
+    store: Store, statements: StatementLog
+) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch
@@ -134,10 +157,14 @@ async def test_only_changed_rooms_of_the_user_are_candidates(store: Store) -> No
         await append(store, room.message(ADMIN))
     held = await news(store)
     assert held.rooms_of is not None
-    assert held.candidates(since) == [held.rooms_of.joined[rooms[1].room_id]], "many others have changed: by the user's rooms"
+    assert held.candidates(since) == [held.rooms_of.joined[rooms[1].room_id]], (
+        "many others have changed: by the user's rooms"
+    )
     assert held.candidates(held.positions["events"]) == []
     await append(store, rooms[2].message(ADMIN))
-    assert (await news(store)).candidates(held.positions["events"]) == [held.rooms_of.joined[rooms[2].room_id]]
+    assert (await news(store)).candidates(held.positions["events"]) == [
+        held.rooms_of.joined[rooms[2].room_id]
+    ]
 
 
 async def test_a_change_of_membership_makes_all_rooms_candidates_once(store: Store) -> None:
@@ -151,11 +178,15 @@ async def test_a_change_of_membership_makes_all_rooms_candidates_once(store: Sto
     assert held.candidates(held.positions["events"]) == []
 
 
-async def test_what_another_store_commits_is_a_candidate_before_it_is_heard_of(dsn: str, store: Store) -> None:
+async def test_what_another_store_commits_is_a_candidate_before_it_is_heard_of(
+    dsn: str, store: Store
+) -> None:
     room, invited = new_room(members=[LOCAL]), new_room(seed=1)
     await deliver(store, room)
     await deliver(store, invited)
-    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=ALONE) as other:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name="other", config=ALONE
+    ) as other:
         since = (await store.sync(LOCAL)).next_batch
         await store.sync(LOCAL, since=since)
         await append(other, room.message(ADMIN))
@@ -177,10 +208,17 @@ async def test_news_that_comes_in_that_very_moment_takes_a_statement_more_and_no
     knocked = new_room(seed=3, join_rule="knock")
     for room in (*rooms, knocked):
         await deliver(store, room)
-    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=ALONE) as other:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name="other", config=ALONE
+    ) as other:
         since = (await store.sync(LOCAL)).next_batch
         await store.sync(LOCAL, since=since)
-        said = rooms[0].message(ADMIN), rooms[1].leave(LOCAL), rooms[2].invite(ADMIN, LOCAL), knocked.knock(LOCAL)
+        said = (
+            rooms[0].message(ADMIN),
+            rooms[1].leave(LOCAL),
+            rooms[2].invite(ADMIN, LOCAL),
+            knocked.knock(LOCAL),
+        )
         for event in said:
             await append(other, event)
         round_trips(statements)
@@ -190,12 +228,16 @@ async def test_news_that_comes_in_that_very_moment_takes_a_statement_more_and_no
         assert [list(one) for one in told] == [[event.room_id] for event in said]
 
 
-async def test_whoever_waits_in_that_moment_asks_no_fifth_either(dsn: str, store: Store, statements: StatementLog) -> None:
+async def test_whoever_waits_in_that_moment_asks_no_fifth_either(
+    dsn: str, store: Store, statements: StatementLog
+) -> None:
     """What came is nothing to tell, so the wait goes on, for rooms that this process has not heard of, too."""
     room, joined = new_room(members=[LOCAL]), new_room(seed=1)
     await deliver(store, room)
     await deliver(store, joined)
-    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=ALONE) as other:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name="other", config=ALONE
+    ) as other:
         since = (await store.sync(LOCAL)).next_batch
         await store.sync(LOCAL, since=since)
         await append(other, joined.join(LOCAL))
@@ -220,11 +262,15 @@ async def test_whoever_waits_in_that_moment_asks_no_fifth_either(dsn: str, store
         assert round_trips(statements) == ["SELECT", "BEGIN", "WITH", "WITH", "WITH", "COMMIT"]
 
 
-async def test_who_is_far_behind_looks_at_all_rooms(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_far_behind_looks_at_all_rooms(
+    dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     monkeypatch.setattr(changed_rooms, "FAR", 1)
-    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=ALONE) as other:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name="other", config=ALONE
+    ) as other:
         since = (await store.sync(LOCAL)).next_batch
         await append(other, room.message(ADMIN), room.message(ADMIN), room.message(ADMIN))
         assert (await news(store)).unseen is None

@@ -7,7 +7,9 @@ from storage import Config, EventFilter, Store, SyncFilter
 from tests.queries.rooms import ADMIN, LOCAL, append, bodies, deliver, ids, messages_in, new_room
 
 
-async def paged(store: Store, room_id: storage.RoomId, at: str, to: str | None = None) -> list[storage.StoredEvent]:
+async def paged(
+    store: Store, room_id: storage.RoomId, at: str, to: str | None = None
+) -> list[storage.StoredEvent]:
     """What lies before, by pages of three."""
     found: list[storage.StoredEvent] = []
     end: str | None = at
@@ -34,11 +36,16 @@ async def test_a_timeline_does_not_cross_a_gap(store: Store) -> None:
     assert (ids(timeline.events), timeline.limited) == (ids(after), True)
     assert ids(answer.join[room.room_id].state) == []
     page = await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, to=since)
-    assert (bodies(page.chunk), [gap.backfill_from for gap in page.gaps]) == (["before 1", "before 0"], [(missing[1].event_id,)])
+    assert (bodies(page.chunk), [gap.backfill_from for gap in page.gaps]) == (
+        ["before 1", "before 0"],
+        [(missing[1].event_id,)],
+    )
     assert await append(store, *missing, origin="backfill") == ["stored"] * 2
     assert (await store.sync(LOCAL, since=answer.next_batch)).is_empty
     assert (await store.sync(LOCAL, since=since)).join == answer.join
-    assert ids(await paged(store, room.room_id, timeline.prev_batch)) == ids([*room.events[:-3]])[::-1]
+    assert (
+        ids(await paged(store, room.room_id, timeline.prev_batch)) == ids([*room.events[:-3]])[::-1]
+    )
     initial = (await store.sync(LOCAL, timeline_limit=100)).join[room.room_id].timeline
     assert (ids(initial.events), initial.limited) == (ids(after), True)
 
@@ -65,14 +72,20 @@ async def test_a_gap_before_what_is_not_shown_is_none_to_jump_over_either(store:
     await append(store, seen)
     room.message(ADMIN, "missing")
     refused = room.topic(LOCAL, "no", expected="rejected")
-    assert await append(store, refused, state_before={refused.event_id: list(refused.state_before.values())}) == ["rejected"]
+    assert await append(
+        store, refused, state_before={refused.event_id: list(refused.state_before.values())}
+    ) == ["rejected"]
     timeline = (await store.sync(LOCAL, since=since)).join[room.room_id].timeline
     assert (timeline.events, timeline.limited) == ([], True)
-    assert ids((await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, to=since)).chunk) == [seen.event_id]
+    assert ids(
+        (await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, to=since)).chunk
+    ) == [seen.event_id]
 
 
 async def test_too_much_that_is_hidden_limits_a_timeline(dsn: str) -> None:
-    async with storage.open(dsn, server_name="s1.test", config=Config(traversal_rows_max=20)) as store:
+    async with storage.open(
+        dsn, server_name="s1.test", config=Config(traversal_rows_max=20)
+    ) as store:
         room = new_room(visibility="joined", members=[LOCAL])
         room.message(ADMIN, "seen first")
         room.leave(LOCAL)
@@ -94,7 +107,9 @@ async def test_too_much_that_is_hidden_limits_a_timeline(dsn: str) -> None:
 
 async def test_what_a_sparse_filter_passes_over_is_behind_prev_batch(dsn: str) -> None:
     """More is passed over than is looked at: the timeline is limited though it might be full, and pages go on from it."""
-    async with storage.open(dsn, server_name="s1.test", config=Config(traversal_rows_max=20)) as store:
+    async with storage.open(
+        dsn, server_name="s1.test", config=Config(traversal_rows_max=20)
+    ) as store:
         room = new_room(members=[LOCAL])
         rare = [room.send(ADMIN, "org.test.rare", {"n": n}) for n in range(2)]
         for number in range(30):
@@ -104,9 +119,15 @@ async def test_what_a_sparse_filter_passes_over_is_behind_prev_batch(dsn: str) -
         for found in ([], [room.send]):
             latest = [send(ADMIN, "org.test.rare", {"n": 2}) for send in found]
             await deliver(store, room)
-            timeline = (await store.sync(LOCAL, filter=SyncFilter(timeline=wanted))).join[room.room_id].timeline
+            timeline = (
+                (await store.sync(LOCAL, filter=SyncFilter(timeline=wanted)))
+                .join[room.room_id]
+                .timeline
+            )
             assert (ids(timeline.events), timeline.limited) == (ids(latest), True)
-            page = await store.messages(room.room_id, LOCAL, from_=timeline.prev_batch, filter=wanted)
+            page = await store.messages(
+                room.room_id, LOCAL, from_=timeline.prev_batch, filter=wanted
+            )
             assert ids(page.chunk) == ids(rare[::-1])
             everything = [*timeline.events, *await paged(store, room.room_id, timeline.prev_batch)]
             assert sorted(ids(everything)) == sorted(ids(room.events))
@@ -121,9 +142,15 @@ async def test_state_that_came_with_history_is_returned_with_the_next_event(stor
     missing = [room.message(ADMIN, "missing"), room.topic(ADMIN, "missing", ts=1000)]
     after = room.message(ADMIN, "after")
     assert await append(store, missing[1], origin="outlier") == ["stored"]
-    assert await append(store, after, state_before={after.event_id: list(after.state_before.values())}) == ["stored"]
+    assert await append(
+        store, after, state_before={after.event_id: list(after.state_before.values())}
+    ) == ["stored"]
     first = await store.sync(LOCAL)
-    assert [event.event_id for event in first.join[room.room_id].state_after if event.type == "m.room.topic"] == [before.event_id]
+    assert [
+        event.event_id
+        for event in first.join[room.room_id].state_after
+        if event.type == "m.room.topic"
+    ] == [before.event_id]
     assert await append(store, *missing, origin="backfill") == ["stored"] * 2
     await append(store, other.message(ADMIN, "elsewhere"))
     second = await store.sync(LOCAL, since=first.next_batch)
@@ -132,19 +159,28 @@ async def test_state_that_came_with_history_is_returned_with_the_next_event(stor
     third = await store.sync(LOCAL, since=second.next_batch)
     assert ids(third.join[room.room_id].state_after) == [missing[1].event_id]
     await append(store, room.message(ADMIN, "and later"))
-    assert ids((await store.sync(LOCAL, since=third.next_batch)).join[room.room_id].state_after) == []
+    assert (
+        ids((await store.sync(LOCAL, since=third.next_batch)).join[room.room_id].state_after) == []
+    )
 
 
 @pytest.mark.parametrize("is_elsewhere", [True, False], ids=["elsewhere", "here"])
-async def test_an_own_membership_that_came_with_history_is_returned_once(store: Store, is_elsewhere: bool) -> None:
-    """The leave in the gap has the older time, so the join wins until the gap is filled. It is returned as soon as a token covers its position."""
+async def test_an_own_membership_that_came_with_history_is_returned_once(
+    store: Store, is_elsewhere: bool
+) -> None:
+    """The leave in the gap has the older time, so the join wins until the gap is filled.
+
+    It is returned as soon as a token covers its position.
+    """
     room, other = new_room(members=[LOCAL]), new_room(members=[LOCAL], seed=1)
     await deliver(store, room)
     await deliver(store, other)
     missing = [room.message(ADMIN, "missing"), room.leave(LOCAL, ts=1000)]
     after = room.message(ADMIN, "after")
     assert await append(store, missing[1], origin="outlier") == ["stored"]
-    assert await append(store, after, state_before={after.event_id: list(after.state_before.values())}) == ["stored"]
+    assert await append(
+        store, after, state_before={after.event_id: list(after.state_before.values())}
+    ) == ["stored"]
     answers = [await store.sync(LOCAL)]
     assert set(answers[0].join) == {room.room_id, other.room_id}
     assert await append(store, *missing, origin="backfill") == ["stored"] * 2

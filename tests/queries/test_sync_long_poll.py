@@ -19,7 +19,12 @@ LONG_MS = 60_000
 class Wait:
     """Does something between the moment a sync has looked and the moment it waits; knows how often it came to that."""
 
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        monkeypatch: pytest.MonkeyPatch,
+        meanwhile: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         self.times = 0
         self.reached = asyncio.Event()
         self._wait = store.notifier.wait
@@ -34,7 +39,9 @@ class Wait:
         return await self._wait(keys, after=after, timeout_ms=timeout_ms)
 
 
-async def waiting(store: Store, since: str, meanwhile: Awaitable[object], monkeypatch: pytest.MonkeyPatch) -> Sync:
+async def waiting(
+    store: Store, since: str, meanwhile: Awaitable[object], monkeypatch: pytest.MonkeyPatch
+) -> Sync:
     """The answer of a sync that waits before something happens."""
     wait = Wait(store, monkeypatch)
     async with asyncio.TaskGroup() as tasks:
@@ -60,7 +67,9 @@ async def test_waiting_ends_with_news(store: Store, monkeypatch: pytest.MonkeyPa
     assert ids(answer.join[room.room_id].timeline.events) == [said.event_id]
 
 
-async def test_what_comes_between_looking_and_waiting_is_not_slept_through(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_comes_between_looking_and_waiting_is_not_slept_through(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch
@@ -71,7 +80,9 @@ async def test_what_comes_between_looking_and_waiting_is_not_slept_through(store
     assert wait.times == 1
 
 
-async def test_an_invite_wakes_who_is_in_no_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_invite_wakes_who_is_in_no_room(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = new_room()
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch
@@ -79,7 +90,9 @@ async def test_an_invite_wakes_who_is_in_no_room(store: Store, monkeypatch: pyte
     assert list(answer.invite) == [room.room_id]
 
 
-async def test_a_room_that_was_joined_while_waiting_wakes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_room_that_was_joined_while_waiting_wakes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rooms to wait for are those of the look, and a join concerns its user."""
     room = new_room()
     await deliver(store, room)
@@ -106,8 +119,14 @@ async def test_other_rooms_wake_nobody(store: Store, statements: StatementLog) -
         asking = tasks.create_task(store.sync(LOCAL, since=since, timeout_ms=LONG_MS))
         tasks.create_task(write())
     assert list(asking.result().join) == [room.room_id]
-    asked = [statement for task, statement in statements.sent if task is asking and statement.lstrip().startswith(("SELECT", "WITH"))]
-    assert len(asked) <= 2 + 4 + 4, "positions and rooms; then perhaps a look without news, and the answer"
+    asked = [
+        statement
+        for task, statement in statements.sent
+        if task is asking and statement.lstrip().startswith(("SELECT", "WITH"))
+    ]
+    assert len(asked) <= 2 + 4 + 4, (
+        "positions and rooms; then perhaps a look without news, and the answer"
+    )
 
 
 async def test_old_news_does_not_wake(store: Store) -> None:
@@ -124,14 +143,19 @@ async def test_old_news_does_not_wake(store: Store) -> None:
     assert await asleep
 
 
-async def test_a_membership_that_resolution_gives_back_wakes_its_user(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_membership_that_resolution_gives_back_wakes_its_user(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A moderator who was demoted on another branch kicked them: the kick falls, and no event names the user."""
     room = new_room(members=[OTHER, LOCAL])
     room.power_levels(ADMIN, users={ADMIN: 100, OTHER: 50})
     left, right = room.fork(2)
     demoted = left.power_levels(ADMIN, users={OTHER: 0})
     kicked = right.kick(OTHER, LOCAL)
-    await store.append([event.pdu for event in room.events if event.event_id != demoted.event_id], room_version="11")
+    await store.append(
+        [event.pdu for event in room.events if event.event_id != demoted.event_id],
+        room_version="11",
+    )
     assert await store.rooms_of(UserId(LOCAL)) == []
     since = (await store.sync(LOCAL)).next_batch
     answer = await waiting(store, since, append(store, demoted), monkeypatch)
@@ -149,11 +173,15 @@ async def test_closing_the_store_ends_the_wait(dsn: str, monkeypatch: pytest.Mon
         await asking
 
 
-async def test_without_replication_another_store_is_heard_of_by_following(dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_replication_another_store_is_heard_of_by_following(
+    dsn: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     config = storage.Config(follow_ms=5)
-    async with storage.open(dsn, server_name="s1.test", instance_name="other", config=config) as other:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name="other", config=config
+    ) as other:
         since = (await other.sync(LOCAL)).next_batch
         answer = await waiting(other, since, append(store, room.message(ADMIN)), monkeypatch)
     assert list(answer.join) == [room.room_id]

@@ -27,13 +27,17 @@ async def test_a_token_holds_the_positions_of_all_streams(store: Store) -> None:
     assert second["events"] == first["events"]
     for name, position in written.items():
         assert first[name].furthest() < position <= second[name].furthest()
-    [message] = await store.to_device.inbox(USER, "phone", after=first["to_device"].min, upto=second["to_device"].furthest())
+    [message] = await store.to_device.inbox(
+        USER, "phone", after=first["to_device"].min, upto=second["to_device"].furthest()
+    )
     assert message.content == b'{"n":1}'
     with pytest.raises(InvalidToken):
         store.positions_of("s1~damaged")
 
 
-async def test_a_message_to_a_device_alone_moves_the_token_and_asks_for_no_room(store: Store, statements: StatementLog) -> None:
+async def test_a_message_to_a_device_alone_moves_the_token_and_asks_for_no_room(
+    store: Store, statements: StatementLog
+) -> None:
     room = new_room(members=[LOCAL])
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch
@@ -46,9 +50,13 @@ async def test_a_message_to_a_device_alone_moves_the_token_and_asks_for_no_room(
         assert answer.is_empty
         assert answer.next_batch != since
         asked = [
-            text for _, text in statements.sent if text.lstrip().startswith(("SELECT", "WITH")) and "pg_sequence_last_value" not in text
+            text
+            for _, text in statements.sent
+            if text.lstrip().startswith(("SELECT", "WITH")) and "pg_sequence_last_value" not in text
         ]
-        assert len(asked) == 1, "the positions; not what the store asks now and then by itself (storage/streams/position_poller.py)"
+        assert len(asked) == 1, (
+            "the positions; not what the store asks now and then by itself (storage/streams/position_poller.py)"
+        )
 
 
 async def test_a_wait_ends_with_a_message_to_a_device(store: Store) -> None:
@@ -62,7 +70,9 @@ async def test_a_wait_ends_with_a_message_to_a_device(store: Store) -> None:
     async with asyncio.timeout(30):
         answer = await store.sync(LOCAL, since=since, timeout_ms=LONG_MS)
     assert store.positions_of(answer.next_batch)["to_device"].furthest() >= sent
-    assert (await store.sync(LOCAL, since=answer.next_batch, timeout_ms=20)).next_batch == answer.next_batch
+    assert (
+        await store.sync(LOCAL, since=answer.next_batch, timeout_ms=20)
+    ).next_batch == answer.next_batch
 
 
 async def test_a_token_of_an_older_release_is_taken(store: Store) -> None:

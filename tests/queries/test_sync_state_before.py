@@ -17,7 +17,9 @@ async def after_a_gap(store: Store, room: RoomBuilder, *events: BuiltEvent) -> N
     """Store events whose parents are missing: the states before them first, as outliers."""
     state = {event_id for event in events for event_id in event.state_before.values()}
     needed = {*state, *room.graph.auth_chain([*state, *ids(events)])} - {*ids(events)}
-    await append(store, *[event for event in room.events if event.event_id in needed], origin="outlier")
+    await append(
+        store, *[event for event in room.events if event.event_id in needed], origin="outlier"
+    )
     given = {event.event_id: list(event.state_before.values()) for event in events}
     assert set(await append(store, *events, state_before=given)) == {"stored"}
 
@@ -74,11 +76,15 @@ async def test_a_rejoin_has_what_changed_during_the_absence(store: Store) -> Non
         assert state_of(told.state_after) == after(back)
     told = (await store.sync(LOCAL, since=joined)).join[room.room_id]
     changed = {NAME: renamed.event_id, ("m.room.member", LOCAL): leave.event_id}
-    assert {key: one for key, one in state_of(told.state).items() if key != ("m.room.member", OTHER)} == changed
+    assert {
+        key: one for key, one in state_of(told.state).items() if key != ("m.room.member", OTHER)
+    } == changed
     assert state_of(told.state_after)[NAME] == renamed.event_id
 
 
-async def test_a_rename_inside_a_gap_reaches_the_client(store: Store, statements: StatementLog) -> None:
+async def test_a_rename_inside_a_gap_reaches_the_client(
+    store: Store, statements: StatementLog
+) -> None:
     room = remote_room(LOCAL, ADMIN)
     await deliver(store, room)
     since = (await store.sync(LOCAL)).next_batch
@@ -89,16 +95,23 @@ async def test_a_rename_inside_a_gap_reaches_the_client(store: Store, statements
     statements.take()
     told = (await store.sync(LOCAL, since=since)).join[room.room_id]
     assert len(statements.take()) <= 4
-    assert (ids(told.timeline.events), ids(told.state)) == (ids([first, second]), [renamed.event_id])
+    assert (ids(told.timeline.events), ids(told.state)) == (
+        ids([first, second]),
+        [renamed.event_id],
+    )
     assert ids(told.state_after) == [renamed.event_id]
     initial = (await store.sync(LOCAL)).join[room.room_id]
     assert state_of(initial.state) == dict(first.state_before)
     assert state_of(initial.state_after) == dict(first.state_before)
     whole = (await store.sync(LOCAL, since=since, full_state=True)).join[room.room_id]
     assert state_of(whole.state) == dict(first.state_before)
-    lazy = (await store.sync(LOCAL, since=since, filter=SyncFilter(lazy_load_members=True))).join[room.room_id]
+    lazy = (await store.sync(LOCAL, since=since, filter=SyncFilter(lazy_load_members=True))).join[
+        room.room_id
+    ]
     assert state_of(lazy.state) == {
-        key: one for key, one in first.state_before.items() if one == renamed.event_id or key[1] in (LOCAL, REMOTE)
+        key: one
+        for key, one in first.state_before.items()
+        if one == renamed.event_id or key[1] in (LOCAL, REMOTE)
     }
 
 
@@ -112,8 +125,14 @@ async def test_what_the_first_event_replaces_is_as_before_it(store: Store) -> No
     first = room.name(REMOTE, "3")
     await after_a_gap(store, room, first)
     told = (await store.sync(LOCAL, since=since)).join[room.room_id]
-    assert state_of(told.state) == {NAME: renamed[1].event_id, ("m.room.member", OTHER): joined.event_id}
-    assert state_of(told.state_after) == {NAME: first.event_id, ("m.room.member", OTHER): joined.event_id}
+    assert state_of(told.state) == {
+        NAME: renamed[1].event_id,
+        ("m.room.member", OTHER): joined.event_id,
+    }
+    assert state_of(told.state_after) == {
+        NAME: first.event_id,
+        ("m.room.member", OTHER): joined.event_id,
+    }
     initial = (await store.sync(LOCAL)).join[room.room_id]
     assert state_of(initial.state) == dict(first.state_before)
     assert state_of(initial.state_after) == after(first)
@@ -127,7 +146,9 @@ async def test_a_membership_that_the_first_event_replaces_is_as_before_it(store:
     first = room.join(OTHER)
     await after_a_gap(store, room, first)
     for lazy in (False, True):
-        told = (await store.sync(LOCAL, since=since, filter=SyncFilter(lazy_load_members=lazy))).join[room.room_id]
+        told = (
+            await store.sync(LOCAL, since=since, filter=SyncFilter(lazy_load_members=lazy))
+        ).join[room.room_id]
         assert state_of(told.state)["m.room.member", OTHER] == invite.event_id
         assert state_of(told.state_after)["m.room.member", OTHER] == first.event_id
 

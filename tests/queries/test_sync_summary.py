@@ -31,8 +31,14 @@ async def test_a_room_without_a_name_is_called_by_its_members(store: Store) -> N
         (room.name(ADMIN, "called"), called(4, 0, None)),
         (room.leave(REMOTE), called(3, 0, None)),
         (room.name(ADMIN, ""), called(3, 0, (ADMIN, OTHER))),
-        (room.send(ADMIN, "m.room.canonical_alias", {"alias": "#a:s1.test"}, state_key=""), called(3, 0, None)),
-        (room.send(ADMIN, "m.room.canonical_alias", {"alt_aliases": []}, state_key=""), called(3, 0, (ADMIN, OTHER))),
+        (
+            room.send(ADMIN, "m.room.canonical_alias", {"alias": "#a:s1.test"}, state_key=""),
+            called(3, 0, None),
+        ),
+        (
+            room.send(ADMIN, "m.room.canonical_alias", {"alt_aliases": []}, state_key=""),
+            called(3, 0, (ADMIN, OTHER)),
+        ),
     ):
         await append(store, change)
         since = answer.next_batch
@@ -41,7 +47,9 @@ async def test_a_room_without_a_name_is_called_by_its_members(store: Store) -> N
         assert await store.sync(LOCAL, since=since) == answer
 
 
-async def test_a_name_is_one_that_the_content_has_however_the_event_is_written(store: Store) -> None:
+async def test_a_name_is_one_that_the_content_has_however_the_event_is_written(
+    store: Store,
+) -> None:
     """Blanks, escapes that Postgres refuses as text, and names that stand elsewhere in the event."""
     room = new_room(members=[LOCAL])
     await deliver(store, room)
@@ -59,7 +67,9 @@ async def test_a_name_is_one_that_the_content_has_however_the_event_is_written(s
     ):
         event = room.state_event(ADMIN, "m.room.name", content)
         pdu = json.dumps(json.loads(event.pdu) | {"unsigned": unsigned}, indent=1).encode()
-        assert [result.outcome for result in await store.append([pdu], room_version=room.version)] == ["stored"]
+        assert [
+            result.outcome for result in await store.append([pdu], room_version=room.version)
+        ] == ["stored"]
         answer = await store.sync(LOCAL, since=answer.next_batch)
         assert answer.join[room.room_id].summary == expected, content
 
@@ -73,7 +83,9 @@ async def test_heroes_are_five_and_those_who_left_if_nobody_else_is_there(store:
     for room in (many, alone):
         await deliver(store, room)
     answer = await store.sync(LOCAL)
-    assert answer.join[many.room_id].summary == called(9, 0, (ADMIN, *(f"@member{number}:s2.test" for number in range(4))))
+    assert answer.join[many.room_id].summary == called(
+        9, 0, (ADMIN, *(f"@member{number}:s2.test" for number in range(4)))
+    )
     assert answer.join[alone.room_id].summary == called(1, 0, (REMOTE, ADMIN))
 
 
@@ -90,22 +102,30 @@ async def test_a_part_of_an_initial_sync_has_the_summary_of_its_position(store: 
 
 
 async def test_members_are_loaded_lazily(store: Store) -> None:
-    room = new_room(members=[LOCAL, OTHER, *(f"@member{number}:s2.test" for number in range(9)), REMOTE])
+    room = new_room(
+        members=[LOCAL, OTHER, *(f"@member{number}:s2.test" for number in range(9)), REMOTE]
+    )
     before = set(room.state)
     room.message(REMOTE, "first")
     kick = room.kick(ADMIN, "@member3:s2.test")
     await deliver(store, room)
     answer = await store.sync(LOCAL, filter=LAZY, timeline_limit=2)
     told = answer.join[room.room_id]
-    assert members(told.state) == members(told.state_after) == {ADMIN, LOCAL, REMOTE, "@member3:s2.test"}
+    assert (
+        members(told.state)
+        == members(told.state_after)
+        == {ADMIN, LOCAL, REMOTE, "@member3:s2.test"}
+    )
     assert kick.event_id in ids(told.state_after)
     assert kick.event_id not in ids(told.state)
-    assert {(event.type, event.state_key) for event in told.state if event.type != "m.room.member"} == {
-        key for key in before if key[0] != "m.room.member"
-    }
+    assert {
+        (event.type, event.state_key) for event in told.state if event.type != "m.room.member"
+    } == {key for key in before if key[0] != "m.room.member"}
     gone, speaks = room.leave("@member5:s2.test"), room.message(OTHER, "second")
     await append(store, gone, speaks)
-    told = (await store.sync(LOCAL, since=answer.next_batch, filter=LAZY, timeline_limit=1)).join[room.room_id]
+    told = (await store.sync(LOCAL, since=answer.next_batch, filter=LAZY, timeline_limit=1)).join[
+        room.room_id
+    ]
     assert members(told.state) == members(told.state_after) == {LOCAL, OTHER, "@member5:s2.test"}
     assert gone.event_id in ids(told.state)
     told = (await store.sync(LOCAL, since=answer.next_batch, timeline_limit=1)).join[room.room_id]
@@ -124,7 +144,9 @@ async def test_whoever_speaks_and_then_changes_is_known_as_they_were(store: Stor
     told = (await store.sync(LOCAL, since=since, filter=LAZY)).join[room.room_id]
     assert ids(told.timeline.events) == [said.event_id, renamed.event_id]
     assert {event.event_id for event in told.state if event.state_key == REMOTE} == {before}
-    assert {event.event_id for event in told.state_after if event.state_key == REMOTE} == {renamed.event_id}
+    assert {event.event_id for event in told.state_after if event.state_key == REMOTE} == {
+        renamed.event_id
+    }
 
 
 async def test_who_was_never_in_the_room_is_told_of_no_other_member(store: Store) -> None:
@@ -144,5 +166,8 @@ async def test_filters_of_the_state(store: Store) -> None:
     await deliver(store, room)
     picked = SyncFilter(state=EventFilter(types=["m.room.name", "m.room.m*"], not_senders=[LOCAL]))
     told = (await store.sync(LOCAL, filter=picked, timeline_limit=1)).join[room.room_id]
-    assert {(event.type, event.state_key) for event in told.state} == {("m.room.name", ""), ("m.room.member", ADMIN)}
+    assert {(event.type, event.state_key) for event in told.state} == {
+        ("m.room.name", ""),
+        ("m.room.member", ADMIN),
+    }
     assert ids(told.state) == ids(told.state_after)

@@ -32,10 +32,15 @@ async def away(store: Store) -> tuple[RoomBuilder, BuiltEvent, BuiltEvent, Built
 
 
 async def test_across_a_long_absence(dsn: str) -> None:
-    async with storage.open(dsn, server_name="s1.test", config=storage.Config(traversal_rows_max=ROWS)) as store:
+    async with storage.open(
+        dsn, server_name="s1.test", config=storage.Config(traversal_rows_max=ROWS)
+    ) as store:
         room, last, middle, back = await away(store)
         time = middle.json["origin_server_ts"]
-        after, before = await store.event_near(room.room_id, LOCAL, time, "f"), await store.event_near(room.room_id, LOCAL, time, "b")
+        after, before = (
+            await store.event_near(room.room_id, LOCAL, time, "f"),
+            await store.event_near(room.room_id, LOCAL, time, "b"),
+        )
         assert after is not None
         assert before is not None
         assert (after.event_id, before.event_id) == (back.event_id, last.event_id)
@@ -53,7 +58,10 @@ async def test_across_a_long_absence(dsn: str) -> None:
 async def test_without_the_limit_it_is_the_same(store: Store) -> None:
     room, last, middle, back = await away(store)
     time = middle.json["origin_server_ts"]
-    after, before = await store.event_near(room.room_id, LOCAL, time, "f"), await store.event_near(room.room_id, LOCAL, time, "b")
+    after, before = (
+        await store.event_near(room.room_id, LOCAL, time, "f"),
+        await store.event_near(room.room_id, LOCAL, time, "b"),
+    )
     assert after is not None
     assert before is not None
     assert (after.event_id, before.event_id) == (back.event_id, last.event_id)
@@ -62,7 +70,9 @@ async def test_without_the_limit_it_is_the_same(store: Store) -> None:
 async def test_context_at_the_edge_of_an_absence(store: Store) -> None:
     _, last, _, back = await away(store)
     for target in (last, back):
-        plan = await plan_of(store, context.SQL_CONTEXT, target.event_id, LOCAL, 20, 20, [], *ANY_EVENT.arguments)
+        plan = await plan_of(
+            store, context.SQL_CONTEXT, target.event_id, LOCAL, 20, 20, [], *ANY_EVENT.arguments
+        )
         assert plan.event_rows < HIDDEN / 2
     found = await store.context(last.event_id, LOCAL, limit=4)
     assert found.events_after[0].event_id == back.event_id

@@ -19,11 +19,15 @@ async def sent(store: Store, room: RoomBuilder, server_name: str) -> list[Stored
     """Everything that both walks give to a server."""
     latest = ids(room.events[-1:])
     found = await store.backfill(room.room_id, latest, 100, server_name=server_name)
-    return found + await store.missing_events(room.room_id, [], latest, limit=100, server_name=server_name)
+    return found + await store.missing_events(
+        room.room_id, [], latest, limit=100, server_name=server_name
+    )
 
 
 @pytest.mark.parametrize("visibility", ["shared", "invited", "joined"])
-async def test_a_server_that_was_never_in_the_room_gets_nothing(store: Store, visibility: str) -> None:
+async def test_a_server_that_was_never_in_the_room_gets_nothing(
+    store: Store, visibility: str
+) -> None:
     room = new_room(visibility=visibility, members=[LOCAL])
     room.message(ADMIN, "secret")
     await deliver(store, room)
@@ -52,7 +56,10 @@ async def test_a_stranger_gets_what_the_world_may_read_whole(store: Store) -> No
     after = room.message(ADMIN, "after")
     await deliver(store, room)
     readable = set(ids([opened, said, closed]))
-    assert await store.visible_to_server(STRANGER, ids([before, opened, said, closed, after])) == readable
+    assert (
+        await store.visible_to_server(STRANGER, ids([before, opened, said, closed, after]))
+        == readable
+    )
     found = await sent(store, room, STRANGER)
     assert set(ids(found)) == readable
     assert not any(event.withheld for event in found)
@@ -67,11 +74,17 @@ async def test_the_rule_decides_for_a_server_that_has_left(store: Store) -> None
     room.history_visibility(ADMIN, "joined")
     hidden = room.message(ADMIN, "hidden")
     await deliver(store, room)
-    assert await store.visible_to_server("s2.test", ids([before, after, hidden])) == set(ids([before, after]))
-    assert {event.event_id: event.withheld for event in await sent(store, room, "s2.test")}[hidden.event_id]
+    assert await store.visible_to_server("s2.test", ids([before, after, hidden])) == set(
+        ids([before, after])
+    )
+    assert {event.event_id: event.withheld for event in await sent(store, room, "s2.test")}[
+        hidden.event_id
+    ]
 
 
-async def test_the_membership_of_one_who_came_back_as_invited_is_not_forgotten(store: Store) -> None:
+async def test_the_membership_of_one_who_came_back_as_invited_is_not_forgotten(
+    store: Store,
+) -> None:
     room = new_room(visibility="invited", members=[REMOTE])
     room.leave(REMOTE)
     hidden = room.message(ADMIN, "hidden")
@@ -87,7 +100,9 @@ async def test_a_join_in_a_state_that_was_given_counts(store: Store) -> None:
     auth = room.events
     joined = room.join(LOCAL)
     assert set(await append(store, *auth, origin="outlier")) == {"stored"}
-    [result] = await store.append([joined.pdu], room_version="11", state_before={joined.event_id: ids(auth)})
+    [result] = await store.append(
+        [joined.pdu], room_version="11", state_before={joined.event_id: ids(auth)}
+    )
     assert result.outcome == "stored"
     assert await store.visible_to_server("s2.test", [joined.event_id]) == {joined.event_id}
     assert await store.visible_to_server("s3.test", [joined.event_id]) == set()

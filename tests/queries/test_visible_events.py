@@ -28,7 +28,9 @@ async def seen(store: Store, user: str, named: Mapping[str, str]) -> set[str]:
         ("joined", {"in", "again"}),
     ],
 )
-async def test_one_who_was_invited_joined_left_and_joined_again(store: Store, visibility: str, expected: set[str]) -> None:
+async def test_one_who_was_invited_joined_left_and_joined_again(
+    store: Store, visibility: str, expected: set[str]
+) -> None:
     room = new_room(visibility=visibility)
     named = {"before": room.message(ADMIN).event_id}
     room.invite(ADMIN, LOCAL)
@@ -44,11 +46,17 @@ async def test_one_who_was_invited_joined_left_and_joined_again(store: Store, vi
     room.leave(LOCAL)
     named["gone"] = room.message(ADMIN).event_id
     await deliver(store, room)
-    assert await seen(store, LOCAL, named) == expected | ({"gone"} if visibility == "world_readable" else set())
-    assert await seen(store, OTHER, named) == (set(named) if visibility == "world_readable" else set())
+    assert await seen(store, LOCAL, named) == expected | (
+        {"gone"} if visibility == "world_readable" else set()
+    )
+    assert await seen(store, OTHER, named) == (
+        set(named) if visibility == "world_readable" else set()
+    )
 
 
-async def test_one_who_left_keeps_what_was_shared_until_the_join_and_nothing_after_the_leave(store: Store) -> None:
+async def test_one_who_left_keeps_what_was_shared_until_the_join_and_nothing_after_the_leave(
+    store: Store,
+) -> None:
     room = new_room()
     before = room.message(ADMIN).event_id
     room.join(LOCAL)
@@ -58,13 +66,17 @@ async def test_one_who_left_keeps_what_was_shared_until_the_join_and_nothing_aft
     assert await store.visible_to_user(LOCAL, [before, after]) == {before}
 
 
-async def test_own_membership_and_the_change_of_visibility_are_seen_under_either_state(store: Store) -> None:
+async def test_own_membership_and_the_change_of_visibility_are_seen_under_either_state(
+    store: Store,
+) -> None:
     room = new_room(visibility="joined", members=[LOCAL])
     leave = room.leave(LOCAL)
     opened = room.history_visibility(ADMIN, "world_readable")
     closed = room.history_visibility(ADMIN, "joined")
     await deliver(store, room)
-    assert await store.visible_to_user(LOCAL, ids([leave, opened, closed])) == set(ids([leave, opened, closed]))
+    assert await store.visible_to_user(LOCAL, ids([leave, opened, closed])) == set(
+        ids([leave, opened, closed])
+    )
 
 
 async def test_soft_failed_rejected_and_outlying_events_are_seen_by_no_user(store: Store) -> None:
@@ -82,7 +94,10 @@ async def test_soft_failed_rejected_and_outlying_events_are_seen_by_no_user(stor
     assert await store.visible_to_server("s3.test", asked) == {soft.event_id}
 
 
-@pytest.mark.parametrize("visibility,whole", [("world_readable", "abcd"), ("shared", "abcd"), ("invited", "bc"), ("joined", "c")])
+@pytest.mark.parametrize(
+    "visibility,whole",
+    [("world_readable", "abcd"), ("shared", "abcd"), ("invited", "bc"), ("joined", "c")],
+)
 async def test_a_server_sees_what_its_users_may(store: Store, visibility: str, whole: str) -> None:
     room = new_room(visibility=visibility)
     named = {"a": room.message(ADMIN).event_id}
@@ -115,15 +130,20 @@ async def test_forks_agree_with_the_rules_read_aloud(store: Store) -> None:
         oracle.append([event.pdu])
     asked = ids(room.events)
     oracle.positions = {
-        event_id: (event.topological_ordering or 0, event.stream_ordering or 0) for event_id, event in (await store.events(asked)).items()
+        event_id: (event.topological_ordering or 0, event.stream_ordering or 0)
+        for event_id, event in (await store.events(asked)).items()
     }
     for user in (ADMIN, LOCAL, OTHER):
         assert await store.visible_to_user(user, asked) == oracle.visible_to_user(user, asked), user
     for server in ("s1.test", "s2.test", "s3.test"):
-        assert await store.visible_to_server(server, asked) == oracle.visible_to_server(server, asked), server
+        assert await store.visible_to_server(server, asked) == oracle.visible_to_server(
+            server, asked
+        ), server
 
 
-async def test_unknown_events_are_not_visible_and_one_statement_answers(store: Store, statements: StatementLog) -> None:
+async def test_unknown_events_are_not_visible_and_one_statement_answers(
+    store: Store, statements: StatementLog
+) -> None:
     room = new_room(members=[REMOTE])
     await deliver(store, room)
     statements.take()
@@ -150,7 +170,9 @@ async def test_malformed_ids_are_refused(store: Store) -> None:
             await store.visible_to_server(wrong, [])
 
 
-async def test_a_change_between_shared_and_invited_is_seen_by_those_who_see_either_side(store: Store) -> None:
+async def test_a_change_between_shared_and_invited_is_seen_by_those_who_see_either_side(
+    store: Store,
+) -> None:
     room = new_room(visibility="shared")
     room.invite(ADMIN, LOCAL)
     closed = room.history_visibility(ADMIN, "invited")
@@ -205,7 +227,9 @@ async def test_a_room_without_a_history_visibility_is_shared(store: Store) -> No
 
 
 @pytest.mark.parametrize("visibility", ["world_readable", "shared", "invited", "joined"])
-async def test_who_knocks_sees_no_more_than_a_stranger_and_is_shown_stripped_state(store: Store, visibility: str) -> None:
+async def test_who_knocks_sees_no_more_than_a_stranger_and_is_shown_stripped_state(
+    store: Store, visibility: str
+) -> None:
     room = new_room(visibility=visibility, join_rule="knock", name="the name")
     before = room.message(ADMIN)
     knock = room.knock(LOCAL)
@@ -213,9 +237,18 @@ async def test_who_knocks_sees_no_more_than_a_stranger_and_is_shown_stripped_sta
     await deliver(store, room)
     asked = ids([before, knock, after])
     everything = set(asked) if visibility == "world_readable" else set()
-    assert await store.visible_to_user(LOCAL, asked) == await store.visible_to_user(OTHER, asked) == everything
+    assert (
+        await store.visible_to_user(LOCAL, asked)
+        == await store.visible_to_user(OTHER, asked)
+        == everything
+    )
     shown = (await store.sync(LOCAL)).knock[room.room_id].knock_state
-    assert {event["type"] for event in shown} == {"m.room.create", "m.room.join_rules", "m.room.name", "m.room.member"}
+    assert {event["type"] for event in shown} == {
+        "m.room.create",
+        "m.room.join_rules",
+        "m.room.name",
+        "m.room.member",
+    }
     room.invite(ADMIN, LOCAL)
     invited = room.message(ADMIN)
     await deliver(store, room)
@@ -230,10 +263,14 @@ async def test_peekers_see_what_is_world_readable_and_page_through_it(store: Sto
     hidden = room.message(ADMIN)
     await deliver(store, room)
     stranger = "@never-heard-of:s1.test"
-    assert await store.visible_to_user(stranger, ids([*seen, closed, hidden])) == set(ids([*seen, closed]))
+    assert await store.visible_to_user(stranger, ids([*seen, closed, hidden])) == set(
+        ids([*seen, closed])
+    )
     page = await store.messages(room.room_id, stranger, limit=4)
     assert [event.event_id for event in page.chunk] == ids([closed, *reversed(seen)])
-    assert (await store.context(seen[1].event_id, stranger, limit=2)).event.event_id == seen[1].event_id
+    assert (await store.context(seen[1].event_id, stranger, limit=2)).event.event_id == seen[
+        1
+    ].event_id
     with pytest.raises(UnknownEvent):
         await store.context(hidden.event_id, stranger)
 
@@ -253,15 +290,21 @@ async def test_history_from_before_the_first_local_user_and_after_the_last(store
     leave = room.leave(LOCAL)
     after = room.message(REMOTE)
     await deliver(store, room)
-    assert await store.visible_to_user(LOCAL, [*asked, leave.event_id, after.event_id]) == set(ids([shared, join, inside, leave]))
+    assert await store.visible_to_user(LOCAL, [*asked, leave.event_id, after.event_id]) == set(
+        ids([shared, join, inside, leave])
+    )
     assert await store.visible_to_server("s1.test", [after.event_id]) == set()
     page = await store.messages(room.room_id, LOCAL, limit=100)
     assert {closed.event_id, after.event_id}.isdisjoint(event.event_id for event in page.chunk)
     assert page.chunk[0].event_id == leave.event_id
 
 
-@pytest.mark.parametrize("visibility, sees_what_was_missed", [("shared", True), ("invited", False), ("joined", False)])
-async def test_a_room_that_all_local_users_leave_and_come_back_to(store: Store, visibility: str, *, sees_what_was_missed: bool) -> None:
+@pytest.mark.parametrize(
+    "visibility, sees_what_was_missed", [("shared", True), ("invited", False), ("joined", False)]
+)
+async def test_a_room_that_all_local_users_leave_and_come_back_to(
+    store: Store, visibility: str, *, sees_what_was_missed: bool
+) -> None:
     """While nobody of ours is there nothing is kept of who may see it but by the rule; what comes back then is by the rule as well."""
     room = RoomBuilder("11", sign=False)
     room.start(REMOTE, history_visibility=visibility)
@@ -275,7 +318,9 @@ async def test_a_room_that_all_local_users_leave_and_come_back_to(store: Store, 
     missed = [room.message(REMOTE), room.topic(REMOTE, "nobody there"), room.message(REMOTE)]
     await deliver(store, room)
     assert await store.visible_to_user(LOCAL, ids([inside, *missed])) == {inside.event_id}
-    assert await store.visible_to_server("s1.test", ids(missed)) == (set(ids(missed)) if sees_what_was_missed else set())
+    assert await store.visible_to_server("s1.test", ids(missed)) == (
+        set(ids(missed)) if sees_what_was_missed else set()
+    )
     back = room.join(LOCAL)
     said = room.message(REMOTE)
     await deliver(store, room)
@@ -286,7 +331,9 @@ async def test_a_room_that_all_local_users_leave_and_come_back_to(store: Store, 
     assert await store.visible_to_user(OTHER, asked) == {inside.event_id}
     assert await store.visible_to_server("s1.test", [said.event_id]) == {said.event_id}
     page = await store.messages(room.room_id, LOCAL, limit=100)
-    assert {event.event_id for event in page.chunk} & set(asked) == await store.visible_to_user(LOCAL, asked)
+    assert {event.event_id for event in page.chunk} & set(asked) == await store.visible_to_user(
+        LOCAL, asked
+    )
     again = await store.sync(LOCAL, since=since)
     assert said.event_id in {event.event_id for event in again.join[room.room_id].timeline.events}
     assert (await store.rooms_of(UserId(LOCAL))) == [room.room_id]
@@ -297,12 +344,18 @@ async def test_pages_and_syncs_are_refused_to_users_of_other_servers(store: Stor
     said = room.message(ADMIN)
     await deliver(store, room)
     for wrong in (REMOTE, "user", ""):
-        for asked in (store.sync(wrong), store.messages(room.room_id, wrong), store.context(said.event_id, wrong)):
+        for asked in (
+            store.sync(wrong),
+            store.messages(room.room_id, wrong),
+            store.context(said.event_id, wrong),
+        ):
             with pytest.raises(InvalidIdentifier):
                 await asked
 
 
-async def test_a_late_event_of_a_branch_is_seen_by_those_who_were_in_that_branch(store: Store) -> None:
+async def test_a_late_event_of_a_branch_is_seen_by_those_who_were_in_that_branch(
+    store: Store,
+) -> None:
     """Another server goes on as if nobody had left; what it sends late is no window into what is said now."""
     room = new_room(visibility="joined", members=[LOCAL, OTHER])
     ours, theirs = room.fork(2)
@@ -359,7 +412,9 @@ async def test_a_redacted_change_of_visibility_counts_as_it_did(store: Store) ->
     assert await store.visible_to_user(OTHER, ids([said, later])) == set()
 
 
-async def test_a_reset_that_takes_a_leave_back_shows_only_what_is_said_from_then_on(store: Store) -> None:
+async def test_a_reset_that_takes_a_leave_back_shows_only_what_is_said_from_then_on(
+    store: Store,
+) -> None:
     """The state at an event decides, not what the room's state became afterwards."""
     room = new_room(visibility="joined", members=[LOCAL, OTHER], users={OTHER: 50})
     ours, theirs = room.fork(2)

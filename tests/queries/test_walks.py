@@ -31,7 +31,11 @@ class ReadRow(NamedTuple):
 async def rows_read(store: Store, sql: LiteralString, *args: Any) -> int:
     """Rows of `events` that a statement looks up, as Postgres counts them, within functions too."""
     async with store.database.transaction(readonly=True) as conn:
-        for way in ("seqscan", "hashjoin", "mergejoin"):  # as in tables that are not small; what is counted is what the walk asks for
+        for way in (
+            "seqscan",
+            "hashjoin",
+            "mergejoin",
+        ):  # as in tables that are not small; what is counted is what the walk asks for
             await conn.execute(f"SET LOCAL enable_{way} = off")
         before = await conn.fetchrow(SQL_READ, row=ReadRow)
         await conn.fetch(sql, *args, row=federation.TraversalRow)
@@ -76,19 +80,73 @@ GRAPHS = {"braid": lambda: braided(6), "comb": lambda: combed(4), "chain": lambd
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-async def test_what_is_read_is_bounded_by_what_is_asked_for_and_by_the_limit_of_rows(store: Store, graph: str) -> None:
+async def test_what_is_read_is_bounded_by_what_is_asked_for_and_by_the_limit_of_rows(
+    store: Store, graph: str
+) -> None:
     room, top = GRAPHS[graph]()
     await deliver(store, room)
     for limit in (1, 5, 20):
         # each event given: itself, its parents, and once more to be told
         most = limit * (PARENTS + 4) + 10
-        assert await rows_read(store, federation.SQL_BACKFILL, room.room_id, [top.event_id], limit, SERVER, 20_000) <= most
-        assert await rows_read(store, federation.SQL_MISSING, room.room_id, [], [top.event_id], limit, 0, SERVER, 20_000) <= most
-    for rows_max in (10, 60):  # at most that many looked up as parents; each is looked up again when it is told, and for its own parents
+        assert (
+            await rows_read(
+                store, federation.SQL_BACKFILL, room.room_id, [top.event_id], limit, SERVER, 20_000
+            )
+            <= most
+        )
+        assert (
+            await rows_read(
+                store,
+                federation.SQL_MISSING,
+                room.room_id,
+                [],
+                [top.event_id],
+                limit,
+                0,
+                SERVER,
+                20_000,
+            )
+            <= most
+        )
+    for rows_max in (
+        10,
+        60,
+    ):  # at most that many looked up as parents; each is looked up again when it is told, and for its own parents
         most = 4 * (rows_max + PARENTS) + 10
-        assert await rows_read(store, federation.SQL_BACKFILL, room.room_id, [top.event_id], 10_000, SERVER, rows_max) <= most
-        assert await rows_read(store, federation.SQL_MISSING, room.room_id, [], [top.event_id], 10_000, 0, SERVER, rows_max) <= most
-        deep = [[], [top.event_id], 10_000, 10**6, SERVER, rows_max]  # nothing is that deep: all is walked through, nothing is given
+        assert (
+            await rows_read(
+                store,
+                federation.SQL_BACKFILL,
+                room.room_id,
+                [top.event_id],
+                10_000,
+                SERVER,
+                rows_max,
+            )
+            <= most
+        )
+        assert (
+            await rows_read(
+                store,
+                federation.SQL_MISSING,
+                room.room_id,
+                [],
+                [top.event_id],
+                10_000,
+                0,
+                SERVER,
+                rows_max,
+            )
+            <= most
+        )
+        deep = [
+            [],
+            [top.event_id],
+            10_000,
+            10**6,
+            SERVER,
+            rows_max,
+        ]  # nothing is that deep: all is walked through, nothing is given
         assert await rows_read(store, federation.SQL_MISSING, room.room_id, *deep) <= most
 
 
@@ -99,22 +157,35 @@ async def test_walks_of_any_limit_agree_with_the_oracle(store: Store, graph: str
     oracle = Oracle()
     oracle.append(room.pdus)
     held = await store.events(ids(room.events))
-    oracle.positions = {one: (event.topological_ordering or 0, event.stream_ordering or 0) for one, event in held.items()}
+    oracle.positions = {
+        one: (event.topological_ordering or 0, event.stream_ordering or 0)
+        for one, event in held.items()
+    }
     chance = random.Random(graph)
     for limit in (1, 2, 7, 30, 10_000):
         some = [top.event_id, *chance.sample(ids(room.events), 3)]
-        assert ids(await store.backfill(room.room_id, some, limit)) == oracle.backfill(room.room_id, some, limit)
+        assert ids(await store.backfill(room.room_id, some, limit)) == oracle.backfill(
+            room.room_id, some, limit
+        )
         early = chance.sample(ids(room.events), 5)
         depth = chance.choice([0, 5, top.depth - 2])
         found = await store.missing_events(room.room_id, early, some, limit=limit, min_depth=depth)
-        assert ids(found) == oracle.missing_events(room.room_id, early, some, limit=limit, min_depth=depth)
+        assert ids(found) == oracle.missing_events(
+            room.room_id, early, some, limit=limit, min_depth=depth
+        )
 
 
-async def test_no_more_than_two_statements_with_nothing_cached(store: Store, statements: StatementLog) -> None:
+async def test_no_more_than_two_statements_with_nothing_cached(
+    store: Store, statements: StatementLog
+) -> None:
     room, top = braided(2)
     await deliver(store, room)
     statements.take()
-    for server, expected in ((None, 1), ("s1.test", 1), (SERVER, 2)):  # a stranger gets nothing, so that the room is looked for
+    for server, expected in (
+        (None, 1),
+        ("s1.test", 1),
+        (SERVER, 2),
+    ):  # a stranger gets nothing, so that the room is looked for
         await store.backfill(room.room_id, [top.event_id], 100, server_name=server)
         assert len(statements.take()) == expected
         await store.missing_events(room.room_id, [], [top.event_id], limit=100, server_name=server)
@@ -129,7 +200,8 @@ async def test_no_more_than_two_statements_with_nothing_cached(store: Store, sta
     assert len(statements.take()) <= 2
 
 
-# --------------------------------------------------------------------------------------------------------- several rooms
+# ---------------------------------------------------------------------------------------------------------
+# several rooms
 
 
 async def two_rooms(store: Store) -> tuple[RoomBuilder, RoomBuilder, BuiltEvent, BuiltEvent]:
@@ -165,7 +237,9 @@ async def test_what_lies_in_another_room_is_as_if_unknown(store: Store) -> None:
     assert await store.missing_events(room.room_id, [secret.event_id], [secret.event_id]) == []
     both: Sequence[str] = [secret.event_id, curious.event_id]
     assert ids(await store.backfill(room.room_id, both, 1)) == [curious.event_id]
-    assert ids(await store.missing_events(room.room_id, [secret.event_id], both, limit=1)) == [room.events[-2].event_id]
+    assert ids(await store.missing_events(room.room_id, [secret.event_id], both, limit=1)) == [
+        room.events[-2].event_id
+    ]
     assert ids(await store.backfill(secret_room.room_id, both, 1)) == [secret.event_id]
 
 

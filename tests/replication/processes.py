@@ -13,7 +13,12 @@ from storage.streams.feed import Advance, Fact
 from storage.streams.registry import Streams
 
 SERVER_NAME = "example.com"
-QUICK = Config(replication_retry_ms_first=1, replication_retry_ms_max=20, replication_close_ms=2_000, replication_page_max=7)
+QUICK = Config(
+    replication_retry_ms_first=1,
+    replication_retry_ms_max=20,
+    replication_close_ms=2_000,
+    replication_page_max=7,
+)
 """Comes back quickly, and reads small pages."""
 
 WRITE = """
@@ -21,7 +26,8 @@ WITH
     ids AS (SELECT nextval('caches_stream') AS stream_id FROM generate_series(1, $1::int)),
     facts AS (
         INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
-        SELECT stream_id, $2::bigint, $3::smallint, 'get_user_by_id', ARRAY[stream_id::text] FROM ids
+        SELECT stream_id, $2::bigint, $3::smallint, 'get_user_by_id', ARRAY[stream_id::text]
+            FROM ids
         RETURNING stream_id
     ),
     moved AS (
@@ -31,7 +37,8 @@ WITH
 SELECT stream_id FROM facts ORDER BY stream_id
 """
 WRITTEN = """
-SELECT i.stream_id FROM cache_invalidations i JOIN writers w USING (writer_nid) WHERE w.instance_name = $1::text ORDER BY i.stream_id
+SELECT i.stream_id FROM cache_invalidations i JOIN writers w USING (writer_nid)
+    WHERE w.instance_name = $1::text ORDER BY i.stream_id
 """
 
 
@@ -47,7 +54,9 @@ class Seen:
 
     def _told(self, advance: Advance) -> None:
         self.advances.append(advance)
-        self.facts.setdefault((advance.stream_name, advance.instance_name), []).extend(advance.facts)
+        self.facts.setdefault((advance.stream_name, advance.instance_name), []).extend(
+            advance.facts
+        )
         self._moved.set()
 
     def ids(self, writer: str, stream: str = "caches") -> list[int]:
@@ -64,7 +73,9 @@ class Seen:
 class Process:
     """A stand-in for a store, as far as replication knows one."""
 
-    def __init__(self, database: Database, streams: Streams, writer_nid: int, server_name: str) -> None:
+    def __init__(
+        self, database: Database, streams: Streams, writer_nid: int, server_name: str
+    ) -> None:
         self.database = database
         self.streams = streams
         self.server_name = server_name
@@ -78,25 +89,45 @@ class Process:
         self.up.append(server_name)
 
     @classmethod
-    async def start(cls, database: Database, instance_name: str, server_name: str = SERVER_NAME) -> "Process":
+    async def start(
+        cls, database: Database, instance_name: str, server_name: str = SERVER_NAME
+    ) -> "Process":
         async with database.transaction() as conn:
             writer_nid = await startup.enter(conn, instance_name)
-            return cls(database, Streams(database, instance_name, await startup.positions(conn)), writer_nid, server_name)
+            return cls(
+                database,
+                Streams(database, instance_name, await startup.positions(conn)),
+                writer_nid,
+                server_name,
+            )
 
     async def write(self, count: int = 1, *, abandon: bool = False) -> list[int]:
-        """Commit facts and tell of them; their ids. ``abandon``: give them up, which moves the position over nothing."""
+        """Commit facts and tell of them; their ids.
+
+        ``abandon``: give them up, which moves the position over nothing.
+        """
         async with self._turn:
             async with self.database.connection() as conn:
                 if abandon:
-                    ids = await conn.fetchvals("SELECT nextval('caches_stream') FROM generate_series(1, $1::int)", count)
+                    ids = await conn.fetchvals(
+                        "SELECT nextval('caches_stream') FROM generate_series(1, $1::int)", count
+                    )
                 else:
-                    ids = await conn.fetchvals(WRITE, count, time.time_ns() // 1_000_000, self._writer_nid, self.instance_name)
+                    ids = await conn.fetchvals(
+                        WRITE,
+                        count,
+                        time.time_ns() // 1_000_000,
+                        self._writer_nid,
+                        self.instance_name,
+                    )
             facts = [] if abandon else [self.fact(stream_id) for stream_id in ids]
             self.streams.advance("caches", self.instance_name, ids[-1], facts)
             return ids
 
     def fact(self, stream_id: int) -> Fact:
-        return Fact(stream_id, self.instance_name, ["get_user_by_id", [str(stream_id)], 1550574873251])
+        return Fact(
+            stream_id, self.instance_name, ["get_user_by_id", [str(stream_id)], 1550574873251]
+        )
 
     async def written(self) -> list[int]:
         """The ids of all its facts, from the table."""
@@ -105,7 +136,12 @@ class Process:
 
     def tell(self, stream_id: int, rows: Sequence[list[Any]], stream: str = "caches") -> None:
         """Advance by rows that are in no table."""
-        self.streams.advance(stream, self.instance_name, stream_id, [Fact(stream_id, self.instance_name, row) for row in rows])
+        self.streams.advance(
+            stream,
+            self.instance_name,
+            stream_id,
+            [Fact(stream_id, self.instance_name, row) for row in rows],
+        )
 
     @property
     def position(self) -> int:

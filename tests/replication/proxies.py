@@ -3,9 +3,11 @@
 async with Proxy(target_port) as proxy:
     … connect to proxy.port …
     proxy.cut()               # every connection breaks now
-    proxy.cut_after = 100     # each new one breaks when the target has sent so many bytes, in the middle of a line maybe
+    proxy.cut_after = 100     # each new one breaks when the target has sent so many bytes, in the
+                              middle of a line maybe
     proxy.open = False        # nobody gets through any more
-    proxy.answers.clear()     # the target gets everything and its answers do not arrive, until `proxy.answers.set()`
+    proxy.answers.clear()     # the target gets everything and its answers do not arrive, until
+                              `proxy.answers.set()`
     proxy.target = another    # each new one leads there
     proxy.flows.clear()       # nothing arrives any more, until `proxy.flows.set()`; nobody is told
 """
@@ -60,7 +62,9 @@ class Proxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         connect = (
-            asyncio.open_connection("127.0.0.1", self.target) if isinstance(self.target, int) else asyncio.open_unix_connection(self.target)
+            asyncio.open_connection("127.0.0.1", self.target)
+            if isinstance(self.target, int)
+            else asyncio.open_unix_connection(self.target)
         )
         try:
             target_reader, target = await connect
@@ -74,7 +78,9 @@ class Proxy:
             await asyncio.wait(
                 [
                     asyncio.create_task(self._pass_on(reader, target, None, self.flows)),
-                    asyncio.create_task(self._pass_on(target_reader, client, bytes_left, self.answers)),
+                    asyncio.create_task(
+                        self._pass_on(target_reader, client, bytes_left, self.answers)
+                    ),
                 ],
                 return_when=asyncio.ALL_COMPLETED,
             )
@@ -84,7 +90,11 @@ class Proxy:
                 writer.transport.abort()
 
     async def _pass_on(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_left: int | None, gate: asyncio.Event
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        bytes_left: int | None,
+        gate: asyncio.Event,
     ) -> None:
         try:
             while data := await reader.read(65536):

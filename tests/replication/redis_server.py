@@ -43,12 +43,23 @@ class RedisServer:
 
     async def start(self) -> None:
         """Returns when it takes connections."""
-        options = {"port": "0", "unixsocket": f"{self._folder}/redis.sock", "save": "", "appendonly": "no", "dir": str(self._folder)}
+        options = {
+            "port": "0",
+            "unixsocket": f"{self._folder}/redis.sock",
+            "save": "",
+            "appendonly": "no",
+            "dir": str(self._folder),
+        }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
-        self._process = await asyncio.create_subprocess_exec(self._program, *arguments, stdout=asyncio.subprocess.PIPE)
+        self._process = await asyncio.create_subprocess_exec(
+            self._program, *arguments, stdout=asyncio.subprocess.PIPE
+        )
         assert self._process.stdout is not None
         async with asyncio.timeout(30):
-            while b"ready to accept" not in (line := await self._process.stdout.readline()).lower() and b"now ready" not in line:
+            while (
+                b"ready to accept" not in (line := await self._process.stdout.readline()).lower()
+                and b"now ready" not in line
+            ):
                 assert line, "redis-server did not start"
 
     async def stop(self) -> None:

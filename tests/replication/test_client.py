@@ -69,7 +69,8 @@ class FakeServer:
             return await self.sessions.get()
 
 
-# --------------------------------------------------------------------------------------------------------------- the lines
+# ---------------------------------------------------------------------------------------------------------------
+# the lines
 
 
 async def test_a_client_says_who_it_is_and_asks(worker: Process) -> None:
@@ -83,8 +84,13 @@ async def test_a_client_says_who_it_is_and_asks(worker: Process) -> None:
 
 async def test_a_server_of_another_name_is_refused(worker: Process, main: Process) -> None:
     other = await Process.start(main.database, "other", "elsewhere.org")
-    async with await Server(other).serve() as server, Client(worker, "127.0.0.1", server.port) as client:
-        with pytest.raises(ProtocolError, match=r"connected to elsewhere\.org, wanted was example\.com"):
+    async with (
+        await Server(other).serve() as server,
+        Client(worker, "127.0.0.1", server.port) as client,
+    ):
+        with pytest.raises(
+            ProtocolError, match=r"connected to elsewhere\.org, wanted was example\.com"
+        ):
             await client.connected()
         await other.write()
     assert worker.seen.ids("other") == []
@@ -94,7 +100,10 @@ async def test_the_server_is_told_why_it_is_refused(worker: Process) -> None:
     async with FakeServer() as fake, fake.client(worker):
         session = await fake.session()
         session.say("SERVER elsewhere.org", "POSITION caches main 99 99")
-        assert await session.hear("ERROR") == "ERROR connected to elsewhere.org, wanted was example.com"
+        assert (
+            await session.hear("ERROR")
+            == "ERROR connected to elsewhere.org, wanted was example.com"
+        )
     assert worker.seen.advances == []
 
 
@@ -111,7 +120,9 @@ async def test_the_server_is_told_why_it_is_refused(worker: Process) -> None:
         ("POSITION caches main 12 11", "a position before the previous one"),
     ],
 )
-async def test_a_bad_line_is_answered_with_an_error_and_a_new_connection(worker: Process, line: str, reason: str) -> None:
+async def test_a_bad_line_is_answered_with_an_error_and_a_new_connection(
+    worker: Process, line: str, reason: str
+) -> None:
     async with FakeServer() as fake, fake.client(worker):
         session = await fake.session()
         session.say(f"SERVER {SERVER_NAME}", line)
@@ -128,7 +139,9 @@ async def test_rows_before_the_name_of_the_server_are_refused(worker: Process) -
         assert await session.hear("ERROR") == "ERROR RDATA before SERVER"
 
 
-async def test_an_error_is_told_to_handlers_and_a_lost_connection_made_again(worker: Process) -> None:
+async def test_an_error_is_told_to_handlers_and_a_lost_connection_made_again(
+    worker: Process,
+) -> None:
     async with FakeServer() as fake, fake.client(worker) as client:
         session = await fake.session()
         session.say(f"SERVER {SERVER_NAME}")
@@ -156,7 +169,12 @@ async def test_a_silent_server_counts_as_gone_once_it_has_sent_a_ping(dsn: str) 
 async def test_a_stream_that_is_not_ours_is_ignored(worker: Process) -> None:
     async with FakeServer() as fake, fake.client(worker):
         session = await fake.session()
-        session.say(f"SERVER {SERVER_NAME}", "POSITION typing main 5 5", 'RDATA typing main 6 ["!r",[]]', 'RDATA caches w 7 ["c",null,1]')
+        session.say(
+            f"SERVER {SERVER_NAME}",
+            "POSITION typing main 5 5",
+            'RDATA typing main 6 ["!r",[]]',
+            'RDATA caches w 7 ["c",null,1]',
+        )
         await worker.seen.reached("w", 7)
         assert list(worker.seen.facts) == [("caches", "w")]
 
@@ -184,7 +202,8 @@ async def test_batches_of_two_writers_do_not_mix(worker: Process) -> None:
     }
 
 
-# ----------------------------------------------------------------------------------------------------------- facts arrive
+# -----------------------------------------------------------------------------------------------------------
+# facts arrive
 
 
 async def test_facts_arrive_as_they_are_written(main: Process, worker: Process) -> None:
@@ -200,7 +219,9 @@ async def test_facts_arrive_as_they_are_written(main: Process, worker: Process) 
     assert worker.streams["caches"].positions()["main"] == abandoned
 
 
-async def test_what_was_written_before_the_connection_is_read_in_pages(main: Process, worker: Process) -> None:
+async def test_what_was_written_before_the_connection_is_read_in_pages(
+    main: Process, worker: Process
+) -> None:
     for count in (3, 20, 1):
         await main.write(count)
     async with await Server(main).serve() as server, connected(worker, server.port):
@@ -249,11 +270,16 @@ async def test_over_two_connections_nothing_comes_twice(main: Process, worker: P
         await check_complete(worker, main)
 
 
-# ------------------------------------------------------------------------------------------------------------------ holes
+# ------------------------------------------------------------------------------------------------------------------
+# holes
 
 
 async def missed_while_away(main: Process, worker: Process) -> None:
-    async with await Server(main).serve() as server, Proxy(server.port) as proxy, connected(worker, proxy.port) as client:
+    async with (
+        await Server(main).serve() as server,
+        Proxy(server.port) as proxy,
+        connected(worker, proxy.port) as client,
+    ):
         await main.write(2)
         await worker.seen.reached("main", main.position)
         proxy.open = False
@@ -270,7 +296,9 @@ async def test_what_was_missed_while_away_is_fetched(main: Process, worker: Proc
     await check_complete(worker, main)
 
 
-async def test_a_reader_that_does_not_fill_holes_loses_facts(main: Process, worker: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_does_not_fill_holes_loses_facts(
+    main: Process, worker: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def believe(self: Follower, track: Any, goal: int) -> None:
         track.live = True
         self._apply(track, goal, [])
@@ -284,7 +312,11 @@ async def test_a_reader_that_does_not_fill_holes_loses_facts(main: Process, work
 async def test_a_client_that_could_not_read_for_long_gets_everything_in_the_end(dsn: str) -> None:
     """The server has hung up on it; what did not fit into the bound comes from the table."""
     config = replace(
-        QUICK, replication_buffer_max_bytes=1_000_000, replication_page_max=10_000, replication_close_ms=100, replication_timeout_ms=600_000
+        QUICK,
+        replication_buffer_max_bytes=1_000_000,
+        replication_page_max=10_000,
+        replication_close_ms=100,
+        replication_timeout_ms=600_000,
     )
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(await Database.open(dsn, config=config))
@@ -309,18 +341,28 @@ async def test_a_connection_lost_in_the_middle_of_a_batch(main: Process, worker:
     ids = await main.write(3)
     async with FakeServer() as fake, fake.client(worker):
         session = await fake.session()
-        session.say(f"SERVER {SERVER_NAME}", f"POSITION caches main {ids[0] - 1} {ids[0] - 1}", 'RDATA caches main batch ["torn"]')
+        session.say(
+            f"SERVER {SERVER_NAME}",
+            f"POSITION caches main {ids[0] - 1} {ids[0] - 1}",
+            'RDATA caches main batch ["torn"]',
+        )
         session.say("POSITION caches other 0 1")
         await worker.seen.reached("other", 1)
         session.writer.transport.abort()
         again = await fake.session()
-        again.say(f"SERVER {SERVER_NAME}", 'RDATA caches main batch ["the end of another"]', f'RDATA caches main {ids[0]} ["it"]')
+        again.say(
+            f"SERVER {SERVER_NAME}",
+            'RDATA caches main batch ["the end of another"]',
+            f'RDATA caches main {ids[0]} ["it"]',
+        )
         await worker.seen.reached("main", ids[0])
         again.say(f"POSITION caches main {ids[2]} {ids[2]}")
         await check_complete(worker, main)
 
 
-async def test_one_that_fetches_holds_up_nobody_else(main: Process, worker: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_fetches_holds_up_nobody_else(
+    main: Process, worker: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = await Process.start(main.database, "other")
     await main.write(5)
     rows, go_on = worker.streams["caches"].rows, asyncio.Event()
@@ -391,10 +433,13 @@ async def test_connections_that_break_anywhere(dsn: str) -> None:
         assert min(proxy.connections for proxy in proxies) > 2
 
 
-# ---------------------------------------------------------------------------------------------------------- what is said
+# ----------------------------------------------------------------------------------------------------------
+# what is said
 
 
-async def test_what_a_worker_says_reaches_the_server_and_is_said_again_after_a_break(main: Process, worker: Process) -> None:
+async def test_what_a_worker_says_reaches_the_server_and_is_said_again_after_a_break(
+    main: Process, worker: Process
+) -> None:
     async with await Server(main).serve() as server, Proxy(server.port) as proxy:
         heard: asyncio.Queue[object] = asyncio.Queue()
         server.handlers.on(RemoteServerUp, heard.put_nowait)
@@ -440,7 +485,9 @@ async def test_handlers_without_a_store(main: Process) -> None:
         while (await heard.get()) != Advance("caches", "main", start, start, [], local=False):
             continue
         [first] = await main.write()
-        assert await heard.get() == Advance("caches", "main", start, first, [main.fact(first)], local=False)
+        assert await heard.get() == Advance(
+            "caches", "main", start, first, [main.fact(first)], local=False
+        )
         proxy.open = False
         proxy.cut()
         [second] = await main.write()
@@ -455,7 +502,9 @@ async def test_handlers_without_a_store(main: Process) -> None:
 async def test_a_closed_client_says_so_to_who_waits(worker: Process) -> None:
     async with Proxy(1) as nobody:
         nobody.open = False
-        client = Client(worker, "127.0.0.1", nobody.port, config=Config(replication_retry_ms_first=1))
+        client = Client(
+            worker, "127.0.0.1", nobody.port, config=Config(replication_retry_ms_first=1)
+        )
         client.start()
         waiting = asyncio.create_task(client.connected())
         await asyncio.sleep(0)

@@ -43,7 +43,12 @@ OF_THE_DOCUMENT = [
     ("POSITION caches master 1 1", Position("caches", "master", 1, 1)),
     (
         'RDATA caches master 2 ["get_user_by_id",["@01register-user:localhost:8823"],1490197670513]',
-        Rdata("caches", "master", 2, ["get_user_by_id", ["@01register-user:localhost:8823"], 1490197670513]),
+        Rdata(
+            "caches",
+            "master",
+            2,
+            ["get_user_by_id", ["@01register-user:localhost:8823"], 1490197670513],
+        ),
     ),
     (
         'RDATA events master 14 ["$149019767112vOHxz:localhost:8823", "!AFDCvgApUmpdfVjIXm:localhost:8823","m.room.guest_access","",null]',
@@ -51,14 +56,22 @@ OF_THE_DOCUMENT = [
             "events",
             "master",
             14,
-            ["$149019767112vOHxz:localhost:8823", "!AFDCvgApUmpdfVjIXm:localhost:8823", "m.room.guest_access", "", None],
+            [
+                "$149019767112vOHxz:localhost:8823",
+                "!AFDCvgApUmpdfVjIXm:localhost:8823",
+                "m.room.guest_access",
+                "",
+                None,
+            ],
         ),
     ),
     ("PING 1490197675618", Ping("1490197675618")),
     ("ERROR server stopping", Error("server stopping")),
     (
         'RDATA caches master batch ["get_user_by_id",["@test:localhost:8823"],1490197670513]',
-        Rdata("caches", "master", None, ["get_user_by_id", ["@test:localhost:8823"], 1490197670513]),
+        Rdata(
+            "caches", "master", None, ["get_user_by_id", ["@test:localhost:8823"], 1490197670513]
+        ),
     ),
     (
         'RDATA caches master 54 ["get_user_by_id",["@test4:localhost:8823"],1490197670513]',
@@ -66,7 +79,9 @@ OF_THE_DOCUMENT = [
     ),
     (
         'RDATA caches master 550953771 ["get_user_by_id", ["@bob:example.com"], 1550574873251]',
-        Rdata("caches", "master", 550953771, ["get_user_by_id", ["@bob:example.com"], 1550574873251]),
+        Rdata(
+            "caches", "master", 550953771, ["get_user_by_id", ["@bob:example.com"], 1550574873251]
+        ),
     ),
     (
         'RDATA caches master 550953772 ["get_user_by_id", null, 1550574873252]',
@@ -75,16 +90,31 @@ OF_THE_DOCUMENT = [
 ]
 
 OF_THE_FIELD = [
-    ("USER_SYNC worker1 @a:b.c PHONE start 1490197665618", UserSync("worker1", "@a:b.c", "PHONE", True, 1490197665618)),
+    (
+        "USER_SYNC worker1 @a:b.c PHONE start 1490197665618",
+        UserSync("worker1", "@a:b.c", "PHONE", True, 1490197665618),
+    ),
     ("USER_SYNC worker1 @a:b.c None end 0", UserSync("worker1", "@a:b.c", None, False, 0)),
-    ("USER_SYNC worker1 @a:b.c start 12", UserSync("worker1", "@a:b.c", None, True, 12, has_device=False)),
-    ("USER_SYNC worker1 @a:b.c my start phone end 12", UserSync("worker1", "@a:b.c", "my start phone", False, 12)),
+    (
+        "USER_SYNC worker1 @a:b.c start 12",
+        UserSync("worker1", "@a:b.c", None, True, 12, has_device=False),
+    ),
+    (
+        "USER_SYNC worker1 @a:b.c my start phone end 12",
+        UserSync("worker1", "@a:b.c", "my start phone", False, 12),
+    ),
     ("USER_SYNC worker1 @a:b.c  end 12", UserSync("worker1", "@a:b.c", "", False, 12)),
     ("CLEAR_USER_SYNC worker1", ClearUserSync("worker1")),
     ("FEDERATION_ACK sender1 4711", FederationAck("sender1", 4711)),
     ("REMOTE_SERVER_UP matrix.org", RemoteServerUp("matrix.org")),
-    ('USER_IP @a:b.c ["tok","::1","curl 8",null,7]', UserIp("@a:b.c", "tok", "::1", "curl 8", None, 7)),
-    ('USER_IP @a:b.c ["tok", "::1", "curl \\u00e9", "D", 7]', UserIp("@a:b.c", "tok", "::1", "curl \u00e9", "D", 7)),
+    (
+        'USER_IP @a:b.c ["tok","::1","curl 8",null,7]',
+        UserIp("@a:b.c", "tok", "::1", "curl 8", None, 7),
+    ),
+    (
+        'USER_IP @a:b.c ["tok", "::1", "curl \\u00e9", "D", 7]',
+        UserIp("@a:b.c", "tok", "::1", "curl \u00e9", "D", 7),
+    ),
     ('LOCK_RELEASED ["w1","purge","!r:b.c"]', LockReleased("w1", "purge", "!r:b.c")),
     ("NEW_ACTIVE_TASK 0a1b", NewActiveTask("0a1b")),
     ("CANCEL_TASK 0a1b", CancelTask("0a1b")),
@@ -128,7 +158,8 @@ def test_an_access_token_is_not_shown() -> None:
     assert "secret" not in repr(UserIp("@a:b.c", "secret", "::1", "curl", None, 7))
 
 
-# ------------------------------------------------------------------------------------------------------------ bad lines
+# ------------------------------------------------------------------------------------------------------------
+# bad lines
 
 
 @pytest.mark.parametrize(
@@ -228,9 +259,12 @@ def test_any_reason_can_be_told_as_an_error() -> None:
     assert line.count("\n") == 1
 
 
-# ----------------------------------------------------------------------------------------------------------- round trips
+# -----------------------------------------------------------------------------------------------------------
+# round trips
 
-words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=" \r\n"), min_size=1, max_size=20)
+words = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters=" \r\n"), min_size=1, max_size=20
+)
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"), max_size=40)
 some_text = texts.filter(lambda text: text.strip() != "")
 tokens = st.integers(-LARGEST_TOKEN, LARGEST_TOKEN)
@@ -248,12 +282,21 @@ some_commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Ping, texts),
     st.builds(Name, some_text),
     st.builds(Replicate),
-    st.builds(UserSync, words, words, st.none() | texts.filter(lambda text: text != "None"), st.booleans(), tokens),
+    st.builds(
+        UserSync,
+        words,
+        words,
+        st.none() | texts.filter(lambda text: text != "None"),
+        st.booleans(),
+        tokens,
+    ),
     st.builds(UserSync, words, words, st.none(), st.booleans(), tokens, st.just(False)),
     st.builds(ClearUserSync, words),
     st.builds(FederationAck, words, tokens),
     st.builds(RemoteServerUp, words),
-    st.builds(UserIp, words, any_text, any_text, any_text, st.none() | any_text, st.integers(0, 2**53)),
+    st.builds(
+        UserIp, words, any_text, any_text, any_text, st.none() | any_text, st.integers(0, 2**53)
+    ),
     st.builds(LockReleased, any_text, any_text, any_text),
     st.builds(NewActiveTask, some_text),
     st.builds(CancelTask, some_text),
@@ -269,7 +312,9 @@ def test_every_command_comes_back_from_its_line(command: Command) -> None:
 
 
 @given(words, words, tokens, json_values)
-def test_a_row_may_be_written_in_any_json(stream: str, writer: str, token: int, row: object) -> None:
+def test_a_row_may_be_written_in_any_json(
+    stream: str, writer: str, token: int, row: object
+) -> None:
     line = f"RDATA {stream} {writer} {token} {json.dumps(row, ensure_ascii=False)}"
     assert parse(line) == Rdata(stream, writer, token, row)
     assert str(parse(line)) == line

@@ -15,7 +15,12 @@ from storage.replication.commands import Command, Position, Rdata, parse
 from storage.replication.follower import Follower
 from storage.streams.feed import Advance, Fact
 
-CONFIG = Config(replication_page_max=3, replication_batch_max=4, replication_retry_ms_first=0, replication_retry_ms_max=0)
+CONFIG = Config(
+    replication_page_max=3,
+    replication_batch_max=4,
+    replication_retry_ms_first=0,
+    replication_retry_ms_max=0,
+)
 WRITERS = ("a", "b")
 
 
@@ -52,7 +57,11 @@ class Log:
     def write(self, writer: str, counts: list[int]) -> Advance:
         """One id for each count, with so many rows; 0 is an id that came to nothing."""
         before, last = self.at[writer], max(self.at.values())
-        facts = [Fact(last + number, writer, [number, row]) for number, count in enumerate(counts, 1) for row in range(count)]
+        facts = [
+            Fact(last + number, writer, [number, row])
+            for number, count in enumerate(counts, 1)
+            for row in range(count)
+        ]
         self.facts += facts
         self.at[writer] = last + len(counts)
         return Advance("s", writer, before, self.at[writer], facts)
@@ -70,14 +79,22 @@ class Log:
         if not isinstance(row, list):
             raise ProtocolError("no list")
 
-    async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
+    async def rows(
+        self, stream_name: str, instance_name: str, after: int, upto: int, limit: int
+    ) -> list[Fact]:
         await asyncio.sleep(0)
         if self.failures:
             self.failures -= 1
             raise DatabaseUnavailable("away")
-        return [fact for fact in self.facts if fact.instance_name == instance_name and after < fact.stream_id <= upto][:limit]
+        return [
+            fact
+            for fact in self.facts
+            if fact.instance_name == instance_name and after < fact.stream_id <= upto
+        ][:limit]
 
-    def advance(self, stream_name: str, instance_name: str, current: int, facts: list[Fact]) -> None:
+    def advance(
+        self, stream_name: str, instance_name: str, current: int, facts: list[Fact]
+    ) -> None:
         assert self.known[instance_name] < current <= self.at[instance_name]
         assert all(self.known[instance_name] < fact.stream_id <= current for fact in facts)
         self.known[instance_name] = current
@@ -86,7 +103,10 @@ class Log:
 
     def check_complete(self) -> None:
         assert self.known == self.at
-        assert self.seen == {writer: [fact for fact in self.facts if fact.instance_name == writer] for writer in WRITERS}
+        assert self.seen == {
+            writer: [fact for fact in self.facts if fact.instance_name == writer]
+            for writer in WRITERS
+        }
 
 
 def tell(follower: Follower, command: Command, link: LinesOnTheirWay) -> None:
@@ -148,7 +168,10 @@ class FollowerScene:
 
 Step = tuple[Callable[..., Awaitable[None]], tuple[object, ...]]
 steps: st.SearchStrategy[Step] = st.one_of(
-    st.tuples(st.just(FollowerScene.write), st.tuples(st.sampled_from(WRITERS), st.lists(st.integers(0, 7), min_size=1, max_size=5))),
+    st.tuples(
+        st.just(FollowerScene.write),
+        st.tuples(st.sampled_from(WRITERS), st.lists(st.integers(0, 7), min_size=1, max_size=5)),
+    ),
     st.tuples(st.just(FollowerScene.deliver), st.tuples(st.integers(0, 1), st.integers(1, 6))),
     st.tuples(st.just(FollowerScene.break_off), st.tuples(st.integers(0, 1))),
     st.tuples(st.just(FollowerScene.fail), st.tuples(st.integers(1, 2))),
@@ -212,7 +235,9 @@ async def test_a_batch_that_is_too_large_to_keep_is_read_from_the_table() -> Non
 
 async def test_a_failure_that_is_not_the_databases_ends_the_link() -> None:
     class Broken(Log):
-        async def rows(self, stream_name: str, instance_name: str, after: int, upto: int, limit: int) -> list[Fact]:
+        async def rows(
+            self, stream_name: str, instance_name: str, after: int, upto: int, limit: int
+        ) -> list[Fact]:
             raise RuntimeError("a defect")
 
     log, link = Broken(), LinesOnTheirWay()
@@ -223,7 +248,8 @@ async def test_a_failure_that_is_not_the_databases_ends_the_link() -> None:
     await follower.close()
 
 
-# ------------------------------------------------------------------------------------------------------------- announcing
+# -------------------------------------------------------------------------------------------------------------
+# announcing
 
 counts_of_rows = st.lists(st.integers(0, 4), min_size=1, max_size=8)
 
@@ -231,7 +257,11 @@ counts_of_rows = st.lists(st.integers(0, 4), min_size=1, max_size=8)
 @given(st.integers(0, 100), counts_of_rows)
 def test_an_advance_is_told_without_gaps(previous: int, counts: list[int]) -> None:
     """Each token says where the one before was, by being told right after it; batches end with the token of their facts."""
-    facts = [Fact(previous + number, "w", [row]) for number, count in enumerate(counts, 1) for row in range(count)]
+    facts = [
+        Fact(previous + number, "w", [row])
+        for number, count in enumerate(counts, 1)
+        for row in range(count)
+    ]
     told, batch = previous, []
     rows: list[Fact] = []
     for command in advance_commands(Advance("s", "w", previous, previous + len(counts), facts)):

@@ -37,7 +37,10 @@ AWAY = (DatabaseUnavailable, CommitUnknown)
 
 PATIENCE_MS = 1_000
 CONFIG = Config(
-    pool_acquire_timeout_ms=PATIENCE_MS, connect_timeout_ms=PATIENCE_MS, follow_ms=3_600_000, replication_retry_ms_max=PATIENCE_MS
+    pool_acquire_timeout_ms=PATIENCE_MS,
+    connect_timeout_ms=PATIENCE_MS,
+    follow_ms=3_600_000,
+    replication_retry_ms_max=PATIENCE_MS,
 )
 LOOKING = replace(CONFIG, follow_ms=100)
 SERVER_CONFIG = Config(embedded_shared_buffers_mb=16, embedded_connections_max=60)
@@ -125,7 +128,10 @@ class Appender:
 
 
 class Messenger:
-    """Sends one numbered message to a device after the other. Whether one was sent whose `CommitUnknown` it got, it cannot know."""
+    """Sends one numbered message to a device after the other.
+
+    Whether one was sent whose `CommitUnknown` it got, it cannot know.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -146,7 +152,10 @@ class Messenger:
             await asyncio.sleep(0.1)
 
     async def check(self) -> None:
-        numbers = [json.loads(message.content)["n"] for message in await self.store.to_device.inbox(ALICE, "device", limit=100_000)]
+        numbers = [
+            json.loads(message.content)["n"]
+            for message in await self.store.to_device.inbox(ALICE, "device", limit=100_000)
+        ]
         assert numbers == sorted(set(numbers)), "sent twice, or out of order"
         assert self.sent <= set(numbers)
         assert self.failed.isdisjoint(numbers)
@@ -167,7 +176,9 @@ class Syncer:
             await self.tried.again(self._sync())
 
     async def _sync(self) -> None:
-        answer = await self.store.sync(ALICE, since=self.since, timeline_limit=1_000, timeout_ms=2_000)
+        answer = await self.store.sync(
+            ALICE, since=self.since, timeline_limit=1_000, timeout_ms=2_000
+        )
         for joined in answer.join.values():
             assert not joined.timeline.limited
             self.seen += [event.event_id for event in joined.timeline.events]
@@ -190,9 +201,13 @@ class Processes:
         self.redis = await self._stack.enter_async_context(RedisServer())
         self.server = await self._stack.enter_async_context(await Server(self.main).serve())
         self.proxy = await self._stack.enter_async_context(Proxy(self.server.port))
-        self.client = await self._stack.enter_async_context(Client(self.tcp, "127.0.0.1", self.proxy.port))
+        self.client = await self._stack.enter_async_context(
+            Client(self.tcp, "127.0.0.1", self.proxy.port)
+        )
         self.transports = [RedisTransport(self.redis.url, "s1.test", CONFIG) for _ in range(2)]
-        await self._stack.enter_async_context(ReplicationPeer(self.main, self.transports[0], follows=False))
+        await self._stack.enter_async_context(
+            ReplicationPeer(self.main, self.transports[0], follows=False)
+        )
         await self._stack.enter_async_context(ReplicationPeer(self.over_redis, self.transports[1]))
         self.client.user_syncs(ALICE, "DEVICE", syncing=True)
         await self.connected()
@@ -203,7 +218,9 @@ class Processes:
             await transport.connected()
 
     async def _store(self, name: str, config: Config) -> Store:
-        return await self._stack.enter_async_context(storage.open(self._dsn, server_name="s1.test", instance_name=name, config=config))
+        return await self._stack.enter_async_context(
+            storage.open(self._dsn, server_name="s1.test", instance_name=name, config=config)
+        )
 
     async def lose_each_other(self) -> None:
         """Every connection among them breaks, and none can be made."""
@@ -239,9 +256,14 @@ async def outage(mortal: Mortal, processes: Processes, appender: Appender) -> No
     assert processes.server.syncing.is_syncing(ALICE), "told again, though there is no database"
     connections = processes.proxy.connections
     await asyncio.sleep(OUTAGE_S / 2)
-    assert processes.proxy.connections == connections, "nobody has anything to say for longer than anybody may be silent, but for PING"
+    assert processes.proxy.connections == connections, (
+        "nobody has anything to say for longer than anybody may be silent, but for PING"
+    )
     assert processes.server.syncing.is_syncing(ALICE)
-    behind = [store.streams["events"].positions()["main"] for store in (processes.tcp, processes.over_redis)]
+    behind = [
+        store.streams["events"].positions()["main"]
+        for store in (processes.tcp, processes.over_redis)
+    ]
     assert max(behind) < processes.main.streams["events"].positions()["main"]
     await asyncio.to_thread(mortal.start)
 
@@ -276,7 +298,9 @@ async def test_a_database_that_is_away_for_a_minute(mortal: Mortal, processes: P
     for seen in processes.seen:
         await seen.reached("main", main.streams["events"].positions()["main"], "events")
         facts = [fact.row[0] for fact in seen.facts["events", "main"]]
-        assert [event_id for event_id in facts if event_id in set(told)] == told, "each once, in order"
+        assert [event_id for event_id in facts if event_id in set(told)] == told, (
+            "each once, in order"
+        )
     await messenger.check()
     assert appender.tried.away > OUTAGE_S / 2
     slowest = max(one.slowest_s for one in (appender.tried, *(syncer.tried for syncer in syncers)))

@@ -44,7 +44,11 @@ async def test_nobody_speaks_for_the_worker_of_another_connection(main: Process,
     heard: list[LockReleased] = []
     handlers = Handlers()
     handlers.on(LockReleased, heard.append)
-    async with await Server(main, handlers=handlers).serve() as server, netcat(server.port) as worker, netcat(server.port) as other:
+    async with (
+        await Server(main, handlers=handlers).serve() as server,
+        netcat(server.port) as worker,
+        netcat(server.port) as other,
+    ):
         worker.say("USER_SYNC w1 @a:b.c None start 10", "FEDERATION_ACK w1 5")
         await settled(worker, main)
         other.say(line)
@@ -58,7 +62,11 @@ async def test_nobody_speaks_for_the_worker_of_another_connection(main: Process,
 
 
 async def test_nothing_that_was_refused_is_passed_on(main: Process) -> None:
-    async with await Server(main).serve() as server, netcat(server.port) as worker, netcat(server.port) as other:
+    async with (
+        await Server(main).serve() as server,
+        netcat(server.port) as worker,
+        netcat(server.port) as other,
+    ):
         worker.say("FEDERATION_ACK w1 5")
         await settled(worker, main)
         other.say('LOCK_RELEASED ["w1","purge","!r"]')
@@ -95,7 +103,10 @@ async def test_names_that_are_ever_new_do_not_pile_up(main: Process) -> None:
             before, _ = tracemalloc.get_traced_memory()
             for first in range(0, LINES, 50):
                 some = range(first, first + 50)
-                by_hand.say(*(f"USER_SYNC w{n} @u{n}:b.c D start 1" for n in some), *(f"FEDERATION_ACK w{n} {n}" for n in some))
+                by_hand.say(
+                    *(f"USER_SYNC w{n} @u{n}:b.c D start 1" for n in some),
+                    *(f"FEDERATION_ACK w{n} {n}" for n in some),
+                )
                 by_hand.say(*(f"USER_SYNC one @u{n}:b.c D start 1" for n in some))
                 await by_hand.writer.drain()
             await settled(by_hand, main)
@@ -118,14 +129,19 @@ async def test_the_oldest_users_of_a_connection_are_dropped(main: Process) -> No
     assert syncing.users() == {"@2:b.c", "@3:b.c", "@4:b.c"}
     syncing.told(UserSync("w1", "@2:b.c", None, True, 6), link)
     syncing.told(UserSync("w2", "@5:b.c", None, True, 7), link)
-    assert syncing.workers() == {"w1": {("@2:b.c", None), ("@4:b.c", None)}, "w2": {("@5:b.c", None)}}
+    assert syncing.workers() == {
+        "w1": {("@2:b.c", None), ("@4:b.c", None)},
+        "w2": {("@5:b.c", None)},
+    }
     syncing.told(UserSync("w3", "@6:b.c", None, True, 7), object())
     assert len(syncing.users()) == 4
     syncing.lost(link)
     assert syncing.users() == {"@6:b.c"}
 
 
-@pytest.mark.parametrize("user_id,device_id", [("@" + "u" * 511 + "é", None), ("@a:b.c", "D" * 513)])
+@pytest.mark.parametrize(
+    "user_id,device_id", [("@" + "u" * 511 + "é", None), ("@a:b.c", "D" * 513)]
+)
 async def test_an_id_that_is_too_long_is_refused(user_id: str, device_id: str | None) -> None:
     syncing = Syncing()
     with pytest.raises(ProtocolError, match="more than 512 bytes"):
@@ -167,7 +183,9 @@ async def test_a_worker_in_the_same_process_keeps_its_name(main: Process) -> Non
         async with one:
             one.user_syncs("@a:b.c", syncing=True)
             await asyncio.sleep(0.02)
-            other = ReplicationPeer(Handlers(), hub.join("other"), config=config, instance_name="w1")
+            other = ReplicationPeer(
+                Handlers(), hub.join("other"), config=config, instance_name="w1"
+            )
             other.start()
             other.user_syncs("@b:b.c", syncing=True)
             await asyncio.sleep(0.02)
@@ -175,7 +193,9 @@ async def test_a_worker_in_the_same_process_keeps_its_name(main: Process) -> Non
             await other.close()
 
 
-async def test_names_of_streams_are_logged_up_to_a_number(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_names_of_streams_are_logged_up_to_a_number(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with storage.open(dsn, server_name="s1.test") as store:
         target = StreamsTarget(store.streams)
     with caplog.at_level("INFO"):

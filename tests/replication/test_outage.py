@@ -40,16 +40,28 @@ async def lose(postgres: Proxy, store: Store, events: Sequence[BuiltEvent]) -> l
 
 
 @pytest.mark.parametrize("follow_ms", [5, 3_600_000])
-async def test_a_database_that_goes_away_under_appends_syncs_and_replicas(dsn: str, follow_ms: int) -> None:
-    """Both stores lose it at once. Without a look at the table now and then (the second case) the worker hears by replication alone."""
+async def test_a_database_that_goes_away_under_appends_syncs_and_replicas(
+    dsn: str, follow_ms: int
+) -> None:
+    """Both stores lose it at once.
+
+    Without a look at the table now and then (the second case) the worker hears by replication
+    alone.
+    """
     room = RoomBuilder("11")
     room.start(ALICE)
-    config = replace(QUICK, pool_acquire_timeout_ms=2_000, connect_timeout_ms=2_000, follow_ms=follow_ms)
+    config = replace(
+        QUICK, pool_acquire_timeout_ms=2_000, connect_timeout_ms=2_000, follow_ms=follow_ms
+    )
     async with asyncio.timeout(60), Proxy(unix_socket_of(dsn)) as postgres:
         proxied = through(dsn, postgres.port)
         async with (
-            storage.open(proxied, server_name="s1.test", instance_name="main", config=config) as main,
-            storage.open(proxied, server_name="s1.test", instance_name="worker", config=config) as worker,
+            storage.open(
+                proxied, server_name="s1.test", instance_name="main", config=config
+            ) as main,
+            storage.open(
+                proxied, server_name="s1.test", instance_name="worker", config=config
+            ) as worker,
             await Server(main).serve() as server,
             Client(worker, "127.0.0.1", server.port) as client,
         ):
@@ -76,17 +88,30 @@ async def test_a_database_that_goes_away_under_appends_syncs_and_replicas(dsn: s
             for process in seen:
                 await process.reached("main", max(sent.values()), "events")
                 told = [fact.row[0] for fact in process.facts["events", "main"]]
-                assert [event_id for event_id in told if event_id in sent] == sorted(sent, key=sent.__getitem__), "each once, in order"
+                assert [event_id for event_id in told if event_id in sent] == sorted(
+                    sent, key=sent.__getitem__
+                ), "each once, in order"
             for store in (main, worker):
                 answer = await store.sync(ALICE, since=since, timeline_limit=50, timeout_ms=60_000)
-                assert {event.event_id for event in answer.join[room.room_id].timeline.events} == set(sent)
+                assert {
+                    event.event_id for event in answer.join[room.room_id].timeline.events
+                } == set(sent)
 
 
 async def test_a_database_that_falls_silent(dsn: str) -> None:
-    """As when its machine vanishes: no connection breaks, and nothing comes back. What had been sent arrives at last, long given up."""
+    """As when its machine vanishes: no connection breaks, and nothing comes back.
+
+    What had been sent arrives at last, long given up.
+    """
     room = RoomBuilder("11")
     room.start(ALICE)
-    config = replace(QUICK, pool_acquire_timeout_ms=1_000, connect_timeout_ms=1_000, statement_timeout_ms=1_000, follow_ms=3_600_000)
+    config = replace(
+        QUICK,
+        pool_acquire_timeout_ms=1_000,
+        connect_timeout_ms=1_000,
+        statement_timeout_ms=1_000,
+        follow_ms=3_600_000,
+    )
     async with (
         asyncio.timeout(60),
         Proxy(unix_socket_of(dsn)) as postgres,
@@ -104,16 +129,24 @@ async def test_a_database_that_falls_silent(dsn: str) -> None:
         postgres.flows.set()
         again = [(await store.append([event.pdu]))[0] for event in said]
         assert {result.outcome for result in again} <= {"stored", "duplicate"}
-        assert [fact.row[0] for fact in seen.facts["events", "main"]] == [event.event_id for event in said]
+        assert [fact.row[0] for fact in seen.facts["events", "main"]] == [
+            event.event_id for event in said
+        ]
         answer = await store.sync(ALICE, since=since)
-        assert [event.event_id for event in answer.join[room.room_id].timeline.events] == [event.event_id for event in said]
+        assert [event.event_id for event in answer.join[room.room_id].timeline.events] == [
+            event.event_id for event in said
+        ]
 
 
-async def test_a_sync_that_waits_through_an_outage_is_woken_after_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sync_that_waits_through_an_outage_is_woken_after_it(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Waiting asks nothing of the database, so it does not notice."""
     room = RoomBuilder("11")
     room.start(ALICE)
-    config = replace(QUICK, pool_acquire_timeout_ms=2_000, connect_timeout_ms=2_000, follow_ms=3_600_000)
+    config = replace(
+        QUICK, pool_acquire_timeout_ms=2_000, connect_timeout_ms=2_000, follow_ms=3_600_000
+    )
     async with (
         asyncio.timeout(60),
         Proxy(unix_socket_of(dsn)) as postgres,
@@ -132,4 +165,6 @@ async def test_a_sync_that_waits_through_an_outage_is_woken_after_it(dsn: str, m
         postgres.open = True
         await store.append([said.pdu])
         answer = await asking
-        assert [event.event_id for event in answer.join[room.room_id].timeline.events] == [said.event_id]
+        assert [event.event_id for event in answer.join[room.room_id].timeline.events] == [
+            said.event_id
+        ]

@@ -27,9 +27,16 @@ async def test_a_session_by_hand(main: Process) -> None:
         assert (await by_hand.hear()).startswith("PING 1")
         by_hand.say("", "NAME me", "   ", "REPLICATE")
         told = {await by_hand.hear() for _ in main.streams}
-        assert told == {f"POSITION {name} main {at} {at}" for name in main.streams for at in [main.streams[name].positions()["main"]]}
+        assert told == {
+            f"POSITION {name} main {at} {at}"
+            for name in main.streams
+            for at in [main.streams[name].positions()["main"]]
+        }
         [first] = await main.write()
-        assert await by_hand.hear() == f'RDATA caches main {first} ["get_user_by_id",["{first}"],1550574873251]'
+        assert (
+            await by_hand.hear()
+            == f'RDATA caches main {first} ["get_user_by_id",["{first}"],1550574873251]'
+        )
         second, third = await main.write(2)
         assert (await by_hand.hear()).startswith(f"RDATA caches main {second} [")
         assert (await by_hand.hear()).startswith(f"RDATA caches main {third} [")
@@ -42,7 +49,10 @@ async def test_rows_under_one_token_are_a_batch(main: Process) -> None:
     async with await Server(main).serve() as server, netcat(server.port) as by_hand:
         by_hand.say("REPLICATE")
         await by_hand.hear("POSITION caches")
-        main.tell(54, [["get_user_by_id", [f"@test{n}:localhost:8823"], 1490197670513] for n in range(1, 5)])
+        main.tell(
+            54,
+            [["get_user_by_id", [f"@test{n}:localhost:8823"], 1490197670513] for n in range(1, 5)],
+        )
         assert [await by_hand.hear() for _ in range(4)] == [
             'RDATA caches main batch ["get_user_by_id",["@test1:localhost:8823"],1490197670513]',
             'RDATA caches main batch ["get_user_by_id",["@test2:localhost:8823"],1490197670513]',
@@ -66,7 +76,14 @@ async def test_a_row_that_is_too_long_for_a_line_is_a_hole(main: Process) -> Non
         at = main.position
         await by_hand.hear("POSITION caches")
         main.streams.advance(
-            "caches", "main", at + 4, [Fact(at + 1, "main", ["a"]), Fact(at + 2, "main", ["x" * 20_000]), Fact(at + 3, "main", ["c"])]
+            "caches",
+            "main",
+            at + 4,
+            [
+                Fact(at + 1, "main", ["a"]),
+                Fact(at + 2, "main", ["x" * 20_000]),
+                Fact(at + 3, "main", ["c"]),
+            ],
         )
         assert [await by_hand.hear() for _ in range(4)] == [
             f'RDATA caches main {at + 1} ["a"]',
@@ -120,7 +137,10 @@ async def test_a_line_may_come_in_pieces_and_end_as_telnet_ends_it(main: Process
     heard: asyncio.Queue[RemoteServerUp] = asyncio.Queue()
     handlers = Handlers()
     handlers.on(RemoteServerUp, heard.put_nowait)
-    async with await Server(main, handlers=handlers).serve() as server, netcat(server.port) as by_hand:
+    async with (
+        await Server(main, handlers=handlers).serve() as server,
+        netcat(server.port) as by_hand,
+    ):
         for piece in (b"REMOTE_SER", b"VER_UP m\xc3", b"\xa4trix.org\r", b"\n"):
             by_hand.writer.write(piece)
             await by_hand.writer.drain()
@@ -128,7 +148,8 @@ async def test_a_line_may_come_in_pieces_and_end_as_telnet_ends_it(main: Process
         assert (await heard.get()).server_name == "mätrix.org"
 
 
-# ---------------------------------------------------------------------------------------------------------- keeping alive
+# ----------------------------------------------------------------------------------------------------------
+# keeping alive
 
 
 async def test_pings_come_at_once_and_then_at_intervals(dsn: str) -> None:
@@ -140,18 +161,31 @@ async def test_pings_come_at_once_and_then_at_intervals(dsn: str) -> None:
 
 
 async def test_only_who_has_sent_a_ping_is_timed(dsn: str) -> None:
-    database, main = await limited(dsn, replace(QUICK, replication_ping_ms=20, replication_timeout_ms=60))
-    async with database, await Server(main).serve() as server, netcat(server.port) as silent, netcat(server.port) as timed:
+    database, main = await limited(
+        dsn, replace(QUICK, replication_ping_ms=20, replication_timeout_ms=60)
+    )
+    async with (
+        database,
+        await Server(main).serve() as server,
+        netcat(server.port) as silent,
+        netcat(server.port) as timed,
+    ):
         silent.say("NAME patient")
         timed.say("PING")
         assert (await timed.all())[-1] == "ERROR nothing has come for 0.06 s"
         for _ in range(5):
             assert (await silent.hear("PING")).startswith("PING")
-        assert [connection.name.partition(" ")[0] for connection in server.connections if connection.refused is None] == ["patient"]
+        assert [
+            connection.name.partition(" ")[0]
+            for connection in server.connections
+            if connection.refused is None
+        ] == ["patient"]
 
 
 async def test_any_line_keeps_a_connection_alive(dsn: str) -> None:
-    database, main = await limited(dsn, replace(QUICK, replication_ping_ms=20, replication_timeout_ms=400))
+    database, main = await limited(
+        dsn, replace(QUICK, replication_ping_ms=20, replication_timeout_ms=400)
+    )
     async with database, await Server(main).serve() as server, netcat(server.port) as by_hand:
         by_hand.say("PING")
         for _ in range(40):
@@ -161,8 +195,15 @@ async def test_any_line_keeps_a_connection_alive(dsn: str) -> None:
 
 
 async def test_who_reads_too_slowly_is_disconnected_at_the_bound(dsn: str) -> None:
-    database, main = await limited(dsn, replace(QUICK, replication_buffer_max_bytes=100_000, replication_close_ms=500))
-    async with database, await Server(main).serve() as server, netcat(server.port) as quick, netcat(server.port, limit=1_000) as slow:
+    database, main = await limited(
+        dsn, replace(QUICK, replication_buffer_max_bytes=100_000, replication_close_ms=500)
+    )
+    async with (
+        database,
+        await Server(main).serve() as server,
+        netcat(server.port) as quick,
+        netcat(server.port, limit=1_000) as slow,
+    ):
         for one in (quick, slow):
             one.say("REPLICATE")
         await quick.hear("POSITION caches")
@@ -176,12 +217,21 @@ async def test_who_reads_too_slowly_is_disconnected_at_the_bound(dsn: str) -> No
         last = (await slow.all())[-1]
         assert last == f"ERROR {refused.refused}"
         main.tell(main.position + 1, [["still there"]])
-        assert await quick.hear(f"RDATA caches main {main.position} ") == f'RDATA caches main {main.position} ["still there"]'
+        assert (
+            await quick.hear(f"RDATA caches main {main.position} ")
+            == f'RDATA caches main {main.position} ["still there"]'
+        )
 
 
 async def test_who_never_reads_is_gone_after_a_while(dsn: str) -> None:
-    database, main = await limited(dsn, replace(QUICK, replication_buffer_max_bytes=100_000, replication_close_ms=20))
-    async with database, await Server(main).serve() as server, netcat(server.port, limit=1_000) as slow:
+    database, main = await limited(
+        dsn, replace(QUICK, replication_buffer_max_bytes=100_000, replication_close_ms=20)
+    )
+    async with (
+        database,
+        await Server(main).serve() as server,
+        netcat(server.port, limit=1_000) as slow,
+    ):
         slow.say("NAME slow", "REPLICATE")
         await slow.hear("POSITION")
         [connection] = server.connections
@@ -192,19 +242,35 @@ async def test_who_never_reads_is_gone_after_a_while(dsn: str) -> None:
         assert server.connections == []
 
 
-# ------------------------------------------------------------------------------------------------------ what workers say
+# ------------------------------------------------------------------------------------------------------
+# what workers say
 
 
 async def test_who_syncs_on_which_worker_is_known_until_the_worker_goes(main: Process) -> None:
-    async with await Server(main).serve() as server, netcat(server.port) as one, netcat(server.port) as two:
-        one.say("USER_SYNC w1 @a:b.c PHONE start 10", "USER_SYNC w1 @a:b.c None start 12", "USER_SYNC w1 @b:b.c start 11")
-        two.say("USER_SYNC w2 @a:b.c PHONE start 9", "USER_SYNC w2 @c:b.c D start 9", "USER_SYNC w2 @c:b.c D end 10")
+    async with (
+        await Server(main).serve() as server,
+        netcat(server.port) as one,
+        netcat(server.port) as two,
+    ):
+        one.say(
+            "USER_SYNC w1 @a:b.c PHONE start 10",
+            "USER_SYNC w1 @a:b.c None start 12",
+            "USER_SYNC w1 @b:b.c start 11",
+        )
+        two.say(
+            "USER_SYNC w2 @a:b.c PHONE start 9",
+            "USER_SYNC w2 @c:b.c D start 9",
+            "USER_SYNC w2 @c:b.c D end 10",
+        )
         for worker in (one, two):
             worker.say("REPLICATE")
             await worker.hear("POSITION")
         syncing = server.syncing
         assert syncing.users() == {"@a:b.c", "@b:b.c"}
-        assert syncing.workers() == {"w1": {("@a:b.c", "PHONE"), ("@a:b.c", None), ("@b:b.c", None)}, "w2": {("@a:b.c", "PHONE")}}
+        assert syncing.workers() == {
+            "w1": {("@a:b.c", "PHONE"), ("@a:b.c", None), ("@b:b.c", None)},
+            "w2": {("@a:b.c", "PHONE")},
+        }
         assert syncing.last_sync_ms("@a:b.c") == 12
         one.say("CLEAR_USER_SYNC w1", "REPLICATE")
         await one.hear("POSITION caches")
@@ -220,8 +286,15 @@ async def test_who_syncs_on_which_worker_is_known_until_the_worker_goes(main: Pr
 
 async def test_a_worker_that_comes_back_tells_anew(dsn: str) -> None:
     """Its old connection is silent: nobody has ended it."""
-    database, main = await limited(dsn, replace(QUICK, replication_ping_ms=100, replication_timeout_ms=60_000))
-    async with database, await Server(main).serve() as server, netcat(server.port) as lost, netcat(server.port) as back:
+    database, main = await limited(
+        dsn, replace(QUICK, replication_ping_ms=100, replication_timeout_ms=60_000)
+    )
+    async with (
+        database,
+        await Server(main).serve() as server,
+        netcat(server.port) as lost,
+        netcat(server.port) as back,
+    ):
         lost.say("USER_SYNC w1 @a:b.c None start 10", "REPLICATE")
         await lost.hear("POSITION")
         [first, _] = server.connections
@@ -239,19 +312,35 @@ async def test_a_worker_that_comes_back_tells_anew(dsn: str) -> None:
 async def test_acknowledged_positions_are_kept_per_worker(main: Process) -> None:
     async with await Server(main).serve() as server, netcat(server.port) as worker:
         assert server.acknowledged.lowest() is None
-        worker.say("FEDERATION_ACK s1 10", "FEDERATION_ACK s2 7", "FEDERATION_ACK s1 9", "REPLICATE")
+        worker.say(
+            "FEDERATION_ACK s1 10", "FEDERATION_ACK s2 7", "FEDERATION_ACK s1 9", "REPLICATE"
+        )
         await worker.hear("POSITION")
-        assert (server.acknowledged.of("s1"), server.acknowledged.of("s2"), server.acknowledged.of("s3")) == (10, 7, None)
+        assert (
+            server.acknowledged.of("s1"),
+            server.acknowledged.of("s2"),
+            server.acknowledged.of("s3"),
+        ) == (10, 7, None)
         assert server.acknowledged.lowest() == 7
         server.acknowledged.forget("s2")
         assert server.acknowledged.lowest() == 10
 
 
 async def test_what_concerns_everybody_is_passed_on_to_the_others(main: Process) -> None:
-    async with await Server(main).serve() as server, netcat(server.port) as one, netcat(server.port) as two, netcat(server.port) as three:
+    async with (
+        await Server(main).serve() as server,
+        netcat(server.port) as one,
+        netcat(server.port) as two,
+        netcat(server.port) as three,
+    ):
         for worker in (one, two, three):
             await worker.hear("PING")
-        lines = ["REMOTE_SERVER_UP matrix.org", 'LOCK_RELEASED ["w1", "purge", "!r"]', "NEW_ACTIVE_TASK t", "CANCEL_TASK t"]
+        lines = [
+            "REMOTE_SERVER_UP matrix.org",
+            'LOCK_RELEASED ["w1", "purge", "!r"]',
+            "NEW_ACTIVE_TASK t",
+            "CANCEL_TASK t",
+        ]
         one.say("USER_SYNC w1 @a:b.c None start 10", *lines, "FEDERATION_ACK s 1")
         for worker in (two, three):
             assert [await worker.hear() for _ in lines] == lines
@@ -272,9 +361,17 @@ async def test_handlers_hear_of_every_command(main: Process) -> None:
         handlers.on(kind, heard.put_nowait)
     forget = handlers.on(RemoteServerUp, fails)
     forget()
-    async with await Server(main, handlers=handlers).serve() as server, netcat(server.port) as worker:
+    async with (
+        await Server(main, handlers=handlers).serve() as server,
+        netcat(server.port) as worker,
+    ):
         row = json.dumps(["tok", "::1", "curl", None, 7])
-        worker.say(f"USER_IP @a:b.c {row}", "REMOTE_SERVER_UP x.org", 'LOCK_RELEASED ["w","n","k"]', "FEDERATION_ACK s 5")
+        worker.say(
+            f"USER_IP @a:b.c {row}",
+            "REMOTE_SERVER_UP x.org",
+            'LOCK_RELEASED ["w","n","k"]',
+            "FEDERATION_ACK s 5",
+        )
         assert [await heard.get() for _ in range(3)] == [
             UserIp("@a:b.c", "tok", "::1", "curl", None, 7),
             LockReleased("w", "n", "k"),

@@ -20,7 +20,9 @@ EVENTS = 60
 
 
 @pytest.mark.parametrize("follow_ms", [1, 60_000])
-async def test_events_of_one_store_reach_the_other_once_and_in_order(dsn: str, follow_ms: int) -> None:
+async def test_events_of_one_store_reach_the_other_once_and_in_order(
+    dsn: str, follow_ms: int
+) -> None:
     """Beside replication each store also looks into the table, now and then, or all the time."""
     room = RoomBuilder("11")
     alice = "@alice:s1.test"
@@ -58,7 +60,10 @@ async def replicating(kind: str, main: Store, worker: Store) -> AsyncIterator[No
                 yield
     else:
         hub = Hub()
-        async with ReplicationPeer(main, hub.join("main")), ReplicationPeer(worker, hub.join("worker")):
+        async with (
+            ReplicationPeer(main, hub.join("main")),
+            ReplicationPeer(worker, hub.join("worker")),
+        ):
             yield
 
 
@@ -95,14 +100,20 @@ async def test_a_server_that_is_up_again_ends_the_pauses_of_gaps(dsn: str) -> No
         Client(Handlers(), "127.0.0.1", server.port) as client,
     ):
         await store.append([event.pdu for event in room.events if event not in (missing, last)])
-        await store.append([last.pdu], state_before={last.event_id: list(last.state_before.values())})
-        await store.gap_failed(room.room_id, [missing.event_id], "timeout", server_names=["s2.test"])
+        await store.append(
+            [last.pdu], state_before={last.event_id: list(last.state_before.values())}
+        )
+        await store.gap_failed(
+            room.room_id, [missing.event_id], "timeout", server_names=["s2.test"]
+        )
         assert [gap.failures for gap in await store.gaps(room.room_id)] == [1]
         heard = asyncio.Event()
         server.handlers.on(RemoteServerUp, lambda _: heard.set())
         await client.connected()
         client.publish(RemoteServerUp("s2.test"))
         await heard.wait()
-    async with storage.open(dsn, server_name="s1.test", config=QUICK) as store:  # what was begun is ended when the server closes
+    async with storage.open(
+        dsn, server_name="s1.test", config=QUICK
+    ) as store:  # what was begun is ended when the server closes
         [gap] = await store.gaps(room.room_id)
         assert (gap.failures, gap.retry_after_ms, gap.reason) == (0, 0, "timeout")

@@ -24,21 +24,60 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("the program openssl makes the certificates")
     folder = tmp_path_factory.mktemp("certificates")
-    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
-    openssl(folder, *new, "-subj", "/CN=authority", "-keyout", "authority.key", "-out", "authority.pem")
-    openssl(folder, *new, "-subj", "/CN=stranger", "-keyout", "stranger.key", "-out", "stranger.pem")
+    new = (
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    )
+    openssl(
+        folder, *new, "-subj", "/CN=authority", "-keyout", "authority.key", "-out", "authority.pem"
+    )
+    openssl(
+        folder, *new, "-subj", "/CN=stranger", "-keyout", "stranger.key", "-out", "stranger.pem"
+    )
     for name in ("server", "client"):
-        signed = ("-CA", "authority.pem", "-CAkey", "authority.key", "-addext", "subjectAltName=IP:127.0.0.1")
-        openssl(folder, *new, "-subj", f"/CN={name}", *signed, "-keyout", f"{name}.key", "-out", f"{name}.pem")
+        signed = (
+            "-CA",
+            "authority.pem",
+            "-CAkey",
+            "authority.key",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        )
+        openssl(
+            folder,
+            *new,
+            "-subj",
+            f"/CN={name}",
+            *signed,
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.pem",
+        )
     return folder
 
 
 def server_tls(folder: Path, *, clients: bool = False) -> ssl.SSLContext:
-    return server_context(folder / "server.pem", folder / "server.key", client_authorities=folder / "authority.pem" if clients else None)
+    return server_context(
+        folder / "server.pem",
+        folder / "server.key",
+        client_authorities=folder / "authority.pem" if clients else None,
+    )
 
 
 async def test_rows_travel_over_tls(main: Process, worker: Process, certificates: Path) -> None:
-    client_tls = client_context(certificates / "authority.pem", certificate=certificates / "client.pem", key=certificates / "client.key")
+    client_tls = client_context(
+        certificates / "authority.pem",
+        certificate=certificates / "client.pem",
+        key=certificates / "client.key",
+    )
     async with (
         await Server(main).serve(ssl=server_tls(certificates, clients=True)) as server,
         Client(worker, "127.0.0.1", server.port, ssl=client_tls) as client,
@@ -49,14 +88,18 @@ async def test_rows_travel_over_tls(main: Process, worker: Process, certificates
         assert worker.seen.ids("main") == await main.written()
 
 
-async def test_a_client_without_a_certificate_is_not_let_in(main: Process, certificates: Path) -> None:
+async def test_a_client_without_a_certificate_is_not_let_in(
+    main: Process, certificates: Path
+) -> None:
     for show in (None, ("stranger.pem", "stranger.key")):
         context = client_context(certificates / "authority.pem")
         if show:
             context.load_cert_chain(certificates / show[0], certificates / show[1])
         async with await Server(main).serve(ssl=server_tls(certificates, clients=True)) as server:
             with pytest.raises(OSError, match=r"certificate|unknown ca|reset|closed"):
-                reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", server.port, ssl=context
+                )
                 writer.write(b"REPLICATE\n")
                 try:
                     assert b"SERVER" not in await reader.read()
@@ -66,7 +109,9 @@ async def test_a_client_without_a_certificate_is_not_let_in(main: Process, certi
             assert server.connections == []
 
 
-async def test_a_server_that_nobody_vouches_for_is_not_trusted(main: Process, worker: Process, certificates: Path) -> None:
+async def test_a_server_that_nobody_vouches_for_is_not_trusted(
+    main: Process, worker: Process, certificates: Path
+) -> None:
     context = client_context(certificates / "stranger.pem")
     async with (
         await Server(main).serve(ssl=server_tls(certificates)) as server,

@@ -51,7 +51,11 @@ class InProcessNet:
         self._exchanges: list[ReplicationPeer] = []
 
     async def main(self, process: Process) -> ReplicationPeer:
-        self._exchanges.append(await self._stack.enter_async_context(ReplicationPeer(process, self._hub.join(process.instance_name))))
+        self._exchanges.append(
+            await self._stack.enter_async_context(
+                ReplicationPeer(process, self._hub.join(process.instance_name))
+            )
+        )
         return self._exchanges[-1]
 
     worker = main
@@ -72,7 +76,9 @@ class TcpNet:
         return server.exchange
 
     async def worker(self, process: Process) -> ReplicationPeer:
-        client = await self._stack.enter_async_context(Client(process, "127.0.0.1", self._proxy.port))
+        client = await self._stack.enter_async_context(
+            Client(process, "127.0.0.1", self._proxy.port)
+        )
         await client.connected()
         return client.exchange
 
@@ -106,7 +112,11 @@ class RedisNet:
         await self.redis.start()
 
 
-NETS: dict[str, Callable[[AsyncExitStack], Net]] = {"in process": InProcessNet, "TCP": TcpNet, "Redis": RedisNet}
+NETS: dict[str, Callable[[AsyncExitStack], Net]] = {
+    "in process": InProcessNet,
+    "TCP": TcpNet,
+    "Redis": RedisNet,
+}
 
 
 @asynccontextmanager
@@ -151,10 +161,13 @@ async def check_complete(reader: Process, *writers: Process) -> None:
         assert reader.seen.ids(writer.instance_name) == await writer.written()
 
 
-# ------------------------------------------------------------------------------------------------------------------- facts
+# -------------------------------------------------------------------------------------------------------------------
+# facts
 
 
-async def test_facts_reach_all_readers(net: Net, main: Process, worker: Process, second: Process) -> None:
+async def test_facts_reach_all_readers(
+    net: Net, main: Process, worker: Process, second: Process
+) -> None:
     await main.write(12)
     await net.main(main)
     await net.worker(worker)
@@ -168,7 +181,9 @@ async def test_facts_reach_all_readers(net: Net, main: Process, worker: Process,
     assert all(not advance.local for advance in worker.seen.advances)
 
 
-async def test_facts_that_share_an_id_arrive_together(net: Net, main: Process, worker: Process) -> None:
+async def test_facts_that_share_an_id_arrive_together(
+    net: Net, main: Process, worker: Process
+) -> None:
     await net.main(main)
     await net.worker(worker)
     [before] = await main.write()
@@ -178,7 +193,9 @@ async def test_facts_that_share_an_id_arrive_together(net: Net, main: Process, w
     assert [fact.row for fact in worker.seen.advances[-1].facts] == [["a"], ["b"], ["c"]]
 
 
-async def test_a_new_writer_is_told_of_before_what_was_written_after_it_came(net: Net, main: Process, worker: Process) -> None:
+async def test_a_new_writer_is_told_of_before_what_was_written_after_it_came(
+    net: Net, main: Process, worker: Process
+) -> None:
     await net.main(main)
     await net.worker(worker)
     [entered] = await main.write()
@@ -192,7 +209,9 @@ async def test_a_new_writer_is_told_of_before_what_was_written_after_it_came(net
     assert worker.streams["caches"].linear() <= entered
 
 
-async def test_what_was_written_while_nobody_could_hear_is_fetched(net: Net, main: Process, worker: Process, second: Process) -> None:
+async def test_what_was_written_while_nobody_could_hear_is_fetched(
+    net: Net, main: Process, worker: Process, second: Process
+) -> None:
     await net.main(main)
     for reader in (worker, second):
         await net.worker(reader)
@@ -205,7 +224,9 @@ async def test_what_was_written_while_nobody_could_hear_is_fetched(net: Net, mai
     await check_complete(second, main)
 
 
-async def test_a_row_that_is_not_as_it_should_be_does_no_lasting_harm(net: Net, main: Process, worker: Process) -> None:
+async def test_a_row_that_is_not_as_it_should_be_does_no_lasting_harm(
+    net: Net, main: Process, worker: Process
+) -> None:
     exchange = await net.main(main)
     await net.worker(worker)
     first = await main.write(3)
@@ -216,10 +237,13 @@ async def test_a_row_that_is_not_as_it_should_be_does_no_lasting_harm(net: Net, 
     assert worker.seen.ids("main", "events") == []
 
 
-# ---------------------------------------------------------------------------------------------------------------- commands
+# ----------------------------------------------------------------------------------------------------------------
+# commands
 
 
-async def test_what_a_worker_says_reaches_the_main_process_in_order(net: Net, main: Process, worker: Process) -> None:
+async def test_what_a_worker_says_reaches_the_main_process_in_order(
+    net: Net, main: Process, worker: Process
+) -> None:
     exchange = await net.main(main)
     heard = Heard(exchange, UserSync, FederationAck, UserIp)
     speaker = await net.worker(worker)
@@ -238,11 +262,18 @@ async def test_what_a_worker_says_reaches_the_main_process_in_order(net: Net, ma
     assert exchange.syncing.users() == set()
 
 
-async def test_what_concerns_everybody_reaches_everybody_but_who_said_it(net: Net, main: Process, worker: Process, second: Process) -> None:
+async def test_what_concerns_everybody_reaches_everybody_but_who_said_it(
+    net: Net, main: Process, worker: Process, second: Process
+) -> None:
     exchanges = [await net.main(main), await net.worker(worker), await net.worker(second)]
     kinds = (RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
     heard = [Heard(exchange, *kinds) for exchange in exchanges]
-    said = [RemoteServerUp("matrix.org"), LockReleased("worker", "n", "k"), NewActiveTask("t"), CancelTask("t")]
+    said = [
+        RemoteServerUp("matrix.org"),
+        LockReleased("worker", "n", "k"),
+        NewActiveTask("t"),
+        CancelTask("t"),
+    ]
     exchanges[1].publish(*said)
     for other in (heard[0], heard[2]):
         assert [await other.next() for _ in said] == said
@@ -253,7 +284,9 @@ async def test_what_concerns_everybody_reaches_everybody_but_who_said_it(net: Ne
     assert heard[2].empty
 
 
-async def test_who_syncs_is_told_to_a_main_process_that_comes_later(net: Net, main: Process, worker: Process) -> None:
+async def test_who_syncs_is_told_to_a_main_process_that_comes_later(
+    net: Net, main: Process, worker: Process
+) -> None:
     exchange = await net.main(main)
     heard = Heard(exchange, UserSync)
     speaker = await net.worker(worker)
@@ -265,7 +298,9 @@ async def test_who_syncs_is_told_to_a_main_process_that_comes_later(net: Net, ma
     assert exchange.syncing.last_sync_ms("@a:b.c") == 1
 
 
-async def test_a_worker_that_leaves_takes_its_users_with_it(net: Net, main: Process, worker: Process, second: Process) -> None:
+async def test_a_worker_that_leaves_takes_its_users_with_it(
+    net: Net, main: Process, worker: Process, second: Process
+) -> None:
     exchange = await net.main(main)
     heard = Heard(exchange, UserSync, RemoteServerUp)
     leaving, staying = await net.worker(worker), await net.worker(second)
@@ -280,7 +315,9 @@ async def test_a_worker_that_leaves_takes_its_users_with_it(net: Net, main: Proc
     assert exchange.syncing.users() == {"@b:b.c"}
 
 
-async def test_one_that_has_left_says_and_hears_nothing(net: Net, main: Process, worker: Process, second: Process) -> None:
+async def test_one_that_has_left_says_and_hears_nothing(
+    net: Net, main: Process, worker: Process, second: Process
+) -> None:
     exchange = await net.main(main)
     leaving, staying = await net.worker(worker), await net.worker(second)
     heard, ended = Heard(exchange, RemoteServerUp), Heard(leaving, RemoteServerUp)
@@ -295,10 +332,13 @@ async def test_one_that_has_left_says_and_hears_nothing(net: Net, main: Process,
     await leaving.close()
 
 
-# ------------------------------------------------------------------------------------------------------- of Redis alone
+# -------------------------------------------------------------------------------------------------------
+# of Redis alone
 
 
-async def test_lines_that_are_no_commands_of_ours_are_let_pass(main: Process, worker: Process) -> None:
+async def test_lines_that_are_no_commands_of_ours_are_let_pass(
+    main: Process, worker: Process
+) -> None:
     async with AsyncExitStack() as stack:
         net = RedisNet(stack)
         await net.main(main)
@@ -331,11 +371,19 @@ async def test_addresses_of_users_go_to_a_channel_of_their_own(main: Process) ->
 
 async def test_the_users_of_a_worker_that_fell_silent_are_gone(dsn: str) -> None:
     config = replace(QUICK, replication_ping_ms=20, replication_timeout_ms=200)
-    async with await Database.open(dsn, config=config) as database, RedisServer() as redis, AsyncExitStack() as stack:
+    async with (
+        await Database.open(dsn, config=config) as database,
+        RedisServer() as redis,
+        AsyncExitStack() as stack,
+    ):
         exchanges = []
         for name in ("main", "worker", "clock"):
             transport = RedisTransport(redis.url, SERVER_NAME, config)
-            exchanges.append(await stack.enter_async_context(ReplicationPeer(await Process.start(database, name), transport)))
+            exchanges.append(
+                await stack.enter_async_context(
+                    ReplicationPeer(await Process.start(database, name), transport)
+                )
+            )
             await transport.connected()
         heard = Heard(exchanges[0], UserSync)
         exchanges[1].user_syncs("@a:b.c", syncing=True)
@@ -348,7 +396,11 @@ async def test_the_users_of_a_worker_that_fell_silent_are_gone(dsn: str) -> None
 
 
 @pytest.mark.parametrize(
-    "timeout_ms,reason", [(400, "nothing has come for 0.4 s|Timeout"), (60_000, "too slow: 1[0-9]{6} bytes wait to be published")]
+    "timeout_ms,reason",
+    [
+        (400, "nothing has come for 0.4 s|Timeout"),
+        (60_000, "too slow: 1[0-9]{6} bytes wait to be published"),
+    ],
 )
 async def test_a_redis_that_takes_nothing_is_given_up_and_nothing_is_lost(
     dsn: str, caplog: pytest.LogCaptureFixture, timeout_ms: int, reason: str
@@ -361,7 +413,11 @@ async def test_a_redis_that_takes_nothing_is_given_up_and_nothing_is_lost(
         replication_buffer_max_bytes=1_000_000 if timeout_ms > 1_000 else 1_000_000_000,
         replication_page_max=10_000,
     )
-    async with await Database.open(dsn, config=config) as database, RedisServer() as redis, AsyncExitStack() as stack:
+    async with (
+        await Database.open(dsn, config=config) as database,
+        RedisServer() as redis,
+        AsyncExitStack() as stack,
+    ):
         main, worker = [await Process.start(database, name) for name in ("main", "worker")]
         transports = [RedisTransport(redis.url, SERVER_NAME, config) for _ in range(2)]
         for process, transport in zip((main, worker), transports, strict=True):

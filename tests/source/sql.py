@@ -4,8 +4,9 @@ The convention: a statement is a module-level constant whose name starts with `S
 
     SQL_ROOM: Final = "SELECT room_nid, room_version FROM rooms WHERE room_id = $1::text"
 
-and it is associated with a row type by its use: `conn.fetch(SQL_ROOM, room_id, row=RoomRow)`, `conn.fetchrow(…)` or `conn.records(…)` anywhere
-in the package, both names as the calling module knows them.
+and it is associated with a row type by its use: `conn.fetch(SQL_ROOM, room_id, row=RoomRow)`,
+`conn.fetchrow(…)` or `conn.records(…)` anywhere in the package, both names as the calling module
+knows them.
 """
 
 import ast
@@ -22,7 +23,11 @@ import storage
 OPTIONAL = {"storage.pipeline": "pyspark"}
 """Packages that need an extra: left out where it is not installed."""
 
-OF_ANOTHER_SCHEMA = {"storage.pipeline.synapse.source", "storage.pipeline.rebuilding.shadow_tables", "storage.pipeline.rebuilding.swap"}
+OF_ANOTHER_SCHEMA = {
+    "storage.pipeline.synapse.source",
+    "storage.pipeline.rebuilding.shadow_tables",
+    "storage.pipeline.rebuilding.swap",
+}
 """Modules whose statements are not for our tables: a test of their own runs them."""
 
 
@@ -45,8 +50,15 @@ class StatementUse(NamedTuple):
 def modules() -> list[types.ModuleType]:
     """All modules of the package."""
     names = [found.name for found in pkgutil.walk_packages(storage.__path__, "storage.")]
-    missing = [package for package, needs in OPTIONAL.items() if importlib.util.find_spec(needs) is None]
-    wanted = [name for name in names if not name.endswith("__main__") and not any(name.startswith(package) for package in missing)]
+    missing = [
+        package for package, needs in OPTIONAL.items() if importlib.util.find_spec(needs) is None
+    ]
+    wanted = [
+        name
+        for name in names
+        if not name.endswith("__main__")
+        and not any(name.startswith(package) for package in missing)
+    ]
     return [importlib.import_module(name) for name in wanted]
 
 
@@ -68,10 +80,19 @@ def uses() -> list[StatementUse]:
 
 def _uses_in(module: types.ModuleType) -> Iterator[StatementUse]:
     for node in ast.walk(tree_of(module)):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"fetch", "fetchrow", "records"}):
+        if not (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in {"fetch", "fetchrow", "records"}
+        ):
             continue
         row = next((keyword.value for keyword in node.keywords if keyword.arg == "row"), None)
-        if node.args and isinstance(node.args[0], ast.Name) and node.args[0].id.startswith("SQL_") and isinstance(row, ast.Name):
+        if (
+            node.args
+            and isinstance(node.args[0], ast.Name)
+            and node.args[0].id.startswith("SQL_")
+            and isinstance(row, ast.Name)
+        ):
             place = f"{module.__name__}:{node.lineno}"
             yield StatementUse(place, getattr(module, node.args[0].id), getattr(module, row.id))
 
@@ -85,7 +106,13 @@ def tree_of(module: types.ModuleType) -> ast.Module:
 def assigned_names(tree: ast.Module) -> Iterator[str]:
     """Names assigned at module level, annotated or not."""
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else []
+        )
         yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
@@ -112,7 +139,11 @@ def fields_of(row: Any) -> dict[str, type | None]:
 
 
 def _plain(hint: Any) -> type | None:
-    members = [member for member in get_args(hint) if member is not type(None)] if type(None) in get_args(hint) else [hint]
+    members = (
+        [member for member in get_args(hint) if member is not type(None)]
+        if type(None) in get_args(hint)
+        else [hint]
+    )
     if len(members) != 1:
         return None
     plain = members[0]

@@ -66,8 +66,20 @@ def test_forgotten():
 )
 def test_what_must_fail_fails(source: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "test_example.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "tests.conftest", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        "pyproject.toml",
+        "-p",
+        "tests.conftest",
+        str(tmp_path),
+    ]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(command, cwd=ROOT, env=environ, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, check=False, capture_output=True, text=True
+    )
     assert done.returncode == (1 if told else 0), done.stdout
     assert told in done.stdout

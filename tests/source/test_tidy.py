@@ -10,8 +10,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LINES_PER_FILE = 500
 LINES_PER_FUNCTION = 70
-HARMLESS_BASES = {"Protocol", "SupportsTriggerAvailableNow", "Generic", "Enum", "IntEnum", "StrEnum"}
-SQL_START = re.compile(r"\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|MERGE INTO|TRUNCATE|LOCK TABLE)\s")
+HARMLESS_BASES = {
+    "Protocol",
+    "SupportsTriggerAvailableNow",
+    "Generic",
+    "Enum",
+    "IntEnum",
+    "StrEnum",
+}
+SQL_START = re.compile(
+    r"\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|MERGE INTO|TRUNCATE|LOCK TABLE)\s"
+)
 LEFT_OVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError|\bxfail\(|time\.sleep\(")
 SLEEP_IS_POLLING = {"storage/database/embedded.py", "tests/pipeline/cluster.py"}
 """Waiting for another process that tells nobody when it is done."""
@@ -21,8 +30,15 @@ LOCAL_PATH = re.compile(r"(?<![\w.])/(work|root|home)/\w")
 
 def files_below(*folders: str, suffix: str = "") -> list[Path]:
     """Files in those folders of the project, without what tools leave there."""
-    found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file() and path.name.endswith(suffix)]
-    return sorted(path for path in found if "__pycache__" not in path.parts and "results" not in path.parts)
+    found = [
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.name.endswith(suffix)
+    ]
+    return sorted(
+        path for path in found if "__pycache__" not in path.parts and "results" not in path.parts
+    )
 
 
 def name_of(path: Path) -> str:
@@ -39,7 +55,8 @@ def trees(paths: list[Path]) -> Iterator[tuple[str, ast.Module]]:
         yield name_of(path), ast.parse(path.read_text(encoding="utf-8"))
 
 
-# ----------------------------------------------------------------------------------------------------------------- checks
+# -----------------------------------------------------------------------------------------------------------------
+# checks
 
 
 def long_functions(name: str, tree: ast.Module) -> list[str]:
@@ -47,7 +64,8 @@ def long_functions(name: str, tree: ast.Module) -> list[str]:
     return [
         f"{name}:{node.lineno} {node.name}: {lines_of(node)} lines"
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines_of(node) > LINES_PER_FUNCTION
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and lines_of(node) > LINES_PER_FUNCTION
     ]
 
 
@@ -60,7 +78,8 @@ def mixed_classes(name: str, tree: ast.Module) -> list[str]:
     return [
         f"{name}:{node.lineno} {node.name}"
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and len([base for base in node.bases if base_name(base) not in HARMLESS_BASES]) > 1
+        if isinstance(node, ast.ClassDef)
+        and len([base for base in node.bases if base_name(base) not in HARMLESS_BASES]) > 1
     ]
 
 
@@ -73,7 +92,9 @@ def loose_sql(name: str, tree: ast.Module) -> list[str]:
     constants = {
         id(node.value)
         for node in tree.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id.startswith(("SQL_", "PART_"))
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and node.target.id.startswith(("SQL_", "PART_"))
     }
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
@@ -86,7 +107,8 @@ def loose_sql(name: str, tree: ast.Module) -> list[str]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------------ tests
+# ------------------------------------------------------------------------------------------------------------------
+# tests
 
 
 def test_there_is_something_to_look_at() -> None:
@@ -127,14 +149,19 @@ def test_nothing_is_left_over() -> None:
         for path in ALL_PYTHON
         if path != Path(__file__)
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if LEFT_OVER.search(line) and not ("time.sleep(" in line and name_of(path) in SLEEP_IS_POLLING)
+        if LEFT_OVER.search(line)
+        and not ("time.sleep(" in line and name_of(path) in SLEEP_IS_POLLING)
     ]
     assert found == []
 
 
 def test_no_file_knows_the_machine_it_was_written_on() -> None:
     everything = [*TOP, *files_below("storage", "migrations", "benchmarks", "tests", "docs", ".ci")]
-    texts = [path for path in everything if path.suffix not in {".png", ".gz", ".zst", ".parquet"} and path != Path(__file__)]
+    texts = [
+        path
+        for path in everything
+        if path.suffix not in {".png", ".gz", ".zst", ".parquet"} and path != Path(__file__)
+    ]
     found = [
         f"{name_of(path)}:{number} {line.strip()[:100]}"
         for path in texts
@@ -147,7 +174,9 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
 def test_the_lock_file_names_no_registry() -> None:
     lines = (ROOT / ".ci/requirements.lock").read_text(encoding="utf-8").splitlines()
     assert len(lines) > 30
-    assert [line for line in lines if not re.fullmatch(r"[a-z0-9._-]+==[\w.+!-]+( ; .+)?", line)] == []
+    assert [
+        line for line in lines if not re.fullmatch(r"[a-z0-9._-]+==[\w.+!-]+( ; .+)?", line)
+    ] == []
 
 
 @pytest.mark.parametrize(

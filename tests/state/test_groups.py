@@ -12,12 +12,26 @@ from immutables import Map
 from storage.database.connection import Connection
 from storage.errors import StorageCorrupt
 from storage.state import levels
-from storage.state.groups import FARTHEST, REMOVED, DeltaRow, Group, applied, changed_keys, derive, difference, digest_of, fold, root_group
+from storage.state.groups import (
+    FARTHEST,
+    REMOVED,
+    DeltaRow,
+    Group,
+    applied,
+    changed_keys,
+    derive,
+    difference,
+    digest_of,
+    fold,
+    root_group,
+)
 from storage.state.read import read_groups
 from storage.state.rows import GROUP_COLUMNS, row_of
 
 KEYS = st.integers(1, 30)
-CHANGE = st.dictionaries(KEYS, st.one_of(st.just(REMOVED), st.integers(1, 10_000)), min_size=1, max_size=12)
+CHANGE = st.dictionaries(
+    KEYS, st.one_of(st.just(REMOVED), st.integers(1, 10_000)), min_size=1, max_size=12
+)
 CHANGES = st.lists(st.tuples(st.integers(0, 10), CHANGE), min_size=1, max_size=80)
 FIRST_MEMBER = 10
 
@@ -37,26 +51,40 @@ def checked(group: Group, expected: Mapping[int, int]) -> None:
     assert group.digest == digest_of(expected)
     folded = fold(group.steps)
     assert {key: event for key, event in folded.items() if event != REMOVED} == expected
-    assert dict(group.steps[0].delta) == {key: event for key, event in group.steps[0].delta.items() if event != REMOVED}
+    assert dict(group.steps[0].delta) == {
+        key: event for key, event in group.steps[0].delta.items() if event != REMOVED
+    }
     assert group.steps[-1].state_group == group.state_group
     assert len(group.steps) == 1 + sum(group.runs)
     assert max(group.runs) < levels.RADIX
     assert len({step.state_group for step in group.steps}) == len(group.steps)
-    assert sum(len(step.delta) for step in group.steps[1:]) < max(len(expected), 1) * levels.FACTOR or len(group.steps) == 1
+    assert (
+        sum(len(step.delta) for step in group.steps[1:]) < max(len(expected), 1) * levels.FACTOR
+        or len(group.steps) == 1
+    )
 
 
 @given(CHANGES)
-def test_a_group_is_the_state_that_its_changes_make(changes: list[tuple[int, dict[int, int]]]) -> None:
+def test_a_group_is_the_state_that_its_changes_make(
+    changes: list[tuple[int, dict[int, int]]],
+) -> None:
     for group, expected in grown(changes):
         checked(group, expected)
 
 
 @given(CHANGES, st.data())
-def test_what_differs_between_two_groups(changes: list[tuple[int, dict[int, int]]], data: st.DataObject) -> None:
+def test_what_differs_between_two_groups(
+    changes: list[tuple[int, dict[int, int]]], data: st.DataObject
+) -> None:
     made = grown(changes)
     for _ in range(8):
-        (one, left), (other, right) = data.draw(st.sampled_from(made)), data.draw(st.sampled_from(made))
-        assert changed_keys(one, other) == {key for key in left.keys() | right.keys() if left.get(key) != right.get(key)}
+        (one, left), (other, right) = (
+            data.draw(st.sampled_from(made)),
+            data.draw(st.sampled_from(made)),
+        )
+        assert changed_keys(one, other) == {
+            key for key in left.keys() | right.keys() if left.get(key) != right.get(key)
+        }
         assert dict(applied(one.entries, difference(one, other))) == right
 
 
@@ -69,7 +97,9 @@ def test_a_long_line_has_a_short_path(length: int, seed: int) -> None:
         before = group
         group = derive(group, {rng.randrange(1, 600): number}, number, 0)
         kept = group.steps[:-1]
-        assert kept == before.steps[: len(kept)]  # a row of the path is immutable, and stands where it stood
+        assert (
+            kept == before.steps[: len(kept)]
+        )  # a row of the path is immutable, and stands where it stood
     assert len(group.steps) <= levels.level_count(600) * (levels.RADIX - 1) + 1
 
 
@@ -102,14 +132,24 @@ def test_states_on_two_sides_of_a_new_root_are_compared_by_what_lies_between() -
     expected = {key for key in range(1, 500) if side.entries.get(key) != after.entries.get(key)}
     for one, other in ((side, after), (after, side)):
         watched: list[Any] = [WatchedState(one.entries), WatchedState(other.entries)]
-        assert changed_keys(one._replace(entries=watched[0]), other._replace(entries=watched[1])) == expected
+        assert (
+            changed_keys(one._replace(entries=watched[0]), other._replace(entries=watched[1]))
+            == expected
+        )
         assert not watched[0].gone_through
         assert not watched[1].gone_through
-    forgetful = after._replace(steps=(DeltaRow(group.state_group, group.entries), *after.steps[1:]))  # as read from the table
+    forgetful = after._replace(
+        steps=(DeltaRow(group.state_group, group.entries), *after.steps[1:])
+    )  # as read from the table
     watched = [WatchedState(side.entries), WatchedState(after.entries)]
-    assert changed_keys(side._replace(entries=watched[0]), forgetful._replace(entries=watched[1])) == expected
+    assert (
+        changed_keys(side._replace(entries=watched[0]), forgetful._replace(entries=watched[1]))
+        == expected
+    )
     assert watched[0].gone_through
-    assert changed_keys(group, base) == {key for key in range(1, 500) if group.entries.get(key) != 1}
+    assert changed_keys(group, base) == {
+        key for key in range(1, 500) if group.entries.get(key) != 1
+    }
 
 
 def test_a_row_too_far_back_is_no_part_of_a_path() -> None:
@@ -136,7 +176,13 @@ def test_levels_have_an_end() -> None:
 async def test_what_is_read_from_the_table_is_what_was_written(conn: Connection, seed: int) -> None:
     rng = random.Random(seed)
     changes = [
-        (rng.choice([0, 0, 0, 1, 5]), {rng.randrange(1, 40): rng.choice([REMOVED, *range(1, 20)]) for _ in range(rng.randrange(1, 5))})
+        (
+            rng.choice([0, 0, 0, 1, 5]),
+            {
+                rng.randrange(1, 40): rng.choice([REMOVED, *range(1, 20)])
+                for _ in range(rng.randrange(1, 5))
+            },
+        )
         for _ in range(200)
     ]
     made = grown(changes)
@@ -147,14 +193,20 @@ async def test_what_is_read_from_the_table_is_what_was_written(conn: Connection,
     for group, expected in made:
         found = read[group.state_group]
         checked(found, expected)
-        assert (found.runs, found.digest, found.audience, found.room_nid) == (group.runs, group.digest, 0, 7)
+        assert (found.runs, found.digest, found.audience, found.room_nid) == (
+            group.runs,
+            group.digest,
+            0,
+            7,
+        )
         assert [(step.state_group, dict(step.delta)) for step in found.steps] == [
             (step.state_group, dict(step.delta)) for step in group.steps
         ]
     for group, _ in rng.sample(made, 20):
-        assert await conn.fetchval("SELECT path_of(state_group, back) FROM state_groups WHERE state_group = $1", group.state_group) == [
-            step.state_group for step in group.steps
-        ]
+        assert await conn.fetchval(
+            "SELECT path_of(state_group, back) FROM state_groups WHERE state_group = $1",
+            group.state_group,
+        ) == [step.state_group for step in group.steps]
         entries = await conn._driver.fetch("SELECT * FROM state_entries($1)", group.state_group)
         assert {key: event for key, event in entries} == dict(group.entries)  # noqa: C416  # records are no pairs
 
@@ -162,7 +214,11 @@ async def test_what_is_read_from_the_table_is_what_was_written(conn: Connection,
 async def test_a_lost_row_is_corruption(conn: Connection) -> None:
     made = grown([(0, {key: 1}) for key in range(1, 30)])
     long = max((group for group, _ in made), key=lambda group: len(group.steps))
-    await conn.copy_in("state_groups", GROUP_COLUMNS, [row_of(group, bool) for group, _ in made if group is not made[0][0]])
+    await conn.copy_in(
+        "state_groups",
+        GROUP_COLUMNS,
+        [row_of(group, bool) for group, _ in made if group is not made[0][0]],
+    )
     with pytest.raises(StorageCorrupt):
         await read_groups(conn, [1])
     await conn.execute("DELETE FROM state_groups WHERE state_group = $1", long.steps[0].state_group)

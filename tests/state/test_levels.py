@@ -3,10 +3,22 @@
 import pytest
 
 from storage.state import levels
-from storage.state.levels import RADIX, DeltaPlacement, affordable, candidates, level_count, pack, root, unpack
+from storage.state.levels import (
+    RADIX,
+    DeltaPlacement,
+    affordable,
+    candidates,
+    level_count,
+    pack,
+    root,
+    unpack,
+)
 
 
-@pytest.mark.parametrize("size,count", [(0, 1), (1, 1), (8, 1), (9, 2), (64, 2), (65, 3), (8**10, 10), (8**10 + 1, 10), (1 << 60, 10)])
+@pytest.mark.parametrize(
+    "size,count",
+    [(0, 1), (1, 1), (8, 1), (9, 2), (64, 2), (65, 3), (8**10, 10), (8**10 + 1, 10), (1 << 60, 10)],
+)
 def test_a_state_has_as_many_levels_as_its_size_needs(size: int, count: int) -> None:
     assert RADIX == 8
     assert level_count(size) == count
@@ -22,8 +34,14 @@ def test_a_group_goes_to_the_lowest_level_that_has_room() -> None:
 def test_a_group_takes_over_a_full_level() -> None:
     assert candidates((0, 7), 64) == [DeltaPlacement(1, (1, 0)), DeltaPlacement(0, (0, 0))]
     assert candidates((3, 7), 64) == [DeltaPlacement(4, (4, 0)), DeltaPlacement(0, (0, 0))]
-    assert candidates((5, 7, 7), 512) == [DeltaPlacement(6, (6, 0, 0)), DeltaPlacement(0, (0, 0, 0))]
-    assert candidates((0, 3, 7), 512) == [DeltaPlacement(4, (0, 4, 0)), DeltaPlacement(0, (0, 0, 0))]
+    assert candidates((5, 7, 7), 512) == [
+        DeltaPlacement(6, (6, 0, 0)),
+        DeltaPlacement(0, (0, 0, 0)),
+    ]
+    assert candidates((0, 3, 7), 512) == [
+        DeltaPlacement(4, (0, 4, 0)),
+        DeltaPlacement(0, (0, 0, 0)),
+    ]
 
 
 def test_a_group_is_a_root_where_every_level_is_full() -> None:

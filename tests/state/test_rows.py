@@ -4,7 +4,16 @@ import pytest
 from immutables import Map
 
 from storage.errors import StorageCorrupt
-from storage.state.groups import DeltaRow, changed_keys, derive, difference, digest_of, entry_digest, root_group, signed
+from storage.state.groups import (
+    DeltaRow,
+    changed_keys,
+    derive,
+    difference,
+    digest_of,
+    entry_digest,
+    root_group,
+    signed,
+)
 from storage.state.levels import pack
 from storage.state.read import group_of, groups_of
 from storage.state.rows import GroupRow, entries_of, row_of
@@ -24,7 +33,16 @@ def test_a_digest_is_the_sum_of_what_splitmix64_makes_of_each_entry() -> None:
 
 
 @pytest.mark.parametrize(
-    "number,as_int8", [(0, 0), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1), (2**64, 0), (2**64 + 5, 5), (-1, -1)]
+    "number,as_int8",
+    [
+        (0, 0),
+        (2**63 - 1, 2**63 - 1),
+        (2**63, -(2**63)),
+        (2**64 - 1, -1),
+        (2**64, 0),
+        (2**64 + 5, 5),
+        (-1, -1),
+    ],
 )
 def test_a_digest_fits_an_int8(number: int, as_int8: int) -> None:
     assert signed(number) == as_int8
@@ -36,7 +54,9 @@ def test_a_group_is_shown_without_its_entries() -> None:
 
 def test_the_row_of_a_root_holds_the_whole_state() -> None:
     row = row_of(ROOT, members)
-    assert row == GroupRow(10, ROOT.digest, 9, 7, 4, pack((0,)), [0], [1, 2, 3], [101, 102, 103], [50], [150])
+    assert row == GroupRow(
+        10, ROOT.digest, 9, 7, 4, pack((0,)), [0], [1, 2, 3], [101, 102, 103], [50], [150]
+    )
     assert row.path == [10]
     assert entries_of(row) == dict(ROOT.entries)
 
@@ -47,7 +67,19 @@ def test_the_row_of_a_child_holds_what_changed() -> None:
     assert row == GroupRow(15, child.digest, 8, 7, 4, pack((1,)), [5, 0], [2], [202], None, None)
     assert row.path == [10, 15]
     assert row_of(derive(ROOT, {50: 0}, 16, 8), members) == GroupRow(
-        *(16, digest_of({1: 101, 2: 102, 3: 103}), 8, 7, 3, pack((1,)), [6, 0], None, None, [50], [0])
+        *(
+            16,
+            digest_of({1: 101, 2: 102, 3: 103}),
+            8,
+            7,
+            3,
+            pack((1,)),
+            [6, 0],
+            None,
+            None,
+            [50],
+            [0],
+        )
     )
 
 

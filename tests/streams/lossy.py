@@ -44,7 +44,9 @@ class FailoverRoom:
         self.builder.start(ALICE)
         for event in kept[len(self.builder.events) :]:
             self.builder.message(ALICE, str(event.content["body"]))
-        assert [event.event_id for event in self.builder.events] == [event.event_id for event in kept]
+        assert [event.event_id for event in self.builder.events] == [
+            event.event_id for event in kept
+        ]
         self.stored = count
         self.histories += 1
 
@@ -69,10 +71,16 @@ class FeedRecorder:
             await self._more.wait()
 
 
-def opened(pair: ReplicatedPair, name: str, config: Config = CONFIG, dsn: str | None = None) -> "AbstractAsyncContextManager[Store]":
+def opened(
+    pair: ReplicatedPair, name: str, config: Config = CONFIG, dsn: str | None = None
+) -> "AbstractAsyncContextManager[Store]":
     return storage.open(dsn or pair.dsn, server_name=SERVER, instance_name=name, config=config)
 
 
-async def timeline(store: Store, since: str | None, *, timeout_ms: int = 0) -> tuple[list[EventId], str]:
+async def timeline(
+    store: Store, since: str | None, *, timeout_ms: int = 0
+) -> tuple[list[EventId], str]:
     answer = await store.sync(ALICE, since=since, timeline_limit=1000, timeout_ms=timeout_ms)
-    return [event.event_id for joined in answer.join.values() for event in joined.timeline.events], answer.next_batch
+    return [
+        event.event_id for joined in answer.join.values() for event in joined.timeline.events
+    ], answer.next_batch

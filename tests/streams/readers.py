@@ -42,7 +42,9 @@ class NaiveReader:
         done = False
         while not done:
             done = work.done()
-            rows = await connection.fetch("SELECT stream_id FROM to_device WHERE stream_id > $1 ORDER BY stream_id", self.last)
+            rows = await connection.fetch(
+                "SELECT stream_id FROM to_device WHERE stream_id > $1 ORDER BY stream_id", self.last
+            )
             self.seen += [row[0] for row in rows]
             self.last = max([self.last, *self.seen[-1:]])
         await connection.close()
@@ -70,5 +72,8 @@ class Listener:
     def told(self) -> list[tuple[int, str]]:
         """All facts, by their ids, each with its writer."""
         return sorted(
-            (fact.stream_id, fact.instance_name) for (stream, _), facts in self.seen.facts.items() if stream == STREAM for fact in facts
+            (fact.stream_id, fact.instance_name)
+            for (stream, _), facts in self.seen.facts.items()
+            if stream == STREAM
+            for fact in facts
         )

@@ -67,7 +67,9 @@ def test_last_changes_never_deny_a_change(seed: int) -> None:
         for one in "abcdefg":
             since = rng.randrange(0, 60)
             assert changes.may_have_changed(one, since) or truth.get(one, 10) <= since
-            assert since < changes.floor or one in changes.since(since) or truth.get(one, 10) <= since
+            assert (
+                since < changes.floor or one in changes.since(since) or truth.get(one, 10) <= since
+            )
     assert len(changes) <= 3
 
 
@@ -76,7 +78,13 @@ def test_what_has_changed_is_told_from_the_end() -> None:
     changes = LastChange(10, 10)
     for key, position in zip("abca", (20, 30, 25, 31), strict=True):
         changes.note(key, position)
-    assert [list(changes.since(since)) for since in (10, 24, 29, 30, 31)] == [["a", "c", "b"], ["a", "c", "b"], ["a", "c", "b"], ["a"], []]
+    assert [list(changes.since(since)) for since in (10, 24, 29, 30, 31)] == [
+        ["a", "c", "b"],
+        ["a", "c", "b"],
+        ["a", "c", "b"],
+        ["a"],
+        [],
+    ]
     assert [changes.last(key) for key in "abcd"] == [31, 30, 30, 0]
 
 
@@ -109,16 +117,25 @@ async def test_each_cache_forgets_by_name_key_or_whole(store: Store) -> None:
         facts = [Fact(number, "far", [name, key, 0]) for number, (name, key) in enumerate(rows, 1)]
         caches.told(Advance("caches", "far", 0, len(rows), facts, local=False))
         kinds = (caches.events, caches.current_state, caches.rooms_of)
-        return [tuple(not isinstance(cache.get(key), Ticket) for cache in kinds) for key in ("a", "b")]  # type: ignore[misc]  # three
+        return [
+            tuple(not isinstance(cache.get(key), Ticket) for cache in kinds)  # type: ignore[misc]
+            for key in ("a", "b")
+        ]
 
     assert filled() == [(True, True, True), (True, True, True)]
     assert filled(("events", ["a"])) == [(False, True, True), (True, True, True)]
-    assert filled(("current_state", ["a"]), ("rooms_of", ["b"])) == [(True, False, True), (True, True, False)]
+    assert filled(("current_state", ["a"]), ("rooms_of", ["b"])) == [
+        (True, False, True),
+        (True, True, False),
+    ]
     assert filled(("events", None)) == [(False, True, True), (False, True, True)]
     assert filled(("cs_cache_fake", ["a"])) == [(True, False, True), (True, True, True)]
     assert filled(("cs_cache_fake", ["a", "b"])) == [(True, False, True), (True, True, False)]
     assert filled(("cs_cache_fake", None)) == [(True, False, False), (True, False, False)]
-    assert filled(("get_user_by_id", ["a"]), ("get_user_by_id", None)) == [(True, True, True), (True, True, True)]
+    assert filled(("get_user_by_id", ["a"]), ("get_user_by_id", None)) == [
+        (True, True, True),
+        (True, True, True),
+    ]
 
 
 async def test_last_changes_of_rooms(store: Store) -> None:
@@ -131,9 +148,14 @@ async def test_last_changes_of_rooms(store: Store) -> None:
     await store.append([room.join(guest).pdu])
     after = store.streams["events"].linear()
     caches = store.caches
-    assert [caches.room_changes.may_have_changed(one.room_id, before) for one in (room, other)] == [True, False]
+    assert [caches.room_changes.may_have_changed(one.room_id, before) for one in (room, other)] == [
+        True,
+        False,
+    ]
     assert not caches.room_changes.may_have_changed(room.room_id, after)
-    assert caches.room_changes.may_have_changed(other.room_id, 0), "before this process began to listen"
+    assert caches.room_changes.may_have_changed(other.room_id, 0), (
+        "before this process began to listen"
+    )
     rates = caches.hit_rates()
     assert set(rates) == {"events", "current_state", "rooms_of", "states", "room_changes"}
     assert rates["room_changes"] == 0.5
@@ -153,7 +175,11 @@ async def test_reads_come_from_memory_until_something_happens(store: Store) -> N
         assert await store.current_state(room.room_id) == dict(room.state)
         assert await store.rooms_of(storage.UserId(admin)) == [room.room_id]
         assert await store.event(room.events[0].event_id) is not None
-    assert (store.caches.current_state.hits, store.caches.rooms_of.hits, store.caches.events.hits) == (2, 2, 2)
+    assert (
+        store.caches.current_state.hits,
+        store.caches.rooms_of.hits,
+        store.caches.events.hits,
+    ) == (2, 2, 2)
     message = room.message(admin, "x")
     await store.append(room.pdus[-1:])
     assert await store.event(message.event_id) is not None
@@ -181,7 +207,9 @@ async def test_a_state_that_resolution_changed_is_told(store: Store, dsn: str) -
     banned = left.ban(admin, other)
     topic = right.topic(other, "mine")
     await store.append([event.pdu for event in room.events if event.event_id != banned.event_id])
-    async with storage.open(dsn, server_name="s1.test", instance_name="second", config=CACHED) as second:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name="second", config=CACHED
+    ) as second:
         assert (await second.current_state(room.room_id))["m.room.topic", ""] == topic.event_id
         assert await _rows(store) == []
         await store.append([banned.pdu])
@@ -197,7 +225,9 @@ async def test_a_purge_is_one_row(store: Store, dsn: str) -> None:
     room.start(admin)
     said = [room.message(admin, str(number)).event_id for number in range(50)]
     await store.append(room.pdus)
-    async with storage.open(dsn, server_name="s1.test", instance_name="second", config=CACHED) as second:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name="second", config=CACHED
+    ) as second:
         for one in (store, second):
             assert len(await one.events(said)) == 50
             await one.current_state(room.room_id)

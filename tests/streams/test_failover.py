@@ -1,4 +1,7 @@
-"""A standby takes over under open stores, with or without the last events of the primary. Nobody opens anything again."""
+"""A standby takes over under open stores, with or without the last events of the primary.
+
+Nobody opens anything again.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -100,7 +103,8 @@ async def committed_late(
     holds = await asyncpg.connect(pair.rooms(pair.primary))
     async with holds.transaction():
         await holds.execute(
-            "SELECT FROM stream_positions WHERE instance_name = $1 AND stream_name = 'events' FOR UPDATE", late.streams.instance_name
+            "SELECT FROM stream_positions WHERE instance_name = $1 AND stream_name = 'events' FOR UPDATE",
+            late.streams.instance_name,
         )
         writing = asyncio.create_task(room.write(late, 1))
         while not await holds.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
@@ -112,7 +116,9 @@ async def committed_late(
     return await writing, kept
 
 
-async def test_an_event_is_lost_below_one_of_another_writer_that_is_kept(pair: ReplicatedPair) -> None:
+async def test_an_event_is_lost_below_one_of_another_writer_that_is_kept(
+    pair: ReplicatedPair,
+) -> None:
     """Both stores write to the one stream, each to a room of its own."""
     room, other = FailoverRoom(), FailoverRoom(seed=8)
     async with opened(pair, "a", SELDOM) as a, opened(pair, "b", SELDOM) as b:
@@ -122,7 +128,10 @@ async def test_an_event_is_lost_below_one_of_another_writer_that_is_kept(pair: R
         early = (await timeline(a, None))[1]
         before = room.stored
         lost, kept = await committed_late(pair, a, room, b, other)
-        at = {event_id: event.stream_ordering or 0 for event_id, event in (await a.events(lost + kept)).items()}
+        at = {
+            event_id: event.stream_ordering or 0
+            for event_id, event in (await a.events(lost + kept)).items()
+        }
         assert at[lost[0]] < at[kept[0]]
         seen, late = await timeline(b, early)
         assert set(seen) == {*lost, *kept}
@@ -142,9 +151,13 @@ async def test_an_event_is_lost_below_one_of_another_writer_that_is_kept(pair: R
         assert not set(lost) & set(told.ids)
 
 
-async def test_nothing_is_written_before_the_database_is_entered_again(pair: ReplicatedPair) -> None:
+async def test_nothing_is_written_before_the_database_is_entered_again(
+    pair: ReplicatedPair,
+) -> None:
     room = FailoverRoom()
-    async with opened(pair, "a", replace(SELDOM, pool_acquire_timeout_ms=1_500, lock_timeout_ms=300)) as a:
+    async with opened(
+        pair, "a", replace(SELDOM, pool_acquire_timeout_ms=1_500, lock_timeout_ms=300)
+    ) as a:
         await room.write(a, 5)
         await pair.caught_up()
         await pair.detach()
@@ -159,7 +172,10 @@ async def test_nothing_is_written_before_the_database_is_entered_again(pair: Rep
             await holds.execute("LOCK TABLE stream_positions IN SHARE MODE")
             with pytest.raises(DatabaseError):  # the connection is found to be lost
                 await a.append(refused)
-            for write in (lambda: a.append(refused), lambda: a.to_device.send({ALICE: {"device": {"n": 1}}})):
+            for write in (
+                lambda: a.append(refused),
+                lambda: a.to_device.send({ALICE: {"device": {"n": 1}}}),
+            ):
                 with pytest.raises(DatabaseReplaced):
                     await write()
             with pytest.raises(DatabaseReplaced):
@@ -168,7 +184,9 @@ async def test_nothing_is_written_before_the_database_is_entered_again(pair: Rep
         await holds.close()
         assert [result.outcome for result in await a.append(refused)] == ["stored"]
         await a.to_device.send({ALICE: {"device": {"n": 2}}})
-        assert [message.content for message in await a.to_device.inbox(ALICE, "device")] == [b'{"n":2}']
+        assert [message.content for message in await a.to_device.inbox(ALICE, "device")] == [
+            b'{"n":2}'
+        ]
         assert await a.events(lost) == {}
         assert await findings(a) == []
 
@@ -194,10 +212,14 @@ class Silence:
 
 @pytest.mark.parametrize("kind", ["events", "to_device"])
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "replicated"])
-async def test_a_write_without_an_answer_is_done_once(pair: ReplicatedPair, is_lost: bool, kind: str) -> None:
+async def test_a_write_without_an_answer_is_done_once(
+    pair: ReplicatedPair, is_lost: bool, kind: str
+) -> None:
     room, silence = FailoverRoom(), Silence(pair)
     config = replace(SELDOM, pool_size_max=1)
-    async with storage.open(pair.dsn, server_name=SERVER, instance_name="a", config=config, observer=silence) as a:
+    async with storage.open(
+        pair.dsn, server_name=SERVER, instance_name="a", config=config, observer=silence
+    ) as a:
         told = FeedRecorder(a)
         for number in range(3):  # the statements are prepared
             await room.write(a, 1)
@@ -234,11 +256,15 @@ async def test_a_write_without_an_answer_is_done_once(pair: ReplicatedPair, is_l
         assert await findings(a) == []
 
 
-async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(pair: ReplicatedPair) -> None:
+async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(
+    pair: ReplicatedPair,
+) -> None:
     """A large batch takes several writes: of the first the answer was here, then it was lost with the primary."""
     room, silence = FailoverRoom(), Silence(pair)
     config = replace(SELDOM, pool_size_max=1)
-    async with storage.open(pair.dsn, server_name=SERVER, instance_name="a", config=config, observer=silence) as a:
+    async with storage.open(
+        pair.dsn, server_name=SERVER, instance_name="a", config=config, observer=silence
+    ) as a:
         for _ in range(3):
             await room.write(a, 1)
         before = room.stored
@@ -248,7 +274,10 @@ async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(p
             room.builder.message(ALICE, str(number))
         silence.is_armed, silence.passes = True, 1
         appending = asyncio.create_task(a.append(room.builder.pdus[before:]))
-        while await value(pair.rooms(pair.primary), "SELECT count(*) FROM events") < before + 2 * BATCH_EVENTS_MAX:
+        while (
+            await value(pair.rooms(pair.primary), "SELECT count(*) FROM events")
+            < before + 2 * BATCH_EVENTS_MAX
+        ):
             pass
         await pair.fail_over()
         silence.is_armed = False
@@ -258,7 +287,9 @@ async def test_the_beginning_of_a_batch_that_is_lost_is_not_reported_as_stored(p
             await appending
         results = await a.append(room.builder.pdus[before:])
         assert {result.outcome for result in results} == {"stored"}
-        assert len(await a.events([event.event_id for event in room.builder.events])) == len(room.builder.events)
+        assert len(await a.events([event.event_id for event in room.builder.events])) == len(
+            room.builder.events
+        )
         assert await findings(a) == []
 
 

@@ -37,7 +37,12 @@ def shared(numbers: Iterator[int]) -> IdGenerator:
 
 def currents(generator: IdGenerator) -> set[int]:
     """All senses of "current" at once: for a single writer whose ids have no gaps, they are one number."""
-    return {generator.current(), generator.maximum(), generator.linear(), *generator.positions().values()}
+    return {
+        generator.current(),
+        generator.maximum(),
+        generator.linear(),
+        *generator.positions().values(),
+    }
 
 
 async def test_the_worked_example_of_the_seed() -> None:
@@ -98,7 +103,9 @@ async def test_minimum_and_maximum_differ_where_ids_are_missing() -> None:
     assert (generator.current(), generator.maximum(), generator.linear()) == (10, 12, 12)
 
 
-async def test_ids_without_a_gap_move_the_linear_position_past_an_idle_writer(shared: IdGenerator) -> None:
+async def test_ids_without_a_gap_move_the_linear_position_past_an_idle_writer(
+    shared: IdGenerator,
+) -> None:
     """Writer c has said nothing since 1, but 2 and 3 have owners, so they cannot be c's."""
     async with shared.reserve():
         assert shared.linear() == 1
@@ -134,7 +141,9 @@ async def test_a_writer_is_added_and_removed(shared: IdGenerator) -> None:
         shared.remove_writer("a")
 
 
-async def test_an_announcement_of_this_writer_itself_does_not_pass_what_is_in_flight(shared: IdGenerator) -> None:
+async def test_an_announcement_of_this_writer_itself_does_not_pass_what_is_in_flight(
+    shared: IdGenerator,
+) -> None:
     async with shared.reserve():
         shared.advance("a", 5)
         assert (shared.current(), shared.linear()) == (1, 1)
@@ -145,7 +154,9 @@ async def test_an_announcement_of_this_writer_itself_does_not_pass_what_is_in_fl
             pytest.fail("3 was announced as completed")
 
 
-async def test_an_id_in_flight_is_not_completed_by_an_announcement_of_itself(shared: IdGenerator) -> None:
+async def test_an_id_in_flight_is_not_completed_by_an_announcement_of_itself(
+    shared: IdGenerator,
+) -> None:
     """An echo of this writer's position may name the very id that is in flight: it is not complete before its block ends."""
     async with shared.reserve() as ids:
         shared.advance("a", ids[0], completed=False)
@@ -175,7 +186,9 @@ async def test_ids_of_two_reservations_may_alternate() -> None:
     assert currents(generator) == {4}
 
 
-async def test_what_the_linear_position_has_passed_bounds_every_maximum(shared: IdGenerator) -> None:
+async def test_what_the_linear_position_has_passed_bounds_every_maximum(
+    shared: IdGenerator,
+) -> None:
     """Writer b has said nothing since 1, but 2 is this writer's: b is somewhere from 1 to 2."""
     async with shared.reserve():
         pass
@@ -196,7 +209,9 @@ async def test_memory_does_not_grow_with_the_stream(shared: IdGenerator) -> None
 async def test_ten_writers_of_which_one_is_busy(numbers: Iterator[int]) -> None:
     """Idle writers announce their maximum, so the linear position of all follows the busy one."""
     names = [f"w{i}" for i in range(10)]
-    generators = {name: IdGenerator(from_sequence(numbers), name, dict.fromkeys(names, 1)) for name in names}
+    generators = {
+        name: IdGenerator(from_sequence(numbers), name, dict.fromkeys(names, 1)) for name in names
+    }
 
     def announce(name: str) -> None:
         for other in names:
@@ -235,7 +250,9 @@ async def hold(generator: IdGenerator, entered: asyncio.Event, leave: asyncio.Ev
         await leave.wait()
 
 
-async def start(gate: Gate, generator: IdGenerator) -> tuple[asyncio.Task[None], asyncio.Event, asyncio.Event]:
+async def start(
+    gate: Gate, generator: IdGenerator
+) -> tuple[asyncio.Task[None], asyncio.Event, asyncio.Event]:
     entered, leave = asyncio.Event(), asyncio.Event()
     gate.called.clear()
     task = asyncio.create_task(hold(generator, entered, leave))
@@ -371,7 +388,9 @@ async def test_a_reservation_is_for_at_least_one_id_and_for_one_use(generator: I
     assert currents(generator) == {2}
 
 
-async def test_what_is_held_keeps_ids_of_others_from_counting_as_completed(generator: IdGenerator) -> None:
+async def test_what_is_held_keeps_ids_of_others_from_counting_as_completed(
+    generator: IdGenerator,
+) -> None:
     """While a statement takes ids by itself, none above the largest that was known before has completed."""
     generator.advance("b", 5)
     busy = [generator.is_busy]

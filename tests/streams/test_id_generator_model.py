@@ -1,8 +1,9 @@
 """Random histories of one to five writers against the seed's definitions, read aloud.
 
-The world knows every fact: who added it and whether it has completed. After each step every generator is asked for all its
-currents. Coroutines are stepped by hand, so that every interleaving of reserve, answer of the sequence, complete, fail,
-cancel, announcement, crash and restart can be drawn, without an event loop and without time.
+The world knows every fact: who added it and whether it has completed. After each step every
+generator is asked for all its currents. Coroutines are stepped by hand, so that every interleaving
+of reserve, answer of the sequence, complete, fail, cancel, announcement, crash and restart can be
+drawn, without an event loop and without time.
 """
 
 import asyncio
@@ -14,7 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from storage.streams import IdGenerator
 
@@ -60,16 +68,25 @@ class ModelWriters(RuleBasedStateMachine):
         self.unfinished: set[int] = set()
         self.uses: list[Reserving] = []
         self.announcements: list[tuple[str, str, int]] = []  # (from, to, position), on their way
-        self.generators = {name: self.kind(from_sequence, name, dict.fromkeys(self.names, start)) for name in self.names}
+        self.generators = {
+            name: self.kind(from_sequence, name, dict.fromkeys(self.names, start))
+            for name in self.names
+        }
         self.written = dict.fromkeys(self.names, start)  # the positions in the database
-        self.told = {name: set(self.written.values()) for name in self.names}  # ids that each knows to have completed
+        self.told = {
+            name: set(self.written.values()) for name in self.names
+        }  # ids that each knows to have completed
         self.begun = dict(self.written)  # the position of each writer when its process started
         self.seen: dict[str, dict[str, int]] = {name: {} for name in self.names}
 
     def pick(self, data: st.DataObject, *, inside: bool) -> Reserving:
         return data.draw(st.sampled_from([use for use in self.uses if use.inside == inside]))
 
-    @rule(data=st.data(), n=st.integers(1, 3), reached=st.sampled_from(["asked", "taken", "inside", "inside"]))
+    @rule(
+        data=st.data(),
+        n=st.integers(1, 3),
+        reached=st.sampled_from(["asked", "taken", "inside", "inside"]),
+    )
     def reserve(self, data: st.DataObject, n: int, reached: str) -> None:
         writer = data.draw(st.sampled_from(self.names))
         started = Reserving(writer, n, use(self.generators[writer], n))
@@ -106,7 +123,10 @@ class ModelWriters(RuleBasedStateMachine):
         self.end(self.pick(data, inside=False), error)
 
     @precondition(lambda self: any(use.inside for use in self.uses))
-    @rule(data=st.data(), error=st.sampled_from([None, None, asyncio.CancelledError(), RuntimeError()]))
+    @rule(
+        data=st.data(),
+        error=st.sampled_from([None, None, asyncio.CancelledError(), RuntimeError()]),
+    )
     def complete(self, data: st.DataObject, error: BaseException | None) -> None:
         self.end(self.pick(data, inside=True), error)
 
@@ -128,7 +148,9 @@ class ModelWriters(RuleBasedStateMachine):
     def announce(self, data: st.DataObject, maximum: bool) -> None:
         writer, reader = data.draw(st.permutations(self.names))[:2]
         generator = self.generators[writer]
-        self.announcements.append((writer, reader, generator.maximum() if maximum else generator.current()))
+        self.announcements.append(
+            (writer, reader, generator.maximum() if maximum else generator.current())
+        )
 
     @precondition(lambda self: self.announcements)
     @rule(data=st.data())
@@ -162,12 +184,17 @@ class ModelWriters(RuleBasedStateMachine):
             assert all(stream_id > generator.linear() for stream_id in self.unfinished)
             for writer in self.names:
                 assert generator.current(writer) <= generator.maximum(writer)
-                assert all(stream_id > generator.maximum(writer) for stream_id in self.in_flight(writer))
+                assert all(
+                    stream_id > generator.maximum(writer) for stream_id in self.in_flight(writer)
+                )
 
     @invariant()
     def every_current_is_monotonic(self) -> None:
         for name, generator in self.generators.items():
-            now = {"linear": generator.linear(), **{f"current {w}": generator.current(w) for w in self.names}}
+            now = {
+                "linear": generator.linear(),
+                **{f"current {w}": generator.current(w) for w in self.names},
+            }
             now |= {f"maximum {w}": generator.maximum(w) for w in self.names}
             assert all(now[what] >= before for what, before in self.seen[name].items())
             self.seen[name] = now
@@ -183,16 +210,23 @@ class ModelWriters(RuleBasedStateMachine):
             largest = max(t for t in told if all(stream_id > t for stream_id in mine))
             assert generator.maximum() == max(largest, generator.linear())
             assert generator.current() == max([self.begun[name], *self.own_completed(name, mine)])
-            assert generator.linear() >= max(t for t in told if self.all_completed_up_to(t, name, mine))
+            assert generator.linear() >= max(
+                t for t in told if self.all_completed_up_to(t, name, mine)
+            )
 
     def own_completed(self, name: str, mine: list[int]) -> list[int]:
-        return [t for t in self.told[name] if self.facts.get(t) == name and all(stream_id > t for stream_id in mine)]
+        return [
+            t
+            for t in self.told[name]
+            if self.facts.get(t) == name and all(stream_id > t for stream_id in mine)
+        ]
 
     def all_completed_up_to(self, t: int, name: str, mine: list[int]) -> bool:
         positions = self.generators[name].positions()
         others = [positions[writer] for writer in self.names if writer != name]
         return all(
-            stream_id in self.told[name] or (stream_id not in mine and all(stream_id <= position for position in others))
+            stream_id in self.told[name]
+            or (stream_id not in mine and all(stream_id <= position for position in others))
             for stream_id in range(self.first_id, t + 1)
         )
 
@@ -211,7 +245,11 @@ class ModelWriters(RuleBasedStateMachine):
         for generator in self.generators.values():
             assert generator.linear() == last
             assert generator.in_flight() == ()
-            assert all(generator.vector().covers(writer, stream_id) for stream_id, writer in self.facts.items() if stream_id <= last)
+            assert all(
+                generator.vector().covers(writer, stream_id)
+                for stream_id, writer in self.facts.items()
+                if stream_id <= last
+            )
 
 
 class LastCompleted(IdGenerator):
@@ -225,7 +263,10 @@ class ForgetsWhatIsOnItsWay(IdGenerator):
     """The nearly right generator: it looks at the ids it was given, not at those it has asked for."""
 
     def _bound(self) -> int:
-        return min((reservation.bound for reservation in self._open if reservation.ids), default=self._largest_known)
+        return min(
+            (reservation.bound for reservation in self._open if reservation.ids),
+            default=self._largest_known,
+        )
 
 
 def machine_for(generator: type[IdGenerator]) -> type[ModelWriters]:
@@ -233,11 +274,20 @@ def machine_for(generator: type[IdGenerator]) -> type[ModelWriters]:
 
 
 def test_random_histories() -> None:
-    run_state_machine_as_test(ModelWriters, settings=settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        ModelWriters,
+        settings=settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None),
+    )
 
 
 @pytest.mark.parametrize("generator", [LastCompleted, ForgetsWhatIsOnItsWay])
 def test_naive_generators_fail_the_same_check(generator: type[IdGenerator]) -> None:
-    quiet = settings(max_examples=1000, stateful_step_count=40, deadline=None, phases=[Phase.generate], report_multiple_bugs=False)
+    quiet = settings(
+        max_examples=1000,
+        stateful_step_count=40,
+        deadline=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+    )
     with pytest.raises(AssertionError):
         run_state_machine_as_test(machine_for(generator), settings=quiet)

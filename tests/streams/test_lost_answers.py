@@ -29,10 +29,13 @@ BEGIN
     RETURN NULL;
 END
 $$;
-CREATE CONSTRAINT TRIGGER be_slow AFTER INSERT OR UPDATE ON {table} DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+CREATE CONSTRAINT TRIGGER be_slow AFTER INSERT OR UPDATE
+    ON {table} DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
 WHEN ({condition}) EXECUTE FUNCTION be_slow();
 """
-COMMITTING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+COMMITTING = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+)
 
 COUNTED = {
     "to_device": "SELECT convert_from(content, 'UTF8') FROM to_device ORDER BY stream_id",
@@ -55,7 +58,11 @@ class Sender:
         self.told: list[Fact] = []
         self.room = RoomBuilder("11")
         self.room.start(USER)
-        store.streams.feed.subscribe(lambda advance: self.told.extend(advance.facts if advance.stream_name == stream_name else ()))
+        store.streams.feed.subscribe(
+            lambda advance: self.told.extend(
+                advance.facts if advance.stream_name == stream_name else ()
+            )
+        )
 
     async def begin(self) -> None:
         """So that the statements are prepared."""
@@ -80,10 +87,15 @@ class Sender:
 
 
 @asynccontextmanager
-async def sending(dsn: str, stream_name: str) -> AsyncIterator[tuple[AnswerEater, Sender, asyncpg.Connection]]:
+async def sending(
+    dsn: str, stream_name: str
+) -> AsyncIterator[tuple[AnswerEater, Sender, asyncpg.Connection]]:
     admin = await asyncpg.connect(dsn)
     try:
-        async with AnswerEater(dsn) as eater, storage.open(eater.dsn, server_name="s1.test", config=QUIET, observer=eater) as store:
+        async with (
+            AnswerEater(dsn) as eater,
+            storage.open(eater.dsn, server_name="s1.test", config=QUIET, observer=eater) as store,
+        ):
             sender = Sender(store, stream_name)
             await sender.begin()
             yield eater, sender, admin
@@ -98,7 +110,9 @@ async def hide_session(store: Store) -> None:
 
 
 async def make_commits_slow(admin: asyncpg.Connection, stream_name: str) -> None:
-    table, condition = ("events", "NEW.type_nid = 8") if stream_name == "events" else (stream_name, "true")
+    table, condition = (
+        ("events", "NEW.type_nid = 8") if stream_name == "events" else (stream_name, "true")
+    )
     await admin.execute(SLOW_COMMIT.format(table=table, condition=condition))
 
 
@@ -111,7 +125,9 @@ async def slow_commit(admin: asyncpg.Connection) -> int:
 
 @pytest.mark.parametrize("hidden", [True, False])
 @pytest.mark.parametrize("stream_name", COUNTED)
-async def test_a_connection_that_is_lost_while_the_server_commits(dsn: str, stream_name: str, hidden: bool) -> None:
+async def test_a_connection_that_is_lost_while_the_server_commits(
+    dsn: str, stream_name: str, hidden: bool
+) -> None:
     """The commit is waited for; a backend that can be found is ended before it, and the write is made again."""
     async with sending(dsn, stream_name) as (eater, sender, admin):
         await make_commits_slow(admin, stream_name)
@@ -121,7 +137,11 @@ async def test_a_connection_that_is_lost_while_the_server_commits(dsn: str, stre
         await slow_commit(admin)
         eater.cut()
         await sent
-        assert [row[0] for row in await admin.fetch(COUNTED[stream_name])] == ['{"n":0}', '{"n":1}', '{"n":2}']
+        assert [row[0] for row in await admin.fetch(COUNTED[stream_name])] == [
+            '{"n":0}',
+            '{"n":1}',
+            '{"n":2}',
+        ]
         sender.expect_told([await last_id(admin, stream_name)])
 
 
@@ -134,13 +154,19 @@ async def test_a_write_that_arrives_after_it_was_given_up(dsn: str, stream_name:
         await sender.send(2)
         assert eater.delayed.is_set()
         await eater.deliver()
-        assert [row[0] for row in await admin.fetch(COUNTED[stream_name])] == ['{"n":0}', '{"n":1}', '{"n":2}']
+        assert [row[0] for row in await admin.fetch(COUNTED[stream_name])] == [
+            '{"n":0}',
+            '{"n":1}',
+            '{"n":2}',
+        ]
         sender.expect_told([await last_id(admin, stream_name)])
         await sender.send(3)
 
 
 async def last_id(admin: asyncpg.Connection, stream_name: str) -> int:
-    column, table = ("stream_ordering", "events") if stream_name == "events" else ("stream_id", stream_name)
+    column, table = (
+        ("stream_ordering", "events") if stream_name == "events" else ("stream_id", stream_name)
+    )
     return int(await admin.fetchval(f"SELECT max({column}) FROM {table}"))
 
 
@@ -156,7 +182,11 @@ async def test_nobody_to_ask_is_said_and_found_out_later(dsn: str) -> None:
         eater.away = False
         await follow_once(sender.store.database, sender.store.streams)
         sender.expect_told([await last_id(admin, "to_device")])
-        assert [row[0] for row in await admin.fetch(COUNTED["to_device"])] == ['{"n":0}', '{"n":1}', '{"n":2}']
+        assert [row[0] for row in await admin.fetch(COUNTED["to_device"])] == [
+            '{"n":0}',
+            '{"n":1}',
+            '{"n":2}',
+        ]
 
 
 async def test_an_epoch_whose_own_answer_is_lost(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +207,12 @@ async def test_an_epoch_whose_own_answer_is_lost(dsn: str, monkeypatch: pytest.M
             await sender.send(3)
         await sender.send(4)
         assert len(lost) == 2
-        assert [row[0] for row in await admin.fetch(COUNTED["to_device"])] == ['{"n":0}', '{"n":1}', '{"n":2}', '{"n":4}']
+        assert [row[0] for row in await admin.fetch(COUNTED["to_device"])] == [
+            '{"n":0}',
+            '{"n":1}',
+            '{"n":2}',
+            '{"n":4}',
+        ]
         assert len(sender.told) == 2
 
 
@@ -190,7 +225,10 @@ async def test_a_process_that_was_replaced_writes_no_more(dsn: str, stream_name:
             with pytest.raises(InstanceNameTaken):
                 await sender.send(2)
             await follow_once(sender.store.database, sender.store.streams)
-            assert [row[0] for row in await admin.fetch(COUNTED[stream_name])] == ['{"n":0}', '{"n":1}']
+            assert [row[0] for row in await admin.fetch(COUNTED[stream_name])] == [
+                '{"n":0}',
+                '{"n":1}',
+            ]
             await successor.to_device.send({USER: {"device": {}}})
             await successor.append([sender.room.message(USER, "successor").pdu], room_version="11")
 
@@ -198,7 +236,9 @@ async def test_a_process_that_was_replaced_writes_no_more(dsn: str, stream_name:
 async def test_a_name_is_one_living_process(dsn: str) -> None:
     impatient = storage.Config(follow_ms=3_600_000, enter_wait_ms=50)
     async with storage.open(dsn, server_name="s1.test", config=impatient) as store:
-        with pytest.raises(InstanceNameTaken, match="another process is at work under the name main"):
+        with pytest.raises(
+            InstanceNameTaken, match="another process is at work under the name main"
+        ):
             async with storage.open(dsn, server_name="s1.test", config=impatient):
                 pass
         await store.to_device.send({USER: {"device": {}}})

@@ -58,16 +58,21 @@ FOR EACH ROW EXECUTE FUNCTION be_slow_to_commit();
 
 COMMITTED = "SELECT a.stream_id, w.instance_name FROM to_device a JOIN writers w USING (writer_nid) ORDER BY a.stream_id"
 NUMBERS = """
-SELECT w.instance_name, convert_from(a.content, 'UTF8') FROM to_device a JOIN writers w USING (writer_nid) ORDER BY a.stream_id
+SELECT w.instance_name, convert_from(a.content, 'UTF8') FROM to_device a
+    JOIN writers w USING (writer_nid) ORDER BY a.stream_id
 """
 CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE datname = current_database() AND application_name ~ '^room-storage [wp]' ORDER BY random() LIMIT 1
+WHERE datname = current_database() AND application_name ~ '^room-storage [wp]' ORDER BY random()
+    LIMIT 1
 """
 
 
 class SentMessages:
-    """What became of the messages, as far as their senders know. Those of a killed process that were not reported: unknown."""
+    """What became of the messages, as far as their senders know.
+
+    Those of a killed process that were not reported: unknown.
+    """
 
     def __init__(self) -> None:
         self.done: dict[str, list[int]] = {}
@@ -75,17 +80,24 @@ class SentMessages:
 
     def check(self, found: Mapping[str, Sequence[int]]) -> None:
         for writer, numbers in found.items():
-            assert list(numbers) == sorted(set(numbers)), f"{writer} has written something twice, or out of order"
+            assert list(numbers) == sorted(set(numbers)), (
+                f"{writer} has written something twice, or out of order"
+            )
             assert self.failed.get(writer, set()).isdisjoint(numbers)
         for writer, numbers in self.done.items():
             assert set(numbers) <= set(found[writer])
 
 
 async def _write(store: Store, sent: SentMessages, rng: random.Random) -> None:
-    done, failed = sent.done.setdefault(store.instance_name, []), sent.failed.setdefault(store.instance_name, set())
+    done, failed = (
+        sent.done.setdefault(store.instance_name, []),
+        sent.failed.setdefault(store.instance_name, set()),
+    )
     for number in range(FACTS_EACH):
         try:
-            await store.to_device.send({storage.UserId(f"@{store.instance_name}:s1.test"): {"device": {"n": number}}})
+            await store.to_device.send(
+                {storage.UserId(f"@{store.instance_name}:s1.test"): {"device": {"n": number}}}
+            )
             done.append(number)
         except storage.CommitUnknown:
             pass  # it may be there or not, but once
@@ -96,10 +108,14 @@ async def _write(store: Store, sent: SentMessages, rng: random.Random) -> None:
 
 
 @asynccontextmanager
-async def _run(dsn: str, name: str, redis: str, first: int, count: int) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _run(
+    dsn: str, name: str, redis: str, first: int, count: int
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A writer process; killed at the end, if it has not ended by itself."""
     arguments = ["-m", "tests.streams.writer_process", dsn, name, redis, str(first), str(count)]
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE
+    )
     try:
         yield process
     finally:
@@ -108,7 +124,9 @@ async def _run(dsn: str, name: str, redis: str, first: int, count: int) -> Async
             await process.communicate()
 
 
-async def _kill_and_restart(dsn: str, name: str, redis: str, sent: SentMessages, rng: random.Random) -> None:
+async def _kill_and_restart(
+    dsn: str, name: str, redis: str, sent: SentMessages, rng: random.Random
+) -> None:
     """A writer process that is killed in the middle of its work, again and again, and comes back under its name; at last it stays."""
     done = sent.done.setdefault(name, [])
     for incarnation in range(KILLS_EACH):
@@ -133,9 +151,13 @@ async def _restart(redis: RedisServer) -> None:
         await redis.start()
 
 
-async def _listen(stack: AsyncExitStack, dsn: str, hub: Store, redis: RedisServer, rng: random.Random) -> tuple[Listener, Listener, Proxy]:
+async def _listen(
+    stack: AsyncExitStack, dsn: str, hub: Store, redis: RedisServer, rng: random.Random
+) -> tuple[Listener, Listener, Proxy]:
     """Who hears of everything by a connection that breaks, and who does by Redis."""
-    database = await stack.enter_async_context(await Database.open(dsn, config=replace(CONFIG, instance_name="listeners", pool_size_max=6)))
+    database = await stack.enter_async_context(
+        await Database.open(dsn, config=replace(CONFIG, instance_name="listeners", pool_size_max=6))
+    )
     tcp, over_redis = await Listener.start(database, "tcp"), await Listener.start(database, "redis")
     server = await stack.enter_async_context(await Server(hub).serve())
     proxy = await stack.enter_async_context(Proxy(server.port))
@@ -148,7 +170,11 @@ async def _listen(stack: AsyncExitStack, dsn: str, hub: Store, redis: RedisServe
 
 
 async def _read_and_cut(
-    linear: LinearReader, admin: asyncpg.Connection, postgres: Proxy, work: "asyncio.Future[list[None]]", rng: random.Random
+    linear: LinearReader,
+    admin: asyncpg.Connection,
+    postgres: Proxy,
+    work: "asyncio.Future[list[None]]",
+    rng: random.Random,
 ) -> None:
     """A reader that stalls now and then, and connections that are cut, from either end, until the work is done."""
     while not work.done():
@@ -171,7 +197,9 @@ async def _numbers(admin: asyncpg.Connection) -> dict[str, list[int]]:
 def _check_listener(listener: Listener, committed: Sequence[tuple[int, str]]) -> None:
     assert listener.told() == committed
     for name in {name for _, name in committed}:
-        assert listener.seen.ids(name, STREAM) == [stream_id for stream_id, writer in committed if writer == name]
+        assert listener.seen.ids(name, STREAM) == [
+            stream_id for stream_id, writer in committed if writer == name
+        ]
 
 
 @pytest.mark.timeout(400)
@@ -185,20 +213,31 @@ async def test_every_fact_is_seen_exactly_once(dsn: str) -> None:
         postgres = await stack.enter_async_context(Proxy(unix_socket_of(dsn)))
 
         async def opened(name: str, dsn: str = dsn) -> Store:
-            return await stack.enter_async_context(storage.open(dsn, server_name="s1.test", instance_name=name, config=CONFIG))
+            return await stack.enter_async_context(
+                storage.open(dsn, server_name="s1.test", instance_name=name, config=CONFIG)
+            )
 
         reader = await opened("reader")
         polled, linear, naive = Seen(reader.streams), LinearReader(reader), NaiveReader()
         tcp, over_redis, proxy = await _listen(stack, dsn, await opened("hub"), redis, rng)
-        stores = [await opened(f"w{number}", through(dsn, postgres.port)) for number in range(WRITERS)]
+        stores = [
+            await opened(f"w{number}", through(dsn, postgres.port)) for number in range(WRITERS)
+        ]
         for store in stores:
-            await stack.enter_async_context(ReplicationPeer(store, RedisTransport(redis.url, "s1.test", CONFIG), follows=False))
+            await stack.enter_async_context(
+                ReplicationPeer(store, RedisTransport(redis.url, "s1.test", CONFIG), follows=False)
+            )
         work = asyncio.gather(
             *(_write(store, sent, random.Random(number)) for number, store in enumerate(stores)),
-            *(_kill_and_restart(dsn, f"p{number}", redis.url, sent, random.Random(number)) for number in range(PROCESSES)),
+            *(
+                _kill_and_restart(dsn, f"p{number}", redis.url, sent, random.Random(number))
+                for number in range(PROCESSES)
+            ),
             _restart(redis),
         )
-        await asyncio.gather(work, naive.read(dsn, work), _read_and_cut(linear, admin, postgres, work, rng))
+        await asyncio.gather(
+            work, naive.read(dsn, work), _read_and_cut(linear, admin, postgres, work, rng)
+        )
         proxy.cut_after = None
         committed = [(row[0], row[1]) for row in await admin.fetch(COMMITTED)]
         while linear.at < committed[-1][0]:
@@ -212,7 +251,9 @@ async def test_every_fact_is_seen_exactly_once(dsn: str) -> None:
     sent.check(found)
     assert linear.seen == [stream_id for stream_id, _ in committed]
     for name in found:
-        assert polled.ids(name, STREAM) == [stream_id for stream_id, writer in committed if writer == name]
+        assert polled.ids(name, STREAM) == [
+            stream_id for stream_id, writer in committed if writer == name
+        ]
     _check_listener(tcp, committed)
     _check_listener(over_redis, committed)
     assert proxy.connections > 5

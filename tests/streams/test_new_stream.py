@@ -33,7 +33,8 @@ SQL_MARKS_ROWS: Final[LiteralString] = """
 SELECT m.stream_id, w.instance_name, m.user_id, m.mark
 FROM marks m
 JOIN writers w USING (writer_nid)
-WHERE m.stream_id > $1::bigint AND m.stream_id <= $2::bigint AND ($3::text IS NULL OR w.instance_name = $3::text)
+WHERE m.stream_id > $1::bigint AND m.stream_id <= $2::bigint
+    AND ($3::text IS NULL OR w.instance_name = $3::text)
 ORDER BY m.stream_id
 LIMIT $4::bigint
 """
@@ -53,7 +54,8 @@ position AS (
     RETURNING stream_positions.stream_id
 )
 SELECT fact.stream_id, CASE
-        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'marks')
+        WHEN EXISTS (SELECT FROM position) THEN (SELECT count(*)::int FROM stream_positions
+            WHERE stream_name = 'marks')
         ELSE refuse_old_writer($4::text)::int
     END AS writers
 FROM fact
@@ -72,7 +74,9 @@ class AddedRow(NamedTuple):
     writers: int
 
 
-async def read_marks(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+async def read_marks(
+    conn: Connection, after: int, upto: int, writer: str | None, limit: int
+) -> list[Fact]:
     rows = await conn.fetch(SQL_MARKS_ROWS, after, upto, writer, limit, row=MarkRow)
     return [Fact(row.stream_id, row.instance_name, [row.user_id, row.mark]) for row in rows]
 
@@ -89,7 +93,9 @@ class Marks:
         async def write(conn: Connection) -> WrittenFacts:
             row = await conn.fetchrow(SQL_ADD_MARK, user_id, mark, *writer.author, row=AddedRow)
             assert row is not None
-            return WrittenFacts([Fact(row.stream_id, writer.instance_name, [user_id, mark])], row.writers)
+            return WrittenFacts(
+                [Fact(row.stream_id, writer.instance_name, [user_id, mark])], row.writers
+            )
 
         return await writer.write(write)
 
@@ -100,7 +106,9 @@ async def new_stream(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
     connection = await asyncpg.connect(dsn)
     await connection.execute(TABLE)
     await connection.close()
-    monkeypatch.setitem(STREAMS, "marks", Declaration("marks", "marks_stream", read_marks, lambda row: row[:1]))
+    monkeypatch.setitem(
+        STREAMS, "marks", Declaration("marks", "marks_stream", read_marks, lambda row: row[:1])
+    )
     return dsn
 
 
@@ -112,7 +120,9 @@ async def store(new_stream: str) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def second(new_stream: str, store: Store) -> AsyncIterator[Store]:
-    async with storage.open(new_stream, server_name="s1.test", instance_name="second", config=QUIET) as opened:
+    async with storage.open(
+        new_stream, server_name="s1.test", instance_name="second", config=QUIET
+    ) as opened:
         yield opened
 
 
@@ -128,14 +138,21 @@ def listen(store: Store) -> list[Fact]:
 
 async def marks_of(store: Store) -> Marks:
     async with store.database.connection() as conn:
-        return Marks(store, await conn.fetchval("SELECT writer_nid FROM writers WHERE instance_name = $1::text", store.instance_name))
+        return Marks(
+            store,
+            await conn.fetchval(
+                "SELECT writer_nid FROM writers WHERE instance_name = $1::text", store.instance_name
+            ),
+        )
 
 
 async def test_facts_are_written_read_told_and_wake(store: Store, second: Store) -> None:
     told, elsewhere = listen(store), listen(second)
     marks = await marks_of(store)
     seen = SyncToken.of({"marks": store.streams["marks"].current()})
-    waiting = asyncio.create_task(store.notifier.wait(["@a:s1.test"], after=seen, timeout_ms=60_000))
+    waiting = asyncio.create_task(
+        store.notifier.wait(["@a:s1.test"], after=seen, timeout_ms=60_000)
+    )
     await asyncio.sleep(0)
     first = await marks.add("@a:s1.test", "one")
     assert await waiting
@@ -168,7 +185,9 @@ async def test_its_positions_survive_a_restart(new_stream: str) -> None:
         assert await (await marks_of(after)).add("@a:s1.test", "two") > last
 
 
-async def test_its_sequence_is_set_forward_after_a_restore(new_stream: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_its_sequence_is_set_forward_after_a_restore(
+    new_stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with storage.open(new_stream, server_name="s1.test", config=QUIET) as before:
         last = await (await marks_of(before)).add("@a:s1.test", "one")
         async with before.database.connection() as conn:
@@ -179,17 +198,29 @@ async def test_its_sequence_is_set_forward_after_a_restore(new_stream: str, capl
 
 
 @pytest.mark.parametrize("page", [2, 3, 4, 5, 100])
-async def test_rows_that_share_an_id_are_never_torn(store: Store, second: Store, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
+async def test_rows_that_share_an_id_are_never_torn(
+    store: Store, second: Store, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
     """A fact of three rows, read in pages that end in the middle of it."""
     marks = await marks_of(store)
     ids = [await marks.add("@a:s1.test", f"{number}") for number in range(5)]
 
-    async def read_thrice(conn: Connection, after: int, upto: int, writer: str | None, limit: int) -> list[Fact]:
+    async def read_thrice(
+        conn: Connection, after: int, upto: int, writer: str | None, limit: int
+    ) -> list[Fact]:
         facts = await read_marks(conn, after, upto, writer, 100)
-        return [Fact(fact.stream_id, fact.instance_name, [*fact.row, part]) for fact in facts for part in range(3)][:limit]
+        return [
+            Fact(fact.stream_id, fact.instance_name, [*fact.row, part])
+            for fact in facts
+            for part in range(3)
+        ][:limit]
 
     monkeypatch.setattr(position_poller, "FACTS_AT_ONCE", page)
-    monkeypatch.setattr(second.streams["marks"], "declaration", replace(STREAMS["marks"], read=read_thrice))
+    monkeypatch.setattr(
+        second.streams["marks"], "declaration", replace(STREAMS["marks"], read=read_thrice)
+    )
     elsewhere = listen(second)
     await follow_once(second.database, second.streams)
-    assert [(fact.stream_id, fact.row[-1]) for fact in elsewhere] == [(stream_id, part) for stream_id in ids for part in range(3)]
+    assert [(fact.stream_id, fact.row[-1]) for fact in elsewhere] == [
+        (stream_id, part) for stream_id in ids for part in range(3)
+    ]

@@ -23,7 +23,9 @@ SELDOM = Config(follow_ms=3_600_000)
 
 @pytest.fixture
 async def loader(dsn: str) -> AsyncIterator[OpenWriter]:
-    async with open_writer(dsn, server_name=SERVER, config=replace(SELDOM, instance_name="loader")) as opened:
+    async with open_writer(
+        dsn, server_name=SERVER, config=replace(SELDOM, instance_name="loader")
+    ) as opened:
         yield opened
 
 
@@ -34,7 +36,9 @@ def room_of(seed: int) -> RoomBuilder:
 
 
 async def outcomes(loader: OpenWriter, pdus: Sequence[bytes]) -> set[str]:
-    results = await loader.writer.append([IncomingEvent(parse(pdu, "11"), "live", None) for pdu in pdus])
+    results = await loader.writer.append(
+        [IncomingEvent(parse(pdu, "11"), "live", None) for pdu in pdus]
+    )
     return {result.outcome for result in results}
 
 
@@ -46,11 +50,16 @@ async def test_it_is_told_positions_and_no_events(dsn: str, loader: OpenWriter) 
         await store.append(room_of(2).pdus)
         del told[:]
         await follow_once(loader.database, loader.streams, WRITER_READS)
-        assert loader.streams["events"].positions()["main"] == store.streams["events"].positions()["main"]
+        assert (
+            loader.streams["events"].positions()["main"]
+            == store.streams["events"].positions()["main"]
+        )
         assert [one for one in told if one.facts] == []
         assert any(one.instance_name == "main" and one.stream_name == "events" for one in told)
         await follow_once(store.database, store.streams)
-        assert await store.current_state(storage.RoomId(room_of(1).room_id)), "and what it writes is there"
+        assert await store.current_state(storage.RoomId(room_of(1).room_id)), (
+            "and what it writes is there"
+        )
 
 
 async def test_it_forgets_what_another_has_purged(dsn: str, loader: OpenWriter) -> None:

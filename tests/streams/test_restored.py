@@ -67,8 +67,18 @@ def test_a_gap_without_writers_begins_at_one_place() -> None:
 
 
 def test_a_writer_inside_its_gap() -> None:
-    assert [LOST.before("a", position) for position in (60, 61, UPTO, UPTO + 9 + JUMP)] == [60, 60, 60, UPTO + 9 + JUMP]
-    assert [LOST.holds("a", position) for position in (60, 61, UPTO, UPTO + 9 + JUMP)] == [False, True, True, False]
+    assert [LOST.before("a", position) for position in (60, 61, UPTO, UPTO + 9 + JUMP)] == [
+        60,
+        60,
+        60,
+        UPTO + 9 + JUMP,
+    ]
+    assert [LOST.holds("a", position) for position in (60, 61, UPTO, UPTO + 9 + JUMP)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
     assert [LOST.before("b", position) for position in (101, 102, UPTO)] == [101, 101, UPTO]
     assert [LOST.holds("b", position) for position in (101, 102, UPTO)] == [False, True, False]
     assert LOST.before("new", 102) == 101

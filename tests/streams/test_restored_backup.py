@@ -54,7 +54,9 @@ async def test_several_stores_leave_one_gap(pair: ReplicatedPair) -> None:
     rooms = [FailoverRoom(seed) for seed in range(3)]
     patient = replace(CONFIG, lock_timeout_ms=60_000, statement_timeout_ms=60_000)
     async with AsyncExitStack() as stack:
-        stores = [await stack.enter_async_context(opened(pair, name, patient)) for name in ("a", "b", "c")]
+        stores = [
+            await stack.enter_async_context(opened(pair, name, patient)) for name in ("a", "b", "c")
+        ]
         for room, store in zip(rooms, stores, strict=True):
             await room.write(store, 2)
         await pair.caught_up()
@@ -67,9 +69,9 @@ async def test_several_stores_leave_one_gap(pair: ReplicatedPair) -> None:
         holds = await asyncpg.connect(pair.rooms(pair.standby))
         async with holds.transaction():
             await holds.execute("LOCK TABLE stream_positions IN SHARE MODE")
-            while await holds.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'stream_positions'::regclass") < len(
-                stores
-            ):
+            while await holds.fetchval(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'stream_positions'::regclass"
+            ) < len(stores):
                 pass
         await holds.close()
         for room, store in zip(rooms, stores, strict=True):
@@ -82,7 +84,9 @@ async def test_several_stores_leave_one_gap(pair: ReplicatedPair) -> None:
         assert await value(pair.rooms(pair.standby), gaps) == 1
 
 
-async def test_a_store_that_wrote_nothing_knows_a_restored_backup_by_the_writes_of_others(pair: ReplicatedPair) -> None:
+async def test_a_store_that_wrote_nothing_knows_a_restored_backup_by_the_writes_of_others(
+    pair: ReplicatedPair,
+) -> None:
     """It has its connections before the other store comes back, which has more to go by."""
     room = FailoverRoom()
     async with opened(pair, "a", SELDOM) as a, opened(pair, "b", SELDOM) as b:
@@ -132,13 +136,18 @@ async def test_a_backup_is_restored_twice(pair: ReplicatedPair, is_open: bool) -
             new = await room.write(a, 2)
             await refused_and_whole(a, late, kept + new, lost)
     if not is_open:
-        await ask(pair.rooms(pair.standby), "UPDATE deployment SET incarnation = 'of the machine of the backup'")
+        await ask(
+            pair.rooms(pair.standby),
+            "UPDATE deployment SET incarnation = 'of the machine of the backup'",
+        )
         async with opened(pair, "a", SELDOM) as a:
             new = await room.write(a, 2)
             await refused_and_whole(a, late, kept + new, lost)
 
 
-async def refused_and_whole(store: Store, late: str, whole: list[EventId], lost: list[EventId]) -> None:
+async def refused_and_whole(
+    store: Store, late: str, whole: list[EventId], lost: list[EventId]
+) -> None:
     with pytest.raises(ResyncNeeded, match="restored from"):
         await timeline(store, late)
     assert (await timeline(store, None))[0] == whole

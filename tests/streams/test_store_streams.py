@@ -28,7 +28,9 @@ async def store(dsn: str) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def second(dsn: str, store: Store) -> AsyncIterator[Store]:
-    async with storage.open(dsn, server_name="s1.test", instance_name="second", config=QUIET) as opened:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name="second", config=QUIET
+    ) as opened:
         yield opened
 
 
@@ -49,7 +51,8 @@ async def test_every_event_is_a_fact_of_its_writer(store: Store) -> None:
     facts = await events.rows(0, events.linear(), 100)
     assert [fact.stream_id for fact in facts] == [result.stream_ordering for result in results]
     assert [fact.row for fact in facts] == [
-        [one.event_id, room.room_id, one.json["type"], one.json["state_key"], None] for one in room.events
+        [one.event_id, room.room_id, one.json["type"], one.json["state_key"], None]
+        for one in room.events
     ]
     assert {fact.instance_name for fact in facts} == {"main"}
     assert [fact for advance in told for fact in advance.facts] == facts
@@ -93,7 +96,9 @@ async def test_nine_idle_writers_hold_a_busy_one_back_for_one_look_at_the_table(
     assert storage.Config().follow_ms <= 250
     async with AsyncExitStack() as stack:
         stores = [
-            await stack.enter_async_context(storage.open(dsn, server_name="s1.test", instance_name=f"w{number}", config=QUIET))
+            await stack.enter_async_context(
+                storage.open(dsn, server_name="s1.test", instance_name=f"w{number}", config=QUIET)
+            )
             for number in range(10)
         ]
         busy, room = stores[0], room_of()
@@ -112,11 +117,17 @@ async def test_the_linear_position_follows_a_busy_writer_within_a_second(dsn: st
     """Ten processes as they are by default, which nobody tells anything: by the clock, as the busy one and an idle one know it."""
     async with AsyncExitStack() as stack:
         stores = [
-            await stack.enter_async_context(storage.open(dsn, server_name="s1.test", instance_name=f"w{number}")) for number in range(10)
+            await stack.enter_async_context(
+                storage.open(dsn, server_name="s1.test", instance_name=f"w{number}")
+            )
+            for number in range(10)
         ]
         busy, room = stores[0], room_of()
         await busy.append(room.pdus)
-        seconds = [await _seconds_to_follow(busy, stores[-1], room.message(room.user(1), str(number)).pdu) for number in range(5)]
+        seconds = [
+            await _seconds_to_follow(busy, stores[-1], room.message(room.user(1), str(number)).pdu)
+            for number in range(5)
+        ]
     assert statistics.median(seconds) < 1, seconds
 
 
@@ -124,9 +135,14 @@ async def _seconds_to_follow(busy: Store, idle: Store, pdu: bytes) -> float:
     """Until both know that nothing below this event can come any more."""
     [result] = await busy.append([pdu])
     began = time.monotonic()
-    while min(store.streams["events"].linear() for store in (busy, idle)) < (result.stream_ordering or 0):
+    while min(store.streams["events"].linear() for store in (busy, idle)) < (
+        result.stream_ordering or 0
+    ):
         moved = asyncio.Event()
-        ends = [store.streams.feed.subscribe(lambda _, moved=moved: moved.set()) for store in (busy, idle)]  # type: ignore[misc]  # a default
+        ends = [
+            store.streams.feed.subscribe(lambda _, moved=moved: moved.set())  # type: ignore[misc]
+            for store in (busy, idle)
+        ]
         await moved.wait()
         for end in ends:
             end()
@@ -149,7 +165,9 @@ async def test_a_writer_that_is_gone_holds_nobody_back(dsn: str, store: Store) -
         await gone.append(room_of(seed=3).pdus)
     await store.append(room_of().pdus)
     while store.streams["events"].linear() < store.streams["events"].positions()["main"]:
-        await follow_once(store.database, store.streams)  # until Postgres has ended the sessions of the one that is gone
+        await follow_once(
+            store.database, store.streams
+        )  # until Postgres has ended the sessions of the one that is gone
 
 
 async def test_positions_survive_a_restart(dsn: str) -> None:
@@ -160,7 +178,9 @@ async def test_positions_survive_a_restart(dsn: str) -> None:
         assert after.streams["events"].positions()["main"] >= last
 
 
-async def test_a_sequence_behind_its_table_is_set_forward(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_sequence_behind_its_table_is_set_forward(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
     room = room_of()
     async with storage.open(dsn, server_name="s1.test", config=QUIET) as before:
         await before.append(room.pdus)
@@ -174,7 +194,9 @@ async def test_a_sequence_behind_its_table_is_set_forward(dsn: str, caplog: pyte
     assert caplog.text.count("set forward") == 4
 
 
-async def test_a_sequence_whose_facts_are_gone_is_set_forward_too(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_sequence_whose_facts_are_gone_is_set_forward_too(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The device has received its message, so the table is empty; readers are past it all the same, and would never see a smaller id."""
     reader = storage.UserId("@user1:s1.test")
     async with storage.open(dsn, server_name="s1.test", config=QUIET) as before:
@@ -219,7 +241,9 @@ async def test_to_device(store: Store) -> None:
     assert await store.to_device.send({}) == 0
 
 
-async def test_what_a_token_covers_is_all_in_the_inbox_and_nothing_else_is_deleted(store: Store) -> None:
+async def test_what_a_token_covers_is_all_in_the_inbox_and_nothing_else_is_deleted(
+    store: Store,
+) -> None:
     """More than any page: what is deleted once the client has the token is what it was given."""
     user = storage.UserId("@user1:s1.test")
     for number in range(150):
@@ -247,7 +271,9 @@ async def test_a_page_of_an_inbox_is_deleted_by_its_last_message(store: Store) -
     assert found == list(range(7))
 
 
-async def test_messages_of_a_writer_that_is_behind_are_not_deleted(store: Store, second: Store) -> None:
+async def test_messages_of_a_writer_that_is_behind_are_not_deleted(
+    store: Store, second: Store
+) -> None:
     """A token covers those of a writer that is ahead, and not yet what another has taken a smaller id for."""
     user = storage.UserId("@user1:s1.test")
     first = await store.to_device.send({user: {"A": {"n": 1}}})
@@ -256,14 +282,17 @@ async def test_messages_of_a_writer_that_is_behind_are_not_deleted(store: Store,
     covered = VectorPosition.of(first, {"second": ahead})
     given = await store.to_device.inbox(user, "A", upto=covered)
     assert [message.stream_id for message in given] == [first, ahead]
-    assert [message.stream_id for message in await store.to_device.inbox(user, "A", after=covered)] == [unread]
+    assert [
+        message.stream_id for message in await store.to_device.inbox(user, "A", after=covered)
+    ] == [unread]
     assert await store.to_device.delete(user, "A", covered) == 2
     assert [message.stream_id for message in await second.to_device.inbox(user, "A")] == [unread]
 
 
 SQL_MANY_MESSAGES = """
 INSERT INTO to_device (stream_id, principal_nid, writer_nid, device_id, content)
-SELECT 1000 + n, d.principal_nid, d.writer_nid, CASE WHEN n % 2 = 0 THEN 'other' ELSE d.device_id END, d.content
+SELECT 1000 + n, d.principal_nid, d.writer_nid, CASE WHEN n % 2 = 0 THEN 'other'
+    ELSE d.device_id END, d.content
 FROM to_device d
 CROSS JOIN generate_series(1, 20000) AS n
 """
@@ -278,11 +307,24 @@ async def test_an_inbox_is_read_by_index(store: Store) -> None:
         await conn.execute("ANALYZE to_device")
         explaining = ExplainingConnection.over(conn, generic=True)
         rows = await explaining.fetch(
-            to_device.SQL_INBOX, user, "A", 10_000, [], [], 10_500, ["main"], [10_600], 10_600, 100, row=to_device.MessageRow
+            to_device.SQL_INBOX,
+            user,
+            "A",
+            10_000,
+            [],
+            [],
+            10_500,
+            ["main"],
+            [10_600],
+            10_600,
+            100,
+            row=to_device.MessageRow,
         )
         assert [row.stream_id for row in rows] == list(range(10_001, 10_200, 2))
         assert explaining.plans[-1].rows_of_tables()["to_device"] <= 101
-        await explaining.fetchval(to_device.SQL_DELETE, user, "A", 1_010, ["other"], [2_000], 1_010)  # explained first: so it is done twice
+        await explaining.fetchval(
+            to_device.SQL_DELETE, user, "A", 1_010, ["other"], [2_000], 1_010
+        )  # explained first: so it is done twice
         assert explaining.plans[-1].rows_of_tables()["to_device"] <= 12
     assert (await store.to_device.inbox(user, "A", limit=1))[0].stream_id == 1_011
 
@@ -295,7 +337,10 @@ async def test_receipts(store: Store) -> None:
     last = await store.receipts.set(room.room_id, "m.read", user, event, {"ts": 2})
     await store.receipts.set(room.room_id, "m.read", user, event, {"ts": 3}, thread_id="main")
     rows = await store.receipts.of_room(room.room_id)
-    assert [(row.thread_id, row.event_id, row.data) for row in rows] == [(None, event, b'{"ts":2}'), ("main", event, b'{"ts":3}')]
+    assert [(row.thread_id, row.event_id, row.data) for row in rows] == [
+        (None, event, b'{"ts":2}'),
+        ("main", event, b'{"ts":3}'),
+    ]
     assert len(await store.receipts.of_room(room.room_id, after=last)) == 1
     with pytest.raises(UnknownRoom):
         await store.receipts.set(storage.RoomId("!nowhere:s1.test"), "m.read", user, event, {})
@@ -306,13 +351,17 @@ async def test_a_cancelled_write_is_told_all_the_same(store: Store) -> None:
     store.streams.feed.subscribe(told.append)
     heard = asyncio.Event()
     store.streams.feed.subscribe(lambda _: heard.set())
-    task = asyncio.create_task(store.account_data.set(storage.UserId("@user1:s1.test"), "m.direct", {}))
+    task = asyncio.create_task(
+        store.account_data.set(storage.UserId("@user1:s1.test"), "m.direct", {})
+    )
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await heard.wait()
-    assert [fact.row for advance in told for fact in advance.facts] == [["@user1:s1.test", None, "m.direct"]]
+    assert [fact.row for advance in told for fact in advance.facts] == [
+        ["@user1:s1.test", None, "m.direct"]
+    ]
 
 
 async def test_waiting_for_news(store: Store) -> None:
@@ -320,7 +369,9 @@ async def test_waiting_for_news(store: Store) -> None:
     await store.append([*room.pdus, *other.pdus])
     now = SyncToken.of({"events": store.streams["events"].current()})
     waiting = asyncio.create_task(store.notifier.wait([room.room_id], after=now, timeout_ms=60_000))
-    elsewhere = asyncio.create_task(store.notifier.wait(["!elsewhere:s1.test"], after=now, timeout_ms=100))
+    elsewhere = asyncio.create_task(
+        store.notifier.wait(["!elsewhere:s1.test"], after=now, timeout_ms=100)
+    )
     await asyncio.sleep(0)
     room.message(room.user(1), "news")
     await store.append(room.pdus[-1:])
@@ -342,7 +393,11 @@ async def test_an_invite_over_federation_is_a_fact(store: Store) -> None:
     room.start(admin)
     invite = room.invite(admin, guest)
     chain = [event for event in room.events if event.event_id in invite.auth_events]
-    await store.append([*(event.pdu for event in chain), invite.pdu], origin="outlier", room_version="11")
+    await store.append(
+        [*(event.pdu for event in chain), invite.pdu], origin="outlier", room_version="11"
+    )
     events = store.streams["events"]
     facts = await events.rows(0, events.linear(), 10)
-    assert [fact.row for fact in facts] == [[invite.event_id, room.room_id, "m.room.member", guest, None]]
+    assert [fact.row for fact in facts] == [
+        [invite.event_id, room.room_id, "m.room.member", guest, None]
+    ]

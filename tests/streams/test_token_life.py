@@ -31,9 +31,13 @@ async def test_tokens_outlive_restart_compression_and_purge(dsn: str) -> None:
         await store.append([event.pdu for event in news])
         expected = await store.sync(READER, since=since)
         assert page.end is not None
-    async with storage.open(dsn, server_name="s1.test", instance_name="second", config=QUIET) as store:
+    async with storage.open(
+        dsn, server_name="s1.test", instance_name="second", config=QUIET
+    ) as store:
         assert await store.sync(READER, since=since) == expected
-        assert (await store.messages(room.room_id, READER, from_=place, limit=20)).chunk == page.chunk
+        assert (
+            await store.messages(room.room_id, READER, from_=place, limit=20)
+        ).chunk == page.chunk
         async with store.database.transaction() as conn:
             await lock_room(conn, room.room_id)
             await make_roots(conn, await conn.fetchvals(GROUPS))
@@ -42,7 +46,9 @@ async def test_tokens_outlive_restart_compression_and_purge(dsn: str) -> None:
         async with store.database.connection() as conn:
             await conn.execute(PURGE)
         assert await store.sync(READER, since=since) == expected
-        assert (await store.messages(room.room_id, READER, from_=place, limit=20)).chunk == page.chunk
+        assert (
+            await store.messages(room.room_id, READER, from_=place, limit=20)
+        ).chunk == page.chunk
         assert (await store.sync(READER, since=expected.next_batch)).is_empty
         rest = await store.messages(room.room_id, READER, from_=page.end, limit=100)
         assert 0 < len(rest.chunk) < len(room.events) - 5 - 20
@@ -56,7 +62,9 @@ async def test_a_token_from_before_an_upgrade_brings_what_the_new_stream_has(dsn
         await store.append(room.pdus)
         await store.to_device.send({READER: {"device": {"n": 1}}})
         now = SyncToken.parse((await store.sync(READER)).next_batch, store.deployment_id)
-        before = SyncToken.of({name: position for name, position in now.streams if name != "to_device"}).print(store.deployment_id)
+        before = SyncToken.of(
+            {name: position for name, position in now.streams if name != "to_device"}
+        ).print(store.deployment_id)
         assert store.positions_of(before).get("to_device", VectorPosition()).min == 0
         answer = await store.sync(READER, since=before)
         assert not answer.join

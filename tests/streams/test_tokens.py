@@ -16,10 +16,16 @@ names = st.text(min_size=1, max_size=6)
 stream_ids = st.integers(0, 2**63 - 1)
 vectors = st.builds(VectorPosition.of, stream_ids, st.dictionaries(names, stream_ids, max_size=3))
 sync_tokens = st.builds(SyncToken.of, st.dictionaries(names, vectors, max_size=3))
-pagination_tokens = st.builds(PaginationToken, stream_ids, stream_ids) | st.builds(PaginationToken, stream_ids, stream_ids, stream_ids)
+pagination_tokens = st.builds(PaginationToken, stream_ids, stream_ids) | st.builds(
+    PaginationToken, stream_ids, stream_ids, stream_ids
+)
 rooms_tokens = st.builds(RoomsToken, sync_tokens, stream_ids, stream_ids)
-small_vectors = st.builds(VectorPosition.of, st.integers(0, 3), st.dictionaries(st.sampled_from("ab"), st.integers(0, 5)))
-small_tokens = st.builds(SyncToken.of, st.dictionaries(st.sampled_from(["events", "receipts"]), small_vectors))
+small_vectors = st.builds(
+    VectorPosition.of, st.integers(0, 3), st.dictionaries(st.sampled_from("ab"), st.integers(0, 5))
+)
+small_tokens = st.builds(
+    SyncToken.of, st.dictionaries(st.sampled_from(["events", "receipts"]), small_vectors)
+)
 
 
 def readable(text: str) -> bool:
@@ -45,7 +51,9 @@ def test_a_token_needs_no_quoting_in_a_url(token: SyncToken) -> None:
 
 
 @given(st.one_of(sync_tokens, pagination_tokens, rooms_tokens), st.data())
-def test_any_damaged_character_is_refused(token: SyncToken | PaginationToken | RoomsToken, data: st.DataObject) -> None:
+def test_any_damaged_character_is_refused(
+    token: SyncToken | PaginationToken | RoomsToken, data: st.DataObject
+) -> None:
     text = token.print(HERE)
     place = data.draw(st.integers(0, len(text) - 1))
     for other in (string.printable + "\x00\xe9\u0663\ud800").replace(text[place], ""):
@@ -53,7 +61,9 @@ def test_any_damaged_character_is_refused(token: SyncToken | PaginationToken | R
 
 
 @given(st.one_of(sync_tokens, pagination_tokens, rooms_tokens), st.data())
-def test_lost_doubled_and_swapped_characters_are_refused(token: SyncToken | PaginationToken | RoomsToken, data: st.DataObject) -> None:
+def test_lost_doubled_and_swapped_characters_are_refused(
+    token: SyncToken | PaginationToken | RoomsToken, data: st.DataObject
+) -> None:
     text = token.print(HERE)
     place = data.draw(st.integers(0, len(text) - 2))
     assert not readable(text[:place] + text[place + 1 :])
@@ -83,7 +93,9 @@ def test_order_laws(one: SyncToken, other: SyncToken, third: SyncToken) -> None:
 
 
 @given(small_tokens, st.sampled_from(["events", "receipts", "new"]), small_vectors)
-def test_advance_goes_forward_and_covers_the_position(token: SyncToken, stream: str, position: VectorPosition) -> None:
+def test_advance_goes_forward_and_covers_the_position(
+    token: SyncToken, stream: str, position: VectorPosition
+) -> None:
     advanced = token.advance(stream, position)
     assert token <= advanced
     reached = advanced.position(stream)
@@ -93,7 +105,9 @@ def test_advance_goes_forward_and_covers_the_position(token: SyncToken, stream: 
 
 
 @given(small_tokens, small_tokens)
-def test_a_future_token_is_bounded_by_the_current_positions(token: SyncToken, current: SyncToken) -> None:
+def test_a_future_token_is_bounded_by_the_current_positions(
+    token: SyncToken, current: SyncToken
+) -> None:
     bounded = token.bound(current.positions())
     assert bounded <= token
     assert bounded <= current
@@ -103,14 +117,23 @@ def test_a_future_token_is_bounded_by_the_current_positions(token: SyncToken, cu
 
 
 @given(pagination_tokens, pagination_tokens)
-def test_pagination_tokens_are_in_topological_order_then_stream_order(one: PaginationToken, other: PaginationToken) -> None:
-    assert (one < other) == ((one.topological, one.stream, one.live) < (other.topological, other.stream, other.live))
+def test_pagination_tokens_are_in_topological_order_then_stream_order(
+    one: PaginationToken, other: PaginationToken
+) -> None:
+    assert (one < other) == (
+        (one.topological, one.stream, one.live) < (other.topological, other.stream, other.live)
+    )
     assert (one <= other) == (one < other or one == other)
 
 
 def test_the_printed_forms_stay_as_they_are() -> None:
     """Clients keep tokens for months: a change of the form needs a new version, and this test a second case."""
-    token = SyncToken.of({"account_data": VectorPosition(7), "events": VectorPosition(53, (("main", 60), ("w-2", 71)))})
+    token = SyncToken.of(
+        {
+            "account_data": VectorPosition(7),
+            "events": VectorPosition(53, (("main", 60), ("w-2", 71))),
+        }
+    )
     mark = deployment_mark(HERE)
     assert token.print(HERE) == f"s1~{mark}~account__data.7~events.53.main-60.w_2D_2-71~889d2b9c"
     assert PaginationToken(120, 4711).print(HERE) == f"p1~{mark}~120.4711~e386f3d4"

@@ -13,7 +13,13 @@ from storage import Store
 from storage.replication import ReplicationPeer
 from storage.replication.redis_transport import RedisTransport
 
-CONFIG = storage.Config(follow_ms=50, pool_size_max=2, replication_ping_ms=200, replication_retry_ms_first=1, replication_retry_ms_max=20)
+CONFIG = storage.Config(
+    follow_ms=50,
+    pool_size_max=2,
+    replication_ping_ms=200,
+    replication_retry_ms_first=1,
+    replication_retry_ms_max=20,
+)
 
 
 OPENINGS_MAX = 20
@@ -23,7 +29,9 @@ async def opened(stack: AsyncExitStack, dsn: str, instance_name: str) -> Store:
     """A store; where the connection breaks while it is opened, it is opened again."""
     for _ in range(OPENINGS_MAX):
         with suppress(storage.DatabaseUnavailable):
-            return await stack.enter_async_context(storage.open(dsn, server_name="s1.test", instance_name=instance_name, config=CONFIG))
+            return await stack.enter_async_context(
+                storage.open(dsn, server_name="s1.test", instance_name=instance_name, config=CONFIG)
+            )
     raise SystemExit(f"the database went away {OPENINGS_MAX} times")
 
 

@@ -91,7 +91,9 @@ def test_respelled_events_are_the_same_events(version: str) -> None:
         assert parsed.content_hash_valid
 
 
-def test_ndjson_holds_the_bytes_and_what_the_store_must_know(room: RoomBuilder, tmp_path: Path) -> None:
+def test_ndjson_holds_the_bytes_and_what_the_store_must_know(
+    room: RoomBuilder, tmp_path: Path
+) -> None:
     delivered = deliver_with_gap(room, 30, 60)
     path = tmp_path / "room.ndjson"
     assert write_ndjson(delivered, path) == len(delivered)
@@ -101,7 +103,9 @@ def test_ndjson_holds_the_bytes_and_what_the_store_must_know(room: RoomBuilder, 
         assert line.startswith(b'{"pdu":' + event.pdu + b',"room_version":')
         parsed = json.loads(line)
         assert (parsed["room_version"], parsed["origin"]) == ("11", event.origin)
-        assert parsed.get("state_before") == (None if event.state_before is None else list(event.state_before))
+        assert parsed.get("state_before") == (
+            None if event.state_before is None else list(event.state_before)
+        )
 
 
 def test_ndjson_goes_to_an_open_file_too(room: RoomBuilder) -> None:
@@ -112,7 +116,9 @@ def test_ndjson_goes_to_an_open_file_too(room: RoomBuilder) -> None:
 
 def test_a_line_break_has_no_ndjson_form(room: RoomBuilder) -> None:
     event = room.generated().events[0]
-    broken = GeneratedEvent(b"{\n" + event.pdu[1:], event.event_id, event.room_id, event.room_version)
+    broken = GeneratedEvent(
+        b"{\n" + event.pdu[1:], event.event_id, event.room_id, event.room_version
+    )
     with pytest.raises(ValueError, match="line break"):
         ndjson_line(broken)
 

@@ -1,8 +1,20 @@
-"""The numbers of audiences: three kinds of lines, by hand. The main line has no end; a branch and a sub-branch do."""
+"""The numbers of audiences: three kinds of lines, by hand.
+
+The main line has no end; a branch and a sub-branch do.
+"""
 
 import pytest
 
-from storage.visibility.audience_numbering import FIRST, NOTHING, AudienceNumber, branching, depth, following, line_end, main
+from storage.visibility.audience_numbering import (
+    FIRST,
+    NOTHING,
+    AudienceNumber,
+    branching,
+    depth,
+    following,
+    line_end,
+    main,
+)
 
 MAIN = 1 << 40  # distance of neighbours on the main line
 BRANCH = 1 << 24  # length of a branch
@@ -32,7 +44,9 @@ def test_the_line_of_a_number(number: int, on_main: int, kind: int, end: int | N
 def test_the_next_number_on_a_line() -> None:
     assert following(MAIN) == AudienceNumber(2 * MAIN, None)
     assert following(MAIN + BRANCH) == AudienceNumber(MAIN + BRANCH + STEP, MAIN + 2 * BRANCH)
-    assert following(MAIN + BRANCH + STEP + SUB) == AudienceNumber(MAIN + BRANCH + STEP + SUB + 1, MAIN + BRANCH + STEP + 2 * SUB)
+    assert following(MAIN + BRANCH + STEP + SUB) == AudienceNumber(
+        MAIN + BRANCH + STEP + SUB + 1, MAIN + BRANCH + STEP + 2 * SUB
+    )
 
 
 def test_a_line_is_full_after_its_last_number() -> None:

@@ -1,10 +1,22 @@
 """Where reads look for the events of an audience, and the ranges around those that lie elsewhere."""
 
-from storage.visibility.audience_ranges import AROUND, SLACK, STRETCHES_MAX, expected, with_out_of_range
+from storage.visibility.audience_ranges import (
+    AROUND,
+    SLACK,
+    STRETCHES_MAX,
+    expected,
+    with_out_of_range,
+)
 
 
 def test_reads_look_from_a_slack_before_the_opening_to_a_slack_after_the_end() -> None:
-    assert [expected(order, 500, 900) for order in (399, 400, 700, 1000, 1001)] == [False, True, True, True, False]
+    assert [expected(order, 500, 900) for order in (399, 400, 700, 1000, 1001)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert [expected(order, 500, None) for order in (399, 400, 10**9)] == [False, True, True]
     assert SLACK == 100
 
@@ -26,6 +38,8 @@ def test_a_stray_in_a_marked_range_changes_nothing() -> None:
 
 
 def test_the_nearest_ranges_are_joined_where_there_are_too_many() -> None:
-    many = tuple((order, order + 1) for order in range(100_000, 100_000 + 1_000 * STRETCHES_MAX, 1_000))
+    many = tuple(
+        (order, order + 1) for order in range(100_000, 100_000 + 1_000 * STRETCHES_MAX, 1_000)
+    )
     assert len(many) == STRETCHES_MAX == 64
     assert with_out_of_range(many, 0) == ((0, 256), (100_000, 101_001), *many[2:])

@@ -5,7 +5,18 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.visibility.multirange import EMPTY, Ranges, add, coarser, contains, from_text, remove, to_text, unending, union
+from storage.visibility.multirange import (
+    EMPTY,
+    Ranges,
+    add,
+    coarser,
+    contains,
+    from_text,
+    remove,
+    to_text,
+    unending,
+    union,
+)
 
 NUMBERS = range(-4, 24)
 BEYOND = 100  # what a range without an end holds, too
@@ -17,18 +28,26 @@ def held(ranges: Ranges) -> set[int]:
 
 
 @given(st.lists(change, max_size=12))
-def test_numbers_are_added_and_removed_as_in_a_set(changes: list[tuple[bool, int, int | None]]) -> None:
+def test_numbers_are_added_and_removed_as_in_a_set(
+    changes: list[tuple[bool, int, int | None]],
+) -> None:
     ranges, numbers = EMPTY, set[int]()
     for adding, low, length in changes:
         high = None if length is None else low + length
-        some = {number for number in (*NUMBERS, BEYOND) if low <= number and (high is None or number < high)}
+        some = {
+            number
+            for number in (*NUMBERS, BEYOND)
+            if low <= number and (high is None or number < high)
+        }
         ranges = add(ranges, low, high) if adding else remove(ranges, low, high)
         numbers = numbers | some if adding else numbers - some
         assert held(ranges) == numbers
         ends = [end for pair in ranges for end in pair]
         assert None not in ends[:-1], "only the last has no end"
         assert all(end is None or start < end for start, end in ranges)
-        assert all(before[1] is not None and before[1] < after[0] for before, after in pairwise(ranges)), "none touch"
+        assert all(
+            before[1] is not None and before[1] < after[0] for before, after in pairwise(ranges)
+        ), "none touch"
         assert from_text(to_text(ranges)) == ranges
 
 
@@ -41,7 +60,11 @@ def test_one_range_in_words() -> None:
 
 
 def test_the_last_range_may_have_no_end() -> None:
-    assert [unending(ranges) for ranges in ((), ((1, 2),), ((1, 2), (3, None)))] == [False, False, True]
+    assert [unending(ranges) for ranges in ((), ((1, 2),), ((1, 2), (3, None)))] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_ranges_that_overlap_or_touch_are_one() -> None:

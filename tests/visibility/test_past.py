@@ -25,7 +25,9 @@ from tests.maintenance.rooms import findings
 from tests.oracle.test_store import SQL_NO_SLACK, _execute
 
 SERVER: Final = "s1.test"
-ADMIN, FLAPPER, OTHER, ERASED = (f"@{name}:{SERVER}" for name in ("admin", "flapper", "other", "erased"))
+ADMIN, FLAPPER, OTHER, ERASED = (
+    f"@{name}:{SERVER}" for name in ("admin", "flapper", "other", "erased")
+)
 BOT: Final = "@bot:s2.test"
 USERS: Final = (FLAPPER, OTHER, ADMIN)
 SERVERS: Final = (SERVER, "s2.test", "s3.test")
@@ -34,7 +36,9 @@ NEVER: Final = 1_000_000
 
 
 @asynccontextmanager
-async def opened(dsn: str, monkeypatch: pytest.MonkeyPatch, ranges_max: int) -> AsyncIterator[Store]:
+async def opened(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, ranges_max: int
+) -> AsyncIterator[Store]:
     """A store that cuts rows at so many ranges, looks nowhere in vain, and walks by time through few events only."""
     monkeypatch.setattr(past, "RANGES_MAX", ranges_max)
     monkeypatch.setattr(audience_ranges, "SLACK", 0)
@@ -51,7 +55,11 @@ def flapping(seed: int, steps: int = 100) -> RoomBuilder:
     room.start(ADMIN, history_visibility=rng.choice(VISIBILITIES))
     room.join(ERASED)
     for _ in range(steps):
-        branch = room.at(rng.choice(room.events[6:])) if len(room.events) > 30 and rng.random() < 0.25 else room
+        branch = (
+            room.at(rng.choice(room.events[6:]))
+            if len(room.events) > 30 and rng.random() < 0.25
+            else room
+        )
         for _ in range(rng.randrange(1, 4)):
             _something(branch, rng)
         if branch is not room:
@@ -87,25 +95,35 @@ async def filled(store: Store, room: RoomBuilder) -> None:
 async def told(store: Store, room: RoomBuilder, some: list[BuiltEvent]) -> dict[str, Any]:
     """All that visibility has a say in."""
     ids = [event.event_id for event in room.events]
-    answers: dict[str, Any] = {server: await store.visible_to_server(server, ids) for server in SERVERS}
+    answers: dict[str, Any] = {
+        server: await store.visible_to_server(server, ids) for server in SERVERS
+    }
     for server in SERVERS:
-        sent = await store.backfill(room.room_id, await store.forward_extremities(room.room_id), 100, server_name=server)
+        sent = await store.backfill(
+            room.room_id, await store.forward_extremities(room.room_id), 100, server_name=server
+        )
         answers[f"sent to {server}"] = [(event.event_id, event.withheld) for event in sent]
     for user in USERS:
         answers[user] = await store.visible_to_user(user, ids)
         answers[f"{user} sync"] = _timelines(await store.sync(user, timeline_limit=20))
         for direction in ("b", "f"):
             for limit in (1, 7, 100):
-                answers[f"{user} {direction} {limit}"] = await _walk(store, room, user, direction, limit, None)
+                answers[f"{user} {direction} {limit}"] = await _walk(
+                    store, room, user, direction, limit, None
+                )
         for event in some:
             answers[f"{user} at {event.event_id}"] = await _around(store, room, user, event)
     return answers
 
 
-async def _walk(store: Store, room: RoomBuilder, user: str, direction: Any, limit: int, token: str | None) -> list[tuple[str, bool]]:
+async def _walk(
+    store: Store, room: RoomBuilder, user: str, direction: Any, limit: int, token: str | None
+) -> list[tuple[str, bool]]:
     found: list[tuple[str, bool]] = []
     while len(found) < 500:
-        page = await store.messages(room.room_id, user, from_=token, direction=direction, limit=limit)
+        page = await store.messages(
+            room.room_id, user, from_=token, direction=direction, limit=limit
+        )
         found += [(event.event_id, event.withheld) for event in page.chunk]
         token = page.end
         if token is None:
@@ -122,13 +140,24 @@ async def _around(store: Store, room: RoomBuilder, user: str, event: BuiltEvent)
         context = await store.context(event.event_id, user, limit=9)
     except UnknownEvent:
         return answers
-    answers += [[one.event_id for one in part] for part in (context.events_before, context.events_after)]
-    return [*answers, *[await _walk(store, room, user, way, 5, token) for way, token in (("b", context.start), ("f", context.end))]]
+    answers += [
+        [one.event_id for one in part] for part in (context.events_before, context.events_after)
+    ]
+    return [
+        *answers,
+        *[
+            await _walk(store, room, user, way, 5, token)
+            for way, token in (("b", context.start), ("f", context.end))
+        ],
+    ]
 
 
 def _timelines(answer: Any) -> list[Any]:
     rooms = [*answer.join.items(), *answer.leave.items()]
-    return [(room_id, [event.event_id for event in one.timeline.events], one.timeline.limited) for room_id, one in rooms]
+    return [
+        (room_id, [event.event_id for event in one.timeline.events], one.timeline.limited)
+        for room_id, one in rooms
+    ]
 
 
 async def rows(store: Store) -> int:
@@ -137,7 +166,8 @@ async def rows(store: Store) -> int:
 
 
 SQL_WHOLE: Final = """
-SELECT json_agg(json_build_array(p.name, w.audiences::text, w.invited_audiences::text) ORDER BY p.name)::text
+SELECT json_agg(json_build_array(p.name, w.audiences::text, w.invited_audiences::text)
+    ORDER BY p.name)::text
 FROM whole_visibility w JOIN principals p USING (principal_nid)
 WHERE w.audiences <> '{}'
 """
@@ -150,7 +180,9 @@ async def whole(store: Store) -> str:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(3))
-async def test_cut_rows_tell_what_whole_rows_do(dsn: str, another_dsn: str, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+async def test_cut_rows_tell_what_whole_rows_do(
+    dsn: str, another_dsn: str, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     room = flapping(seed)
     some = random.Random(seed).sample(room.events, 6)
     async with opened(dsn, monkeypatch, NEVER) as store:
@@ -209,13 +241,27 @@ async def test_rows_stay_short_and_reads_look_up_no_more(dsn: str) -> None:
             middle = ids[len(ids) // 2]
             async with store.database.transaction() as conn:
                 place = await messages_at(conn, room, middle)
-                pages: list[tuple[messages.Direction, str | None]] = [("b", None), ("b", place), ("f", None), ("f", place)]
+                pages: list[tuple[messages.Direction, str | None]] = [
+                    ("b", None),
+                    ("b", place),
+                    ("f", None),
+                    ("f", place),
+                ]
                 for direction, from_ in pages:
                     asked = messages.between(from_, None, direction, 10, store.deployment_id)
                     before = await conn.fetchval(SQL_PROBES)
-                    page = await messages.messages(conn, room.room_id, UserId(FLAPPER), asked, store.deployment_id, rows_max=100)
+                    page = await messages.messages(
+                        conn,
+                        room.room_id,
+                        UserId(FLAPPER),
+                        asked,
+                        store.deployment_id,
+                        rows_max=100,
+                    )
                     assert len(page.chunk) == 10
-                    probes.setdefault(f"{direction} {from_ is None}", []).append(await conn.fetchval(SQL_PROBES) - before)
+                    probes.setdefault(f"{direction} {from_ is None}", []).append(
+                        await conn.fetchval(SQL_PROBES) - before
+                    )
         async with store.database.connection() as conn:
             assert await conn.fetchval(SQL_LONGEST) <= 2 * past.RANGES_MAX
     for few, many in probes.values():
@@ -225,7 +271,9 @@ async def test_rows_stay_short_and_reads_look_up_no_more(dsn: str) -> None:
 async def messages_at(conn: Connection, room: RoomBuilder, event_id: EventId) -> str:
     """A token of the place of an event."""
     deployment = await conn.fetchval("SELECT deployment_id FROM deployment")
-    return (await contexts.context(conn, event_id, UserId(ADMIN), limit=0, deployment=deployment)).start
+    return (
+        await contexts.context(conn, event_id, UserId(ADMIN), limit=0, deployment=deployment)
+    ).start
 
 
 @pytest.mark.parametrize(
@@ -260,7 +308,9 @@ async def test_the_job_cuts_what_the_release_before_has_written(dsn: str, anothe
     async with storage.open(another_dsn, server_name=SERVER) as store:
         await store.append(pdus, room_version="11")
         expected = await whole(store)
-    [job] = [job for job in jobs_of(script_directory()) if job.name == "move old ranges of visibility"]
+    [job] = [
+        job for job in jobs_of(script_directory()) if job.name == "move old ranges of visibility"
+    ]
     async with storage.open(dsn, server_name=SERVER) as store:
         async with store.database.connection() as conn:
             await conn.execute("UPDATE schema_compatibility SET code_revision = '0004'")
@@ -268,8 +318,13 @@ async def test_the_job_cuts_what_the_release_before_has_written(dsn: str, anothe
         assert await rows(store) == 0
         async with store.database.connection() as conn:
             await conn.execute("UPDATE schema_compatibility SET code_revision = '0005'")
-            await conn.execute("INSERT INTO background_jobs (name, revision, registered_ts) VALUES ($1, '0005', 0)", job.name)
-        assert [row.state async for row in run_jobs(store.database, {job.name: job}, pause=0)][-1] == "done"
+            await conn.execute(
+                "INSERT INTO background_jobs (name, revision, registered_ts) VALUES ($1, '0005', 0)",
+                job.name,
+            )
+        assert [row.state async for row in run_jobs(store.database, {job.name: job}, pause=0)][
+            -1
+        ] == "done"
         assert await rows(store) > 10
         assert await findings(store) == []
         await store.append(pdus[-len(more) :], room_version="11")
@@ -279,17 +334,25 @@ async def test_the_job_cuts_what_the_release_before_has_written(dsn: str, anothe
             assert await conn.fetchval(SQL_LONGEST) <= 2 * past.RANGES_MAX
 
 
-SQL_KEPT: Final = "SELECT DISTINCT p.name FROM past_visibility JOIN principals p USING (principal_nid)"
+SQL_KEPT: Final = (
+    "SELECT DISTINCT p.name FROM past_visibility JOIN principals p USING (principal_nid)"
+)
 
 
-async def test_a_purge_that_forgets_who_saw_nothing_of_what_is_left_forgets_old_rows(dsn: str) -> None:
+async def test_a_purge_that_forgets_who_saw_nothing_of_what_is_left_forgets_old_rows(
+    dsn: str,
+) -> None:
     async with storage.open(dsn, server_name=SERVER) as store:
         room = bridge(40)
         room.leave(FLAPPER)
         last = [room.topic(ADMIN, str(number)) for number in range(100)][-1]
         await store.append(room.pdus, room_version="11")
         assert await rows(store) > 4
-        await purge_history(store.database, room.room_id, server_name=SERVER, before_event_id=last.event_id)
+        await purge_history(
+            store.database, room.room_id, server_name=SERVER, before_event_id=last.event_id
+        )
         async with store.database.connection() as conn:
-            assert await conn.fetchvals(SQL_KEPT) == ["s2.test"], "a server that was joined is remembered"
+            assert await conn.fetchvals(SQL_KEPT) == ["s2.test"], (
+                "a server that was joined is remembered"
+            )
         assert await findings(store) == []

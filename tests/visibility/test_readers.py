@@ -16,7 +16,12 @@ from tests.oracle.machine import SERVERS, USERS
 from tests.oracle.oracle import Oracle
 from tests.oracle.test_visibility import SERVER, SLACKS, SightSubject, sights, with_slack
 
-READER, HOST, ELSEWHERE, OTHER = USERS[0], USERS[1], USERS[2], USERS[3]  # READER and OTHER are local; READER and ELSEWHERE are erased
+READER, HOST, ELSEWHERE, OTHER = (
+    USERS[0],
+    USERS[1],
+    USERS[2],
+    USERS[3],
+)  # READER and OTHER are local; READER and ELSEWHERE are erased
 READERS = Audience((READER, OTHER, f"@stranger:{SERVER}"), SERVERS)
 Delivery = tuple[str, list[BuiltEvent]]
 
@@ -143,17 +148,27 @@ def all_of_ours_left(room: RoomBuilder) -> list[Delivery]:
 
 
 def history_came_later(room: RoomBuilder) -> list[Delivery]:
-    """The last events first, with the state before them given; then what lies before, by backfill. The reader came, left, and came back."""
+    """The last events first, with the state before them given; then what lies before, by backfill.
+
+    The reader came, left, and came back.
+    """
     room.join(READER)
     speak(room, 6)
     room.leave(READER)
     speak(room, 6)
     state = list(room.state.values())
-    held = [event for event in room.events if event.event_id in {*state, *room.graph.auth_chain(state)}]
+    held = [
+        event for event in room.events if event.event_id in {*state, *room.graph.auth_chain(state)}
+    ]
     back = room.join(READER)
     first = len(room.events)
     speak(room)
-    return [("outlier", held), ("given", [back]), ("live", room.events[first:]), ("backfill", room.events)]
+    return [
+        ("outlier", held),
+        ("given", [back]),
+        ("live", room.events[first:]),
+        ("backfill", room.events),
+    ]
 
 
 FORMS: tuple[Callable[[RoomBuilder], list[Delivery]], ...] = (
@@ -172,15 +187,28 @@ FORMS: tuple[Callable[[RoomBuilder], list[Delivery]], ...] = (
 
 def deliver(subject: SightSubject, oracle: Oracle, origin: str, events: list[BuiltEvent]) -> None:
     """To both; "given" is an event after a gap, with the state before it."""
-    given = {event.event_id: list(event.state_before.values()) for event in events} if origin == "given" else None
-    how: dict[str, Any] = {"room_version": "11", "origin": "live" if given else origin, "state_before": given}
+    given = (
+        {event.event_id: list(event.state_before.values()) for event in events}
+        if origin == "given"
+        else None
+    )
+    how: dict[str, Any] = {
+        "room_version": "11",
+        "origin": "live" if given else origin,
+        "state_before": given,
+    }
     pdus = [event.pdu for event in events]
     assert subject.append(pdus, **how) == oracle.append(pdus, **how)
 
 
 @pytest.mark.parametrize("slack", SLACKS)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-def test_whole_pages(dsn: str, monkeypatch: pytest.MonkeyPatch, form: Callable[[RoomBuilder], list[Delivery]], slack: int) -> None:
+def test_whole_pages(
+    dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+    form: Callable[[RoomBuilder], list[Delivery]],
+    slack: int,
+) -> None:
     with_slack(dsn, monkeypatch, slack)
     subject = SightSubject(dsn, server_name=SERVER)
     try:
@@ -191,8 +219,12 @@ def test_whole_pages(dsn: str, monkeypatch: pytest.MonkeyPatch, form: Callable[[
             oracle.positions = subject.positions(room.room_id)
             expected = sights(oracle, room.room_id, READERS)
             lines = differences(expected, subject.facts(room.room_id, READERS), visibility)
-            subject.run(rebuild_visibility(subject.store.database, room.room_id, server_name=SERVER))
-            lines += differences(expected, subject.facts(room.room_id, READERS), f"{visibility}, rebuilt")
+            subject.run(
+                rebuild_visibility(subject.store.database, room.room_id, server_name=SERVER)
+            )
+            lines += differences(
+                expected, subject.facts(room.room_id, READERS), f"{visibility}, rebuilt"
+            )
             assert not lines, "\n".join(lines)
     finally:
         subject.close()

@@ -9,7 +9,8 @@ from storage.visibility.rule import server_may_see, user_may_see
 VISIBILITIES = ["world_readable", "shared", "invited", "joined", None, "friends"]
 MEMBERSHIPS = ["join", "invite", "knock", "leave", "ban", None]
 
-# Who sees an event that changes neither the visibility nor the membership. Y: sees it; L: if they joined later; -: does not.
+# Who sees an event that changes neither the visibility nor the membership. Y: sees it; L: if they
+# joined later; -: does not.
 USERS = """
                  join  invite  knock  leave  ban  None
 world_readable    Y      Y       Y      Y     Y     Y
@@ -45,31 +46,47 @@ def table(text: str) -> dict[tuple[str | None, str | None], str]:
 @pytest.mark.parametrize("membership", MEMBERSHIPS, ids=str)
 def test_the_table_of_users(visibility: str | None, membership: str | None) -> None:
     mark = table(USERS)[visibility, membership]
-    assert user_may_see(visibility, visibility, membership, membership, joined_later=False) == (mark == "Y")
-    assert user_may_see(visibility, visibility, membership, membership, joined_later=True) == (mark in {"Y", "L"})
+    assert user_may_see(visibility, visibility, membership, membership, joined_later=False) == (
+        mark == "Y"
+    )
+    assert user_may_see(visibility, visibility, membership, membership, joined_later=True) == (
+        mark in {"Y", "L"}
+    )
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
 @pytest.mark.parametrize("membership", MEMBERSHIPS, ids=str)
 def test_the_table_of_servers(visibility: str | None, membership: str | None) -> None:
-    assert server_may_see(visibility, visibility, membership, membership) == (table(SERVERS)[visibility, membership] == "Y")
+    assert server_may_see(visibility, visibility, membership, membership) == (
+        table(SERVERS)[visibility, membership] == "Y"
+    )
 
 
 @pytest.mark.parametrize("joined_later", [False, True])
 def test_a_change_of_visibility_is_seen_under_the_value_before_or_after(joined_later: bool) -> None:
     for before, after, membership in itertools.product(VISIBILITIES, VISIBILITIES, MEMBERSHIPS):
-        either = any(user_may_see(value, value, membership, membership, joined_later) for value in (before, after))
+        either = any(
+            user_may_see(value, value, membership, membership, joined_later)
+            for value in (before, after)
+        )
         assert user_may_see(before, after, membership, membership, joined_later) == either
-        either = any(server_may_see(value, value, membership, membership) for value in (before, after))
+        either = any(
+            server_may_see(value, value, membership, membership) for value in (before, after)
+        )
         assert server_may_see(before, after, membership, membership) == either
 
 
 @pytest.mark.parametrize("joined_later", [False, True])
 def test_the_own_membership_is_seen_under_the_one_before_or_after(joined_later: bool) -> None:
     for before, after, visibility in itertools.product(MEMBERSHIPS, MEMBERSHIPS, VISIBILITIES):
-        either = any(user_may_see(visibility, visibility, value, value, joined_later) for value in (before, after))
+        either = any(
+            user_may_see(visibility, visibility, value, value, joined_later)
+            for value in (before, after)
+        )
         assert user_may_see(visibility, visibility, before, after, joined_later) == either
-        either = any(server_may_see(visibility, visibility, value, value) for value in (before, after))
+        either = any(
+            server_may_see(visibility, visibility, value, value) for value in (before, after)
+        )
         assert server_may_see(visibility, visibility, before, after) == either
 
 
@@ -79,15 +96,49 @@ def test_the_own_membership_is_seen_under_the_one_before_or_after(joined_later: 
         ("their own leave", ("joined", "joined"), ("join", "leave"), False, True),
         ("their own ban", ("joined", "joined"), ("join", "ban"), False, True),
         ("their own join", ("joined", "joined"), (None, "join"), False, True),
-        ("their own invite where only joined users see", ("joined", "joined"), (None, "invite"), False, False),
-        ("their own invite where the invited see", ("invited", "invited"), (None, "invite"), False, True),
-        ("the change that opens the room, as a stranger", ("joined", "world_readable"), (None, None), False, True),
-        ("the change that closes it, as a stranger", ("world_readable", "joined"), (None, None), False, True),
-        ("the first history visibility, before which it was shared", (None, "joined"), (None, None), True, True),
+        (
+            "their own invite where only joined users see",
+            ("joined", "joined"),
+            (None, "invite"),
+            False,
+            False,
+        ),
+        (
+            "their own invite where the invited see",
+            ("invited", "invited"),
+            (None, "invite"),
+            False,
+            True,
+        ),
+        (
+            "the change that opens the room, as a stranger",
+            ("joined", "world_readable"),
+            (None, None),
+            False,
+            True,
+        ),
+        (
+            "the change that closes it, as a stranger",
+            ("world_readable", "joined"),
+            (None, None),
+            False,
+            True,
+        ),
+        (
+            "the first history visibility, before which it was shared",
+            (None, "joined"),
+            (None, None),
+            True,
+            True,
+        ),
     ],
 )
 def test_well_known_cases(
-    what: str, visibility: tuple[str | None, str | None], membership: tuple[str | None, str | None], joined_later: bool, sees: bool
+    what: str,
+    visibility: tuple[str | None, str | None],
+    membership: tuple[str | None, str | None],
+    joined_later: bool,
+    sees: bool,
 ) -> None:
     assert user_may_see(*visibility, *membership, joined_later) == sees, what
 

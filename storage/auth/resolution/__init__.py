@@ -3,12 +3,15 @@
 conflicts    what the states agree on, and what not
 graph        auth chains, auth difference, conflicted state subgraph over an in-memory map
 v1           room version 1
-v2           room versions 2 to 11 (v2) and 12 (v2.1): the phases; power_order, mainline and iterate are its three parts
+v2           room versions 2 to 11 (v2) and 12 (v2.1): the phases; power_order, mainline and iterate
+             are its three parts
 resolve      the entrances
 needed       what to load before `resolve_conflicts`
-incremental  versions 2 and 2.1 again, going on from what was decided before; ledger is its part that checks
+incremental  versions 2 and 2.1 again, going on from what was decided before; ledger is its part
+             that checks
 
-An event that cannot be judged, because something it rests on is not held, is passed over; it never stops a resolution.
+An event that cannot be judged, because something it rests on is not held, is passed over; it never
+stops a resolution.
 """
 
 from storage.auth.resolution.conflicts import split_conflicts

@@ -17,7 +17,11 @@ def split_conflicts(state_maps: Sequence[StateMap]) -> tuple[dict[StateKey, Even
     if not state_maps:
         return {}, {}
     first, *others = state_maps
-    unconflicted = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    unconflicted = {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in others)
+    }
     conflicted: Conflicts = {}
     for state_map in state_maps:
         for key, value in state_map.items():

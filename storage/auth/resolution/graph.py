@@ -1,9 +1,11 @@
 """Sets in the graph of auth events, over an in-memory map.
 
-Walks are iterative and visit each event once, so neither depth nor a cycle (possible where senders choose event ids, in room
-versions 1 and 2) stops them. An event that is cited but not in the map belongs to a chain and ends it.
+Walks are iterative and visit each event once, so neither depth nor a cycle (possible where senders
+choose event ids, in room versions 1 and 2) stops them. An event that is cited but not in the map
+belongs to a chain and ends it.
 
-Source: room version 2, "Auth chain", "Auth difference"; room version 12, "Conflicted state subgraph".
+Source: room version 2, "Auth chain", "Auth difference"; room version 12, "Conflicted state
+subgraph".
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -17,7 +19,9 @@ Events = Mapping[EventId, Event]
 _NOTHING: frozenset[EventId] = frozenset()
 
 
-def auth_chain(event_ids: Iterable[EventId], events: Events, *, stop_at: AbstractSet[EventId] = _NOTHING) -> set[EventId]:
+def auth_chain(
+    event_ids: Iterable[EventId], events: Events, *, stop_at: AbstractSet[EventId] = _NOTHING
+) -> set[EventId]:
     """All ancestors by `auth_events` of these events; of the events themselves only those that are ancestors of others.
 
     Nothing in `stop_at` is returned, or walked past.

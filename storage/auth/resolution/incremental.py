@@ -1,15 +1,19 @@
 """State resolution versions 2 and 2.1 that goes on from what it decided before.
 
-A `Resolution` is a full conflicted set with its two orders and the outcomes of the checks. `Resolution.change` adds events and takes
-events away, and comes to what `storage.auth.resolution.v2` comes to on the whole new set:
+A `Resolution` is a full conflicted set with its two orders and the outcomes of the checks.
+`Resolution.change` adds events and takes events away, and comes to what
+`storage.auth.resolution.v2` comes to on the whole new set:
 
-- An event that no event of the set cites takes its place in the reverse topological power ordering and moves no other: Kahn's
-  algorithm picks the same events with it as without it, but for the one step at which it is the smallest that is free.
+- An event that no event of the set cites takes its place in the reverse topological power ordering
+  and moves no other: Kahn's algorithm picks the same events with it as without it, but for the one
+  step at which it is the smallest that is free.
 - Events that cite each other in another way, or that leave, have the power events ordered anew.
-- The other events are ordered anew along the mainline. It costs a look at each, and no check of what stays in its order.
+- The other events are ordered anew along the mainline. It costs a look at each, and no check of
+  what stays in its order.
 - The checks are those of `storage.auth.resolution.ledger`.
 
-All is done in small steps: `change` yields after each, and says whether something has to be loaded before the next.
+All is done in small steps: `change` yields after each, and says whether something has to be loaded
+before the next.
 
 Source: room version 2, room version 12, "State resolution".
 """
@@ -36,8 +40,9 @@ _NONE: Final[frozenset[EventId]] = frozenset()
 class Change(NamedTuple):
     """What is different from the last time.
 
-    ``added`` and ``removed`` are members of the full conflicted set. ``passed``: further events on auth paths between members, which
-    are walked only. ``base_changed``: keys whose value in the state that the checks start from may be another.
+    ``added`` and ``removed`` are members of the full conflicted set. ``passed``: further events on
+    auth paths between members, which are walked only. ``base_changed``: keys whose value in the
+    state that the checks start from may be another.
     """
 
     added: Collection[EventId]
@@ -47,7 +52,10 @@ class Change(NamedTuple):
 
 
 class Resolution:
-    """A conflict and what it comes to. Changed in place; one whose `change` was not finished is of no use."""
+    """A conflict and what it comes to.
+
+    Changed in place; one whose `change` was not finished is of no use.
+    """
 
     def __init__(self) -> None:
         self.full: set[EventId] = set()
@@ -58,22 +66,37 @@ class Resolution:
         self._events: dict[EventId, Event] = {}  # of the walk; of those not held there is none
         self._is_circular = False  # events cite each other in a circle
         self._power_keys: dict[EventId, PowerKey] = {}
-        self._parents: dict[EventId, EventId | None] = {}  # of power levels, and of the events that are ordered by them
+        self._parents: dict[
+            EventId, EventId | None
+        ] = {}  # of power levels, and of the events that are ordered by them
 
     def decided(self) -> dict[StateKey, EventId]:
-        """Return what the events of the conflict come to, by key. Where the states agree on a key, that counts instead."""
+        """Return what the events of the conflict come to, by key.
+
+        Where the states agree on a key, that counts instead.
+        """
         return self.ledger.values()
 
     def change(self, change: Change, source: EventSource) -> Steps[None]:
-        """Resolve the changed conflict. Yield after each step: True if something has to be loaded before the next."""
+        """Resolve the changed conflict.
+
+        Yield after each step: True if something has to be loaded before the next.
+        """
         grows = self._only_grows(change)
         for event_id in change.removed:
             self._remove(event_id)
-        new = [one for one in dict.fromkeys((*change.added, *change.passed)) if one not in self._walk]
+        new = [
+            one for one in dict.fromkeys((*change.added, *change.passed)) if one not in self._walk
+        ]
         yield from self._read(new, source)
         self.full.update(change.added)
         self._walk.update(new)
-        self._cited.update(cited for one in new if one in self._events for cited in self._events[one].auth_event_ids)
+        self._cited.update(
+            cited
+            for one in new
+            if one in self._events
+            for cited in self._events[one].auth_event_ids
+        )
         if not (grows and (yield from self._placed(new, source))):
             yield from self._order_anew(source)
         self.ledger.base_changed(change.base_changed)
@@ -113,12 +136,19 @@ class Resolution:
             return False
         if any(one in self._walk and one not in self.full for one in change.added):
             return False
-        return not any(one in self._cited and one not in self._walk for one in (*change.added, *change.passed))
+        return not any(
+            one in self._cited and one not in self._walk for one in (*change.added, *change.passed)
+        )
 
     def _placed(self, new: Collection[EventId], source: EventSource) -> Steps[bool]:
-        """Put new events into the order of power. Return whether that was possible; otherwise it is to be ordered anew."""
+        """Put new events into the order of power.
+
+        Return whether that was possible; otherwise it is to be ordered anew.
+        """
         found = self._newly_reached(new)
-        pending = {event_id for event_id in found if event_id in self.full and event_id in self._events}
+        pending = {
+            event_id for event_id in found if event_id in self.full and event_id in self._events
+        }
         for event_id in found:
             if event_id not in pending:
                 continue
@@ -134,8 +164,13 @@ class Resolution:
 
     def _place(self, event: Event) -> None:
         places = self.ledger.places
-        own, cited = self._power_keys[event.event_id], [places[one] for one in event.auth_event_ids if one in places]
-        behind = self.ledger.after(POWER, max((place for place in cited if place[0] == POWER), default=None))
+        own, cited = (
+            self._power_keys[event.event_id],
+            [places[one] for one in event.auth_event_ids if one in places],
+        )
+        behind = self.ledger.after(
+            POWER, max((place for place in cited if place[0] == POWER), default=None)
+        )
         for one in behind:
             if own < self._power_keys[one]:
                 self.ledger.insert(event, POWER, one)
@@ -145,7 +180,11 @@ class Resolution:
     def _newly_reached(self, new: Iterable[EventId]) -> list[EventId]:
         """The new power events and what they reach, each behind what it reaches."""
         found: list[EventId] = []
-        waiting = [(one, False) for one in new if one in self.full and one in self._events and is_power_event(self._events[one])]
+        waiting = [
+            (one, False)
+            for one in new
+            if one in self.full and one in self._events and is_power_event(self._events[one])
+        ]
         while waiting:
             event_id, is_done = waiting.pop()
             if is_done:
@@ -154,7 +193,11 @@ class Resolution:
                 self._reached.add(event_id)
                 waiting.append((event_id, True))
                 event = self._events.get(event_id)
-                waiting += [(one, False) for one in (event.auth_event_ids if event is not None else ()) if one in self._walk]
+                waiting += [
+                    (one, False)
+                    for one in (event.auth_event_ids if event is not None else ())
+                    if one in self._walk
+                ]
         return found
 
     def _power_key(self, event: Event, source: EventSource) -> Steps[None]:
@@ -166,7 +209,12 @@ class Resolution:
             yield source.lacking
 
     def _order_anew(self, source: EventSource) -> Steps[None]:
-        self._cited = {cited for one in self._walk if one in self._events for cited in self._events[one].auth_event_ids}
+        self._cited = {
+            cited
+            for one in self._walk
+            if one in self._events
+            for cited in self._events[one].auth_event_ids
+        }
         yield False
         self._reached = set()
         self._newly_reached(self._walk)
@@ -175,11 +223,16 @@ class Resolution:
         for event_id in ordered:
             yield from self._power_key(self._events[event_id], source)
         order: list[EventId] = []
-        self._is_circular = yield from in_power_order({one: self._power_keys[one] for one in ordered}, self._events, order)
+        self._is_circular = yield from in_power_order(
+            {one: self._power_keys[one] for one in ordered}, self._events, order
+        )
         yield from self._reorder(POWER, order)
 
     def _reorder(self, phase: int, order: list[EventId]) -> Steps[None]:
-        """Have a phase in this order. What stays in its order keeps its place, and is not checked again."""
+        """Have a phase in this order.
+
+        What stays in its order keeps its place, and is not checked again.
+        """
         members = set(order)
         for event_id in self.ledger.order(phase):
             if event_id not in members:
@@ -217,7 +270,9 @@ class Resolution:
             found = source.base(POWER_LEVELS)
         return found
 
-    def _mainline_order(self, rest: Collection[EventId], newest: EventId | None, source: EventSource) -> Steps[list[EventId]]:
+    def _mainline_order(
+        self, rest: Collection[EventId], newest: EventId | None, source: EventSource
+    ) -> Steps[list[EventId]]:
         mainline = self._mainline(newest, source)
         keys: list[tuple[int | float, int, EventId]] = []
         for event_id in rest:

@@ -1,6 +1,7 @@
 """Iterative auth checks: build a state by judging events one after another.
 
-Source: room version 2, "Iterative auth checks"; room version 12, where the create event comes from the room id.
+Source: room version 2, "Iterative auth checks"; room version 12, where the create event comes from
+the room id.
 """
 
 from collections.abc import Iterable, Mapping
@@ -78,7 +79,9 @@ def auth_state_for(
     return auth_state
 
 
-def _own_auth_state(event: Event, lookup: Lookup, rejected: AbstractSet[EventId]) -> tuple[Mapping[StateKey, Event], bool]:
+def _own_auth_state(
+    event: Event, lookup: Lookup, rejected: AbstractSet[EventId]
+) -> tuple[Mapping[StateKey, Event], bool]:
     own: dict[StateKey, Event] = {}
     complete = True
     named = (create_id_of(event.room_id),) if event.room_version.create_room_id else ()

@@ -61,14 +61,18 @@ class Ledger:
         self._setting: dict[StateKey, list[Place]] = {}  # of the allowed events, by what they set
         self._needing: dict[StateKey, list[Place]] = {}
         self._keys: dict[EventId, Keys] = {}
-        self._known_keys: dict[Keys, Keys] = {}  # each once: in a long chain all events have the same
+        self._known_keys: dict[
+            Keys, Keys
+        ] = {}  # each once: in a long chain all events have the same
         self._allowed: set[EventId] = set()
         self._unchecked: list[Place] = []  # a heap; an event may have left its place
         self._due: set[Place] = set()  # the same
 
     def order(self, phase: int) -> list[EventId]:
         """The events of a phase."""
-        return [self._at[place] for place in self._order[self._first(phase) : self._first(phase + 1)]]
+        return [
+            self._at[place] for place in self._order[self._first(phase) : self._first(phase + 1)]
+        ]
 
     def after(self, phase: int, place: Place | None) -> list[EventId]:
         """The events of a phase behind a place; all of them if that is None."""
@@ -118,7 +122,10 @@ class Ledger:
             self._value_changed(key, (-1, 0))
 
     def check(self, phase: int, source: EventSource) -> Iterator[bool]:
-        """Check what is due up to a phase. Yield after each check: True if something has to be loaded first."""
+        """Check what is due up to a phase.
+
+        Yield after each check: True if something has to be loaded first.
+        """
         while self._unchecked and self._unchecked[0][0] <= phase:
             event_id = self._at.get(self._unchecked[0])
             while event_id is not None:
@@ -159,7 +166,9 @@ class Ledger:
         """Check those again that need a key behind a place, up to the next event that sets it."""
         needing, setting = self._needing.get(key, ()), self._setting.get(key, ())
         following = bisect_right(setting, place)
-        end = bisect_right(needing, setting[following]) if following < len(setting) else len(needing)
+        end = (
+            bisect_right(needing, setting[following]) if following < len(setting) else len(needing)
+        )
         for due in needing[bisect_right(needing, place) : end]:
             self._push(due)
 
@@ -172,7 +181,11 @@ class Ledger:
         return bisect_left(self._order, (phase, 0))
 
     def _between(self, phase: int, before: EventId | None) -> Place:
-        index = self._first(phase + 1) if before is None else bisect_left(self._order, self.places[before])
+        index = (
+            self._first(phase + 1)
+            if before is None
+            else bisect_left(self._order, self.places[before])
+        )
         low = self._order[index - 1][1] if index and self._order[index - 1][0] == phase else 0
         if before is None:
             return phase, low + GAP

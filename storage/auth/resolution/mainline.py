@@ -1,7 +1,8 @@
 """Mainline ordering: older power levels first.
 
-The mainline is walked only as far as the events at hand ask: an event's own chain of power levels and the mainline are
-followed in turn until they meet, so the work grows with the age of the fork, not with the room's history.
+The mainline is walked only as far as the events at hand ask: an event's own chain of power levels
+and the mainline are followed in turn until they meet, so the work grows with the age of the fork,
+not with the room's history.
 
 Source: room version 2, "Mainline ordering".
 """
@@ -21,19 +22,28 @@ Position = int | float
 class Mainline:
     """The chain of power levels events that ends with `newest` (None: no mainline), and positions in it."""
 
-    def __init__(self, newest: EventId | None, lookup: Lookup, parent: Callable[[Event], EventId | None] | None = None) -> None:
+    def __init__(
+        self,
+        newest: EventId | None,
+        lookup: Lookup,
+        parent: Callable[[Event], EventId | None] | None = None,
+    ) -> None:
         """`parent` gives the power levels that an event cites; None: `power_parent`."""
         self._lookup = lookup
         self._parent_of = parent or partial(power_parent, lookup=lookup)
         self._next = newest
         self._grown = 0
-        self._positions: dict[EventId, Position] = {}  # of mainline events, and of others once they are known
+        self._positions: dict[
+            EventId, Position
+        ] = {}  # of mainline events, and of others once they are known
 
     def position(self, event: Event) -> Position:
         """The mainline position of an event, by the closest of its ancestors by power levels that is in the mainline."""
         walked: dict[EventId, None] = {}  # the event's chain, newest first
         ahead = self._parent_of(event)
-        if ahead is None or (self._next is None and not self._grown):  # nothing to be based on, or no mainline
+        if ahead is None or (
+            self._next is None and not self._grown
+        ):  # nothing to be based on, or no mainline
             return inf
         while True:
             if ahead is not None:
@@ -64,7 +74,9 @@ class Mainline:
         self._next = None if parent in self._positions else parent
         return event_id
 
-    def _remember(self, walked: Iterable[EventId], position: Position, *, until: EventId | None) -> Position:
+    def _remember(
+        self, walked: Iterable[EventId], position: Position, *, until: EventId | None
+    ) -> Position:
         for event_id in walked:
             if event_id == until:
                 break
@@ -72,8 +84,15 @@ class Mainline:
         return position
 
 
-def mainline_order(events: Iterable[Event], newest: EventId | None, lookup: Lookup) -> list[EventId]:
+def mainline_order(
+    events: Iterable[Event], newest: EventId | None, lookup: Lookup
+) -> list[EventId]:
     """The ids of these events by mainline position (largest first), origin_server_ts and event id."""
     mainline = Mainline(newest, lookup)
     by_id = sorted(events, key=lambda event: event.event_id)
-    return [event_id for _, _, event_id in sorted((-mainline.position(e), e.origin_server_ts, e.event_id) for e in by_id)]
+    return [
+        event_id
+        for _, _, event_id in sorted(
+            (-mainline.position(e), e.origin_server_ts, e.event_id) for e in by_id
+        )
+    ]

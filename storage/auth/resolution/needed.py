@@ -1,13 +1,14 @@
 """Which events `resolve_conflicts` may look at, so that a store can load them in a few rounds.
 
-    events, absent = {}, set()
-    while wanted := needed_events(version, unconflicted, conflicted, difference, events, absent=absent):
+    events, absent = {}, set() while wanted := needed_events(version, unconflicted, conflicted,
+    difference, events, absent=absent):
         found = load(wanted)
         events |= found
         absent |= wanted - found.keys()
 
-The first round names the full conflicted set, the second the auth events of its members and the state they are judged by, the
-following ones follow the chains of power levels from both ends until they meet.
+The first round names the full conflicted set, the second the auth events of its members and the
+state they are judged by, the following ones follow the chains of power levels from both ends until
+they meet.
 """
 
 from collections.abc import Mapping
@@ -63,14 +64,22 @@ def needed_events(
     return asked.missing
 
 
-def _subgraph(conflicted: AbstractSet[EventId], events: Events, asked: RecordingLookup) -> set[EventId]:
+def _subgraph(
+    conflicted: AbstractSet[EventId], events: Events, asked: RecordingLookup
+) -> set[EventId]:
     """The conflicted state subgraph; whatever its search would have to read is asked for."""
     for event_id in conflicted | graph.auth_chain(conflicted, events):
         asked(event_id)
     return graph.conflicted_subgraph(conflicted, events)
 
 
-def _judged_by(event_ids: AbstractSet[EventId], base: StateMap, asked: RecordingLookup, *, with_auth_events: bool) -> None:
+def _judged_by(
+    event_ids: AbstractSet[EventId],
+    base: StateMap,
+    asked: RecordingLookup,
+    *,
+    with_auth_events: bool,
+) -> None:
     """Ask for events, what they cite, and the state under the keys they need."""
     for event_id in event_ids:
         event = asked(event_id)

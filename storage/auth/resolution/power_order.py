@@ -23,10 +23,12 @@ Steps = Generator[bool, None, T]
 def sender_level(event: Event, lookup: Lookup) -> Level:
     """The level of an event's sender by the event's own auth events.
 
-    Without a power levels event among them the creator has 100 and everybody else 0; creators of room version 12 are above
-    every level either way.
+    Without a power levels event among them the creator has 100 and everybody else 0; creators of
+    room version 12 are above every level either way.
     """
-    levels = PowerLevels(cited(event, POWER_LEVELS, lookup), create_cited(event, lookup), event.room_version)
+    levels = PowerLevels(
+        cited(event, POWER_LEVELS, lookup), create_cited(event, lookup), event.room_version
+    )
     return levels.user(event.sender)
 
 
@@ -35,20 +37,33 @@ def power_key(event: Event, lookup: Lookup) -> PowerKey:
     return (-sender_level(event, lookup), event.origin_server_ts, event.event_id)
 
 
-def reverse_topological_power_order(event_ids: Collection[EventId], lookup: Lookup) -> list[EventId]:
-    """These events, each after those of them that it cites, and else by `power_key`. Events not held are left out."""
-    events = {event.event_id: event for event_id in event_ids if (event := lookup(event_id)) is not None}
+def reverse_topological_power_order(
+    event_ids: Collection[EventId], lookup: Lookup
+) -> list[EventId]:
+    """These events, each after those of them that it cites, and else by `power_key`.
+
+    Events not held are left out.
+    """
+    events = {
+        event.event_id: event for event_id in event_ids if (event := lookup(event_id)) is not None
+    }
     order: list[EventId] = []
-    for _ in in_power_order({event_id: power_key(event, lookup) for event_id, event in events.items()}, events, order):
+    for _ in in_power_order(
+        {event_id: power_key(event, lookup) for event_id, event in events.items()}, events, order
+    ):
         pass
     return order
 
 
-def in_power_order(keys: Mapping[EventId, PowerKey], events: Mapping[EventId, Event], order: list[EventId]) -> Steps[bool]:
-    """Append the events that have keys to `order`, yielding after each. Return whether events cite each other in a circle.
+def in_power_order(
+    keys: Mapping[EventId, PowerKey], events: Mapping[EventId, Event], order: list[EventId]
+) -> Steps[bool]:
+    """Append the events that have keys to `order`, yielding after each.
 
-    Kahn's algorithm over the edges between the events given. Where nothing is free because of a circle, the smallest of those that are
-    left goes next.
+    Return whether events cite each other in a circle.
+
+    Kahn's algorithm over the edges between the events given. Where nothing is free because of a
+    circle, the smallest of those that are left goes next.
     """
     open_citations: dict[EventId, int] = {}
     citing: dict[EventId, list[EventId]] = {event_id: [] for event_id in keys}

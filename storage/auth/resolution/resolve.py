@@ -1,8 +1,9 @@
 """The entrances: resolve whole state maps, or only what is in conflict.
 
-`resolve` is the specification's function and walks everything. A store that knows the auth difference from an index calls
-`split_conflicts` (or knows the conflict already), `needed_events` until nothing is missing, and `resolve_conflicts`; none of
-these does work that grows with the unconflicted state.
+`resolve` is the specification's function and walks everything. A store that knows the auth
+difference from an index calls `split_conflicts` (or knows the conflict already), `needed_events`
+until nothing is missing, and `resolve_conflicts`; none of these does work that grows with the
+unconflicted state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +30,9 @@ def resolve(
 ) -> dict[StateKey, EventId]:
     """The state that several states come to. The result does not depend on their order.
 
-    `events` holds the state events and their auth chains (room version 12: and the create event); one that is not there
-    makes the auth of events that need it fail, no more. `rejected` events are not used to supply what a state lacks.
+    `events` holds the state events and their auth chains (room version 12: and the create event);
+    one that is not there makes the auth of events that need it fail, no more. `rejected` events are
+    not used to supply what a state lacks.
     """
     version = version_of(room_version)
     unconflicted, conflicted = split_conflicts(state_maps)
@@ -39,7 +41,9 @@ def resolve(
     if version.state_resolution == "v1":
         return unconflicted | resolve_v1(unconflicted, conflicted, events.get)
     difference = graph.auth_difference([state_map.values() for state_map in state_maps], events)
-    decided = resolve_conflicts(version, unconflicted, conflicted, difference, events, rejected=rejected)
+    decided = resolve_conflicts(
+        version, unconflicted, conflicted, difference, events, rejected=rejected
+    )
     return unconflicted | decided
 
 
@@ -55,11 +59,12 @@ def resolve_conflicts(
 ) -> dict[StateKey, EventId]:
     """The keys that the conflict decides (none of them unconflicted), and what each comes to.
 
-    `unconflicted` is asked for single keys only. `conflicted` and `auth_difference` are as `split_conflicts` and
-    `storage.auth.auth_difference` give them (version 1 of the algorithm does not look at the latter).
-    `conflicted_subgraph` is the set of events on auth paths between conflicted events. Version 2.1 makes it part of the
-    conflict; version 2 only uses it to know how far auth chains are worth walking. None: it is found from `events`
-    (2.1), or chains are walked to their ends (2).
+    `unconflicted` is asked for single keys only. `conflicted` and `auth_difference` are as
+    `split_conflicts` and `storage.auth.auth_difference` give them (version 1 of the algorithm does
+    not look at the latter). `conflicted_subgraph` is the set of events on auth paths between
+    conflicted events. Version 2.1 makes it part of the conflict; version 2 only uses it to know how
+    far auth chains are worth walking. None: it is found from `events` (2.1), or chains are walked
+    to their ends (2).
     """
     version = version_of(room_version)
     if version.state_resolution == "v1":

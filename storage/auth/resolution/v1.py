@@ -1,9 +1,10 @@
 """State resolution version 1.
 
-Power levels are resolved first, then join rules, then memberships: of the events under one key, from the lowest depth up,
-each takes the place of the one before if that one's state allows it. Of any other kind the deepest event that is allowed
-wins. Where none is allowed the lowest stays (the text is silent; Synapse and gomatrixserverlib agree).
-Keys of one phase do not see each other's results, only those of the phases before, so the order of keys does not matter.
+Power levels are resolved first, then join rules, then memberships: of the events under one key,
+from the lowest depth up, each takes the place of the one before if that one's state allows it. Of
+any other kind the deepest event that is allowed wins. Where none is allowed the lowest stays (the
+text is silent; Synapse and gomatrixserverlib agree). Keys of one phase do not see each other's
+results, only those of the phases before, so the order of keys does not matter.
 
 Source: room version 1, "State resolution".
 """
@@ -25,15 +26,30 @@ from storage.ids import EventId, StateKey
 _PHASES = (POWER_LEVELS[0], JOIN_RULES[0], MEMBER)
 
 
-def resolve_v1(unconflicted: StateMap, conflicted: Mapping[StateKey, AbstractSet[EventId]], lookup: Lookup) -> dict[StateKey, EventId]:
-    """What the conflicted keys come to. A key with a single value is no conflict in this version and keeps it."""
+def resolve_v1(
+    unconflicted: StateMap, conflicted: Mapping[StateKey, AbstractSet[EventId]], lookup: Lookup
+) -> dict[StateKey, EventId]:
+    """What the conflicted keys come to.
+
+    A key with a single value is no conflict in this version and keeps it.
+    """
     decided = {key: event_id for key, (event_id, *others) in conflicted.items() if not others}
-    held = {key: _ordered(event_ids, lookup) for key, event_ids in conflicted.items() if len(event_ids) > 1}
+    held = {
+        key: _ordered(event_ids, lookup)
+        for key, event_ids in conflicted.items()
+        if len(event_ids) > 1
+    }
     left = {key: events for key, events in held.items() if events}
     for phase in _PHASES:
         keys = [key for key in left if key[0] == phase]
-        decided |= {key: _last_of_chain(key, left.pop(key), StateSoFar(decided, unconflicted, lookup)) for key in keys}
-    return decided | {key: _deepest_allowed(events, StateSoFar(decided, unconflicted, lookup)) for key, events in left.items()}
+        decided |= {
+            key: _last_of_chain(key, left.pop(key), StateSoFar(decided, unconflicted, lookup))
+            for key in keys
+        }
+    return decided | {
+        key: _deepest_allowed(events, StateSoFar(decided, unconflicted, lookup))
+        for key, events in left.items()
+    }
 
 
 class StateSoFar(NamedTuple):

@@ -1,10 +1,12 @@
 """State resolution versions 2 and 2.1.
 
-First the events that may take power away, with what they rest on, by power; then all others of the full conflicted set along
-the mainline of the power levels that came out. Version 2.1 differs in two points: the full conflicted set also holds the
-conflicted state subgraph, and the checks start from an empty state instead of the unconflicted one.
+First the events that may take power away, with what they rest on, by power; then all others of the
+full conflicted set along the mainline of the power levels that came out. Version 2.1 differs in two
+points: the full conflicted set also holds the conflicted state subgraph, and the checks start from
+an empty state instead of the unconflicted one.
 
-Work is bounded by the full conflicted set, the auth events of its members, and the power levels back to the fork.
+Work is bounded by the full conflicted set, the auth events of its members, and the power levels
+back to the fork.
 
 Source: room version 2, room version 12, "State resolution".
 """
@@ -27,8 +29,9 @@ from storage.ids import EventId, StateKey
 class ConflictedEvents:
     """What the two phases work on.
 
-    `full` is the full conflicted set. `walk` holds at least every event on a path of auth events from one event of `full` to
-    another; None where that is not known, and chains are walked to their ends.
+    `full` is the full conflicted set. `walk` holds at least every event on a path of auth events
+    from one event of `full` to another; None where that is not known, and chains are walked to
+    their ends.
     """
 
     full: AbstractSet[EventId]
@@ -42,12 +45,20 @@ def is_power_event(event: Event) -> bool:
         return False
     if event.type in (POWER_LEVELS[0], JOIN_RULES[0]):
         return True
-    return event.type == MEMBER and event.sender != event.state_key and event.content.get("membership") in ("leave", "ban")
+    return (
+        event.type == MEMBER
+        and event.sender != event.state_key
+        and event.content.get("membership") in ("leave", "ban")
+    )
 
 
 def power_phase_events(conflict: ConflictedEvents, lookup: Lookup) -> set[EventId]:
     """X: the power events of the full conflicted set, and those of the set that are in their auth chains."""
-    found = {event_id for event_id in conflict.full if (event := lookup(event_id)) is not None and is_power_event(event)}
+    found = {
+        event_id
+        for event_id in conflict.full
+        if (event := lookup(event_id)) is not None and is_power_event(event)
+    }
     seen = set(found)
     waiting = list(found)
     while waiting:
@@ -59,27 +70,42 @@ def power_phase_events(conflict: ConflictedEvents, lookup: Lookup) -> set[EventI
     return {event_id for event_id in seen if event_id in conflict.full}
 
 
-def power_phase(conflict: ConflictedEvents, lookup: Lookup, rejected: AbstractSet[EventId]) -> tuple[dict[StateKey, EventId], set[EventId]]:
+def power_phase(
+    conflict: ConflictedEvents, lookup: Lookup, rejected: AbstractSet[EventId]
+) -> tuple[dict[StateKey, EventId], set[EventId]]:
     """Steps 1 and 2: what the power events come to, and which events were judged."""
     judged = power_phase_events(conflict, lookup)
     decided: dict[StateKey, EventId] = {}
-    iterate(reverse_topological_power_order(judged, lookup), decided, conflict.base, lookup, rejected)
+    iterate(
+        reverse_topological_power_order(judged, lookup), decided, conflict.base, lookup, rejected
+    )
     return decided, judged
 
 
-def remaining_order(conflict: ConflictedEvents, decided: StateMap, judged: AbstractSet[EventId], lookup: Lookup) -> list[EventId]:
+def remaining_order(
+    conflict: ConflictedEvents, decided: StateMap, judged: AbstractSet[EventId], lookup: Lookup
+) -> list[EventId]:
     """Step 3: all other events of the full conflicted set, by the mainline of the power levels that are decided."""
-    remaining = [event for event_id in conflict.full if event_id not in judged and (event := lookup(event_id)) is not None]
+    remaining = [
+        event
+        for event_id in conflict.full
+        if event_id not in judged and (event := lookup(event_id)) is not None
+    ]
     newest = decided.get(POWER_LEVELS) or conflict.base.get(POWER_LEVELS)
     return mainline_order(remaining, newest, lookup)
 
 
 def resolve_v2(
-    conflict: ConflictedEvents, unconflicted: StateMap, lookup: Lookup, rejected: AbstractSet[EventId]
+    conflict: ConflictedEvents,
+    unconflicted: StateMap,
+    lookup: Lookup,
+    rejected: AbstractSet[EventId],
 ) -> dict[StateKey, EventId]:
     """Steps 1 to 5: the keys outside the unconflicted state, and what each comes to."""
     decided, judged = power_phase(conflict, lookup, rejected)
-    iterate(remaining_order(conflict, decided, judged, lookup), decided, conflict.base, lookup, rejected)
+    iterate(
+        remaining_order(conflict, decided, judged, lookup), decided, conflict.base, lookup, rejected
+    )
     return {key: event_id for key, event_id in decided.items() if unconflicted.get(key) is None}
 
 

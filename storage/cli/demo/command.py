@@ -21,14 +21,22 @@ SERVER_NAME = "s1.test"
 def command(dsn: DsnOption = None, *, as_json: JsonOption = False) -> None:
     """Make a few rooms, store them, and show what users and servers get to see of them.
 
-    Each run adds rooms of its own, made from another seed. A schema that is not there yet is created.
+    Each run adds rooms of its own, made from another seed. A schema that is not there yet is
+    created.
     """
     run(_demo(dsn, TablePrinter(as_json), Config.from_env()))
 
 
 async def _demo(dsn: str | None, teller: TablePrinter, config: Config) -> None:
     counter = StatementTimer()
-    async with open_store(dsn, server_name=SERVER_NAME, instance_name="demo", config=config, migrate=True, observer=counter) as store:
+    async with open_store(
+        dsn,
+        server_name=SERVER_NAME,
+        instance_name="demo",
+        config=config,
+        migrate=True,
+        observer=counter,
+    ) as store:
         story, made = rooms.make(await rooms.first_seed(store))
         scenes.rooms(teller, made)
         await _import(teller, store, made)
@@ -40,7 +48,11 @@ async def _demo(dsn: str | None, teller: TablePrinter, config: Config) -> None:
         await timed(teller, store, story, made, counter)
         async with store.database.connection() as conn:
             stats = await read_stats(conn)
-        teller.table("On disk, in bytes", f"{stats.counts.events:,} events in {stats.counts.rooms} rooms.", *tables_told(stats))
+        teller.table(
+            "On disk, in bytes",
+            f"{stats.counts.events:,} events in {stats.counts.rooms} rooms.",
+            *tables_told(stats),
+        )
     teller.end()
 
 

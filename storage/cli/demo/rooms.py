@@ -24,7 +24,9 @@ from storage.testing import (
 SEEDS_PER_RUN: Final = 100
 FIRST_SEED: Final = 8_000
 
-ODD: Final = replace(ODD_SOME, bad_signature=0.0, oversized=0.0)  # an import knows no keys, and refuses what is too large
+ODD: Final = replace(
+    ODD_SOME, bad_signature=0.0, oversized=0.0
+)  # an import knows no keys, and refuses what is too large
 
 KINDS: Final[tuple[tuple[str, str, str, int], ...]] = (
     ("a chat", "small_chat", "10", 600),
@@ -69,7 +71,9 @@ def make(seed: int) -> tuple[DemoStory, list[DemoRoom]]:
 
 def _generated(seed: int) -> Iterator[DemoRoom]:
     for number, (what, shape, version, count) in enumerate(KINDS):
-        yield DemoRoom(what, generate_room(_shape(what, shape), count, seed=seed + number, version=version))
+        yield DemoRoom(
+            what, generate_room(_shape(what, shape), count, seed=seed + number, version=version)
+        )
     yield DemoRoom("the newest version", _newest(seed))
     what, shape, version, count = GAP
     built = build_room(SHAPES[shape], count, seed=seed + len(KINDS), version=version)
@@ -83,7 +87,10 @@ def _newest(seed: int) -> GeneratedRoom:
     members = [room.user(number) for number in range(2, 8)]
     for user in members:
         room.join(user)
-    asked = [room.message(members[number % 6], f"{number} bottles of plum juice") for number in range(60, 0, -1)]
+    asked = [
+        room.message(members[number % 6], f"{number} bottles of plum juice")
+        for number in range(60, 0, -1)
+    ]
     room.edit(asked[0].sender, asked[0], "61 bottles of plum juice")
     room.ban(ALICE, members[-1])
     return room.generated()

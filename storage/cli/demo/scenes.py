@@ -52,17 +52,39 @@ def rooms(teller: TablePrinter, made: list[DemoRoom]) -> None:
     for one in made:
         parsed = [json.loads(event.pdu) for event in one.room]
         kinds = Counter(pdu["type"] for pdu in parsed)
-        bans = sum(pdu["type"] == "m.room.member" and pdu["content"].get("membership") == "ban" for pdu in parsed)
+        bans = sum(
+            pdu["type"] == "m.room.member" and pdu["content"].get("membership") == "ban"
+            for pdu in parsed
+        )
         merges = sum(len(pdu["prev_events"]) > 1 for pdu in parsed)
-        counts = (len(parsed), merges, kinds["m.room.member"], bans, kinds["m.room.history_visibility"], kinds["m.room.redaction"])
+        counts = (
+            len(parsed),
+            merges,
+            kinds["m.room.member"],
+            bans,
+            kinds["m.room.history_visibility"],
+            kinds["m.room.redaction"],
+        )
         rows.append((one.room.room_id, one.what, one.room.room_version, *counts))
-    columns = ["room", "what", "version", "PDUs", "merges", "members", "bans", "visibility", "redactions"]
+    columns = [
+        "room",
+        "what",
+        "version",
+        "PDUs",
+        "merges",
+        "members",
+        "bans",
+        "visibility",
+        "redactions",
+    ]
     teller.table("Rooms", "Signed by the servers of their users; made from a seed.", columns, rows)
 
 
 def imported(teller: TablePrinter, summary: Summary, seconds: float) -> None:
     """What became of the files."""
-    rows = [(outcome, summary.outcomes[outcome]) for outcome in OUTCOMES if summary.outcomes[outcome]]
+    rows = [
+        (outcome, summary.outcomes[outcome]) for outcome in OUTCOMES if summary.outcomes[outcome]
+    ]
     about = f"{summary.lines} lines in {seconds:.2f} s, {summary.lines / seconds:,.0f} a second, as `room-storage import` does it."
     teller.table("Stored", about, ["outcome", "events"], rows)
 
@@ -76,7 +98,12 @@ async def synced(teller: TablePrinter, store: Store, story: DemoStory) -> None:
     new = story.room.message(CAROL, "Has anyone seen the key?")
     await store.append([new.pdu], verify_keys=story.room.keys)
     then = await store.sync(ALICE, since=whole.next_batch)
-    teller.table("What Alice syncs next", "Carol has said something; nothing else is new.", SYNC_COLUMNS, _sync_rows(then))
+    teller.table(
+        "What Alice syncs next",
+        "Carol has said something; nothing else is new.",
+        SYNC_COLUMNS,
+        _sync_rows(then),
+    )
 
 
 SYNC_COLUMNS: Final = ["room", "timeline, latest last", "more before", "state"]
@@ -86,7 +113,9 @@ def _sync_rows(answer: Sync) -> list[tuple[object, ...]]:
     return [
         (
             room_id,
-            "\n".join(f"{name(event.sender)}: {said(event)[:40]}" for event in room.timeline.events),
+            "\n".join(
+                f"{name(event.sender)}: {said(event)[:40]}" for event in room.timeline.events
+            ),
             "yes" if room.timeline.limited else "no",
             len(room.state),
         )
@@ -98,38 +127,70 @@ async def paged(teller: TablePrinter, store: Store, room_id: RoomId) -> None:
     """Two pages of history."""
     page = await store.messages(room_id, ALICE, limit=10)
     rows = [_line(event) for event in page.chunk]
-    teller.table("A page of history for Alice, newest first", _told_end(page.end), PAGE_COLUMNS, rows)
+    teller.table(
+        "A page of history for Alice, newest first", _told_end(page.end), PAGE_COLUMNS, rows
+    )
     if page.end is not None:
         older = await store.messages(room_id, ALICE, from_=page.end, limit=10)
-        teller.table("The page before it", _told_end(older.end), PAGE_COLUMNS, [_line(event) for event in older.chunk])
+        teller.table(
+            "The page before it",
+            _told_end(older.end),
+            PAGE_COLUMNS,
+            [_line(event) for event in older.chunk],
+        )
 
 
 PAGE_COLUMNS: Final = ["order", "who", "what", "note"]
 
 
 def _line(event: StoredEvent) -> tuple[object, ...]:
-    return event.topological_ordering, name(event.sender), said(event), "redacted" if event.redacted_by else ""
+    return (
+        event.topological_ordering,
+        name(event.sender),
+        said(event),
+        "redacted" if event.redacted_by else "",
+    )
 
 
 def _told_end(end: str | None) -> str:
-    return "The room begins here." if end is None else f"Exactly as many as asked for; it goes on at the token {end[:24]}…"
+    return (
+        "The room begins here."
+        if end is None
+        else f"Exactly as many as asked for; it goes on at the token {end[:24]}…"
+    )
 
 
 async def seen(teller: TablePrinter, store: Store, story: DemoStory) -> None:
     """Who may see what."""
     ids = [event.event_id for event in story.room.events]
     held = await store.events(ids)
-    sights = [await store.visible_to_user(user, ids) for user in (ALICE, BOB, DAVE)] + [await store.visible_to_server(REMOTE, ids)]
+    sights = [await store.visible_to_user(user, ids) for user in (ALICE, BOB, DAVE)] + [
+        await store.visible_to_server(REMOTE, ids)
+    ]
     rows = [
-        (name(held[one].sender), said(held[one])[:44], *("yes" if one in sight else "-" for sight in sights), _flags(held[one]))
+        (
+            name(held[one].sender),
+            said(held[one])[:44],
+            *("yes" if one in sight else "-" for sight in sights),
+            _flags(held[one]),
+        )
         for one in ids
     ]
     about = "Bob came last, Dave left while only members could see; what is soft-failed reaches no user."
-    teller.table("Who may see what", about, ["who", "what", "Alice", "Bob", "Dave", f"server {REMOTE}", "note"], rows)
+    teller.table(
+        "Who may see what",
+        about,
+        ["who", "what", "Alice", "Bob", "Dave", f"server {REMOTE}", "note"],
+        rows,
+    )
 
 
 def _flags(event: StoredEvent) -> str:
-    told = {"soft-failed": event.soft_failed, "rejected": event.rejected is not None, "redacted": event.redacted_by is not None}
+    told = {
+        "soft-failed": event.soft_failed,
+        "rejected": event.rejected is not None,
+        "redacted": event.redacted_by is not None,
+    }
     return ", ".join(flag for flag, holds in told.items() if holds)
 
 
@@ -139,7 +200,11 @@ async def state(teller: TablePrinter, store: Store, story: DemoStory) -> None:
     then, now = await store.state_before(at.event_id), await store.current_state(story.room.room_id)
     held = await store.events({*_of(then), *_of(now)})
     rows = [
-        (f"{type_} {name(key)}".strip(), _value(held, then.get((type_, key))), _value(held, now.get((type_, key))))
+        (
+            f"{type_} {name(key)}".strip(),
+            _value(held, then.get((type_, key))),
+            _value(held, now.get((type_, key))),
+        )
         for type_, key in STATE_KEYS
     ]
     about = f"{len(then)} entries then, {len(now)} now. Of the two topics set at once, state resolution chose one."
@@ -154,16 +219,34 @@ def _value(held: dict[EventId, StoredEvent], event_id: EventId | None) -> str:
     if event_id is None:
         return "-"
     content = held[event_id].content
-    return str(next((content[key] for key in ("topic", "history_visibility", "membership") if key in content), ""))
+    return str(
+        next(
+            (
+                content[key]
+                for key in ("topic", "history_visibility", "membership")
+                if key in content
+            ),
+            "",
+        )
+    )
 
 
 async def backfilled(teller: TablePrinter, store: Store, story: DemoStory) -> None:
     """What a remote server gets."""
-    events = await store.backfill(story.room.room_id, [story.marks["last"].event_id], 16, server_name=REMOTE)
+    events = await store.backfill(
+        story.room.room_id, [story.marks["last"].event_id], 16, server_name=REMOTE
+    )
     held = await store.events([event.event_id for event in events])
     rows = [
-        (event.depth, name(event.sender), said(event), "whole" if event.content == held[event.event_id].content else "redacted")
+        (
+            event.depth,
+            name(event.sender),
+            said(event),
+            "whole" if event.content == held[event.event_id].content else "redacted",
+        )
         for event in events
     ]
     about = f"Nobody of Mallory's server {REMOTE} is in the room any more: what was said among members, it gets redacted."
-    teller.table(f"A backfill for {REMOTE}, newest first", about, ["depth", "who", "what", "served"], rows)
+    teller.table(
+        f"A backfill for {REMOTE}, newest first", about, ["depth", "who", "what", "served"], rows
+    )

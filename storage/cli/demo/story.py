@@ -1,8 +1,9 @@
 """A room written by hand, so that what is shown of it can be checked by reading along.
 
-Alice and Bob are on this server, Carol and Mallory on others. Alice opens the room and shares its history; for a while
-only members may see what is said; Mallory is banned while his server does not listen, and his last words arrive late; two topics are
-set at the same time; a stray message is redacted; Bob comes last, and Dave has come and gone.
+Alice and Bob are on this server, Carol and Mallory on others. Alice opens the room and shares its
+history; for a while only members may see what is said; Mallory is banned while his server does not
+listen, and his last words arrive late; two topics are set at the same time; a stray message is
+redacted; Bob comes last, and Dave has come and gone.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +12,13 @@ from typing import Final
 from storage.testing import BuiltEvent, RoomBuilder
 
 SERVERS: Final = ("s1.test", "s2.test", "s3.test")
-ALICE, CAROL, MALLORY, BOB, DAVE = "@user1:s1.test", "@user2:s2.test", "@user3:s3.test", "@user4:s1.test", "@user7:s1.test"
+ALICE, CAROL, MALLORY, BOB, DAVE = (
+    "@user1:s1.test",
+    "@user2:s2.test",
+    "@user3:s3.test",
+    "@user4:s1.test",
+    "@user7:s1.test",
+)
 NAMES: Final = {ALICE: "Alice", CAROL: "Carol", MALLORY: "Mallory", BOB: "Bob", DAVE: "Dave"}
 
 

@@ -15,10 +15,14 @@ class TablePrinter:
     as_json: bool
     told: list[dict[str, object]] = field(default_factory=list)
 
-    def table(self, title: str, about: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    def table(
+        self, title: str, about: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
+    ) -> None:
         """Show one."""
         if self.as_json:
-            self.told.append({"title": title, "rows": [dict(zip(columns, row, strict=True)) for row in rows]})
+            self.told.append(
+                {"title": title, "rows": [dict(zip(columns, row, strict=True)) for row in rows]}
+            )
             return
         typer.echo("")
         print_rows(title, columns, rows, as_json=False)

@@ -29,19 +29,31 @@ class StatementTimer:
         """See `storage.database.connection.Observer`."""
 
 
-async def timed(teller: TablePrinter, store: Store, story: DemoStory, made: list[DemoRoom], counter: StatementTimer) -> None:
+async def timed(
+    teller: TablePrinter,
+    store: Store,
+    story: DemoStory,
+    made: list[DemoRoom],
+    counter: StatementTimer,
+) -> None:
     """Each question some times; the median."""
     chat = max((one.room for one in made if one.what == "an old room"), key=len)
     last = EventId(chat.events[-1].event_id)
     since = (await store.sync(ALICE, timeline_limit=1)).next_batch
-    messages = iter([story.room.message(ALICE, f"Still counting: {number}").pdu for number in range(TIMES)])  # signed beforehand
+    messages = iter(
+        [story.room.message(ALICE, f"Still counting: {number}").pdu for number in range(TIMES)]
+    )  # signed beforehand
     questions: dict[str, Callable[[], Awaitable[object]]] = {
         "sync, everything": lambda: store.sync(ALICE),
         "sync, nothing new": lambda: store.sync(ALICE, since=since),
         "a page of 50": lambda: store.messages(chat.room_id, ALICE, limit=50),
         "the state before an event": lambda: store.state_before(last),
-        "backfill of 50 for a server": lambda: store.backfill(chat.room_id, [last], 50, server_name="s2.test"),
-        "may a user see 100 events": lambda: store.visible_to_user(ALICE, [event.event_id for event in chat.events[-100:]]),
+        "backfill of 50 for a server": lambda: store.backfill(
+            chat.room_id, [last], 50, server_name="s2.test"
+        ),
+        "may a user see 100 events": lambda: store.visible_to_user(
+            ALICE, [event.event_id for event in chat.events[-100:]]
+        ),
         "append one message": lambda: store.append([next(messages)]),
     }
     rows = [(what, *await _measured(question, counter)) for what, question in questions.items()]
@@ -53,7 +65,9 @@ async def timed(teller: TablePrinter, store: Store, story: DemoStory, made: list
     )
 
 
-async def _measured(question: Callable[[], Awaitable[object]], counter: StatementTimer) -> tuple[float, float]:
+async def _measured(
+    question: Callable[[], Awaitable[object]], counter: StatementTimer
+) -> tuple[float, float]:
     took = []
     counter.count = 0
     for _ in range(TIMES):

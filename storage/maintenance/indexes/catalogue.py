@@ -1,17 +1,19 @@
 """The indexes of the schema, each with the statements that read it to the end, and its table.
 
-The statements come from the catalogue, with its names and expressions quoted by Postgres, so a new index is compared without more. A sum of hashes does
-not depend on the order in which rows come. For `state_groups_room_idx`, the keys that it has are read by
+The statements come from the catalogue, with its names and expressions quoted by Postgres, so a new
+index is compared without more. A sum of hashes does not depend on the order in which rows come. For
+`state_groups_room_idx`, the keys that it has are read by
 
-    SELECT count(*)::numeric, sum(hash_record_extended(e.entry, 0)), (count(*) FILTER (WHERE e.key < e.before))::numeric
-    FROM (
+    SELECT count(*)::numeric, sum(hash_record_extended(e.entry, 0)), (count(*) FILTER (WHERE e.key <
+    e.before))::numeric FROM (
         SELECT ROW(room_nid, state_group) AS entry, ROW(room_nid, state_group) AS key,
             lag(ROW(room_nid, state_group)) OVER (ORDER BY room_nid, state_group) AS before
         FROM state_groups
         WHERE true
     ) AS e
 
-and the rows that it leads to by the same with `ctid` in each entry, which no index-only scan can give.
+and the rows that it leads to by the same with `ctid` in each entry, which no index-only scan can
+give.
 """
 
 from collections.abc import Collection
@@ -22,17 +24,22 @@ from storage.database.connection import Connection
 SQL_INDEXES: Final[LiteralString] = """
 WITH
 index AS (
-    SELECT c.relname::text AS name, t.relname::text AS table_name, i.indrelid::regclass::text AS quoted_table, i.indexprs IS NOT NULL AS has_expressions,
-        t.relpages AS table_pages, COALESCE(pg_get_expr(i.indpred, i.indrelid), 'true') AS predicate,
-        (SELECT string_agg(pg_get_indexdef(c.oid, n, true), ', ' ORDER BY n) FROM generate_series(1, i.indnkeyatts) AS n) AS key,
-        (SELECT string_agg(pg_get_indexdef(c.oid, n, true), ', ' ORDER BY n) FROM generate_series(1, i.indnatts) AS n) AS entry
+    SELECT c.relname::text AS name, t.relname::text AS table_name,
+        i.indrelid::regclass::text AS quoted_table, i.indexprs IS NOT NULL AS has_expressions,
+        t.relpages AS table_pages,
+            COALESCE(pg_get_expr(i.indpred, i.indrelid), 'true') AS predicate,
+        (SELECT string_agg(pg_get_indexdef(c.oid, n, true), ', ' ORDER BY n)
+            FROM generate_series(1, i.indnkeyatts) AS n) AS key,
+        (SELECT string_agg(pg_get_indexdef(c.oid, n, true), ', ' ORDER BY n)
+            FROM generate_series(1, i.indnatts) AS n) AS entry
     FROM pg_index i
     JOIN pg_class c ON c.oid = i.indexrelid
     JOIN pg_class t ON t.oid = i.indrelid
     WHERE t.relnamespace = quote_ident(current_schema())::regnamespace
         AND i.indisvalid  -- what is not valid is read by nobody, and reported by another check
         AND ($1::text[] IS NULL OR t.relname = ANY($1::text[]))
-        AND has_table_privilege(t.oid, 'SELECT')  -- a role reads nothing through the indexes of a table that it may not read
+        -- a role reads nothing through the indexes of a table that it may not read
+        AND has_table_privilege(t.oid, 'SELECT')
 ),
 form AS (
     SELECT 'SELECT count(*)::numeric, sum(hash_record_extended(e.entry, 0)), (count(*) FILTER (WHERE e.key < e.before))::numeric '
@@ -43,19 +50,26 @@ form AS (
 SELECT i.name, i.table_name, i.has_expressions, i.table_pages,
     format(form.scan, i.entry, i.key, i.quoted_table, i.predicate) AS of_keys,
     format(form.scan, 'ctid, ' || i.entry, i.key, i.quoted_table, i.predicate) AS of_rows,
-    format('SELECT ARRAY[%s]::numeric[] FROM %s', string_agg(format(form.sums, i.predicate, i.entry), ', ') OVER whole_table, i.quoted_table) AS of_table
+    format('SELECT ARRAY[%s]::numeric[] FROM %s',
+        string_agg(format(form.sums, i.predicate, i.entry), ', ') OVER whole_table,
+            i.quoted_table) AS of_table
 FROM index i
 CROSS JOIN form
-WINDOW whole_table AS (PARTITION BY i.table_name ORDER BY i.name ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
+WINDOW whole_table AS (PARTITION BY i.table_name
+    ORDER BY i.name ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
 ORDER BY i.table_name, i.name
 """
 
 
 class IndexRow(NamedTuple):
-    """An index. ``of_keys``, ``of_rows``: statements with one row of entries, sum of hashes, entries that stand before a smaller one.
+    """An index.
 
-    ``of_table``: a statement with one array for all indexes of the table in the order of their names, of each: number of rows, sum of the hashes of their
-    keys, sum of the hashes of their keys with their places.
+    ``of_keys``, ``of_rows``: statements with one row of entries, sum of hashes, entries that stand
+    before a smaller one.
+
+    ``of_table``: a statement with one array for all indexes of the table in the order of their
+    names, of each: number of rows, sum of the hashes of their keys, sum of the hashes of their keys
+    with their places.
     """
 
     name: str

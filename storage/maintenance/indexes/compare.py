@@ -20,7 +20,11 @@ SET LOCAL enable_indexonlyscan = on;
 SET LOCAL max_parallel_workers_per_gather = 0;
 SET LOCAL cpu_operator_cost = 1
 """
-"""The index is the only way left. Operators are dear, so that no other index is read whose rows would have to be filtered by the predicate."""
+"""The index is the only way left.
+
+Operators are dear, so that no other index is read whose rows would have to be filtered by the
+predicate.
+"""
 
 THROUGH_TABLE: Final[LiteralString] = """
 SET LOCAL enable_seqscan = on;
@@ -37,7 +41,10 @@ PAGES_TOGETHER: Final = 1_000
 
 
 class Lie(NamedTuple):
-    """An index that is not what its table has. ``found`` says how it differs, with numbers of entries."""
+    """An index that is not what its table has.
+
+    ``found`` says how it differs, with numbers of entries.
+    """
 
     name: str
     table_name: str
@@ -61,9 +68,12 @@ class Rows(NamedTuple):
 
 
 async def lies(database: Database, tables: Collection[str] | None = None) -> list[Lie]:
-    """Return the indexes that lie, of these tables or of all in the schema. Reads only, in one snapshot; writers may go on.
+    """Return the indexes that lie, of these tables or of all in the schema.
 
-    `DatabaseUnavailable` where one index, or table, takes longer than `Config.statement_timeout_ms`.
+    Reads only, in one snapshot; writers may go on.
+
+    `DatabaseUnavailable` where one index, or table, takes longer than
+    `Config.statement_timeout_ms`.
     """
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
         return await lies_in_snapshot(conn, tables)
@@ -92,14 +102,22 @@ def difference(entries: tuple[Entries, Entries] | None, rows: Rows) -> str | Non
     return None
 
 
-async def _all_entries(conn: Connection, found: Sequence[IndexRow]) -> dict[str, tuple[Entries, Entries]]:
-    """Of each index its keys, and the rows that it leads to. An index that Postgres would not read is left out."""
+async def _all_entries(
+    conn: Connection, found: Sequence[IndexRow]
+) -> dict[str, tuple[Entries, Entries]]:
+    """Of each index its keys, and the rows that it leads to.
+
+    An index that Postgres would not read is left out.
+    """
     await conn.execute(THROUGH_INDEX)
     read: dict[str, tuple[Entries, Entries]] = {}
     for part in _parts(found):
         used = await _used(conn, part)
         scans = await conn.fetch(_scans(used), row=Entries) if used else []
-        read.update((index.name, (scans[at], scans[at + 1])) for index, at in zip(used, range(0, len(scans), 2), strict=True))
+        read.update(
+            (index.name, (scans[at], scans[at + 1]))
+            for index, at in zip(used, range(0, len(scans), 2), strict=True)
+        )
     return read
 
 
@@ -125,20 +143,31 @@ async def _used(conn: Connection, part: Sequence[IndexRow]) -> list[IndexRow]:
     """The indexes that Postgres reads for their statements, by its plan."""
     [told] = json.loads(await conn.fetchval(f"EXPLAIN (COSTS OFF, FORMAT JSON) {_scans(part)}"))
     scans: list[dict[str, Any]] = told["Plan"]["Plans"]
-    return [index for index, at in zip(part, range(0, len(scans), 2), strict=True) if _is_read(index, *scans[at : at + 2])]
+    return [
+        index
+        for index, at in zip(part, range(0, len(scans), 2), strict=True)
+        if _is_read(index, *scans[at : at + 2])
+    ]
 
 
 def _is_read(index: IndexRow, of_keys: dict[str, Any], of_rows: dict[str, Any]) -> bool:
-    """Whether these are plans of an index-only scan and of an index scan. What an expression comes to is worked out from the row."""
+    """Whether these are plans of an index-only scan and of an index scan.
+
+    What an expression comes to is worked out from the row.
+    """
     key_scans = {"Index Only Scan"} | ({"Index Scan"} if index.has_expressions else set())
-    return _ways(of_keys) <= {(index.name, kind) for kind in key_scans} and _ways(of_rows) == {(index.name, "Index Scan")}
+    return _ways(of_keys) <= {(index.name, kind) for kind in key_scans} and _ways(of_rows) == {
+        (index.name, "Index Scan")
+    }
 
 
 def _ways(plan: dict[str, Any]) -> set[tuple[str | None, str]]:
     """How a plan comes to its rows: each node at the end of the tree, with its index."""
     below: list[dict[str, Any]] = plan.get("Plans", [])
     sorts = {(None, plan["Node Type"])} if "Sort" in plan["Node Type"] else set()
-    return sorts.union(*map(_ways, below)) if below else {(plan.get("Index Name"), plan["Node Type"])}
+    return (
+        sorts.union(*map(_ways, below)) if below else {(plan.get("Index Name"), plan["Node Type"])}
+    )
 
 
 def _parts(found: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:

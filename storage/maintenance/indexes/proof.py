@@ -7,10 +7,15 @@ from storage.errors import StorageCorrupt
 from storage.maintenance.indexes.compare import Lie, lies
 
 
-async def prove_indexes(database: Database, work: str, tables: Collection[str] | None = None) -> None:
-    """Compare the indexes of these tables, or of all, with the rows. ``work`` is what shall begin, as in "a purge".
+async def prove_indexes(
+    database: Database, work: str, tables: Collection[str] | None = None
+) -> None:
+    """Compare the indexes of these tables, or of all, with the rows.
 
-    Each table is read to its end once, and each of its indexes twice. `StorageCorrupt` if an index lies: it names the indexes, and nothing has changed.
+    ``work`` is what shall begin, as in "a purge".
+
+    Each table is read to its end once, and each of its indexes twice. `StorageCorrupt` if an index
+    lies: it names the indexes, and nothing has changed.
     """
     found = await lies(database, tables)
     if found:

@@ -15,7 +15,8 @@ SELECT r.room_nid, r.room_version,
     (
         SELECT max(e.topological_ordering)
         FROM unnest(r.forward_extremities) AS n (event_nid)
-        CROSS JOIN LATERAL (SELECT x.topological_ordering FROM events x WHERE x.event_nid = n.event_nid OFFSET 0) AS e
+        CROSS JOIN LATERAL (SELECT x.topological_ordering FROM events x
+            WHERE x.event_nid = n.event_nid OFFSET 0) AS e
     ) AS highest
 FROM rooms r
 WHERE r.room_id = $1::text
@@ -75,21 +76,35 @@ class CutPoint(NamedTuple):
     stream: int
 
 
-async def before_event(conn: Connection, room_id: str, room: PurgedRoomRow, event_id: str) -> CutPoint:
-    """The cut below an event. `UnknownEvent`; `PurgeRefused` for one of another room, without a place, or above the forward extremities."""
+async def before_event(
+    conn: Connection, room_id: str, room: PurgedRoomRow, event_id: str
+) -> CutPoint:
+    """The cut below an event.
+
+    `UnknownEvent`; `PurgeRefused` for one of another room, without a place, or above the forward
+    extremities.
+    """
     row = await conn.fetchrow(SQL_EVENT, event_id, row=CutEventRow)
     if row is None:
         raise UnknownEvent(event_id)
     if row.room_nid != room.room_nid:
         raise PurgeRefused(f"{event_id} is an event of another room", room_id=room_id)
     if row.topological_ordering is None or row.stream_ordering is None:
-        raise PurgeRefused(f"{event_id} has no place in the timeline (an outlier): name another event", room_id=room_id)
+        raise PurgeRefused(
+            f"{event_id} has no place in the timeline (an outlier): name another event",
+            room_id=room_id,
+        )
     if room.highest is None or row.topological_ordering > room.highest:
-        raise PurgeRefused(f"{event_id} stands above the forward extremities: name an event that was accepted", room_id=room_id)
+        raise PurgeRefused(
+            f"{event_id} stands above the forward extremities: name an event that was accepted",
+            room_id=room_id,
+        )
     return CutPoint(row.topological_ordering, row.stream_ordering - 1)
 
 
-async def before_time(conn: Connection, room_id: str, room: PurgedRoomRow, before_ts: int, now_ts: int) -> CutPoint | None:
+async def before_time(
+    conn: Connection, room_id: str, room: PurgedRoomRow, before_ts: int, now_ts: int
+) -> CutPoint | None:
     """The cut below the first live event that arrived at a time (ms) or later; below the last one if none did. None: nothing is older.
 
     By when this server received them: what a sender claims of the time could ask for anything. `PurgeRefused` for a time to come.
@@ -102,7 +117,9 @@ async def before_time(conn: Connection, room_id: str, room: PurgedRoomRow, befor
     if last.received_ts < before_ts:
         return _bounded(last, room)
     low, high = 0, last.stream_ordering
-    while low < high:  # where received_ts reaches the time: it grows with the positions of a room, but for what clocks are off
+    while (
+        low < high
+    ):  # where received_ts reaches the time: it grows with the positions of a room, but for what clocks are off
         middle = (low + high) // 2
         found = await conn.fetchrow(SQL_FROM, room.room_nid, middle, row=LiveRow)
         if found is not None and found.received_ts < before_ts:

@@ -23,18 +23,27 @@ from storage.errors import DatabaseConflict, DatabaseUnavailable
 from storage.maintenance.invalidate_caches import publish_removed
 from storage.maintenance.purge.cut_point import CutPoint
 from storage.maintenance.purge.job import PurgeJob, count
-from storage.maintenance.purge.references import References, ReorderedMeanwhile, RoomOrderVersion, keeping, stand_of
+from storage.maintenance.purge.references import (
+    References,
+    ReorderedMeanwhile,
+    RoomOrderVersion,
+    keeping,
+    stand_of,
+)
 from storage.maintenance.purge.removal import PurgedEventRow, Removal, follow, take
 from storage.maintenance.purge.throttle import PurgeThrottle
 from storage.maintenance.room_lock import lock_room_keeping_plans
 
 SQL_BELOW: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.type_nid, e.state_key_nid IS NOT NULL AS is_state,
-    e.rejected IS NOT NULL AS is_rejected, e.soft_failed, e.ineffective, e.backfilled, s.local, e.prev_events
+SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.type_nid,
+    e.state_key_nid IS NOT NULL AS is_state,
+    e.rejected IS NOT NULL AS is_rejected, e.soft_failed, e.ineffective, e.backfilled, s.local,
+        e.prev_events
 FROM (
     SELECT *
     FROM events
-    WHERE room_nid = $1::int AND NOT outlier AND (topological_ordering, stream_ordering) < ($2::bigint, $3::bigint)
+    WHERE room_nid = $1::int AND NOT outlier
+        AND (topological_ordering, stream_ordering) < ($2::bigint, $3::bigint)
     ORDER BY topological_ordering DESC, stream_ordering DESC
     LIMIT $4::bigint
 ) AS e
@@ -49,14 +58,18 @@ ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
 
 SQL_TAKEN: Final[LiteralString] = """
 SELECT count(*) FILTER (WHERE e.taken) AS taken, count(*) AS looked_at,
-    (array_agg(e.topological_ordering ORDER BY e.topological_ordering, e.stream_ordering))[1] AS topological_ordering,
-    (array_agg(e.stream_ordering ORDER BY e.topological_ordering, e.stream_ordering))[1] AS stream_ordering
+    (array_agg(e.topological_ordering
+        ORDER BY e.topological_ordering, e.stream_ordering))[1] AS topological_ordering,
+    (array_agg(e.stream_ordering
+        ORDER BY e.topological_ordering, e.stream_ordering))[1] AS stream_ordering
 FROM (
     SELECT e.topological_ordering, e.stream_ordering,
         e.stream_ordering <= CASE WHEN e.backfilled THEN $4::bigint ELSE $5::bigint END
-            AND e.event_nid <> ALL ((SELECT r.forward_extremities FROM rooms r WHERE r.room_nid = $1::int)::bigint[]) AS taken
+            AND e.event_nid <> ALL ((SELECT r.forward_extremities FROM rooms r
+                WHERE r.room_nid = $1::int)::bigint[]) AS taken
     FROM events e
-    WHERE e.room_nid = $1::int AND NOT e.outlier AND (e.topological_ordering, e.stream_ordering) < ($2::bigint, $3::bigint)
+    WHERE e.room_nid = $1::int AND NOT e.outlier
+        AND (e.topological_ordering, e.stream_ordering) < ($2::bigint, $3::bigint)
     ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT $6::bigint
 ) AS e
@@ -79,7 +92,9 @@ class PurgeContext:
     pace: PurgeThrottle
 
 
-async def purge_below(asked: PurgeContext, job: PurgeJob, cut: CutPoint) -> tuple[PurgeJob, References]:
+async def purge_below(
+    asked: PurgeContext, job: PurgeJob, cut: CutPoint
+) -> tuple[PurgeJob, References]:
     """Take what stands below the cut out of the timeline; the job as it is then, and what was found to stay."""
     while True:
         kept = await keeping(asked.database, job.room_id, asked.room_version, cut, job.arrived_upto)
@@ -93,7 +108,14 @@ async def _walk(asked: PurgeContext, job: PurgeJob, kept: References) -> PurgeJo
     at = (kept.cut.topological, -1)
     while True:
         async with asked.database.connection() as conn:
-            rows = await conn.fetch(SQL_BELOW, job.room_nid, *at, asked.pace.batch, asked.server_name, row=PurgedEventRow)
+            rows = await conn.fetch(
+                SQL_BELOW,
+                job.room_nid,
+                *at,
+                asked.pace.batch,
+                asked.server_name,
+                row=PurgedEventRow,
+            )
         if not rows:
             return job
         job = await _take(asked, job, kept, rows)
@@ -101,24 +123,34 @@ async def _walk(asked: PurgeContext, job: PurgeJob, kept: References) -> PurgeJo
         await asked.pace.rest(job)
 
 
-async def _take(asked: PurgeContext, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]) -> PurgeJob:
+async def _take(
+    asked: PurgeContext, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]
+) -> PurgeJob:
     with asked.pace.measured():
         try:
             async with asked.database.transaction() as conn:
                 job, kept.position = await _ahead(conn, asked, job, kept, rows)
         except (Overtaken, DatabaseConflict, DatabaseUnavailable):
-            job, kept.position = await asked.database.run(lambda conn: _held(conn, asked, job, kept, rows))
+            job, kept.position = await asked.database.run(
+                lambda conn: _held(conn, asked, job, kept, rows)
+            )
     return job
 
 
 async def _ahead(
-    conn: Connection, asked: PurgeContext, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]
+    conn: Connection,
+    asked: PurgeContext,
+    job: PurgeJob,
+    kept: References,
+    rows: Sequence[PurgedEventRow],
 ) -> tuple[PurgeJob, int]:
     """The rows first, then the room. `Overtaken`."""
     await conn.execute(SQL_WAIT_SHORTLY)
     expected = _sorted(await stand_of(conn, job.room_nid), job, kept, rows)
     await take(conn, job.room_nid, expected)
-    counted = await count(conn, job, deleted=len(expected.deleted), set_aside=len(expected.set_aside))
+    counted = await count(
+        conn, job, deleted=len(expected.deleted), set_aside=len(expected.set_aside)
+    )
     await lock_room_keeping_plans(conn, job.room_id)
     asked.pace.held()
     stand = await kept.since(conn)
@@ -130,7 +162,11 @@ async def _ahead(
 
 
 async def _held(
-    conn: Connection, asked: PurgeContext, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]
+    conn: Connection,
+    asked: PurgeContext,
+    job: PurgeJob,
+    kept: References,
+    rows: Sequence[PurgedEventRow],
 ) -> tuple[PurgeJob, int]:
     """The room first: nothing can come between."""
     await lock_room_keeping_plans(conn, job.room_id)
@@ -148,7 +184,9 @@ async def _follow(conn: Connection, job: PurgeJob, kept: References, removal: Re
         await publish_removed(conn, job.room_id, "timeline", gone)
 
 
-def _sorted(stand: RoomOrderVersion, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]) -> Removal:
+def _sorted(
+    stand: RoomOrderVersion, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]
+) -> Removal:
     """What becomes of these events."""
     removal = Removal()
     for row in rows:
@@ -159,7 +197,9 @@ def _sorted(stand: RoomOrderVersion, job: PurgeJob, kept: References, rows: Sequ
             _stay(removal, row, ends=row.event_nid not in stand.forward_extremities)
         elif row.stream_ordering == stand.last_stream_ordering:
             _stay(removal, row, ends=True)
-        elif (row.is_rejected and row.is_state) or (row.event_nid in kept.held and (not row.is_state or row.type_nid == TYPE_REDACTION)):
+        elif (row.is_rejected and row.is_state) or (
+            row.event_nid in kept.held and (not row.is_state or row.type_nid == TYPE_REDACTION)
+        ):
             _stay(removal, row, ends=True)
             removal.retained[row.event_nid] = row.local
         elif row.is_rejected:

@@ -16,17 +16,21 @@ SQL_LOCK: Final[LiteralString] = "SELECT pg_try_advisory_lock(1919905646, $1::in
 SQL_UNLOCK: Final[LiteralString] = "SELECT pg_advisory_unlock(1919905646, $1::int)"
 
 SQL_BEGIN: Final[LiteralString] = """
-INSERT INTO purge_jobs (job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, started_ts, updated_ts)
-SELECT nextval('purge_job_ids'), r.room_nid, r.room_id, $2::bigint, $3::bigint, (SELECT last_value FROM events_stream), $4::boolean, $5::text,
+INSERT INTO purge_jobs (job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local,
+    phase, started_ts, updated_ts)
+SELECT nextval('purge_job_ids'), r.room_nid, r.room_id, $2::bigint, $3::bigint,
+    (SELECT last_value FROM events_stream), $4::boolean, $5::text,
     $6::bigint, $6::bigint
 FROM rooms r
 WHERE r.room_nid = $1::int
-RETURNING job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, deleted_count, set_aside_count, swept_count,
+RETURNING job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase,
+    deleted_count, set_aside_count, swept_count,
     state_group_count, started_ts, updated_ts, finished_ts, error
 """
 
 SQL_UNFINISHED: Final[LiteralString] = """
-SELECT job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, deleted_count, set_aside_count, swept_count,
+SELECT job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase,
+    deleted_count, set_aside_count, swept_count,
     state_group_count, started_ts, updated_ts, finished_ts, error
 FROM purge_jobs
 WHERE room_nid = $1::int AND finished_ts IS NULL
@@ -35,7 +39,8 @@ LIMIT 1
 """
 
 SQL_JOBS: Final[LiteralString] = """
-SELECT job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, deleted_count, set_aside_count, swept_count,
+SELECT job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase,
+    deleted_count, set_aside_count, swept_count,
     state_group_count, started_ts, updated_ts, finished_ts, error
 FROM purge_jobs
 ORDER BY job_id DESC
@@ -43,7 +48,8 @@ LIMIT $1::bigint
 """
 
 SQL_BEGUN: Final[LiteralString] = """
-SELECT job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, deleted_count, set_aside_count, swept_count,
+SELECT job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase,
+    deleted_count, set_aside_count, swept_count,
     state_group_count, started_ts, updated_ts, finished_ts, error
 FROM purge_jobs
 WHERE finished_ts IS NULL
@@ -58,10 +64,12 @@ SET deleted_count = deleted_count + $2::bigint,
     state_group_count = state_group_count + $5::bigint,
     phase = $6::text,
     updated_ts = (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
-    finished_ts = CASE WHEN $6::text = 'done' THEN (extract(epoch FROM clock_timestamp()) * 1000)::bigint END,
+    finished_ts = CASE WHEN $6::text = 'done'
+        THEN (extract(epoch FROM clock_timestamp()) * 1000)::bigint END,
     error = NULL
 WHERE job_id = $1::int
-RETURNING job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase, deleted_count, set_aside_count, swept_count,
+RETURNING job_id, room_nid, room_id, topological_cut, stream_cut, arrived_upto, local, phase,
+    deleted_count, set_aside_count, swept_count,
     state_group_count, started_ts, updated_ts, finished_ts, error
 """
 
@@ -95,7 +103,11 @@ class PurgeJob(NamedTuple):
     @property
     def cut(self) -> CutPoint | None:
         """Where it cuts; None: it takes the whole room."""
-        return None if self.topological_cut is None or self.stream_cut is None else CutPoint(self.topological_cut, self.stream_cut)
+        return (
+            None
+            if self.topological_cut is None or self.stream_cut is None
+            else CutPoint(self.topological_cut, self.stream_cut)
+        )
 
 
 @asynccontextmanager
@@ -103,18 +115,28 @@ async def alone(database: Database, room_id: str, room_nid: int) -> AsyncIterato
     """Be the only purge of a room. `PurgeRunning`."""
     async with database.connection() as conn:
         if not await conn.fetchval(SQL_LOCK, room_nid):
-            raise PurgeRunning("another purge of it is under way, see `room-storage purge --jobs`", room_id=room_id)
+            raise PurgeRunning(
+                "another purge of it is under way, see `room-storage purge --jobs`", room_id=room_id
+            )
         try:
             yield
         finally:
             await conn.fetchval(SQL_UNLOCK, room_nid)
 
 
-async def begin(conn: Connection, room_nid: int, cut: CutPoint | None, *, local: bool, now_ts: int) -> PurgeJob | None:
-    """A new job. In a transaction in which its room is held, so that all that has arrived lies below the position it remembers."""
+async def begin(
+    conn: Connection, room_nid: int, cut: CutPoint | None, *, local: bool, now_ts: int
+) -> PurgeJob | None:
+    """A new job.
+
+    In a transaction in which its room is held, so that all that has arrived lies below the position
+    it remembers.
+    """
     phase = "room" if cut is None else "history"
     topological, stream = (None, None) if cut is None else cut
-    return await conn.fetchrow(SQL_BEGIN, room_nid, topological, stream, local, phase, now_ts, row=PurgeJob)
+    return await conn.fetchrow(
+        SQL_BEGIN, room_nid, topological, stream, local, phase, now_ts, row=PurgeJob
+    )
 
 
 async def unfinished(conn: Connection, room_nid: int) -> PurgeJob | None:
@@ -145,7 +167,16 @@ async def count(
     phase: str | None = None,
 ) -> PurgeJob:
     """Note progress, in the transaction that makes it; the job as it is then."""
-    counted = await conn.fetchrow(SQL_COUNT, job.job_id, deleted, set_aside, swept, state_groups, phase or job.phase, row=PurgeJob)
+    counted = await conn.fetchrow(
+        SQL_COUNT,
+        job.job_id,
+        deleted,
+        set_aside,
+        swept,
+        state_groups,
+        phase or job.phase,
+        row=PurgeJob,
+    )
     return job if counted is None else counted
 
 

@@ -17,7 +17,8 @@ PAGE: Final = 2_000
 POSITIONS: Final = 50_000  # of the stream that all rooms share, looked through by one statement
 
 SQL_STAND: Final[LiteralString] = """
-SELECT moves, forward_extremities, last_stream_ordering, (SELECT last_value FROM events_stream) AS position, write_version
+SELECT moves, forward_extremities, last_stream_ordering,
+    (SELECT last_value FROM events_stream) AS position, write_version
 FROM rooms
 WHERE room_nid = $1::int
 """
@@ -28,14 +29,16 @@ SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.r
     ARRAY(
         SELECT n.event_nid
         FROM unnest(e.prev_events) AS n (event_nid)
-        CROSS JOIN LATERAL (SELECT x.topological_ordering FROM events x WHERE x.event_nid = n.event_nid OFFSET 0) AS p
+        CROSS JOIN LATERAL (SELECT x.topological_ordering FROM events x
+            WHERE x.event_nid = n.event_nid OFFSET 0) AS p
         WHERE p.topological_ordering < $4::bigint
     ) AS going,
     CASE WHEN e.rejected IS NULL THEN '{}' ELSE e.auth_events END AS cited
 FROM (
     SELECT *
     FROM events
-    WHERE room_nid = $1::int AND NOT outlier AND (topological_ordering, stream_ordering) > ($2::bigint, $3::bigint)
+    WHERE room_nid = $1::int AND NOT outlier
+        AND (topological_ordering, stream_ordering) > ($2::bigint, $3::bigint)
     ORDER BY topological_ordering, stream_ordering
     LIMIT $5::bigint
 ) AS e
@@ -63,7 +66,8 @@ SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.r
     e.prev_events AS going,
     CASE WHEN e.rejected IS NULL THEN '{}' ELSE e.auth_events END AS cited
 FROM events e
-WHERE e.room_nid = $1::int AND NOT e.outlier AND e.stream_ordering > $2::bigint AND e.stream_ordering <= $3::bigint
+WHERE e.room_nid = $1::int AND NOT e.outlier AND e.stream_ordering > $2::bigint
+    AND e.stream_ordering <= $3::bigint
 ORDER BY e.stream_ordering
 """
 
@@ -123,12 +127,20 @@ class ReorderedMeanwhile(Exception):  # noqa: N818  # a turn of the work, not an
 class References:
     """What is known of the events of a room that stay, as far as it concerns those that go.
 
-    ``children``: by the nid of a parent that may go, those that stay and name it. ``redactions``: by the id of a target, those that stay.
-    ``held``: events that are no state and stay in the timeline all the same, because of what refers to them. ``gone``: what stayed until the
-    end of the purge, and is gone now.
+    ``children``: by the nid of a parent that may go, those that stay and name it. ``redactions``:
+    by the id of a target, those that stay. ``held``: events that are no state and stay in the
+    timeline all the same, because of what refers to them. ``gone``: what stayed until the end of
+    the purge, and is gone now.
     """
 
-    def __init__(self, room_nid: int, room_version: str, cut: CutPoint, arrived_upto: int, stand: RoomOrderVersion) -> None:
+    def __init__(
+        self,
+        room_nid: int,
+        room_version: str,
+        cut: CutPoint,
+        arrived_upto: int,
+        stand: RoomOrderVersion,
+    ) -> None:
         self.room_nid = room_nid
         self.cut = cut
         self.arrived_upto = arrived_upto
@@ -142,7 +154,9 @@ class References:
 
     def stays(self, topological: int, stream: int, *, backfilled: bool) -> bool:
         """Whether an event is not this job's to take, by its place and when it came."""
-        return topological >= self.cut.topological or stream > (self.arrived_upto if backfilled else self.cut.stream)
+        return topological >= self.cut.topological or stream > (
+            self.arrived_upto if backfilled else self.cut.stream
+        )
 
     def name(self, child: int, parents: Iterable[int]) -> None:
         """An event that stays names these parents."""
@@ -154,7 +168,10 @@ class References:
         stand = await stand_of(conn, self.room_nid)
         if stand.moves != self.moves:
             raise ReorderedMeanwhile
-        await self._take(conn, await conn.fetch(SQL_SINCE, self.room_nid, self.position, stand.position, row=KeptRow))
+        await self._take(
+            conn,
+            await conn.fetch(SQL_SINCE, self.room_nid, self.position, stand.position, row=KeptRow),
+        )
         return stand
 
     async def look(self, database: Database) -> None:
@@ -162,7 +179,9 @@ class References:
         at = (self.cut.topological - 1, 1 << 62)
         while True:
             async with database.connection() as conn:
-                rows = await conn.fetch(SQL_ABOVE, self.room_nid, *at, self.cut.topological, PAGE, row=KeptRow)
+                rows = await conn.fetch(
+                    SQL_ABOVE, self.room_nid, *at, self.cut.topological, PAGE, row=KeptRow
+                )
                 await self._take(conn, rows)
             if len(rows) < PAGE:
                 break
@@ -170,22 +189,30 @@ class References:
         late = self.cut.stream
         while True:
             async with database.connection() as conn:
-                rows = await conn.fetch(SQL_LATE, self.room_nid, late, self.cut.topological, PAGE, row=KeptRow)
+                rows = await conn.fetch(
+                    SQL_LATE, self.room_nid, late, self.cut.topological, PAGE, row=KeptRow
+                )
                 await self._take(conn, rows)
             if len(rows) < PAGE:
                 break
             late = rows[-1].stream_ordering
-        for start in range(self.arrived_upto, self.position, POSITIONS):  # of a job that goes on after an interruption
+        for start in range(
+            self.arrived_upto, self.position, POSITIONS
+        ):  # of a job that goes on after an interruption
             async with database.connection() as conn:
                 upto = min(start + POSITIONS, self.position)
-                await self._take(conn, await conn.fetch(SQL_SINCE, self.room_nid, start, upto, row=KeptRow))
+                await self._take(
+                    conn, await conn.fetch(SQL_SINCE, self.room_nid, start, upto, row=KeptRow)
+                )
         async with database.connection() as conn:
             self.held.update(await conn.fetchvals(SQL_OUTLIERS, self.room_nid))
 
     async def _take(self, conn: Connection, rows: Sequence[KeptRow]) -> None:
         redactions: list[int] = []
         for row in rows:
-            if not self.stays(row.topological_ordering, row.stream_ordering, backfilled=row.backfilled):
+            if not self.stays(
+                row.topological_ordering, row.stream_ordering, backfilled=row.backfilled
+            ):
                 continue
             self.name(row.event_nid, row.going)
             self.held.update(row.cited)
@@ -195,7 +222,9 @@ class References:
                 redactions.append(row.event_nid)
         for one in await conn.fetch(SQL_REDACTS, redactions, row=RedactsRow) if redactions else ():
             event = load(one.json, self._room_version, one.event_id, redacted=one.redacted_form)
-            if event.redacts is not None and one.event_nid not in self.redactions.get(event.redacts, ()):
+            if event.redacts is not None and one.event_nid not in self.redactions.get(
+                event.redacts, ()
+            ):
                 self.redactions.setdefault(event.redacts, []).append(one.event_nid)
 
 
@@ -205,11 +234,15 @@ async def stand_of(conn: Connection, room_nid: int) -> RoomOrderVersion:
     return rows[0]
 
 
-async def keeping(database: Database, room_id: str, room_version: str, cut: CutPoint, arrived_upto: int) -> References:
+async def keeping(
+    database: Database, room_id: str, room_version: str, cut: CutPoint, arrived_upto: int
+) -> References:
     """Look up what stays in a room."""
 
     async def begin(conn: Connection) -> References:
-        room_nid = await lock_room_keeping_plans(conn, room_id)  # who writes to it has committed: what comes later has a larger position
+        room_nid = await lock_room_keeping_plans(
+            conn, room_id
+        )  # who writes to it has committed: what comes later has a larger position
         return References(room_nid, room_version, cut, arrived_upto, await stand_of(conn, room_nid))
 
     kept = await database.run(begin)

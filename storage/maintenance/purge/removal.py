@@ -65,7 +65,9 @@ ON CONFLICT (room_nid, event_nid) DO UPDATE SET local = EXCLUDED.local
 SQL_SHRINK_GAPS: Final[LiteralString] = """
 WITH
 gap AS (
-    SELECT m.event_nid, ARRAY(SELECT c.nid FROM unnest(m.child_nids) WITH ORDINALITY AS c (nid, place) WHERE c.nid <> ALL($2::bigint[]) ORDER BY c.place)
+    SELECT m.event_nid, ARRAY(SELECT c.nid
+        FROM unnest(m.child_nids) WITH ORDINALITY AS c (nid, place) WHERE c.nid <> ALL($2::bigint[])
+            ORDER BY c.place)
         AS child_nids
     FROM missing_events m
     WHERE m.event_nid = ANY($1::bigint[]) AND m.child_nids && $2::bigint[]
@@ -93,7 +95,8 @@ WITH opened AS (
     SELECT i.event_nid, i.event_id, $1::int, true, i.child_nids::bigint[]
     FROM unnest($2::bigint[], $3::text[], $4::text[]) AS i (event_nid, event_id, child_nids)
     ON CONFLICT (event_nid) DO UPDATE
-    SET child_nids = ARRAY(SELECT DISTINCT c.nid FROM unnest(missing_events.child_nids || EXCLUDED.child_nids) AS c (nid))
+    SET child_nids = ARRAY(SELECT DISTINCT c.nid
+        FROM unnest(missing_events.child_nids || EXCLUDED.child_nids) AS c (nid))
 )
 UPDATE events
 SET after_gap = true
@@ -121,13 +124,15 @@ purged AS (
     ON CONFLICT (stream_name) DO UPDATE SET purged_upto = EXCLUDED.purged_upto
     WHERE purged_streams.purged_upto < EXCLUDED.purged_upto
 ),
-ended AS (  -- what these have named, and what stays without what named it: neither is ever an extremity again
+-- what these have named, and what stays without what named it: neither is ever an extremity again
+ended AS (
     INSERT INTO dropped_extremities (event_nid, room_nid)
     SELECT e.event_nid, r.room_nid
     FROM rooms r
     CROSS JOIN (SELECT DISTINCT event_nid FROM unnest($4::bigint[]) AS i (event_nid)) AS i
     CROSS JOIN LATERAL (SELECT x.* FROM events x WHERE x.event_nid = i.event_nid OFFSET 0) AS e
-    WHERE r.room_nid = $1::int AND e.room_nid = r.room_nid AND NOT e.outlier AND NOT e.backfilled AND NOT e.soft_failed AND e.rejected IS NULL
+    WHERE r.room_nid = $1::int AND e.room_nid = r.room_nid AND NOT e.outlier AND NOT e.backfilled
+        AND NOT e.soft_failed AND e.rejected IS NULL
         AND e.event_nid <> ALL (r.forward_extremities)
     ON CONFLICT DO NOTHING
 )
@@ -166,7 +171,8 @@ class Removal:
     retained: dict[int, bool] = field(default_factory=dict)
     """Which of those that are set aside, or stay, are looked at again at the end of the purge; and whether they are local."""
     ends: list[int] = field(default_factory=list)
-    """Of those that stay, what would be a forward extremity once the events that named it are gone."""
+    """Of those that stay, what would be a forward extremity once the events that named it are gone.
+    """
 
     @property
     def removed(self) -> list[PurgedEventRow]:
@@ -175,14 +181,19 @@ class Removal:
 
 
 async def take(conn: Connection, room_nid: int, removal: Removal) -> None:
-    """Take the rows of events out of the timeline. What refers to them is to `follow` in the same transaction."""
+    """Take the rows of events out of the timeline.
+
+    What refers to them is to `follow` in the same transaction.
+    """
     if removal.deleted:
         chained = [row.event_nid for row in removal.deleted if row.is_state]
         await delete(conn, room_nid, [row.event_nid for row in removal.deleted], chained)
     if removal.set_aside:
         await conn.execute(SQL_SET_ASIDE, room_nid, [row.event_nid for row in removal.set_aside])
     if removal.retained:
-        await conn.execute(SQL_LEAVE, room_nid, list(removal.retained), list(removal.retained.values()))
+        await conn.execute(
+            SQL_LEAVE, room_nid, list(removal.retained), list(removal.retained.values())
+        )
 
 
 async def follow(conn: Connection, keeping: References, removal: Removal) -> list[str]:
@@ -193,26 +204,61 @@ async def follow(conn: Connection, keeping: References, removal: Removal) -> lis
         keeping.name(row.event_nid, row.prev_events)
     changed: list[str] = []
     if removed:
-        changed = await conn.fetchvals(SQL_SHRINK_GAPS, list({parent for row in removed for parent in row.prev_events}), nids)
+        changed = await conn.fetchvals(
+            SQL_SHRINK_GAPS, list({parent for row in removed for parent in row.prev_events}), nids
+        )
         await _open_gaps(conn, keeping, removed)
     gone = {*nids, *keeping.gone}
-    waiting = [(one, row.event_id) for row in removed for one in keeping.redactions.get(row.event_id, ()) if one not in gone]
+    waiting = [
+        (one, row.event_id)
+        for row in removed
+        for one in keeping.redactions.get(row.event_id, ())
+        if one not in gone
+    ]
     purged_upto = max((row.stream_ordering for row in removed if not row.backfilled), default=None)
     named = {*removal.ends, *(parent for row in removed for parent in row.prev_events)} - set(nids)
     if named or removed:
-        await conn.execute(SQL_FOLLOW, room_nid, nids, purged_upto, list(named), [one for one, _ in waiting], [one for _, one in waiting])
+        await conn.execute(
+            SQL_FOLLOW,
+            room_nid,
+            nids,
+            purged_upto,
+            list(named),
+            [one for one, _ in waiting],
+            [one for _, one in waiting],
+        )
     return [*(row.event_id for row in removed), *changed]
 
 
-async def delete(conn: Connection, room_nid: int, nids: Sequence[int], chained: Sequence[int], *, outliers_only: bool = False) -> int:
+async def delete(
+    conn: Connection,
+    room_nid: int,
+    nids: Sequence[int],
+    chained: Sequence[int],
+    *,
+    outliers_only: bool = False,
+) -> int:
     """Delete these events of a room, with their places in the chain cover as far as they are ``chained``; how many went."""
     return int(await conn.fetchval(SQL_DELETE, room_nid, list(nids), list(chained), outliers_only))
 
 
-async def _open_gaps(conn: Connection, keeping: References, removed: Sequence[PurgedEventRow]) -> None:
+async def _open_gaps(
+    conn: Connection, keeping: References, removed: Sequence[PurgedEventRow]
+) -> None:
     gone = {row.event_nid for row in removed} | keeping.gone
-    gaps = [(row.event_nid, row.event_id, children) for row in removed if (children := keeping.children.get(row.event_nid, set()) - gone)]
+    gaps = [
+        (row.event_nid, row.event_id, children)
+        for row in removed
+        if (children := keeping.children.get(row.event_nid, set()) - gone)
+    ]
     if gaps:
         texts = ["{" + ",".join(map(str, sorted(children))) + "}" for _, _, children in gaps]
         naming = sorted(set[int]().union(*(children for _, _, children in gaps)))
-        await conn.execute(SQL_OPEN_GAPS, keeping.room_nid, [nid for nid, _, _ in gaps], [one for _, one, _ in gaps], texts, naming)
+        await conn.execute(
+            SQL_OPEN_GAPS,
+            keeping.room_nid,
+            [nid for nid, _, _ in gaps],
+            [one for _, one, _ in gaps],
+            texts,
+            naming,
+        )

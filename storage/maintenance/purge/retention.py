@@ -42,15 +42,24 @@ class Policy(NamedTuple):
     lifetime_ms: int
 
 
-async def policies(conn: Connection, config: Config, after: str = "") -> tuple[list[Policy], str | None]:
+async def policies(
+    conn: Connection, config: Config, after: str = ""
+) -> tuple[list[Policy], str | None]:
     """The rooms that keep their history for a bounded time only, of the next thousand; the last of those, to go on from, or None."""
     rows = await conn.fetch(SQL_POLICIES, after, row=PolicyRow)
-    found = [Policy(row.room_id, lifetime) for row in rows if (lifetime := lifetime_ms(row.json, config)) is not None]
+    found = [
+        Policy(row.room_id, lifetime)
+        for row in rows
+        if (lifetime := lifetime_ms(row.json, config)) is not None
+    ]
     return found, rows[-1].room_id if rows else None
 
 
 def lifetime_ms(json: bytes | None, config: Config) -> int | None:
-    """How long a room keeps its history; None for ever. What is no positive whole number is no lifetime."""
+    """How long a room keeps its history; None for ever.
+
+    What is no positive whole number is no lifetime.
+    """
     content = {} if json is None else orjson.loads(json).get("content")
     asked = content.get("max_lifetime") if isinstance(content, dict) else None
     if not isinstance(asked, int) or isinstance(asked, bool) or asked <= 0:

@@ -1,8 +1,10 @@
 """A whole room goes: first out of everybody's sight, then from every table, some rows at a time.
 
-The first transaction takes the room from its users: no membership, no current state, no forward extremity and no sight are left, as of a room
-that is known by outliers only. What follows reads nothing of all that. Whoever writes to the room meanwhile loses what they wrote: the row of the
-room goes last, when there is no event left. Interned names stay, and other rooms' numbers are never touched.
+The first transaction takes the room from its users: no membership, no current state, no forward
+extremity and no sight are left, as of a room that is known by outliers only. What follows reads
+nothing of all that. Whoever writes to the room meanwhile loses what they wrote: the row of the room
+goes last, when there is no event left. Interned names stay, and other rooms' numbers are never
+touched.
 """
 
 from typing import Final, LiteralString
@@ -35,14 +37,18 @@ past AS (DELETE FROM past_visibility WHERE room_nid = $1::int),
 state AS (DELETE FROM current_state WHERE room_nid = $1::int),
 receipt AS (DELETE FROM receipts WHERE room_nid = $1::int),
 account AS (DELETE FROM account_data WHERE room_nid = $1::int),
-purged AS (  -- up to where local users came and went; those who are there still, by force, begin anew wherever they are
+-- up to where local users came and went; those who are there still, by force, begin anew wherever
+-- they are
+purged AS (
     INSERT INTO purged_streams (stream_name, purged_upto)
-    SELECT 'events', GREATEST(max(m.stream_ordering), max(r.last_stream_ordering) FILTER (WHERE m.membership >= 3))
+    SELECT 'events', GREATEST(max(m.stream_ordering),
+        max(r.last_stream_ordering) FILTER (WHERE m.membership >= 3))
     FROM rooms r
     JOIN memberships m USING (room_nid)
     WHERE r.room_nid = $1::int
     HAVING count(*) > 0
-    ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto, EXCLUDED.purged_upto)
+    ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto,
+        EXCLUDED.purged_upto)
 )
 UPDATE rooms
 SET forward_extremities = '{}',
@@ -91,7 +97,8 @@ FROM gone
 SQL_GROUPS: Final[LiteralString] = """
 WITH gone AS (
     DELETE FROM state_groups
-    WHERE state_group = ANY(ARRAY(SELECT state_group FROM state_groups WHERE room_nid = $1::int LIMIT $2::bigint))
+    WHERE state_group = ANY(ARRAY(SELECT state_group FROM state_groups WHERE room_nid = $1::int
+        LIMIT $2::bigint))
     RETURNING state_group
 )
 SELECT count(*)
@@ -103,31 +110,37 @@ WITH
 delta AS (
     DELETE FROM state_deltas
     WHERE (room_nid, stream_ordering, state_key_nid) IN (
-        SELECT room_nid, stream_ordering, state_key_nid FROM state_deltas WHERE room_nid = $1::int LIMIT $2::bigint
+        SELECT room_nid, stream_ordering, state_key_nid FROM state_deltas WHERE room_nid = $1::int
+            LIMIT $2::bigint
     )
     RETURNING 1
 ),
 number AS (
     DELETE FROM audiences
-    WHERE (room_nid, audience) IN (SELECT room_nid, audience FROM audiences WHERE room_nid = $1::int LIMIT $2::bigint)
+    WHERE (room_nid, audience) IN (SELECT room_nid, audience FROM audiences WHERE room_nid = $1::int
+        LIMIT $2::bigint)
     RETURNING 1
 ),
 moved AS (
     DELETE FROM reordered_events
-    WHERE (room_nid, moves, event_nid) IN (SELECT room_nid, moves, event_nid FROM reordered_events WHERE room_nid = $1::int LIMIT $2::bigint)
+    WHERE (room_nid, moves, event_nid) IN (SELECT room_nid, moves, event_nid FROM reordered_events
+        WHERE room_nid = $1::int LIMIT $2::bigint)
     RETURNING 1
 ),
 gap AS (
     DELETE FROM missing_events
-    WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM missing_events WHERE room_nid = $1::int LIMIT $2::bigint))
+    WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM missing_events WHERE room_nid = $1::int
+        LIMIT $2::bigint))
     RETURNING 1
 ),
 leaving AS (
     DELETE FROM purge_retained_events
-    WHERE (room_nid, event_nid) IN (SELECT room_nid, event_nid FROM purge_retained_events WHERE room_nid = $1::int LIMIT $2::bigint)
+    WHERE (room_nid, event_nid) IN (SELECT room_nid, event_nid FROM purge_retained_events
+        WHERE room_nid = $1::int LIMIT $2::bigint)
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM delta) + (SELECT count(*) FROM number) + (SELECT count(*) FROM moved) + (SELECT count(*) FROM gap)
+SELECT (SELECT count(*) FROM delta) + (SELECT count(*) FROM number) + (SELECT count(*)
+    FROM moved) + (SELECT count(*) FROM gap)
     + (SELECT count(*) FROM leaving)
 """
 
@@ -151,7 +164,10 @@ async def refuse_joined(conn: Connection, room_id: str, room_nid: int) -> None:
     """`PurgeRefused` while a local user is joined."""
     joined = await conn.fetchval(SQL_JOINED, room_nid)
     if joined is not None:
-        raise PurgeRefused(f"{joined} is joined: let local users leave first, or force it (--force)", room_id=room_id)
+        raise PurgeRefused(
+            f"{joined} is joined: let local users leave first, or force it (--force)",
+            room_id=room_id,
+        )
 
 
 async def hide(conn: Connection, room_nid: int) -> None:

@@ -9,7 +9,13 @@ from storage.errors import InputError, PurgeRunning, StorageError, UnknownRoom
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.invalidate_caches import invalidate_caches, register_writer
 from storage.maintenance.purge import job as job_rows
-from storage.maintenance.purge.cut_point import SQL_ROOM, CutPoint, PurgedRoomRow, before_event, before_time
+from storage.maintenance.purge.cut_point import (
+    SQL_ROOM,
+    CutPoint,
+    PurgedRoomRow,
+    before_event,
+    before_time,
+)
 from storage.maintenance.purge.history import SQL_TAKEN, PurgeContext, purge_below
 from storage.maintenance.purge.job import PurgeJob
 from storage.maintenance.purge.references import ReorderedMeanwhile
@@ -37,7 +43,8 @@ gone AS (
         ORDER BY stream_ordering
         LIMIT $3::bigint
     ) AS old
-    WHERE d.room_nid = old.room_nid AND d.stream_ordering = old.stream_ordering AND d.state_key_nid = old.state_key_nid
+    WHERE d.room_nid = old.room_nid AND d.stream_ordering = old.stream_ordering
+        AND d.state_key_nid = old.state_key_nid
     RETURNING d.stream_ordering
 ),
 purged AS (
@@ -45,7 +52,8 @@ purged AS (
     SELECT 'events', max(stream_ordering)
     FROM gone
     HAVING count(*) > 0
-    ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto, EXCLUDED.purged_upto)
+    ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto,
+        EXCLUDED.purged_upto)
 )
 SELECT count(*)
 FROM gone
@@ -113,7 +121,9 @@ async def purge_history(
     if dry_run or cut is None:
         return Purged(room_id, 0 if cut is None else await _counted(database, room, cut), None)
     async with job_rows.alone(database, room_id, room.room_nid):
-        asked = PurgeContext(database, room.room_version, server_name, PurgeThrottle(database.config, watcher))
+        asked = PurgeContext(
+            database, room.room_version, server_name, PurgeThrottle(database.config, watcher)
+        )
         finished = await _finish(asked, room.room_nid)
         if finished is not None and finished.cut == cut and finished.local == local:
             return Purged(room_id, finished.deleted_count + finished.set_aside_count, finished)
@@ -125,12 +135,18 @@ async def purge_history(
 
 
 async def purge_room(
-    database: Database, room_id: str, *, server_name: str, force: bool = False, dry_run: bool = False, watcher: Watcher | None = None
+    database: Database,
+    room_id: str,
+    *,
+    server_name: str,
+    force: bool = False,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
 ) -> Purged:
     """Purge all of a room: afterwards it is unknown. ``force``: also while local users are joined.
 
-    A writer that comes upon it meanwhile loses what it writes. `UnknownRoom`, `PurgeRefused`, `PurgeRunning`, `StorageCorrupt` where an index lies:
-    nothing has changed.
+    A writer that comes upon it meanwhile loses what it writes. `UnknownRoom`, `PurgeRefused`,
+    `PurgeRunning`, `StorageCorrupt` where an index lies: nothing has changed.
     """
     if not dry_run:
         await prove_indexes(database, WORK)
@@ -139,18 +155,24 @@ async def purge_room(
         return Purged(room_id, await _counted(database, room, CutPoint(1 << 62, 1 << 62)), None)
     async with job_rows.alone(database, room_id, room.room_nid):
         await register_writer(database)
-        asked = PurgeContext(database, room.room_version, server_name, PurgeThrottle(database.config, watcher))
+        asked = PurgeContext(
+            database, room.room_version, server_name, PurgeThrottle(database.config, watcher)
+        )
 
         async def begin(conn: Connection) -> PurgeJob | None:
             await lock_room(conn, room_id)
             if not force:
                 await refuse_joined(conn, room_id, room.room_nid)
             job = await job_rows.unfinished(conn, room.room_nid)
-            if job is not None and job.cut is not None:  # history that was being purged goes with the rest
+            if (
+                job is not None and job.cut is not None
+            ):  # history that was being purged goes with the rest
                 await job_rows.count(conn, job, phase="done")
                 job = None
             if job is None:
-                job = await job_rows.begin(conn, room.room_nid, None, local=True, now_ts=time.time_ns() // 1_000_000)
+                job = await job_rows.begin(
+                    conn, room.room_nid, None, local=True, now_ts=time.time_ns() // 1_000_000
+                )
                 await hide(conn, room.room_nid)
             return job
 
@@ -194,8 +216,12 @@ async def purge_retention(
                 yield purged
 
 
-async def resume(database: Database, *, server_name: str, watcher: Watcher | None = None) -> AsyncIterator[Purged]:
-    """Finish every purge that was interrupted; each as it is done. Those that are under way elsewhere are left alone.
+async def resume(
+    database: Database, *, server_name: str, watcher: Watcher | None = None
+) -> AsyncIterator[Purged]:
+    """Finish every purge that was interrupted; each as it is done.
+
+    Those that are under way elsewhere are left alone.
 
     `StorageCorrupt` where an index lies.
     """
@@ -204,7 +230,12 @@ async def resume(database: Database, *, server_name: str, watcher: Watcher | Non
         try:
             async with job_rows.alone(database, job.room_id, job.room_nid):
                 room = await _room(database, job.room_id)
-                asked = PurgeContext(database, room.room_version, server_name, PurgeThrottle(database.config, watcher))
+                asked = PurgeContext(
+                    database,
+                    room.room_version,
+                    server_name,
+                    PurgeThrottle(database.config, watcher),
+                )
                 finished = await _finish(asked, job.room_nid)
         except (PurgeRunning, UnknownRoom):
             continue
@@ -220,7 +251,9 @@ async def _room(database: Database, room_id: str) -> PurgedRoomRow:
     return room
 
 
-async def _counted(database: Database, room: PurgedRoomRow, cut: CutPoint, enough: int | None = None) -> int:
+async def _counted(
+    database: Database, room: PurgedRoomRow, cut: CutPoint, enough: int | None = None
+) -> int:
     """How many events a purge would take out of the timeline, or the first of them."""
     taken, at = 0, (cut.topological, -1)
     while enough is None or taken < enough:
@@ -234,7 +267,15 @@ async def _counted(database: Database, room: PurgedRoomRow, cut: CutPoint, enoug
     return taken
 
 
-async def _begin(database: Database, room_id: str, room_nid: int, cut: CutPoint | None, *, local: bool, now_ts: int) -> PurgeJob:
+async def _begin(
+    database: Database,
+    room_id: str,
+    room_nid: int,
+    cut: CutPoint | None,
+    *,
+    local: bool,
+    now_ts: int,
+) -> PurgeJob:
     async def work(conn: Connection) -> PurgeJob | None:
         await lock_room_keeping_plans(conn, room_id)
         return await job_rows.begin(conn, room_nid, cut, local=local, now_ts=now_ts)

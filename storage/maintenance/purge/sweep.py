@@ -1,9 +1,10 @@
 """What a purge has left behind, at its end: what nothing needs any more goes for good.
 
-An event is needed if a state group names it, the current state, a membership, or an event that is itself no leaving or needed: as auth event, or as
-what redacted it. All that is looked up without holding anybody up, some at a time; and what was written since once more under the room's
-lock, before each batch goes. Who cites goes before what is cited, so between two batches everything that is there is whole, and chains of the
-auth cover lose their ends only.
+An event is needed if a state group names it, the current state, a membership, or an event that is
+itself no leaving or needed: as auth event, or as what redacted it. All that is looked up without
+holding anybody up, some at a time; and what was written since once more under the room's lock,
+before each batch goes. Who cites goes before what is cited, so between two batches everything that
+is there is whole, and chains of the auth cover lose their ends only.
 """
 
 from collections.abc import Iterable
@@ -28,12 +29,14 @@ DELETE FROM purge_retained_events l
 WHERE l.room_nid = $1::int AND NOT EXISTS (
     SELECT
     FROM events e
-    WHERE e.event_nid = l.event_nid AND (e.outlier OR (e.topological_ordering < $2::bigint AND e.stream_ordering <= $3::bigint))
+    WHERE e.event_nid = l.event_nid
+        AND (e.outlier OR (e.topological_ordering < $2::bigint AND e.stream_ordering <= $3::bigint))
 )
 """
 
 SQL_LEAVINGS: Final[LiteralString] = """
-SELECT l.event_nid, e.event_id, l.local, e.outlier, array_remove(array_append(e.auth_events, e.redacted_by), NULL) AS named
+SELECT l.event_nid, e.event_id, l.local, e.outlier,
+    array_remove(array_append(e.auth_events, e.redacted_by), NULL) AS named
 FROM (
     SELECT *
     FROM purge_retained_events
@@ -46,7 +49,8 @@ ORDER BY l.event_nid
 """
 
 SQL_GROUPS: Final[LiteralString] = """
-SELECT state_group AS nid, COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
+SELECT state_group AS nid,
+    COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
 FROM state_groups
 WHERE room_nid = $1::int AND state_group > $2::bigint
 ORDER BY state_group
@@ -54,15 +58,18 @@ LIMIT $3::bigint
 """
 
 SQL_NEW_GROUPS: Final[LiteralString] = """
-SELECT state_group AS nid, COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
+SELECT state_group AS nid,
+    COALESCE(event_nids, '{}') || COALESCE(member_event_nids, '{}') AS event_nids
 FROM state_groups
 WHERE room_nid = $1::int AND age(xmin) <= age($2::text::xid)
 """
 
 SQL_TIMELINE: Final[LiteralString] = """
-SELECT event_nid, topological_ordering, stream_ordering, array_remove(array_append(auth_events, redacted_by), NULL) AS named
+SELECT event_nid, topological_ordering, stream_ordering,
+    array_remove(array_append(auth_events, redacted_by), NULL) AS named
 FROM events
-WHERE room_nid = $1::int AND NOT outlier AND (topological_ordering, stream_ordering) > ($2::bigint, $3::bigint)
+WHERE room_nid = $1::int AND NOT outlier
+    AND (topological_ordering, stream_ordering) > ($2::bigint, $3::bigint)
 ORDER BY topological_ordering, stream_ordering
 LIMIT $4::bigint
 """
@@ -92,7 +99,8 @@ WHERE room_nid = $1::int
 UNION
 SELECT m.event_nid
 FROM unnest($2::bigint[]) AS l (event_nid)
-CROSS JOIN LATERAL (SELECT x.state_key_nid FROM events x WHERE x.event_nid = l.event_nid AND x.membership IS NOT NULL OFFSET 0) AS e
+CROSS JOIN LATERAL (SELECT x.state_key_nid FROM events x
+    WHERE x.event_nid = l.event_nid AND x.membership IS NOT NULL OFFSET 0) AS e
 JOIN state_keys k USING (state_key_nid)
 JOIN principals p ON p.name = k.state_key
 JOIN memberships m ON m.principal_nid = p.principal_nid AND m.room_nid = $1::int
@@ -103,8 +111,10 @@ WHERE o.event_nid = ANY($2::bigint[])
 """
 
 SQL_ROWS: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.type_nid, e.state_key_nid IS NOT NULL AS is_state,
-    e.rejected IS NOT NULL AS is_rejected, e.soft_failed, e.ineffective, e.backfilled, false AS local, e.prev_events
+SELECT e.event_nid, e.event_id, e.topological_ordering, e.stream_ordering, e.type_nid,
+    e.state_key_nid IS NOT NULL AS is_state,
+    e.rejected IS NOT NULL AS is_rejected, e.soft_failed, e.ineffective, e.backfilled,
+        false AS local, e.prev_events
 FROM events e
 WHERE e.event_nid = ANY($1::bigint[]) AND NOT e.outlier
 """
@@ -137,7 +147,10 @@ class PlacedRow(NamedTuple):
 
 
 class RetainedEvents:
-    """The retained events of a room, and who needs which. ``horizon``: what was committed by an older transaction (xid) has been looked at."""
+    """The retained events of a room, and who needs which.
+
+    ``horizon``: what was committed by an older transaction (xid) has been looked at.
+    """
 
     def __init__(self, job: PurgeJob, position: int, write_version: int, horizon: str) -> None:
         self.job = job
@@ -202,7 +215,9 @@ async def _look(database: Database, job: PurgeJob) -> RetainedEvents:
     retained = await database.run(begin)
     room_nid, cut = job.room_nid, job.cut
     async with database.connection() as conn:
-        await conn.execute(SQL_BACK, room_nid, 0 if cut is None else cut.topological, job.arrived_upto)
+        await conn.execute(
+            SQL_BACK, room_nid, 0 if cut is None else cut.topological, job.arrived_upto
+        )
         at = 0
         while rows := await conn.fetch(SQL_LEAVINGS, room_nid, at, PAGE, row=RetainedEventRow):
             retained.rows.update((row.event_nid, row) for row in rows)
@@ -260,7 +275,12 @@ async def _sweep(
         counted = await count(conn, job, swept=swept, deleted=len(staying), phase="sweep")
         if going:
             gone = (f"#{nid}" for nid in going)
-            await publish_removed(conn, job.room_id, "held", {*changed, *(retained.rows[nid].event_id for nid in going), *gone})
+            await publish_removed(
+                conn,
+                job.room_id,
+                "held",
+                {*changed, *(retained.rows[nid].event_id for nid in going), *gone},
+            )
         return counted, set(going), stand
 
     with asked.pace.measured():
@@ -273,7 +293,9 @@ async def _sweep(
 async def _since(conn: Connection, retained: RetainedEvents) -> None:
     """What was written since the last look may need some of the retained events."""
     room_nid, seen = retained.job.room_nid, await xmin_horizon(conn)
-    for one in await conn.fetch(SQL_SINCE, room_nid, retained.position, retained.horizon, row=NamingRow):
+    for one in await conn.fetch(
+        SQL_SINCE, room_nid, retained.position, retained.horizon, row=NamingRow
+    ):
         if one.nid not in retained.rows:
             retained.need(one.event_nids)
     for group in await conn.fetch(SQL_NEW_GROUPS, room_nid, retained.horizon, row=NamingRow):

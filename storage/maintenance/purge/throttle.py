@@ -15,7 +15,10 @@ Watcher = Callable[[PurgeJob], Awaitable[None]]
 
 
 class PurgeThrottle:
-    """Batches as large as fit into `Config.purge_hold_ms`, and `Config.purge_pause_ms` after each. ``watcher`` is told of each, after its commit."""
+    """Batches as large as fit into `Config.purge_hold_ms`, and `Config.purge_pause_ms` after each.
+
+    ``watcher`` is told of each, after its commit.
+    """
 
     def __init__(self, config: Config, watcher: Watcher | None = None) -> None:
         self.batch = max(config.purge_batch_max // 4, BATCH_MIN)

@@ -43,17 +43,21 @@ JOIN principals p USING (principal_nid)
 WHERE v.room_nid = $1::int AND (p.name LIKE '@%' OR v.audiences = v.invited_audiences)
     AND v.principal_nid > 2 AND v.joined_count = 0 AND v.invited_count = 0
     AND NOT v.audiences && COALESCE((SELECT audiences FROM used), '{}')
-    AND (v.last_join_topological IS NULL OR v.last_join_topological < (SELECT topological_ordering FROM lowest))
+    AND (v.last_join_topological IS NULL
+        OR v.last_join_topological < (SELECT topological_ordering FROM lowest))
 ORDER BY v.principal_nid
 """
 
 SQL_FORGET: Final[LiteralString] = """
 WITH gone AS (
     DELETE FROM visibility v
-    USING unnest($2::int[], $3::text[], $4::bigint[]) AS b (principal_nid, audiences, last_join_topological)
+    USING unnest($2::int[], $3::text[], $4::bigint[]) AS b (principal_nid, audiences,
+        last_join_topological)
     JOIN whole_visibility w ON w.room_nid = $1::int AND w.principal_nid = b.principal_nid
-    WHERE v.room_nid = $1::int AND v.principal_nid = b.principal_nid AND w.audiences = b.audiences::int8multirange
-        AND v.last_join_topological IS NOT DISTINCT FROM b.last_join_topological AND v.joined_count = 0 AND v.invited_count = 0
+    WHERE v.room_nid = $1::int AND v.principal_nid = b.principal_nid
+        AND w.audiences = b.audiences::int8multirange
+        AND v.last_join_topological IS NOT DISTINCT FROM b.last_join_topological
+            AND v.joined_count = 0 AND v.invited_count = 0
     RETURNING v.principal_nid
 )
 DELETE FROM past_visibility p

@@ -43,10 +43,21 @@ async def rebuild_cover(conn: Connection, room_nid: int) -> int:
     entries = _entries(graph, placed, blocks)
     await conn.execute(SQL_DELETE_COVER, room_nid)
     state_keys = dict(await conn.fetch(SQL_STATE_KEYS, room_nid, row=CoveredStateKeyRow))
-    places = ((nid, *entry.place, graph.rows[nid].event_id, state_keys[nid]) for nid, entry in entries.items())
-    await conn.copy_in("auth_chains", ("event_nid", "chain_nid", "sequence_number", "event_id", "state_key"), places)
+    places = (
+        (nid, *entry.place, graph.rows[nid].event_id, state_keys[nid])
+        for nid, entry in entries.items()
+    )
+    await conn.copy_in(
+        "auth_chains",
+        ("event_nid", "chain_nid", "sequence_number", "event_id", "state_key"),
+        places,
+    )
     links = ((*entry.place, *link) for entry in entries.values() for link in entry.links.items())
-    await conn.copy_in("auth_chain_links", ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"), links)
+    await conn.copy_in(
+        "auth_chain_links",
+        ("chain_nid", "sequence_number", "target_chain_nid", "target_sequence_number"),
+        links,
+    )
     return len(entries)
 
 
@@ -68,11 +79,22 @@ def _entries(graph: AuthGraph, placed: set[int], blocks: NidBlocks) -> dict[int,
     return entries
 
 
-def _enter(graph: AuthGraph, nid: int, entries: dict[int, ChainEntry], chains: dict[int, Chain], blocks: NidBlocks) -> ChainEntry:
+def _enter(
+    graph: AuthGraph,
+    nid: int,
+    entries: dict[int, ChainEntry],
+    chains: dict[int, Chain],
+    blocks: NidBlocks,
+) -> ChainEntry:
     row = graph.rows[nid]
     rows = [graph.rows[auth] for auth in row.auth_events if auth in entries]
-    parents = [ChainParent(auth.event_nid, entries[auth.event_nid].place, auth.auth_events) for auth in rows]
-    own: list[ChainPosition] = [entries[auth.event_nid].place for auth in rows if auth.state_key_nid == row.state_key_nid]
+    parents = [
+        ChainParent(auth.event_nid, entries[auth.event_nid].place, auth.auth_events)
+        for auth in rows
+    ]
+    own: list[ChainPosition] = [
+        entries[auth.event_nid].place for auth in rows if auth.state_key_nid == row.state_key_nid
+    ]
     predecessor = max(own, default=None)
     chain = None if predecessor is None else chains[predecessor.chain_nid]
     return enter(predecessor, chain, blocks.take("auth_chain_nids"), parents)

@@ -44,18 +44,22 @@ wanted AS (
 ),
 gone AS (
     DELETE FROM current_state c
-    WHERE c.room_nid = $1::int AND NOT EXISTS (SELECT FROM wanted w WHERE w.state_key_nid = c.state_key_nid)
+    WHERE c.room_nid = $1::int
+        AND NOT EXISTS (SELECT FROM wanted w WHERE w.state_key_nid = c.state_key_nid)
 )
 INSERT INTO current_state (room_nid, state_key_nid, event_nid, membership)
 SELECT $1::int, state_key_nid, event_nid, membership
 FROM wanted
-ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid, membership = EXCLUDED.membership
+ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid,
+    membership = EXCLUDED.membership
 """
 
 SQL_REPAIR_COUNTS: Final[LiteralString] = """
 UPDATE rooms r
-SET joined_count = (SELECT count(*) FROM current_state c WHERE c.room_nid = r.room_nid AND c.membership = 5),
-    invited_count = (SELECT count(*) FROM current_state c WHERE c.room_nid = r.room_nid AND c.membership = 4)
+SET joined_count = (SELECT count(*) FROM current_state c
+    WHERE c.room_nid = r.room_nid AND c.membership = 5),
+    invited_count = (SELECT count(*) FROM current_state c
+        WHERE c.room_nid = r.room_nid AND c.membership = 4)
 WHERE r.room_nid = $1::int
 """
 
@@ -63,7 +67,8 @@ SQL_REPAIR_MEMBERSHIPS: Final[LiteralString] = """
 WITH
 wanted AS (  -- local users in the current state, with the position of the last change that is known
     SELECT p.principal_nid, c.event_nid, COALESCE(c.membership, 0) AS membership,
-        COALESCE(d.stream_ordering, e.stream_ordering, r.last_stream_ordering, 1) AS stream_ordering,
+        COALESCE(d.stream_ordering, e.stream_ordering, r.last_stream_ordering,
+            1) AS stream_ordering,
         COALESCE(d.writer_nid, e.writer_nid) AS writer_nid
     FROM current_state c
     JOIN rooms r USING (room_nid)
@@ -77,7 +82,8 @@ wanted AS (  -- local users in the current state, with the position of the last 
         ORDER BY stream_ordering DESC
         LIMIT 1
     ) AS d ON true
-    WHERE c.room_nid = $1::int AND k.type_nid = 2 AND right(k.state_key, length($2::text) + 1) = ':' || $2::text
+    WHERE c.room_nid = $1::int AND k.type_nid = 2
+        AND right(k.state_key, length($2::text) + 1) = ':' || $2::text
 ),
 own AS (  -- rows that may stand: by an event of the user that is no join
     SELECT m.principal_nid
@@ -94,17 +100,21 @@ gone AS (
         AND NOT EXISTS (SELECT FROM wanted w WHERE w.principal_nid = m.principal_nid)
         AND NOT EXISTS (SELECT FROM own o WHERE o.principal_nid = m.principal_nid)
 )
-INSERT INTO memberships (principal_nid, room_nid, membership, event_nid, stream_ordering, writer_nid)
+INSERT INTO memberships (principal_nid, room_nid, membership, event_nid, stream_ordering,
+    writer_nid)
 SELECT principal_nid, $1::int, membership, event_nid, stream_ordering, writer_nid
 FROM wanted w
 WHERE NOT EXISTS (SELECT FROM own o WHERE o.principal_nid = w.principal_nid)
 ON CONFLICT (principal_nid, room_nid) DO UPDATE
     SET membership = EXCLUDED.membership, event_nid = EXCLUDED.event_nid
-    WHERE (memberships.membership, memberships.event_nid) <> (EXCLUDED.membership, EXCLUDED.event_nid)
+    WHERE (memberships.membership, memberships.event_nid) <> (EXCLUDED.membership,
+        EXCLUDED.event_nid)
 """
 
 
-async def repair_current(conn: Connection, planner: RepairPlanner, states: RoomStates, ends: Sequence[int]) -> None:
+async def repair_current(
+    conn: Connection, planner: RepairPlanner, states: RoomStates, ends: Sequence[int]
+) -> None:
     """The group of the current state: the resolution of the states after these extremities, the empty state where there are none.
 
     The change is not told to clients as a change of state: they learn of it by their next initial sync.
@@ -112,19 +122,27 @@ async def repair_current(conn: Connection, planner: RepairPlanner, states: RoomS
     room_nid = planner.row.room_nid
     numbers: list[int] = await conn.fetchvals(SQL_AFTER, list(ends))
     if not numbers:
-        await conn.execute(SQL_SET_CURRENT, room_nid, await conn.fetchval(SQL_EMPTY_GROUP, room_nid))
+        await conn.execute(
+            SQL_SET_CURRENT, room_nid, await conn.fetchval(SQL_EMPTY_GROUP, room_nid)
+        )
         return
     loaded = await states.load(conn, numbers)
     lost = [number for number in numbers if number not in loaded]
     if lost:
-        raise StorageCorrupt("the states after forward extremities cannot be read", room_nid=room_nid, state_groups=lost)
+        raise StorageCorrupt(
+            "the states after forward extremities cannot be read",
+            room_nid=room_nid,
+            state_groups=lost,
+        )
     groups = [loaded[number] for number in dict.fromkeys(numbers)]
 
     def work(changes: EventChanges) -> Group:
         return merged_state(
             changes,
             groups,
-            lambda base, change: changes.add_group(derive(base, change, changes.change_set.blocks.take("state_group_nids"), NOTHING)),
+            lambda base, change: changes.add_group(
+                derive(base, change, changes.change_set.blocks.take("state_group_nids"), NOTHING)
+            ),
         )
 
     merged = await planner.plan(conn, work)

@@ -17,7 +17,8 @@ WHERE event_nid = ANY($1::bigint[])
 SQL_ADD_GAPS: Final[LiteralString] = """
 INSERT INTO missing_events (event_nid, event_id, room_nid, superseded, child_nids)
 SELECT i.event_nid, i.event_id, $1::int, i.superseded, i.child_nids::bigint[]
-FROM unnest($2::bigint[], $3::text[], $4::boolean[], $5::text[]) AS i (event_nid, event_id, superseded, child_nids)
+FROM unnest($2::bigint[], $3::text[], $4::boolean[], $5::text[]) AS i (event_nid, event_id,
+    superseded, child_nids)
 """
 
 SQL_DROP_MOVES: Final[LiteralString] = """
@@ -28,7 +29,8 @@ WHERE m.room_nid = $1::int AND m.moves = i.moves AND m.event_nid = i.event_nid
 
 SQL_COUNT_MOVES: Final[LiteralString] = """
 UPDATE rooms
-SET moves = GREATEST(moves, (SELECT max(m.moves) FROM reordered_events m WHERE m.room_nid = $1::int))
+SET moves = GREATEST(moves,
+    (SELECT max(m.moves) FROM reordered_events m WHERE m.room_nid = $1::int))
 WHERE room_nid = $1::int
 """
 
@@ -72,7 +74,12 @@ async def repair_gaps(conn: Connection, room: VerifiedRoom) -> None:
     rows = await conn.fetch(SQL_GAPS, room.nid, row=WrongGapRow)
     await conn.execute(SQL_DROP_GAPS, [row.event_nid for row in rows])
     gaps = [
-        (row.event_nid, await _missing_id(conn, room, row), row.expected_superseded, int_array(row.expected_nids))
+        (
+            row.event_nid,
+            await _missing_id(conn, room, row),
+            row.expected_superseded,
+            int_array(row.expected_nids),
+        )
         for row in rows
         if row.expected_nids is not None
     ]
@@ -100,7 +107,9 @@ async def _missing_id(conn: Connection, room: VerifiedRoom, gap: WrongGapRow) ->
 
 async def repair_extremities(conn: Connection, room_nid: int) -> list[int]:
     """The forward extremities as the edges say, without those that were dropped; they stand in the room now."""
-    await conn.execute(SQL_DROP_NEVER_ENDS, room_nid, await conn.fetchvals(SQL_NEVER_ENDS, room_nid))
+    await conn.execute(
+        SQL_DROP_NEVER_ENDS, room_nid, await conn.fetchvals(SQL_NEVER_ENDS, room_nid)
+    )
     ends: list[int] = sorted(await conn.fetchvals(SQL_ENDS, room_nid))
     await conn.execute(SQL_SET_ENDS, room_nid, ends)
     return ends

@@ -38,7 +38,11 @@ class BackRow(NamedTuple):
 
 
 async def main_line(conn: Connection, room_nid: int, ends: set[int]) -> set[int]:
-    """The nids of the events on it. ``ends``: where it may end; none: at the latest event. Below a gap it goes on with the next event."""
+    """The nids of the events on it.
+
+    ``ends``: where it may end; none: at the latest event. Below a gap it goes on with the next
+    event.
+    """
     gaps = set(await conn.fetchvals(SQL_GAP_NIDS, room_nid))
     line: set[int] = set()
     wanted = ends

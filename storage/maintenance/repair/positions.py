@@ -13,14 +13,18 @@ from storage.streams.startup import SQL_LOCK, set_sequences_forward
 SQL_SET_POSITION: Final[LiteralString] = """
 INSERT INTO stream_positions (stream_name, instance_name, stream_id)
 VALUES ($1::text, $2::text, $3::bigint)
-ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
+ON CONFLICT (stream_name, instance_name)
+    DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
 """
 
 
 async def repair_positions(database: Database, *, indexes_proven: bool = False) -> None:
-    """Set sequences and positions forward, in one transaction in which nobody writes. What an unknown writer wrote stays as it is.
+    """Set sequences and positions forward, in one transaction in which nobody writes.
 
-    ``indexes_proven``: the caller has called `prove_indexes`. `StorageCorrupt` if an index lies: then nothing is changed.
+    What an unknown writer wrote stays as it is.
+
+    ``indexes_proven``: the caller has called `prove_indexes`. `StorageCorrupt` if an index lies:
+    then nothing is changed.
     """
 
     async def work(conn: Connection) -> None:

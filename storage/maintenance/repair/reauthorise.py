@@ -59,7 +59,8 @@ WHERE event_nid = ANY($1::bigint[])
 """
 
 SQL_TAKEN: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.backfilled, e.redacted_form, e.encoding, e.received_ts,
+SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.backfilled, e.redacted_form,
+    e.encoding, e.received_ts,
     e.rejected IS NULL AS is_accepted, e.json,
     NOT e.outlier AND EXISTS (
         SELECT
@@ -74,15 +75,18 @@ ORDER BY e.stream_ordering NULLS FIRST, e.event_nid
 
 SQL_FOLLOW: Final[LiteralString] = """
 WITH
-delta AS (DELETE FROM state_deltas WHERE room_nid = $1::int AND stream_ordering = ANY($3::bigint[])),
+delta AS (DELETE FROM state_deltas
+    WHERE room_nid = $1::int AND stream_ordering = ANY($3::bigint[])),
 moved AS (DELETE FROM reordered_events WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])),
-dropped AS (DELETE FROM dropped_extremities WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])),
+dropped AS (DELETE FROM dropped_extremities
+    WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])),
 waiting AS (DELETE FROM waiting_redactions WHERE redaction_nid = ANY($2::bigint[])),
 outlier AS (DELETE FROM outlier_memberships WHERE event_nid = ANY($2::bigint[]))
 INSERT INTO purged_streams (stream_name, purged_upto)
 SELECT 'events', $4::bigint
 WHERE $4::bigint IS NOT NULL
-ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto, EXCLUDED.purged_upto)
+ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto,
+    EXCLUDED.purged_upto)
 """
 
 SQL_DROP_GROUPS: Final[LiteralString] = """
@@ -100,7 +104,8 @@ needed AS (
     JOIN state_groups g USING (state_group)
 )
 DELETE FROM state_groups g
-WHERE g.room_nid = $1::int AND g.entry_count > 0 AND NOT EXISTS (SELECT FROM needed n WHERE n.state_group = g.state_group)
+WHERE g.room_nid = $1::int AND g.entry_count > 0
+    AND NOT EXISTS (SELECT FROM needed n WHERE n.state_group = g.state_group)
 """
 
 SQL_AUTHOR: Final[LiteralString] = """
@@ -139,7 +144,10 @@ class EventBytesRow(NamedTuple):
 
 
 class TakenRow(NamedTuple):
-    """An event that is appended again. ``is_untold``: its parents do not tell the state before it."""
+    """An event that is appended again.
+
+    ``is_untold``: its parents do not tell the state before it.
+    """
 
     event_nid: int
     event_id: str
@@ -161,7 +169,10 @@ class TakenRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RemovedEvents:
-    """What was taken out of a room, in the order in which it is appended again. ``rows`` and ``nids`` are by the ids that the events get."""
+    """What was taken out of a room, in the order in which it is appended again.
+
+    ``rows`` and ``nids`` are by the ids that the events get.
+    """
 
     incoming: list[IncomingEvent] = field(default_factory=list)
     rows: dict[EventId, TakenRow] = field(default_factory=dict)
@@ -175,7 +186,10 @@ class CannotReauthoriseError(StorageCorrupt):
 
 
 async def take_out(conn: Connection, room: VerifiedRoom) -> RemovedEvents:
-    """Take out of a room what has to be authorised again, and set its version. The room is held; what is derived is to be rebuilt after that."""
+    """Take out of a room what has to be authorised again, and set its version.
+
+    The room is held; what is derived is to be rebuilt after that.
+    """
     changed = room.row.room_version != room.stored_version
     graph = await conn.fetch(SQL_GRAPH, room.nid, row=EventEdgesRow)
     roots = await _all_but_create(conn, room, graph) if changed else await _roots(conn, room, graph)
@@ -194,7 +208,9 @@ async def drop_groups(conn: Connection, room_nid: int) -> None:
     await conn.execute(SQL_DROP_GROUPS, room_nid)
 
 
-async def append_again(conn: Connection, taken: RemovedEvents, server_name: str, *, extremities_max: int) -> None:
+async def append_again(
+    conn: Connection, taken: RemovedEvents, server_name: str, *, extremities_max: int
+) -> None:
     """Append what was taken out. `CannotReauthoriseError` if something would not be stored."""
     author = await conn.fetchrow(SQL_AUTHOR, INSTANCE_NAME, row=Author)
     if author is None:
@@ -203,20 +219,33 @@ async def append_again(conn: Connection, taken: RemovedEvents, server_name: str,
     again = set[EventId]()
     for start in range(0, len(taken.incoming), BATCH):
         change_set = ChangeSet(new_caches(), blocks, server_name, extremities_max=extremities_max)
-        change_set.reserved.update((event_id, row.event_nid) for event_id, row in taken.rows.items() if event_id == row.event_id)
+        change_set.reserved.update(
+            (event_id, row.event_nid)
+            for event_id, row in taken.rows.items()
+            if event_id == row.event_id
+        )
         for incoming in taken.incoming[start : start + BATCH]:
             answer = await _planned(conn, change_set, incoming)
             if not answer.is_stored:
-                raise CannotReauthoriseError(f"appended again it is {answer.outcome}: {answer.reason}", event_id=incoming.event.event_id)
+                raise CannotReauthoriseError(
+                    f"appended again it is {answer.outcome}: {answer.reason}",
+                    event_id=incoming.event.event_id,
+                )
             if answer.outcome != "duplicate":  # as where it was appended since, under the right id
                 again.add(incoming.event.event_id)
         if change_set.has_changes:
             await write(conn, change_set, author, time.time_ns() // 1_000_000)
-    received = ((event_id, row.received_ts, row.encoding) for event_id, row in taken.rows.items() if event_id in again)
+    received = (
+        (event_id, row.received_ts, row.encoding)
+        for event_id, row in taken.rows.items()
+        if event_id in again
+    )
     await conn.execute(SQL_RECEIVED, *transposed(received, 3))
 
 
-async def _planned(conn: Connection, change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
+async def _planned(
+    conn: Connection, change_set: ChangeSet, incoming: IncomingEvent
+) -> AppendResult:
     while True:
         try:
             return plan_event(change_set, incoming)
@@ -235,10 +264,16 @@ async def _roots(conn: Connection, room: VerifiedRoom, graph: Sequence[EventEdge
     return roots
 
 
-async def _all_but_create(conn: Connection, room: VerifiedRoom, graph: Sequence[EventEdgesRow]) -> set[int]:
+async def _all_but_create(
+    conn: Connection, room: VerifiedRoom, graph: Sequence[EventEdgesRow]
+) -> set[int]:
     """All events; but not the create event if it has its id and is accepted."""
     create = [row for row in graph if row.event_id == room.create_id]
-    sound = {row.event_nid for row in create if not row.is_rejected and not await _wrong_ids(conn, room, [row.event_nid])}
+    sound = {
+        row.event_nid
+        for row in create
+        if not row.is_rejected and not await _wrong_ids(conn, room, [row.event_nid])
+    }
     return {row.event_nid for row in graph} - sound
 
 
@@ -247,7 +282,9 @@ async def _wrong_ids(conn: Connection, room: VerifiedRoom, nids: Iterable[int]) 
     wrong = set[str]()
     every = list(nids)
     for start in range(0, len(every), BATCH):
-        for event_id, json in await conn.fetch(SQL_BYTES, every[start : start + BATCH], row=EventBytesRow):
+        for event_id, json in await conn.fetch(
+            SQL_BYTES, every[start : start + BATCH], row=EventBytesRow
+        ):
             own = _own_id(json, room.row.room_version)
             if own not in {None, event_id} and version_of_id(json, event_id) is not None:
                 wrong.add(event_id)
@@ -283,7 +320,9 @@ async def _states(conn: Connection, rows: Sequence[TakenRow]) -> Mapping[str, tu
     return {event_id: tuple(sorted(state.values())) for event_id, state in found.items()}
 
 
-def _taken(rows: Sequence[TakenRow], version: str, states: Mapping[str, tuple[EventId, ...]]) -> RemovedEvents:
+def _taken(
+    rows: Sequence[TakenRow], version: str, states: Mapping[str, tuple[EventId, ...]]
+) -> RemovedEvents:
     events = [_event(row, version) for row in rows]
     new_ids = {row.event_id: event.event_id for row, event in zip(rows, events, strict=True)}
     taken = RemovedEvents()
@@ -297,17 +336,29 @@ def _taken(rows: Sequence[TakenRow], version: str, states: Mapping[str, tuple[Ev
 
 
 def _event(row: TakenRow, version: str) -> Event:
-    """The event by the version of the room. Bytes that were censored are those of the redacted form already."""
+    """The event by the version of the room.
+
+    Bytes that were censored are those of the redacted form already.
+    """
     try:
         event = parse(row.json, version)
     except InvalidEvent as error:
-        raise CannotReauthoriseError(f"no event of version {version}: {error.reason}", event_id=row.event_id) from error
-    return event if event.event_id != row.event_id else load(row.json, version, row.event_id, redacted=row.redacted_form)
+        raise CannotReauthoriseError(
+            f"no event of version {version}: {error.reason}", event_id=row.event_id
+        ) from error
+    return (
+        event
+        if event.event_id != row.event_id
+        else load(row.json, version, row.event_id, redacted=row.redacted_form)
+    )
 
 
 async def _remove(conn: Connection, room_nid: int, rows: Sequence[TakenRow]) -> None:
     nids = [row.event_nid for row in rows]
     await delete(conn, room_nid, nids, nids)
     positions = [row.stream_ordering for row in rows if row.stream_ordering is not None]
-    shown = max((row.stream_ordering or 0 for row in rows if row.is_accepted and row.origin == "live"), default=None)
+    shown = max(
+        (row.stream_ordering or 0 for row in rows if row.is_accepted and row.origin == "live"),
+        default=None,
+    )
     await conn.execute(SQL_FOLLOW, room_nid, nids, positions, shown)

@@ -36,8 +36,13 @@ FROM unnest($2::bigint[], $3::text[]) AS i (redaction_nid, target_event_id)
 async def repair_redactions(conn: Connection, room: VerifiedRoom) -> None:
     """Set the flags of redactions and of what they redact, and the redactions that wait for their targets."""
     expected = await redactions(conn, room)
-    named = [(event_id, wanted) for event_id, (_, wanted) in (await misnamed(conn, room, expected)).items()]
-    flags = dict.fromkeys(await conn.fetchvals(SQL_INEFFECTIVE, room.nid), False) | expected.mistaken
+    named = [
+        (event_id, wanted)
+        for event_id, (_, wanted) in (await misnamed(conn, room, expected)).items()
+    ]
+    flags = (
+        dict.fromkeys(await conn.fetchvals(SQL_INEFFECTIVE, room.nid), False) | expected.mistaken
+    )
     await conn.execute(SQL_SET_REDACTED, *transposed(named, 2))
     await conn.execute(SQL_SET_INEFFECTIVE, *transposed(flags.items(), 2))
     await conn.execute(SQL_DROP_WAITING, room.nid)

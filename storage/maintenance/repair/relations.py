@@ -28,9 +28,12 @@ UPDATE events e
 SET relates_to = i.relates_to,
     rel_type_nid = t.type_nid,
     replaces = i.replaces
-FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::boolean[]) AS i (event_nid, relates_to, rel_type, replaces)
+FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::boolean[]) AS i (event_nid, relates_to,
+    rel_type, replaces)
     LEFT JOIN event_types t ON t.type = i.rel_type
-WHERE e.event_nid = i.event_nid AND (e.relates_to, e.rel_type_nid, e.replaces) IS DISTINCT FROM (i.relates_to, t.type_nid, i.replaces)
+WHERE e.event_nid = i.event_nid
+    AND (e.relates_to, e.rel_type_nid, e.replaces) IS DISTINCT FROM (i.relates_to, t.type_nid,
+        i.replaces)
 """
 
 
@@ -47,11 +50,16 @@ async def repair_relations(conn: Connection, room: VerifiedRoom) -> None:
     for start in range(0, len(nids), CONTENTS):
         rows = await conn.fetch(SQL_BYTES, nids[start : start + CONTENTS], row=RelatingEventRow)
         relations = [(row.event_nid, *_columns(room, row)) for row in rows]
-        await conn.execute(SQL_ADD_TYPES, list({rel_type for _, _, rel_type, _ in relations if rel_type is not None}))
+        await conn.execute(
+            SQL_ADD_TYPES,
+            list({rel_type for _, _, rel_type, _ in relations if rel_type is not None}),
+        )
         await conn.execute(SQL_SET_RELATIONS, *transposed(relations, 4))
 
 
-def _columns(room: VerifiedRoom, row: RelatingEventRow) -> tuple[int | None, str | None, bool | None]:
+def _columns(
+    room: VerifiedRoom, row: RelatingEventRow
+) -> tuple[int | None, str | None, bool | None]:
     try:
         return relation_columns(parse(row.json, room.row.room_version))
     except InvalidEvent:  # verification tells of it

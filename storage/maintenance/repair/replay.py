@@ -79,12 +79,15 @@ SELECT * FROM unnest($1::int[], $2::text[])
 """
 
 SQL_ADD_VISIBILITY: Final[LiteralString] = """
-INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences,
+INSERT INTO visibility (room_nid, principal_nid, audiences, last_join_topological, joined_count,
+    invited_count, invited_audiences,
     first_audience)
-SELECT $1::int, i.principal_nid, i.audiences::int8multirange, i.last_join_topological, i.joined_count, i.invited_count,
+SELECT $1::int, i.principal_nid, i.audiences::int8multirange, i.last_join_topological,
+    i.joined_count, i.invited_count,
     NULLIF(i.invited_audiences::int8multirange, '{}'), i.first_audience
 FROM unnest($2::int[], $3::text[], $4::bigint[], $5::int[], $6::int[], $7::text[], $8::bigint[])
-    AS i (principal_nid, audiences, last_join_topological, joined_count, invited_count, invited_audiences, first_audience)
+    AS i (principal_nid, audiences, last_join_topological, joined_count, invited_count,
+        invited_audiences, first_audience)
 """
 
 SQL_DROP_PAST: Final[LiteralString] = """
@@ -93,17 +96,21 @@ WHERE room_nid = $1::int
 """
 
 SQL_ADD_PAST: Final[LiteralString] = """
-INSERT INTO past_visibility (room_nid, principal_nid, first_audience, opened_topological, audiences, invited_audiences, topological_ranges)
-SELECT $1::int, i.principal_nid, i.first_audience, i.opened_topological, i.audiences::int8multirange,
+INSERT INTO past_visibility (room_nid, principal_nid, first_audience, opened_topological, audiences,
+    invited_audiences, topological_ranges)
+SELECT $1::int, i.principal_nid, i.first_audience, i.opened_topological,
+    i.audiences::int8multirange,
     NULLIF(i.invited_audiences::int8multirange, '{}'), i.topological_ranges::int8multirange
 FROM unnest($2::int[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::text[])
-    AS i (principal_nid, first_audience, opened_topological, audiences, invited_audiences, topological_ranges)
+    AS i (principal_nid, first_audience, opened_topological, audiences, invited_audiences,
+        topological_ranges)
 """
 
 SQL_ADD_AUDIENCES: Final[LiteralString] = """
 INSERT INTO audiences (room_nid, audience, branches, continued, opened_topological)
 SELECT $1::int, i.audience, i.branches, i.continued, i.opened_topological
-FROM unnest($2::bigint[], $3::int[], $4::boolean[], $5::bigint[]) AS i (audience, branches, continued, opened_topological)
+FROM unnest($2::bigint[], $3::int[], $4::boolean[], $5::bigint[]) AS i (audience, branches,
+    continued, opened_topological)
 """
 
 SQL_SET_AUDIENCES: Final[LiteralString] = """
@@ -170,7 +177,11 @@ async def replay(conn: Connection, room_id: str, server_name: str, states: RoomS
     change_set = VisibilityReplay(server_name)
     row = await stored_room(conn, room_id)
     fresh = row._replace(
-        current_state_group=None, next_audience=FIRST, current_audience=NOTHING, out_of_range=multirange.EMPTY, max_topological_ordering=0
+        current_state_group=None,
+        next_audience=FIRST,
+        current_audience=NOTHING,
+        out_of_range=multirange.EMPTY,
+        max_topological_ordering=0,
     )
     planner = RepairPlanner(fresh, server_name, states, change_set)
     line = await main_line(conn, row.room_nid, set(row.forward_extremities))
@@ -182,12 +193,21 @@ async def replay(conn: Connection, room_id: str, server_name: str, states: RoomS
         nids = [one.event_nid for one in rows]
         await planner.load(conn, MissingData("event_nids", nids))
         events = [change_set.row_of(nid) for nid in nids]
-        numbered = [(one.event_nid, await _replay_event(conn, planner, change_set, one, on_line=one.event_nid in line)) for one in events]
+        numbered = [
+            (
+                one.event_nid,
+                await _replay_event(conn, planner, change_set, one, on_line=one.event_nid in line),
+            )
+            for one in events
+        ]
         await conn.execute(SQL_SET_EVENTS, *transposed(numbered, 2))
         at = rows[-1][1:]
         change_set.forget()
     for number in [group for group in groups if group not in change_set.numbers]:
-        await planner.plan(conn, partial(_number, change_set=change_set, state_group=number, base=None, on_line=False))
+        await planner.plan(
+            conn,
+            partial(_number, change_set=change_set, state_group=number, base=None, on_line=False),
+        )
     if row.current_state_group is not None:
         current = row.current_state_group
         await planner.plan(conn, lambda changes: audience.advance(changes, changes.group(current)))
@@ -200,19 +220,34 @@ def _begin(changes: EventChanges, empty: int) -> None:
     audience.advance(changes, group)
 
 
-async def _replay_event(conn: Connection, planner: RepairPlanner, change_set: VisibilityReplay, row: EventRow, *, on_line: bool) -> int:
+async def _replay_event(
+    conn: Connection,
+    planner: RepairPlanner,
+    change_set: VisibilityReplay,
+    row: EventRow,
+    *,
+    on_line: bool,
+) -> int:
     """The audience of an event; its states are numbered, and the main line goes to the state after it if it lies there."""
     number = _settled(planner, change_set, row, on_line=on_line)
     if number is None:
         before = row.state_group_before or 0
-        parents = [] if before in change_set.numbers else await conn.fetchvals(SQL_STATES_OF_PARENTS, list(row.prev_events))
+        parents = (
+            []
+            if before in change_set.numbers
+            else await conn.fetchvals(SQL_STATES_OF_PARENTS, list(row.prev_events))
+        )
         base = next((parent for parent in parents if parent in change_set.numbers), None)
-        number = await planner.plan(conn, partial(_decide, change_set=change_set, row=row, base=base, on_line=on_line))
+        number = await planner.plan(
+            conn, partial(_decide, change_set=change_set, row=row, base=base, on_line=on_line)
+        )
     planner.room.max_order = max(planner.room.max_order, row.order)
     return number
 
 
-def _settled(planner: RepairPlanner, change_set: VisibilityReplay, row: EventRow, *, on_line: bool) -> int | None:
+def _settled(
+    planner: RepairPlanner, change_set: VisibilityReplay, row: EventRow, *, on_line: bool
+) -> int | None:
     """The audience of an event that changes nothing, in a place where reads look for it: most are such. None for others."""
     before = row.state_group_before or 0
     if row.after != before or row.membership is not None or before not in change_set.numbers:
@@ -223,11 +258,30 @@ def _settled(planner: RepairPlanner, change_set: VisibilityReplay, row: EventRow
     return None if on_line or audience_numbering.main(number) != planner.room.audience else number
 
 
-def _decide(changes: EventChanges, *, change_set: VisibilityReplay, row: EventRow, base: int | None, on_line: bool) -> int:
+def _decide(
+    changes: EventChanges,
+    *,
+    change_set: VisibilityReplay,
+    row: EventRow,
+    base: int | None,
+    on_line: bool,
+) -> int:
     """As the live path decides about the event, its states and its place."""
     changes.order = row.order
-    before = _number(changes, change_set=change_set, state_group=row.state_group_before or 0, base=base, on_line=on_line)
-    after = _number(changes, change_set=change_set, state_group=row.after, base=before.state_group, on_line=on_line)
+    before = _number(
+        changes,
+        change_set=change_set,
+        state_group=row.state_group_before or 0,
+        base=base,
+        on_line=on_line,
+    )
+    after = _number(
+        changes,
+        change_set=change_set,
+        state_group=row.after,
+        base=before.state_group,
+        on_line=on_line,
+    )
     if on_line:
         audience.advance(changes, after)
     if row.membership == JOIN and row.accepted:
@@ -237,7 +291,14 @@ def _decide(changes: EventChanges, *, change_set: VisibilityReplay, row: EventRo
     return number
 
 
-def _number(changes: EventChanges, *, change_set: VisibilityReplay, state_group: int, base: int | None, on_line: bool) -> Group:
+def _number(
+    changes: EventChanges,
+    *,
+    change_set: VisibilityReplay,
+    state_group: int,
+    base: int | None,
+    on_line: bool,
+) -> Group:
     """A group under its number, given now if it has none: off the main line's end, or off that of ``base``."""
     group = changes.group(state_group)
     if state_group in changes.groups or state_group in change_set.numbers:
@@ -246,9 +307,15 @@ def _number(changes: EventChanges, *, change_set: VisibilityReplay, state_group:
         audience.advance(changes, group)
         return changes.add_group(group._replace(audience=changes.current_audience))
     if base is None:
-        near = (part.state_group for part in reversed(group.steps[:-1]) if part.state_group in change_set.numbers)
+        near = (
+            part.state_group
+            for part in reversed(group.steps[:-1])
+            if part.state_group in change_set.numbers
+        )
         base = next(near, changes.main or 0)
-    return changes.add_group(group._replace(audience=audience.branch(changes, changes.group(base), group)))
+    return changes.add_group(
+        group._replace(audience=audience.branch(changes, changes.group(base), group))
+    )
 
 
 async def _write(conn: Connection, change_set: VisibilityReplay, room: RoomChanges) -> None:
@@ -256,20 +323,42 @@ async def _write(conn: Connection, change_set: VisibilityReplay, room: RoomChang
     numbered = list(change_set.numbers.items())
     for start in range(0, len(numbered), BATCH):
         await conn.execute(SQL_SET_GROUPS, *transposed(numbered[start : start + BATCH], 2))
-    await conn.execute(SQL_ADD_PRINCIPALS, *transposed(((nid, name) for name, nid in change_set.new_principals.items()), 2))
+    await conn.execute(
+        SQL_ADD_PRINCIPALS,
+        *transposed(((nid, name) for name, nid in change_set.new_principals.items()), 2),
+    )
     await conn.execute(SQL_DROP_VISIBILITY, room_nid)
     seen = (
-        (principal, multirange.to_text(row.audiences), *row[1:4], multirange.to_text(row.invited_audiences), row.first_audience)
+        (
+            principal,
+            multirange.to_text(row.audiences),
+            *row[1:4],
+            multirange.to_text(row.invited_audiences),
+            row.first_audience,
+        )
         for (_, principal), row in change_set.new_visibility.items()
     )
     await conn.execute(SQL_ADD_VISIBILITY, room_nid, *transposed(seen, 7))
     await conn.execute(SQL_DROP_PAST, room_nid)
     past = (
-        (principal, first, row.opened_topological, *map(multirange.to_text, (row.audiences, row.invited_audiences, row.topological_ranges)))
+        (
+            principal,
+            first,
+            row.opened_topological,
+            *map(
+                multirange.to_text, (row.audiences, row.invited_audiences, row.topological_ranges)
+            ),
+        )
         for (_, principal, first), row in change_set.new_past.items()
     )
     await conn.execute(SQL_ADD_PAST, room_nid, *transposed(past, 6))
     await conn.execute(SQL_DROP_AUDIENCES, room_nid)
     known = ((number, *row) for (_, number), row in change_set.new_audiences.items())
     await conn.execute(SQL_ADD_AUDIENCES, room_nid, *transposed(known, 4))
-    await conn.execute(SQL_SET_AUDIENCES, room_nid, room.next_audience, room.audience, multirange.to_text(room.out_of_range))
+    await conn.execute(
+        SQL_SET_AUDIENCES,
+        room_nid,
+        room.next_audience,
+        room.audience,
+        multirange.to_text(room.out_of_range),
+    )

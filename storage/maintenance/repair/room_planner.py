@@ -27,14 +27,22 @@ MEMORY: Final = {"events": 20_000, "groups": 1, "state_entries": 1, "rooms": 10,
 class RepairPlanner:
     """Runs functions of `storage.persist` on one room."""
 
-    def __init__(self, row: RoomRow, server_name: str, states: RoomStates, change_set: ChangeSet | None = None) -> None:
+    def __init__(
+        self,
+        row: RoomRow,
+        server_name: str,
+        states: RoomStates,
+        change_set: ChangeSet | None = None,
+    ) -> None:
         self.row = row
         self.states = states
         self.change_set = change_set or ChangeSet(new_caches(), NidBlocks(), server_name)
         self.room = RoomChanges.of(row)
 
     @classmethod
-    async def of(cls, conn: Connection, room_id: str, server_name: str, states: RoomStates) -> "RepairPlanner":
+    async def of(
+        cls, conn: Connection, room_id: str, server_name: str, states: RoomStates
+    ) -> "RepairPlanner":
         """For a room that is held."""
         return cls(await stored_room(conn, room_id), server_name, states)
 
@@ -60,7 +68,9 @@ class RepairPlanner:
         groups = await self.states.load(conn, wanted)
         lost = wanted - groups.keys()
         if lost:
-            raise StorageCorrupt("state groups cannot be read", room_nid=self.row.room_nid, state_groups=sorted(lost))
+            raise StorageCorrupt(
+                "state groups cannot be read", room_nid=self.row.room_nid, state_groups=sorted(lost)
+            )
         self.change_set.groups.update(groups)
 
     async def write_groups(self, conn: Connection) -> None:
@@ -68,13 +78,17 @@ class RepairPlanner:
         groups = list(self.change_set.new_groups.values())
         while True:
             try:
-                self.change_set.ensure_state_key_names(key for group in groups for key in group.steps[-1].delta)
+                self.change_set.ensure_state_key_names(
+                    key for group in groups for key in group.steps[-1].delta
+                )
             except MissingData as needs:
                 lacking = needs
             else:
                 break
             await load(conn, self.change_set, lacking)
-        await conn.copy_in("state_groups", GROUP_COLUMNS, [row_of(group, self._is_member) for group in groups])
+        await conn.copy_in(
+            "state_groups", GROUP_COLUMNS, [row_of(group, self._is_member) for group in groups]
+        )
 
     def _is_member(self, key_nid: int) -> bool:
         return self.change_set.state_key_name(key_nid)[0] == TYPE_MEMBER

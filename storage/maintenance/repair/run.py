@@ -11,7 +11,13 @@ from storage.maintenance.invalidate_caches import invalidate_caches, register_wr
 from storage.maintenance.repair.chain_cover import rebuild_cover
 from storage.maintenance.repair.current import repair_current, repair_state_tables
 from storage.maintenance.repair.graph import repair_extremities, repair_gaps, repair_reorderings
-from storage.maintenance.repair.reauthorise import CannotReauthoriseError, RemovedEvents, append_again, drop_groups, take_out
+from storage.maintenance.repair.reauthorise import (
+    CannotReauthoriseError,
+    RemovedEvents,
+    append_again,
+    drop_groups,
+    take_out,
+)
 from storage.maintenance.repair.redactions import repair_redactions
 from storage.maintenance.repair.relations import repair_relations
 from storage.maintenance.repair.replay import replay
@@ -30,7 +36,9 @@ WHERE e.room_nid = $1::int AND e.state_key_nid IS NOT NULL AND k.state_key_nid I
 """
 
 
-async def repair(database: Database, room_id: str, *, server_name: str, indexes_proven: bool = False) -> None:
+async def repair(
+    database: Database, room_id: str, *, server_name: str, indexes_proven: bool = False
+) -> None:
     """Rebuild everything of a room that follows from its events and the states at them, in one transaction.
 
     Events that were rejected though the rules accept them are authorised again first (`storage.maintenance.repair.reauthorise`).
@@ -57,7 +65,9 @@ async def repair(database: Database, room_id: str, *, server_name: str, indexes_
             await drop_groups(conn, room_nid)
         await replay(conn, room_id, server_name, RoomStates())
         if taken:
-            await append_again(conn, taken, server_name, extremities_max=database.config.forward_extremities_max)
+            await append_again(
+                conn, taken, server_name, extremities_max=database.config.forward_extremities_max
+            )
             await invalidate_caches(conn, "events")
         await invalidate_caches(conn)
 
@@ -67,7 +77,11 @@ async def repair(database: Database, room_id: str, *, server_name: str, indexes_
     try:
         await database.run(work)
     except (CannotReauthoriseError, PermissionRefused):
-        logger.warning("wrongly rejected events of a room stay rejected, the rest is repaired", exc_info=True, extra={"room_id": room_id})
+        logger.warning(
+            "wrongly rejected events of a room stay rejected, the rest is repaired",
+            exc_info=True,
+            extra={"room_id": room_id},
+        )
         await database.run(partial(work, reauthorise=False))
 
 
@@ -88,4 +102,6 @@ async def rebuild_visibility(database: Database, room_id: str, *, server_name: s
 async def _check_names(conn: Connection, room_nid: int) -> None:
     """`StorageCorrupt` if the rows of state keys are lost: all that a repair derives from the states would be wrong."""
     if nameless := await conn.fetchvals(SQL_NAMELESS, room_nid):
-        raise StorageCorrupt("state keys without a row in state_keys: restore these rows", state_key_nids=nameless)
+        raise StorageCorrupt(
+            "state keys without a row in state_keys: restore these rows", state_key_nids=nameless
+        )

@@ -1,4 +1,6 @@
-"""Recompute what can be recomputed, and report every difference. Reads only; one room after the other.
+"""Recompute what can be recomputed, and report every difference.
+
+Reads only; one room after the other.
 
 version            the room's version, against its create event
 event_columns      the received bytes, and the columns that repeat them
@@ -16,6 +18,22 @@ positions          stream positions and sequences of the whole database
 """
 
 from storage.maintenance.verify.finding import REPAIRABLE, Finding
-from storage.maintenance.verify.run import DATABASE_CHECKS, ROOM_CHECKS, all_rooms, verify, verify_database, verify_room
+from storage.maintenance.verify.run import (
+    DATABASE_CHECKS,
+    ROOM_CHECKS,
+    all_rooms,
+    verify,
+    verify_database,
+    verify_room,
+)
 
-__all__ = ["DATABASE_CHECKS", "REPAIRABLE", "ROOM_CHECKS", "Finding", "all_rooms", "verify", "verify_database", "verify_room"]
+__all__ = [
+    "DATABASE_CHECKS",
+    "REPAIRABLE",
+    "ROOM_CHECKS",
+    "Finding",
+    "all_rooms",
+    "verify",
+    "verify_database",
+    "verify_room",
+]

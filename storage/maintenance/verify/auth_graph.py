@@ -10,7 +10,9 @@ from storage.database.connection import Connection
 
 SQL_AUTH_EDGES: Final[LiteralString] = """
 SELECT event_nid, event_id, state_key_nid,
-    rejected IS NOT NULL OR (outlier AND COALESCE(membership <> 5, false) AND auth_events = '{}') AS rejected,  -- or came out of band
+    -- or came out of band
+    rejected IS NOT NULL OR (outlier AND COALESCE(membership <> 5, false)
+        AND auth_events = '{}') AS rejected,
     auth_events
 FROM events
 WHERE room_nid = $1::int AND state_key_nid IS NOT NULL
@@ -19,7 +21,10 @@ ORDER BY event_nid
 
 
 class EdgesRow(NamedTuple):
-    """A state event and its auth events. What came out of band counts as rejected: it has no place in the chain cover."""
+    """A state event and its auth events.
+
+    What came out of band counts as rejected: it has no place in the chain cover.
+    """
 
     event_nid: int
     event_id: str
@@ -55,7 +60,10 @@ class AuthGraph:
         return reached
 
     def reached_by(self, nid: int, state: Collection[int]) -> bool:
-        """Whether some event of a state reaches this one. Looked for from below: among the first that name it, one mostly is."""
+        """Whether some event of a state reaches this one.
+
+        Looked for from below: among the first that name it, one mostly is.
+        """
         seen: set[int] = set()
         front = list(self.citing.get(nid, ()))
         while front:
@@ -69,7 +77,10 @@ class AuthGraph:
 
     def in_order(self) -> list[int]:
         """The events, each after its auth events; those of a circle, which no hash allows, are left out."""
-        left = {nid: sum(auth in self.rows for auth in row.auth_events) for nid, row in self.rows.items()}
+        left = {
+            nid: sum(auth in self.rows for auth in row.auth_events)
+            for nid, row in self.rows.items()
+        }
         free = [nid for nid, count in left.items() if not count]
         ordered: list[int] = []
         while free:

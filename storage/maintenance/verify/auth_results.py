@@ -21,7 +21,8 @@ from storage.state.groups import Group
 SQL_OUTLIERS: Final[LiteralString] = """
 SELECT event_nid
 FROM events e
-WHERE e.room_nid = $1::int AND e.outlier AND NOT is_out_of_band(e)  -- what came out of band nobody has authorised yet
+-- what came out of band nobody has authorised yet
+WHERE e.room_nid = $1::int AND e.outlier AND NOT is_out_of_band(e)
 ORDER BY event_nid
 """
 
@@ -87,11 +88,21 @@ async def wrongly_rejected(conn: Connection, room: VerifiedRoom) -> set[int]:
     found = set[int]()
     for start in range(0, len(rows), JUDGED_TOGETHER):
         batch = rows[start : start + JUDGED_TOGETHER]
-        groups = await room.states.load(conn, {row.state_group_before for row in batch if row.state_group_before is not None})
-        states = {row.event_nid: groups.get(row.state_group_before or 0) for row in batch if not _is_lost(row, groups)}
+        groups = await room.states.load(
+            conn, {row.state_group_before for row in batch if row.state_group_before is not None}
+        )
+        states = {
+            row.event_nid: groups.get(row.state_group_before or 0)
+            for row in batch
+            if not _is_lost(row, groups)
+        }
         findings = await _judge(conn, room, contents, creates, states)
         accepted = {finding.subject[0] for finding in findings if finding.is_wrongly_rejected}
-        found |= {nid for nid, held in (await contents.load(conn, states)).items() if held.event.event_id in accepted}
+        found |= {
+            nid
+            for nid, held in (await contents.load(conn, states)).items()
+            if held.event.event_id in accepted
+        }
     return found
 
 
@@ -100,39 +111,63 @@ def _is_lost(row: RejectedRow, groups: Mapping[int, Group]) -> bool:
 
 
 async def _judge(
-    conn: Connection, room: VerifiedRoom, contents: EventLoader, creates: Sequence[str], befores: Mapping[int, Group | None]
+    conn: Connection,
+    room: VerifiedRoom,
+    contents: EventLoader,
+    creates: Sequence[str],
+    befores: Mapping[int, Group | None],
 ) -> list[Finding]:
     """The events given by nid, each with the state before it."""
     judged = await contents.load(conn, befores)
     auth = await contents.load(conn, (nid for held in judged.values() for nid in held.auth_nids))
-    named = await contents.load_ids(conn, {one for held in judged.values() if (one := _named_create(held.event)) is not None})
-    needed = {nid: {CREATE_KEY, *keys_needed(held.event)} for nid, held in judged.items() if befores[nid] is not None}
+    named = await contents.load_ids(
+        conn, {one for held in judged.values() if (one := _named_create(held.event)) is not None}
+    )
+    needed = {
+        nid: {CREATE_KEY, *keys_needed(held.event)}
+        for nid, held in judged.items()
+        if befores[nid] is not None
+    }
     numbers = await contents.load_key_nids(conn, (key for keys in needed.values() for key in keys))
     state_nids = {nid: _entries(befores[nid], keys, numbers) for nid, keys in needed.items()}
-    states = await contents.load(conn, (event for entries in state_nids.values() for event in entries.values()))
+    states = await contents.load(
+        conn, (event for entries in state_nids.values() for event in entries.values())
+    )
     findings: list[Finding] = []
     for nid, held in judged.items():
         cited = [auth[one] for one in held.auth_nids if one in auth]
         create = _named_create(held.event)
         cited += [named[create]] if create in named and named[create] not in cited else []
         entries = state_nids.get(nid)
-        state = None if entries is None else {key: states[event].event for key, event in entries.items() if event in states}
+        state = (
+            None
+            if entries is None
+            else {key: states[event].event for key, event in entries.items() if event in states}
+        )
         findings += _findings(room, AuthCase(held, cited, state, creates))
     return findings
 
 
 def _named_create(event: Event) -> EventId | None:
     """From room version 12 on, the create event that the room id names."""
-    return EventId("$" + event.room_id[1:]) if event.room_version.create_room_id and event.type != CREATE else None
+    return (
+        EventId("$" + event.room_id[1:])
+        if event.room_version.create_room_id and event.type != CREATE
+        else None
+    )
 
 
-def _entries(group: Group | None, keys: set[StateKey], numbers: Mapping[StateKey, int | None]) -> dict[StateKey, int]:
+def _entries(
+    group: Group | None, keys: set[StateKey], numbers: Mapping[StateKey, int | None]
+) -> dict[StateKey, int]:
     entries = {} if group is None else {key: group.entries.get(numbers[key] or 0) for key in keys}
     return {key: nid for key, nid in entries.items() if nid is not None}
 
 
 def _findings(room: VerifiedRoom, case: AuthCase) -> Iterator[Finding]:
-    verdicts = [_verdict(case, LoadedLookup(case.held.stream_ordering, late)) for late in (True, False)]
+    verdicts = [
+        _verdict(case, LoadedLookup(case.held.stream_ordering, late)) for late in (True, False)
+    ]
     found = case.held.rejected
     if all(_rule(verdict) != _rule(found) for verdict in verdicts):
         expected = verdicts[0] or ACCEPTED

@@ -70,17 +70,29 @@ async def check_cover(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fin
     for finding in (*_out_of_range(room, cover, graph), *_places(room, cover, graph)):
         yield finding
     for event_id in await conn.fetchvals(SQL_MISNAMED, room.nid):
-        yield room.finding("auth_chains", [event_id], "a place under another id or state key", "its own")
+        yield room.finding(
+            "auth_chains", [event_id], "a place under another id or state key", "its own"
+        )
 
 
 def _out_of_range(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator[Finding]:
     """Places and links of what is no state event."""
     for nid, place in cover.places.items():
         if nid not in graph.rows:
-            yield room.finding("auth_chains", [f"nid {nid}"], f"{_told(place)} for what is no state event", "no place")
+            yield room.finding(
+                "auth_chains",
+                [f"nid {nid}"],
+                f"{_told(place)} for what is no state event",
+                "no place",
+            )
     for place, targets in cover.links.items():
         if place not in cover.events or any(target not in cover.events for target in targets):
-            yield room.finding("auth_chains", [_told(place)], "a link to or from a place without an event", "no link")
+            yield room.finding(
+                "auth_chains",
+                [_told(place)],
+                "a link to or from a place without an event",
+                "no link",
+            )
 
 
 def _places(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator[Finding]:
@@ -108,7 +120,9 @@ async def read_cover(conn: Connection, room_nid: int) -> ChainCover:
         for row in await conn.fetch(SQL_PLACES, room_nid, row=CoverPositionRow)
     }
     links: dict[ChainPosition, list[ChainPosition]] = {}
-    for row in await conn.fetch(SQL_LINKS, list({place.chain_nid for place in places.values()}), row=LinkRow):
+    for row in await conn.fetch(
+        SQL_LINKS, list({place.chain_nid for place in places.values()}), row=LinkRow
+    ):
         links.setdefault(ChainPosition(*row[:2]), []).append(ChainPosition(*row[2:]))
     return ChainCover(places, {place: nid for nid, place in places.items()}, links)
 
@@ -123,14 +137,21 @@ def _reach(cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], ni
     return reach
 
 
-def _differences(cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], nid: int) -> list[tuple[str, str]]:
+def _differences(
+    cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], nid: int
+) -> list[tuple[str, str]]:
     """What the place and the links of an event say wrongly, or do not say."""
     place = cover.places[nid]
     auth = set(graph.rows[nid].auth_events)
     before = cover.events.get(ChainPosition(place.chain_nid, place.sequence_number - 1))
     wrong: list[tuple[str, str]] = []
     if place.sequence_number > 1 and before not in auth:
-        wrong.append((f"{_told(place)}, after an event that is none of its auth events", "a chain of auth events"))
+        wrong.append(
+            (
+                f"{_told(place)}, after an event that is none of its auth events",
+                "a chain of auth events",
+            )
+        )
     said: Reach = {}
     for one in [before, *(cover.events.get(target) for target in cover.links.get(place, ()))]:
         if one is None:
@@ -143,7 +164,12 @@ def _differences(cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reac
     for one in auth:
         target = cover.places.get(one)
         if target is None or target.sequence_number > said.get(target.chain_nid, 0):
-            wrong.append((f"{graph.rows[one].event_id if one in graph.rows else one} not reached", "every auth event reached"))
+            wrong.append(
+                (
+                    f"{graph.rows[one].event_id if one in graph.rows else one} not reached",
+                    "every auth event reached",
+                )
+            )
     return wrong
 
 

@@ -16,8 +16,10 @@ WHERE room_nid = $1::int
 
 SQL_COUNTS: Final[LiteralString] = """
 SELECT r.joined_count, r.invited_count,
-    (SELECT count(*)::int FROM current_state c WHERE c.room_nid = r.room_nid AND c.membership = 5) AS joined,
-    (SELECT count(*)::int FROM current_state c WHERE c.room_nid = r.room_nid AND c.membership = 4) AS invited
+    (SELECT count(*)::int FROM current_state c
+        WHERE c.room_nid = r.room_nid AND c.membership = 5) AS joined,
+    (SELECT count(*)::int FROM current_state c
+        WHERE c.room_nid = r.room_nid AND c.membership = 4) AS invited
 FROM rooms r
 WHERE r.room_nid = $1::int
 """
@@ -75,14 +77,25 @@ class LocalMembershipRow(NamedTuple):
 async def check_current_state(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """The entries are those of the room's current state group ("current_state")."""
     entries = await current_entries(conn, room)
-    found = {row.state_key_nid: row for row in await conn.fetch(SQL_CURRENT, room.nid, row=CurrentEntryRow)}
+    found = {
+        row.state_key_nid: row
+        for row in await conn.fetch(SQL_CURRENT, room.nid, row=CurrentEntryRow)
+    }
     events = await _state_events(conn, entries.values())
     for key in sorted(entries.keys() | found.keys()):
         row, nid = found.get(key), entries.get(key)
         membership = None if nid is None or nid not in events else events[nid].membership
-        if (None if row is None else (row.event_nid, row.membership)) != (None if nid is None else (nid, membership)):
-            ids = await event_ids(conn, [one for one in (nid, row and row.event_nid) if one is not None])
-            told = "nothing" if row is None else f"{ids[row.event_nid]} with membership {row.membership}"
+        if (None if row is None else (row.event_nid, row.membership)) != (
+            None if nid is None else (nid, membership)
+        ):
+            ids = await event_ids(
+                conn, [one for one in (nid, row and row.event_nid) if one is not None]
+            )
+            told = (
+                "nothing"
+                if row is None
+                else f"{ids[row.event_nid]} with membership {row.membership}"
+            )
             wanted = "nothing" if nid is None else f"{ids[nid]} with membership {membership}"
             yield room.finding("current_state", [f"state key {key}"], told, wanted)
 
@@ -101,9 +114,16 @@ async def check_memberships(conn: Connection, room: VerifiedRoom) -> AsyncIterat
     may not have followed; it need only be the user's own, and no join.
     """
     entries = await current_entries(conn, room)
-    state = {event.state_key: event for event in (await _state_events(conn, entries.values())).values() if event.is_member}
+    state = {
+        event.state_key: event
+        for event in (await _state_events(conn, entries.values())).values()
+        if event.is_member
+    }
     local = {user: event for user, event in state.items() if user.endswith(f":{room.server_name}")}
-    rows = {row.user_id: row for row in await conn.fetch(SQL_MEMBERSHIPS, room.nid, row=LocalMembershipRow)}
+    rows = {
+        row.user_id: row
+        for row in await conn.fetch(SQL_MEMBERSHIPS, room.nid, row=LocalMembershipRow)
+    }
     events = await _state_events(conn, (row.event_nid for row in rows.values()))
     for user in sorted(local.keys() | rows.keys()):
         row, event = rows.get(user), local.get(user)
@@ -111,8 +131,12 @@ async def check_memberships(conn: Connection, room: VerifiedRoom) -> AsyncIterat
         if row is None:
             if event is not None:
                 yield room.finding("memberships", [user], "nothing", _told(wanted))
-        elif (row.event_nid, row.membership) != wanted and not _out_of_band(row, events.get(row.event_nid)):
-            yield room.finding("memberships", [user], _told((row.event_nid, row.membership)), _told(wanted))
+        elif (row.event_nid, row.membership) != wanted and not _out_of_band(
+            row, events.get(row.event_nid)
+        ):
+            yield room.finding(
+                "memberships", [user], _told((row.event_nid, row.membership)), _told(wanted)
+            )
 
 
 async def current_entries(conn: Connection, room: VerifiedRoom) -> dict[int, int]:
@@ -123,7 +147,10 @@ async def current_entries(conn: Connection, room: VerifiedRoom) -> dict[int, int
 
 
 async def _state_events(conn: Connection, nids: Iterable[int]) -> dict[int, StateEventRow]:
-    return {row.event_nid: row for row in await conn.fetch(SQL_STATE_EVENTS, list(nids), row=StateEventRow)}
+    return {
+        row.event_nid: row
+        for row in await conn.fetch(SQL_STATE_EVENTS, list(nids), row=StateEventRow)
+    }
 
 
 def _out_of_band(row: LocalMembershipRow, event: StateEventRow | None) -> bool:

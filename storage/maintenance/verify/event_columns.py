@@ -17,8 +17,10 @@ from storage.maintenance.verify.room import VerifiedRoom, event_ids
 from storage.maintenance.verify.version import version_of_id
 
 SQL_CONTENTS: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.redacted_by, e.outlier, e.json, t.type, p.name AS sender, k.state_key,
-    k.type_nid AS key_type_nid, e.type_nid, e.depth, e.origin_server_ts, e.membership, e.prev_events, e.auth_events,
+SELECT e.event_nid, e.event_id, e.encoding, e.redacted_form, e.redacted_by, e.outlier, e.json,
+    t.type, p.name AS sender, k.state_key,
+    k.type_nid AS key_type_nid, e.type_nid, e.depth, e.origin_server_ts, e.membership,
+        e.prev_events, e.auth_events,
     e.relates_to, x.type AS rel_type, e.replaces, e.has_url, is_out_of_band(e) AS is_out_of_band
 FROM events e
 LEFT JOIN event_types t USING (type_nid)
@@ -74,14 +76,20 @@ async def check_contents(conn: Connection, room: VerifiedRoom) -> AsyncIterator[
     nids: list[int] = await conn.fetchvals(SQL_NIDS, room.nid)
     for start in range(0, len(nids), CONTENTS):
         rows = await conn.fetch(SQL_CONTENTS, nids[start : start + CONTENTS], row=ContentsRow)
-        ids = await event_ids(conn, (nid for row in rows for nid in (*row.prev_events, *row.auth_events)))
+        ids = await event_ids(
+            conn, (nid for row in rows for nid in (*row.prev_events, *row.auth_events))
+        )
         for row in rows:
             try:
                 event = parse(row.json, room.row.room_version)
             except InvalidEvent as error:
                 yield room.finding("bytes", [row.event_id], error.reason, "a valid event")
                 continue
-            for finding in (*_bytes(room, row, event), *_columns(room, row, event, ids), *_relation(room, row, event)):
+            for finding in (
+                *_bytes(room, row, event),
+                *_columns(room, row, event, ids),
+                *_relation(room, row, event),
+            ):
                 yield finding
 
 
@@ -91,17 +99,28 @@ def _bytes(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Findi
     if row.encoding == CENSORED:
         yield from _censored(room, row)
     elif row.encoding != AS_RECEIVED:
-        yield room.finding("bytes", [row.event_id], f"encoding {row.encoding}", f"{AS_RECEIVED} or {CENSORED}")
+        yield room.finding(
+            "bytes", [row.event_id], f"encoding {row.encoding}", f"{AS_RECEIVED} or {CENSORED}"
+        )
     elif event.content_hash_valid == row.redacted_form:
-        yield room.finding("bytes", [row.event_id], f"redacted_form {row.redacted_form}", not event.content_hash_valid)
+        yield room.finding(
+            "bytes",
+            [row.event_id],
+            f"redacted_form {row.redacted_form}",
+            not event.content_hash_valid,
+        )
 
 
 def _other_id(room: VerifiedRoom, row: ContentsRow, event: Event) -> Finding:
     """Bytes that have another id: the one by another room version, or any other."""
     version = version_of_id(row.json, row.event_id)
     if version is None:
-        return room.finding("bytes", [row.event_id], "another event id", f"bytes of {event.event_id}")
-    return room.finding("event_ids", [row.event_id], f"the id in room version {version}", event.event_id)
+        return room.finding(
+            "bytes", [row.event_id], "another event id", f"bytes of {event.event_id}"
+        )
+    return room.finding(
+        "event_ids", [row.event_id], f"the id in room version {version}", event.event_id
+    )
 
 
 def _censored(room: VerifiedRoom, row: ContentsRow) -> Iterator[Finding]:
@@ -109,11 +128,17 @@ def _censored(room: VerifiedRoom, row: ContentsRow) -> Iterator[Finding]:
     if row.redacted_by is None and not row.redacted_form:
         yield room.finding("bytes", [row.event_id], "censored", "not redacted")
     version = version_of(room.row.room_version)
-    if row.json != canonical(redact(read_trusted(row.json, strict=version.strict_canonical_json), version)):
-        yield room.finding("bytes", [row.event_id], "censored", "the canonical JSON of the redacted form")
+    if row.json != canonical(
+        redact(read_trusted(row.json, strict=version.strict_canonical_json), version)
+    ):
+        yield room.finding(
+            "bytes", [row.event_id], "censored", "the canonical JSON of the redacted form"
+        )
 
 
-def _columns(room: VerifiedRoom, row: ContentsRow, event: Event, ids: Mapping[int, str]) -> Iterator[Finding]:
+def _columns(
+    room: VerifiedRoom, row: ContentsRow, event: Event, ids: Mapping[int, str]
+) -> Iterator[Finding]:
     key_type = None if event.state_key is None else row.type_nid
     is_member = row.type_nid == TYPE_MEMBER and event.state_key is not None
     expected = {
@@ -123,10 +148,19 @@ def _columns(room: VerifiedRoom, row: ContentsRow, event: Event, ids: Mapping[in
         "state_key": ((row.state_key, row.key_type_nid), (event.state_key, key_type)),
         "depth": (row.depth, _int8(event.depth)),
         "origin_server_ts": (row.origin_server_ts, _int8(event.origin_server_ts)),
-        "membership": (row.membership, membership_code(event.content.get("membership")) if is_member else None),
+        "membership": (
+            row.membership,
+            membership_code(event.content.get("membership")) if is_member else None,
+        ),
         "has_url": (row.has_url, True if "url" in event.content else None),
-        "prev_events": ([ids[nid] for nid in row.prev_events], [] if row.outlier else list(dict.fromkeys(event.prev_event_ids))),
-        "auth_events": ([ids[nid] for nid in row.auth_events], [] if row.is_out_of_band else list(dict.fromkeys(event.auth_event_ids))),
+        "prev_events": (
+            [ids[nid] for nid in row.prev_events],
+            [] if row.outlier else list(dict.fromkeys(event.prev_event_ids)),
+        ),
+        "auth_events": (
+            [ids[nid] for nid in row.auth_events],
+            [] if row.is_out_of_band else list(dict.fromkeys(event.auth_event_ids)),
+        ),
     }
     for column, (found, wanted) in expected.items():
         if found != wanted:
@@ -142,7 +176,11 @@ def _relation(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Fi
 def relation_columns(event: Event) -> tuple[int | None, str | None, bool | None]:
     """What an event relates to (by key), the type of the relation, and whether it may replace that; three None if nothing."""
     relation = relation_of(event)
-    return (None, None, None) if relation is None else (target_key(relation.event_id), relation.rel_type, relation.replaces)
+    return (
+        (None, None, None)
+        if relation is None
+        else (target_key(relation.event_id), relation.rel_type, relation.replaces)
+    )
 
 
 def _int8(number: int) -> int:

@@ -10,7 +10,8 @@ from storage.ids import EventId, StateKey
 from storage.maintenance.verify.room import VerifiedRoom
 
 SQL_JUDGED: Final[LiteralString] = """
-SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.rejected, e.auth_events, e.json, e.room_nid, r.room_version
+SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.rejected, e.auth_events, e.json,
+    e.room_nid, r.room_version
 FROM events e
 JOIN rooms r USING (room_nid)
 WHERE e.event_nid = ANY($1::bigint[])
@@ -33,7 +34,8 @@ SQL_KEY_NIDS: Final[LiteralString] = """
 SELECT k.state_key_nid, t.type, k.state_key
 FROM state_keys k
 JOIN event_types t USING (type_nid)
-JOIN unnest($1::text[], $2::text[]) AS wanted (type, state_key) ON wanted.type = t.type AND wanted.state_key = k.state_key
+JOIN unnest($1::text[], $2::text[]) AS wanted (type, state_key) ON wanted.type = t.type
+    AND wanted.state_key = k.state_key
 """
 
 REMEMBERED_MAX: Final = 20_000
@@ -79,7 +81,9 @@ class StoredContent(NamedTuple):
 
 
 class EventLoader:
-    """The events of one room, by nid and by id, and its state keys by number and name. An event that cannot be read is not there.
+    """The events of one room, by nid and by id, and its state keys by number and name.
+
+    An event that cannot be read is not there.
 
     Events may name those of other rooms, which are read by the versions of their rooms.
     """
@@ -102,23 +106,32 @@ class EventLoader:
             self._keep(row)
         return {nid: self._held[nid] for nid in wanted if nid in self._held}
 
-    async def load_ids(self, conn: Connection, ids: Iterable[EventId]) -> dict[EventId, StoredContent]:
+    async def load_ids(
+        self, conn: Connection, ids: Iterable[EventId]
+    ) -> dict[EventId, StoredContent]:
         """These events, by id."""
         wanted = set(ids)
         lacking = [one for one in wanted if one not in self._nids]
         nids = dict(await conn.fetch(SQL_NIDS_OF, lacking, row=IdRow)) if lacking else {}
-        held = await self.load(conn, [*nids.values(), *(self._nids[one] for one in wanted if one in self._nids)])
+        held = await self.load(
+            conn, [*nids.values(), *(self._nids[one] for one in wanted if one in self._nids)]
+        )
         return {one.event.event_id: one for one in held.values()}
 
     async def load_keys(self, conn: Connection, state_key_nids: Iterable[int]) -> None:
-        """Have the names of these state keys in `keys`. A key whose row is lost gets its number as name (`verify.groups` reports it)."""
+        """Have the names of these state keys in `keys`.
+
+        A key whose row is lost gets its number as name (`verify.groups` reports it).
+        """
         lacking = list({nid for nid in state_key_nids if nid not in self.keys})
         self.keys.update((nid, (f"state key {nid}", "")) for nid in lacking)
         for row in await conn.fetch(SQL_KEYS, lacking, row=KeyRow) if lacking else ():
             self.keys[row.state_key_nid] = (row.type, row.state_key)
             self.key_nids[row.type, row.state_key] = row.state_key_nid
 
-    async def load_key_nids(self, conn: Connection, keys: Iterable[StateKey]) -> Mapping[StateKey, int | None]:
+    async def load_key_nids(
+        self, conn: Connection, keys: Iterable[StateKey]
+    ) -> Mapping[StateKey, int | None]:
         """The numbers of these state keys, None for one that nobody ever used."""
         lacking = list({key for key in keys if key not in self.key_nids})
         self.key_nids.update(dict.fromkeys(lacking))
@@ -130,8 +143,15 @@ class EventLoader:
 
     def _keep(self, row: JudgedRow) -> None:
         try:
-            event = parse(row.json, self._room.room_version if row.room_nid == self._room.room_nid else row.room_version)
+            event = parse(
+                row.json,
+                self._room.room_version
+                if row.room_nid == self._room.room_nid
+                else row.room_version,
+            )
         except InvalidEvent:  # the check of the bytes tells of it
             return
-        self._held[row.event_nid] = StoredContent(event, row.event_nid, row.stream_ordering, row.rejected, tuple(row.auth_events))
+        self._held[row.event_nid] = StoredContent(
+            event, row.event_nid, row.stream_ordering, row.rejected, tuple(row.auth_events)
+        )
         self._nids[event.event_id] = row.event_nid

@@ -39,7 +39,11 @@ ACCEPTED: Final = "accepted"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One difference. ``subject`` are the ids it is about; ``found`` is what the table has, ``expected`` what it should have."""
+    """One difference.
+
+    ``subject`` are the ids it is about; ``found`` is what the table has, ``expected`` what it
+    should have.
+    """
 
     check: str
     room_id: RoomId | None

@@ -8,11 +8,13 @@ from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom, event_ids
 
 SQL_OUT_OF_ORDER: Final[LiteralString] = """
-SELECT c.event_id AS child_id, c.topological_ordering AS child, p.event_id AS parent_id, p.topological_ordering AS parent
+SELECT c.event_id AS child_id, c.topological_ordering AS child, p.event_id AS parent_id,
+    p.topological_ordering AS parent
 FROM events c
 CROSS JOIN unnest(c.prev_events) AS n (event_nid)
 JOIN events p ON p.event_nid = n.event_nid
-WHERE c.room_nid = $1::int AND NOT c.outlier AND NOT p.outlier AND p.topological_ordering >= c.topological_ordering
+WHERE c.room_nid = $1::int AND NOT c.outlier AND NOT p.outlier
+    AND p.topological_ordering >= c.topological_ordering
 """
 
 SQL_ROOM_MAXIMA: Final[LiteralString] = """
@@ -28,7 +30,8 @@ named AS (  -- what an accepted live event names, also behind events that can be
     SELECT n.event_nid
     FROM events e
     CROSS JOIN unnest(e.prev_events) AS n (event_nid)
-    WHERE e.room_nid = $1::int AND NOT e.outlier AND e.rejected IS NULL AND NOT e.soft_failed AND NOT e.backfilled
+    WHERE e.room_nid = $1::int AND NOT e.outlier AND e.rejected IS NULL AND NOT e.soft_failed
+        AND NOT e.backfilled
     UNION
     SELECT n.event_nid
     FROM named
@@ -51,8 +54,10 @@ found AS (
     FROM missing_events m
     WHERE m.room_nid = $1::int
 )
-SELECT event_nid, COALESCE(f.event_id, e.event_id) AS event_id, f.child_nids AS found_nids, g.child_nids AS expected_nids,
-    f.superseded AS found_superseded, g.superseded AS expected_superseded, f.event_id = e.event_id AS same_id
+SELECT event_nid, COALESCE(f.event_id, e.event_id) AS event_id, f.child_nids AS found_nids,
+    g.child_nids AS expected_nids,
+    f.superseded AS found_superseded, g.superseded AS expected_superseded,
+        f.event_id = e.event_id AS same_id
 FROM gap g
 FULL JOIN found f USING (event_nid)
 LEFT JOIN events e USING (event_nid)
@@ -60,7 +65,8 @@ WHERE f.event_nid IS NULL
     OR g.event_nid IS NULL
     OR NOT (f.child_nids @> g.child_nids AND g.child_nids @> f.child_nids)
     OR g.superseded > f.superseded
-    OR (f.superseded > g.superseded AND NOT EXISTS (SELECT FROM purge_jobs j WHERE j.room_nid = $1::int))
+    OR (f.superseded > g.superseded
+        AND NOT EXISTS (SELECT FROM purge_jobs j WHERE j.room_nid = $1::int))
     OR f.event_id <> e.event_id
 """
 
@@ -71,7 +77,8 @@ CROSS JOIN LATERAL (
     SELECT NOT e.backfilled AND EXISTS (
         SELECT
         FROM unnest(e.prev_events) AS n (event_nid)
-        LEFT JOIN events p ON p.event_nid = n.event_nid AND p.room_nid = e.room_nid AND p.stream_ordering < e.stream_ordering
+        LEFT JOIN events p ON p.event_nid = n.event_nid AND p.room_nid = e.room_nid
+            AND p.stream_ordering < e.stream_ordering
         WHERE p.event_nid IS NULL
     )
 ) AS told (expected)
@@ -83,7 +90,8 @@ WITH RECURSIVE
 live AS (
     SELECT event_nid, prev_events
     FROM events
-    WHERE room_nid = $1::int AND NOT outlier AND rejected IS NULL AND NOT soft_failed AND NOT backfilled
+    WHERE room_nid = $1::int AND NOT outlier AND rejected IS NULL AND NOT soft_failed
+        AND NOT backfilled
 ),
 named AS (
     SELECT n.event_nid
@@ -99,14 +107,16 @@ named AS (
 SELECT l.event_nid
 FROM live l
 WHERE NOT EXISTS (SELECT FROM named n WHERE n.event_nid = l.event_nid)
-    AND NOT EXISTS (SELECT FROM dropped_extremities d WHERE d.room_nid = $1::int AND d.event_nid = l.event_nid)
+    AND NOT EXISTS (SELECT FROM dropped_extremities d
+        WHERE d.room_nid = $1::int AND d.event_nid = l.event_nid)
 """
 
 SQL_NEVER_ENDS: Final[LiteralString] = """
 SELECT d.event_nid
 FROM dropped_extremities d
 LEFT JOIN events e ON e.event_nid = d.event_nid AND e.room_nid = d.room_nid
-WHERE d.room_nid = $1::int AND (e.outlier OR e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled) IS NOT FALSE
+WHERE d.room_nid = $1::int
+    AND (e.outlier OR e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled) IS NOT FALSE
 ORDER BY d.event_nid
 """
 
@@ -150,11 +160,18 @@ class WrongGapRow(NamedTuple):
 async def check_order(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """A child sorts after each of its held parents ("topological_ordering"); the room knows its latest orderings ("rooms")."""
     for row in await conn.fetch(SQL_OUT_OF_ORDER, room.nid, row=OutOfOrderRow):
-        yield room.finding("topological_ordering", [row.child_id, row.parent_id], row.child, f"more than the parent's {row.parent}")
+        yield room.finding(
+            "topological_ordering",
+            [row.child_id, row.parent_id],
+            row.child,
+            f"more than the parent's {row.parent}",
+        )
     maxima = await conn.fetchrow(SQL_ROOM_MAXIMA, room.nid, row=MaximaRow)
     if maxima is not None and room.row.max_topological_ordering < maxima.topological_ordering:
         found = f"max_topological_ordering {room.row.max_topological_ordering}"
-        yield room.finding("rooms", [room.row.room_id], found, f"at least {maxima.topological_ordering}")
+        yield room.finding(
+            "rooms", [room.row.room_id], found, f"at least {maxima.topological_ordering}"
+        )
     if maxima is not None and room.row.last_stream_ordering != maxima.stream_ordering:
         found = f"last_stream_ordering {room.row.last_stream_ordering}"
         yield room.finding("rooms", [room.row.room_id], found, maxima.stream_ordering)
@@ -163,7 +180,14 @@ async def check_order(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fin
 async def check_gaps(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """The missing events are exactly the parents that are not in the timeline, each with its children ("missing_events")."""
     rows = await conn.fetch(SQL_GAPS, room.nid, row=WrongGapRow)
-    ids = await event_ids(conn, (nid for row in rows for nid in (row.event_nid, *(row.found_nids or ()), *(row.expected_nids or ()))))
+    ids = await event_ids(
+        conn,
+        (
+            nid
+            for row in rows
+            for nid in (row.event_nid, *(row.found_nids or ()), *(row.expected_nids or ()))
+        ),
+    )
     for row in rows:
         found = _gap(row.found_nids, ids, superseded=row.found_superseded)
         expected = _gap(row.expected_nids, ids, superseded=row.expected_superseded)
@@ -193,7 +217,9 @@ async def check_extremities(conn: Connection, room: VerifiedRoom) -> AsyncIterat
     never = await conn.fetchvals(SQL_NEVER_ENDS, room.nid)
     names = await event_ids(conn, never)
     for nid in never:
-        yield room.finding("dropped_extremities", [names[nid]], "dropped", "an accepted live event of the room")
+        yield room.finding(
+            "dropped_extremities", [names[nid]], "dropped", "an accepted live event of the room"
+        )
     expected = set(await conn.fetchvals(SQL_ENDS, room.nid))
     found = set(room.row.forward_extremities)
     if found != expected:

@@ -27,16 +27,21 @@ WHERE g.state_group = ANY($1::bigint[])
 SQL_WRONG_ENTRIES: Final[LiteralString] = """
 SELECT g.state_group, x.state_key_nid, x.event_nid, x.is_member, e.event_id,
     e.event_id IS NULL AND x.event_nid <> 0 AS is_lost,
-    COALESCE(e.room_nid <> g.room_nid OR e.state_key_nid IS DISTINCT FROM x.state_key_nid, false) AS is_other,
-    k.state_key_nid IS NULL AS is_nameless, (k.type_nid = 2) IS DISTINCT FROM x.is_member AS is_misplaced,
+    COALESCE(e.room_nid <> g.room_nid OR e.state_key_nid IS DISTINCT FROM x.state_key_nid,
+        false) AS is_other,
+    k.state_key_nid IS NULL AS is_nameless,
+        (k.type_nid = 2) IS DISTINCT FROM x.is_member AS is_misplaced,
     x.occurrences > 1 AS is_repeated
 FROM state_groups g
 CROSS JOIN LATERAL (
-    SELECT state_key_nid, event_nid, is_member, count(*) OVER (PARTITION BY state_key_nid) AS occurrences
+    SELECT state_key_nid, event_nid, is_member,
+        count(*) OVER (PARTITION BY state_key_nid) AS occurrences
     FROM (
-        SELECT state_key_nid, event_nid, false FROM unnest(g.key_nids, g.event_nids) AS o (state_key_nid, event_nid)
+        SELECT state_key_nid, event_nid, false
+            FROM unnest(g.key_nids, g.event_nids) AS o (state_key_nid, event_nid)
         UNION ALL
-        SELECT state_key_nid, event_nid, true FROM unnest(g.member_key_nids, g.member_event_nids) AS m (state_key_nid, event_nid)
+        SELECT state_key_nid, event_nid, true
+            FROM unnest(g.member_key_nids, g.member_event_nids) AS m (state_key_nid, event_nid)
     ) AS both_kinds (state_key_nid, event_nid, is_member)
 ) AS x
 LEFT JOIN state_keys k ON k.state_key_nid = x.state_key_nid
@@ -87,11 +92,16 @@ async def check_groups(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fi
         groups = await room.states.load(conn, batch)
         for row in await conn.fetch(SQL_GROUP_FACTS, batch, row=GroupFactsRow):
             for found, expected in (*_path(room, row), *_facts(row, groups.get(row.state_group))):
-                yield room.finding("state_groups", [f"state group {row.state_group}"], found, expected)
+                yield room.finding(
+                    "state_groups", [f"state group {row.state_group}"], found, expected
+                )
         for entry in await conn.fetch(SQL_WRONG_ENTRIES, batch, row=WrongEntryRow):
             found, expected = _entry(entry)
             yield room.finding(
-                "state_groups", [f"state group {entry.state_group}", entry.event_id or f"nid {entry.event_nid}"], found, expected
+                "state_groups",
+                [f"state group {entry.state_group}", entry.event_id or f"nid {entry.event_nid}"],
+                found,
+                expected,
             )
 
 
@@ -121,9 +131,15 @@ def _entry(row: WrongEntryRow) -> tuple[str, str]:
     if row.is_repeated:
         return f"state key {row.state_key_nid} more than once", "once"
     if row.is_nameless:
-        return f"state key {row.state_key_nid} without a row in state_keys", "a type and a state key"
+        return (
+            f"state key {row.state_key_nid} without a row in state_keys",
+            "a type and a state key",
+        )
     if row.is_lost:
         return f"state key {row.state_key_nid} with an event that is not held", "a held event"
     if row.is_other:
         return f"state key {row.state_key_nid}", "the event's own state key, in this room"
-    return f"state key {row.state_key_nid} among {'members' if row.is_member else 'the others'}", "members apart"
+    return (
+        f"state key {row.state_key_nid} among {'members' if row.is_member else 'the others'}",
+        "members apart",
+    )

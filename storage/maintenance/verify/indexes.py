@@ -24,7 +24,8 @@ APART: Final = frozenset(
         "writers",
     }
 )
-"""Tables that no check of a room reads: rooms are checked also where an index of one of these lies."""
+"""Tables that no check of a room reads: rooms are checked also where an index of one of these lies.
+"""
 
 
 def finding_of(lie: Lie) -> Finding:

@@ -10,7 +10,8 @@ from storage.streams.registry import STREAMS
 SQL_BEHIND: Final[LiteralString] = """
 SELECT f.stream_name, f.instance_name, f.latest, p.stream_id AS position
 FROM (
-    SELECT CASE WHEN e.backfilled THEN 'backfill' ELSE 'events' END AS stream_name, w.instance_name, max(e.stream_ordering) AS latest
+    SELECT CASE WHEN e.backfilled THEN 'backfill' ELSE 'events' END AS stream_name, w.instance_name,
+        max(e.stream_ordering) AS latest
     FROM events e
     LEFT JOIN writers w USING (writer_nid)
     WHERE NOT e.outlier
@@ -32,10 +33,15 @@ ORDER BY 1, 2
 """
 
 SQL_SEQUENCES: Final[LiteralString] = """
-SELECT s.name, max(s.largest) AS largest, max(CASE WHEN q.last_value IS NULL THEN 0 ELSE q.last_value + q.increment_by END) AS next
+SELECT s.name, max(s.largest) AS largest,
+    max(CASE WHEN q.last_value IS NULL THEN 0 ELSE q.last_value + q.increment_by END) AS next
 FROM (
-    SELECT 'event_nids' AS name, GREATEST((SELECT max(event_nid) FROM events), (SELECT max(event_nid) FROM missing_events)) AS largest
-    UNION ALL SELECT 'events_stream', GREATEST((SELECT max(stream_ordering) FROM events), (SELECT max(stream_id) FROM outlier_memberships))
+    SELECT 'event_nids' AS name,
+        GREATEST((SELECT max(event_nid) FROM events),
+            (SELECT max(event_nid) FROM missing_events)) AS largest
+    UNION ALL SELECT 'events_stream',
+        GREATEST((SELECT max(stream_ordering) FROM events),
+            (SELECT max(stream_id) FROM outlier_memberships))
     UNION ALL SELECT 'account_data_stream', (SELECT max(stream_id) FROM account_data)
     UNION ALL SELECT 'to_device_stream', (SELECT max(stream_id) FROM to_device)
     UNION ALL SELECT 'receipts_stream', (SELECT max(stream_id) FROM receipts)
@@ -50,9 +56,11 @@ FROM (
     UNION ALL SELECT 'state_group_nids', (SELECT max(state_group) FROM state_groups)
     UNION ALL SELECT 'auth_chain_nids', (SELECT max(chain_nid) FROM auth_chains)
     UNION ALL SELECT 'room_nids', (SELECT max(room_nid) FROM rooms)
-    UNION ALL SELECT 'principal_nids', (SELECT max(principal_nid) FROM principals WHERE principal_nid >= 1000)
+    UNION ALL SELECT 'principal_nids',
+        (SELECT max(principal_nid) FROM principals WHERE principal_nid >= 1000)
     UNION ALL SELECT 'type_nids', (SELECT max(type_nid) FROM event_types WHERE type_nid >= 1000)
-    UNION ALL SELECT 'state_key_nids', (SELECT max(state_key_nid) FROM state_keys WHERE state_key_nid >= 1000)
+    UNION ALL SELECT 'state_key_nids',
+        (SELECT max(state_key_nid) FROM state_keys WHERE state_key_nid >= 1000)
 ) AS s
 LEFT JOIN pg_sequences q ON q.schemaname = current_schema() AND q.sequencename = s.name
 WHERE s.largest IS NOT NULL
@@ -92,16 +100,27 @@ async def check_positions(conn: Connection) -> AsyncIterator[Finding]:
     """No writer's position is behind one of its facts ("stream_positions")."""
     for row in await conn.fetch(SQL_BEHIND, row=LaggingWriterRow):
         subject = (row.stream_name, row.instance_name or "unknown writer")
-        yield Finding("stream_positions", None, subject, str(row.position), f"at least {row.latest}")
+        yield Finding(
+            "stream_positions", None, subject, str(row.position), f"at least {row.latest}"
+        )
 
 
 async def check_sequences(conn: Connection) -> AsyncIterator[Finding]:
     """No sequence gives out a number that is in use ("sequences")."""
-    for row in await conn.fetch(SQL_SEQUENCES, list(STREAMS), [one.sequence for one in STREAMS.values()], row=LaggingIdSequenceRow):
-        yield Finding("sequences", None, (row.name,), f"next {row.next}", f"more than {row.largest}")
+    for row in await conn.fetch(
+        SQL_SEQUENCES,
+        list(STREAMS),
+        [one.sequence for one in STREAMS.values()],
+        row=LaggingIdSequenceRow,
+    ):
+        yield Finding(
+            "sequences", None, (row.name,), f"next {row.next}", f"more than {row.largest}"
+        )
 
 
 async def check_indexes(conn: Connection) -> AsyncIterator[Finding]:
     """No index was left behind by a build that was interrupted ("indexes"): it slows writes down and serves no query. Migrate again."""
     for name in await conn.fetchvals(SQL_INVALID_INDEXES):
-        yield Finding("indexes", None, (name,), "invalid", "valid: run the migration again, or drop it")
+        yield Finding(
+            "indexes", None, (name,), "invalid", "valid: run the migration again, or drop it"
+        )

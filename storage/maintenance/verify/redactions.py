@@ -20,7 +20,8 @@ ORDER BY event_nid
 
 SQL_TARGETS: Final[LiteralString] = """
 SELECT e.event_id, p.name AS sender, e.room_nid,
-    (e.rejected IS NULL AND NOT e.soft_failed) OR (e.encoding = 1 AND NOT e.redacted_form) AS accepted
+    (e.rejected IS NULL AND NOT e.soft_failed)
+        OR (e.encoding = 1 AND NOT e.redacted_form) AS accepted
 FROM events e
 JOIN principals p ON p.principal_nid = e.sender_nid
 WHERE e.event_id = ANY($1::text[]) AND NOT e.outlier
@@ -30,15 +31,19 @@ SQL_REDACTED: Final[LiteralString] = """
 SELECT e.event_id, r.event_id AS redaction_id, e.redacted_by
 FROM events e
 LEFT JOIN events r ON r.event_nid = e.redacted_by
-LEFT JOIN purge_retained_events l ON l.room_nid = e.room_nid AND l.event_nid = r.event_nid AND r.outlier  -- a purge came between the two
+-- a purge came between the two
+LEFT JOIN purge_retained_events l ON l.room_nid = e.room_nid AND l.event_nid = r.event_nid
+    AND r.outlier
 WHERE e.room_nid = $1::int AND NOT e.outlier AND l.event_nid IS NULL
-    AND (e.redacted_by IS NOT NULL OR e.event_id IN (SELECT unnest($2::text[])))  -- hashed, as an array of parameters would not be
+    -- hashed, as an array of parameters would not be
+    AND (e.redacted_by IS NOT NULL OR e.event_id IN (SELECT unnest($2::text[])))
 """
 
 SQL_INEFFECTIVE: Final[LiteralString] = """
 SELECT event_id
 FROM events
-WHERE room_nid = $1::int AND ineffective AND (type_nid <> 7 OR outlier OR rejected IS NOT NULL OR soft_failed)
+WHERE room_nid = $1::int AND ineffective
+    AND (type_nid <> 7 OR outlier OR rejected IS NOT NULL OR soft_failed)
 """
 
 SQL_WAITING: Final[LiteralString] = """
@@ -61,7 +66,10 @@ class RedactionRow(NamedTuple):
 
 
 class TargetRow(NamedTuple):
-    """What a redaction names, where it is in a timeline. ``accepted``: or redacted by an earlier release, and censored since."""
+    """What a redaction names, where it is in a timeline.
+
+    ``accepted``: or redacted by an earlier release, and censored since.
+    """
 
     event_id: str
     sender: str
@@ -115,10 +123,15 @@ async def check_redactions(conn: Connection, room: VerifiedRoom) -> AsyncIterato
             yield room.finding("waiting_redactions", [ids[nid]], *told)
 
 
-async def misnamed(conn: Connection, room: VerifiedRoom, expected: ExpectedRedactions) -> dict[str, tuple[str | None, str | None]]:
+async def misnamed(
+    conn: Connection, room: VerifiedRoom, expected: ExpectedRedactions
+) -> dict[str, tuple[str | None, str | None]]:
     """Events that name another redaction than the one in effect: id -> (what they name, what they should)."""
     rows = await conn.fetch(SQL_REDACTED, room.nid, list(expected.effective), row=NamedRedactionRow)
-    pairs = {row.event_id: (_named(row), expected.effective.get(row.event_id, (0, None))[1]) for row in rows}
+    pairs = {
+        row.event_id: (_named(row), expected.effective.get(row.event_id, (0, None))[1])
+        for row in rows
+    }
     return {event_id: pair for event_id, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -134,7 +147,9 @@ async def redactions(conn: Connection, room: VerifiedRoom) -> ExpectedRedactions
     for start in range(0, len(rows), TOGETHER):
         batch = rows[start : start + TOGETHER]
         events = await contents.load(conn, (row.event_nid for row in batch))
-        targets = await _targets(conn, {held.event.redacts for held in events.values() if held.event.redacts is not None})
+        targets = await _targets(
+            conn, {held.event.redacts for held in events.values() if held.event.redacts is not None}
+        )
         for row in batch:
             held = events.get(row.event_nid)
             if held is None:
@@ -153,10 +168,16 @@ async def redactions(conn: Connection, room: VerifiedRoom) -> ExpectedRedactions
             )
             if target is not None and applies:
                 rank = (row.origin_server_ts, held.event.event_id)
-                result.effective[target.event_id] = min(rank, result.effective.get(target.event_id, rank))
+                result.effective[target.event_id] = min(
+                    rank, result.effective.get(target.event_id, rank)
+                )
             if target is None and held.event.redacts is not None:
                 result.waiting[row.event_nid] = held.event.redacts
-            purged = target is None and row.event_nid in result.waiting and room.row.purged_below is not None
+            purged = (
+                target is None
+                and row.event_nid in result.waiting
+                and room.row.purged_below is not None
+            )
             if row.ineffective == applies and not (purged and not row.ineffective):
                 result.mistaken[row.event_id] = not applies
     return result
@@ -166,7 +187,9 @@ async def _targets(conn: Connection, ids: set[str]) -> Mapping[str, TargetRow]:
     return {row.event_id: row for row in await conn.fetch(SQL_TARGETS, list(ids), row=TargetRow)}
 
 
-async def _auth_state(conn: Connection, room: VerifiedRoom, contents: EventLoader, event: Event, state_group: int) -> dict[StateKey, Event]:
+async def _auth_state(
+    conn: Connection, room: VerifiedRoom, contents: EventLoader, event: Event, state_group: int
+) -> dict[StateKey, Event]:
     """What a state has under the keys that the event is judged by."""
     group = (await room.states.load(conn, [state_group])).get(state_group)
     keys = keys_needed(event)

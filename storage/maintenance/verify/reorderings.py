@@ -8,7 +8,8 @@ from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom
 
 SQL_WRONG_REORDERINGS: Final[LiteralString] = """
-SELECT m.moves, m.event_nid, m.topological_before, e.event_id, COALESCE(m.next, e.topological_ordering) AS after
+SELECT m.moves, m.event_nid, m.topological_before, e.event_id,
+    COALESCE(m.next, e.topological_ordering) AS after
 FROM (
     SELECT m.*, lead(m.topological_before) OVER (PARTITION BY m.event_nid ORDER BY m.moves) AS next
     FROM reordered_events m
@@ -20,7 +21,9 @@ ORDER BY m.moves, m.event_nid
 """
 
 SQL_MOVES: Final[LiteralString] = """
-SELECT r.moves AS found, (SELECT COALESCE(max(m.moves), 0) FROM reordered_events m WHERE m.room_nid = r.room_nid) AS expected
+SELECT r.moves AS found,
+    (SELECT COALESCE(max(m.moves), 0) FROM reordered_events m
+        WHERE m.room_nid = r.room_nid) AS expected
 FROM rooms r
 WHERE r.room_nid = $1::int
 """
@@ -48,7 +51,11 @@ async def check_reorderings(conn: Connection, room: VerifiedRoom) -> AsyncIterat
     for row in await conn.fetch(SQL_WRONG_REORDERINGS, room.nid, row=WrongReorderingRow):
         found = f"{row.topological_before} before move {row.moves}"
         expected = "an event of the room" if row.after is None else f"less than {row.after}"
-        yield room.finding("reordered_events", [row.event_id or f"nid {row.event_nid}"], found, expected)
+        yield room.finding(
+            "reordered_events", [row.event_id or f"nid {row.event_nid}"], found, expected
+        )
     counted = await conn.fetchrow(SQL_MOVES, room.nid, row=ReorderCountRow)
     if counted is not None and counted.found < counted.expected:
-        yield room.finding("rooms", [room.row.room_id], f"moves {counted.found}", f"at least {counted.expected}")
+        yield room.finding(
+            "rooms", [room.row.room_id], f"moves {counted.found}", f"at least {counted.expected}"
+        )

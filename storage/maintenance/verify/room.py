@@ -10,15 +10,18 @@ from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.finding import Finding
 
 SQL_ROOM: Final[LiteralString] = """
-SELECT room_nid, room_id, room_version, next_audience, current_state_group, last_stream_ordering, max_topological_ordering,
+SELECT room_nid, room_id, room_version, next_audience, current_state_group, last_stream_ordering,
+    max_topological_ordering,
     forward_extremities, current_audience,
-    (SELECT max(j.topological_cut) FROM purge_jobs j WHERE j.room_nid = rooms.room_nid) AS purged_below
+    (SELECT max(j.topological_cut) FROM purge_jobs j
+        WHERE j.room_nid = rooms.room_nid) AS purged_below
 FROM rooms
 WHERE room_id = $1::text
 """
 
 SQL_TIMELINE: Final[LiteralString] = """
-SELECT event_nid, event_id, stream_ordering, topological_ordering, state_group_before, state_group_after,
+SELECT event_nid, event_id, stream_ordering, topological_ordering, state_group_before,
+    state_group_after,
     state_key_nid, soft_failed, rejected, prev_events
 FROM events
 WHERE room_nid = $1::int
@@ -43,7 +46,11 @@ BEFORE_ALL: Final = -(1 << 63)
 
 
 class VerifiedRoomRow(NamedTuple):
-    """A row of `rooms`. ``purged_below``: the topological ordering below which history was purged, None if none ever was."""
+    """A row of `rooms`.
+
+    ``purged_below``: the topological ordering below which history was purged, None if none ever
+    was.
+    """
 
     room_nid: int
     room_id: str
@@ -88,8 +95,8 @@ class NidRow(NamedTuple):
 class VerifiedRoom:
     """What every check is given. ``server_name``: whose users are local.
 
-    ``row.room_version`` is the version to check by, ``stored_version`` the one in the table. ``said_version`` is that of the create event
-    ``create_id`` where it differs from the table's.
+    ``row.room_version`` is the version to check by, ``stored_version`` the one in the table.
+    ``said_version`` is that of the create event ``create_id`` where it differs from the table's.
     """
 
     row: VerifiedRoomRow
@@ -104,12 +111,18 @@ class VerifiedRoom:
         """The room's number."""
         return self.row.room_nid
 
-    def finding(self, check: str, subject: Iterable[object], found: object, expected: object) -> Finding:
+    def finding(
+        self, check: str, subject: Iterable[object], found: object, expected: object
+    ) -> Finding:
         """A difference in this room."""
-        return Finding(check, RoomId(self.row.room_id), tuple(map(str, subject)), str(found), str(expected))
+        return Finding(
+            check, RoomId(self.row.room_id), tuple(map(str, subject)), str(found), str(expected)
+        )
 
 
-async def timeline(conn: Connection, room_nid: int, batch: int = BATCH) -> AsyncIterator[list[TimelineRow]]:
+async def timeline(
+    conn: Connection, room_nid: int, batch: int = BATCH
+) -> AsyncIterator[list[TimelineRow]]:
     """The events of a room that are no outliers, in topological order, some at a time."""
     at = (BEFORE_ALL, BEFORE_ALL)
     while rows := await conn.fetch(SQL_TIMELINE, room_nid, *at, batch, row=TimelineRow):

@@ -7,10 +7,19 @@ from storage.database.connection import Connection, Database
 from storage.maintenance.indexes import Lie, lies
 from storage.maintenance.verify.auth_results import check_auth_results
 from storage.maintenance.verify.chain_cover import check_cover
-from storage.maintenance.verify.current import check_current_state, check_member_counts, check_memberships
+from storage.maintenance.verify.current import (
+    check_current_state,
+    check_member_counts,
+    check_memberships,
+)
 from storage.maintenance.verify.event_columns import check_contents
 from storage.maintenance.verify.finding import Finding
-from storage.maintenance.verify.graph import check_after_gaps, check_extremities, check_gaps, check_order
+from storage.maintenance.verify.graph import (
+    check_after_gaps,
+    check_extremities,
+    check_gaps,
+    check_order,
+)
 from storage.maintenance.verify.groups import check_groups
 from storage.maintenance.verify.indexes import finding_of, hide_facts
 from storage.maintenance.verify.positions import check_indexes, check_positions, check_sequences
@@ -19,7 +28,11 @@ from storage.maintenance.verify.reorderings import check_reorderings
 from storage.maintenance.verify.room import VerifiedRoom
 from storage.maintenance.verify.states import check_current_group, check_states
 from storage.maintenance.verify.version import check_version, read_room
-from storage.maintenance.verify.visibility import check_audiences, check_visibility, check_visibility_counts
+from storage.maintenance.verify.visibility import (
+    check_audiences,
+    check_visibility,
+    check_visibility_counts,
+)
 
 ROOM_CHECKS: Final[tuple[Callable[[Connection, VerifiedRoom], AsyncIterator[Finding]], ...]] = (
     check_version,
@@ -42,7 +55,11 @@ ROOM_CHECKS: Final[tuple[Callable[[Connection, VerifiedRoom], AsyncIterator[Find
     check_visibility,
     check_visibility_counts,
 )
-DATABASE_CHECKS: Final[tuple[Callable[[Connection], AsyncIterator[Finding]], ...]] = (check_positions, check_sequences, check_indexes)
+DATABASE_CHECKS: Final[tuple[Callable[[Connection], AsyncIterator[Finding]], ...]] = (
+    check_positions,
+    check_sequences,
+    check_indexes,
+)
 
 SQL_ROOM_IDS: Final[LiteralString] = """
 SELECT room_id
@@ -53,11 +70,16 @@ LIMIT 1000
 """
 
 
-async def verify(database: Database, *, server_name: str, room_ids: Iterable[str] | None = None) -> AsyncIterator[Finding]:
-    """Every difference, of these rooms, or of all rooms and of what they share. ``server_name``: whose users are local.
+async def verify(
+    database: Database, *, server_name: str, room_ids: Iterable[str] | None = None
+) -> AsyncIterator[Finding]:
+    """Every difference, of these rooms, or of all rooms and of what they share.
 
-    All indexes are compared with their tables first. Checks that would read through an index that lies are left out, as they would blame facts that
-    are sound. Each room is read in a snapshot of its own, so writers may go on. `UnknownRoom`.
+    ``server_name``: whose users are local.
+
+    All indexes are compared with their tables first. Checks that would read through an index that
+    lies are left out, as they would blame facts that are sound. Each room is read in a snapshot of
+    its own, so writers may go on. `UnknownRoom`.
     """
     lying = await lies(database)
     for lie in lying:
@@ -74,8 +96,13 @@ async def verify(database: Database, *, server_name: str, room_ids: Iterable[str
                 yield finding
 
 
-async def verify_room(conn: Connection, room_id: str, *, server_name: str) -> AsyncIterator[Finding]:
-    """The differences in one room, each once. The connection should hold a snapshot. `UnknownRoom`."""
+async def verify_room(
+    conn: Connection, room_id: str, *, server_name: str
+) -> AsyncIterator[Finding]:
+    """The differences in one room, each once.
+
+    The connection should hold a snapshot. `UnknownRoom`.
+    """
     room = await read_room(conn, room_id, server_name)
     told = set[Finding]()
     for check in ROOM_CHECKS:
@@ -86,7 +113,10 @@ async def verify_room(conn: Connection, room_id: str, *, server_name: str) -> As
 
 
 async def verify_database(conn: Connection, lying: Collection[Lie] = ()) -> AsyncIterator[Finding]:
-    """The differences in what all rooms share. ``lying``: indexes that are not to be read through, so that only what reads no table is checked."""
+    """The differences in what all rooms share.
+
+    ``lying``: indexes that are not to be read through, so that only what reads no table is checked.
+    """
     for check in (check_indexes,) if lying else DATABASE_CHECKS:
         async for finding in check(conn):
             yield finding

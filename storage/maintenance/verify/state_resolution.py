@@ -37,13 +37,20 @@ class LoadedLookup(NamedTuple):
         """Whether an event counts as rejected."""
         if held.rejected is None:
             return False
-        return self.late or self.before is None or held.stream_ordering is None or held.stream_ordering < self.before
+        return (
+            self.late
+            or self.before is None
+            or held.stream_ordering is None
+            or held.stream_ordering < self.before
+        )
 
 
 class UnconflictedIds(Mapping[StateKey, EventId]):
     """What the states agree on, with ids instead of numbers; `asked` collects the numbers that had no id yet."""
 
-    def __init__(self, state: State, keys: set[int], contents: EventLoader, ids: dict[int, EventId]) -> None:
+    def __init__(
+        self, state: State, keys: set[int], contents: EventLoader, ids: dict[int, EventId]
+    ) -> None:
         self._state = state
         self._keys = keys
         self._contents = contents
@@ -79,11 +86,16 @@ class Resolver:
         self._graph = graph
         self._contents = contents
 
-    async def resolve(self, conn: Connection, groups: Sequence[Group], before: int | None) -> list[dict[int, int]]:
-        """The values of the keys in which the states differ; 0 where a key is gone. Mostly one answer, sometimes two.
+    async def resolve(
+        self, conn: Connection, groups: Sequence[Group], before: int | None
+    ) -> list[dict[int, int]]:
+        """The values of the keys in which the states differ; 0 where a key is gone.
 
-        Which events count as rejected may have changed since a resolution was done: an outlier may have been accepted, and be
-        rejected by its state when it came to the timeline after position ``before``. Then it is right either way.
+        Mostly one answer, sometimes two.
+
+        Which events count as rejected may have changed since a resolution was done: an outlier may
+        have been accepted, and be rejected by its state when it came to the timeline after position
+        ``before``. Then it is right either way.
         """
         keys = set[int]().union(*(changed_keys(groups[0], other) for other in groups[1:]))
         conflict = await self._conflict(conn, groups, keys)
@@ -96,22 +108,36 @@ class Resolver:
                 answers.append(answer)
         return answers
 
-    async def _conflict(self, conn: Connection, groups: Sequence[Group], keys: set[int]) -> StateConflict:
+    async def _conflict(
+        self, conn: Connection, groups: Sequence[Group], keys: set[int]
+    ) -> StateConflict:
         values = [{group.entries[key] for key in keys if key in group.entries} for group in groups]
         chains = [self._graph.chain(nids) for nids in values]
         difference = set[int]().union(*chains) - chains[0].intersection(*chains[1:])
-        common = {nid for key, nid in groups[0].entries.items() if key not in keys} if difference else set()
+        common = (
+            {nid for key, nid in groups[0].entries.items() if key not in keys}
+            if difference
+            else set()
+        )
         difference = {nid for nid in difference if not self._graph.reached_by(nid, common)}
         held = await self._contents.load(conn, difference.union(*values))
         await self._contents.load_keys(conn, keys)
         ids = {nid: one.event.event_id for nid, one in held.items()}
         conflicted = {
-            self._contents.keys[key]: {ids[group.entries[key]] for group in groups if group.entries.get(key) in ids} for key in keys
+            self._contents.keys[key]: {
+                ids[group.entries[key]] for group in groups if group.entries.get(key) in ids
+            }
+            for key in keys
         }
         return StateConflict(keys, conflicted, {ids[nid] for nid in difference if nid in ids})
 
     async def _resolve(
-        self, conn: Connection, base: Group, conflict: StateConflict, loaded: LoadedEvents, eyes: LoadedLookup
+        self,
+        conn: Connection,
+        base: Group,
+        conflict: StateConflict,
+        loaded: LoadedEvents,
+        eyes: LoadedLookup,
     ) -> dict[int, int]:
         held, absent = loaded
         known: dict[int, EventId] = {}
@@ -119,11 +145,20 @@ class Resolver:
             unconflicted = UnconflictedIds(base.entries, conflict.keys, self._contents, known)
             events: dict[EventId, Event] = {event_id: one.event for event_id, one in held.items()}
             rejected = {event_id for event_id, one in held.items() if eyes.see_rejected(one)}
-            arguments = (self._room_version, unconflicted, conflict.conflicted, conflict.difference, events)
+            arguments = (
+                self._room_version,
+                unconflicted,
+                conflict.conflicted,
+                conflict.difference,
+                events,
+            )
             wanted = needed_events(*arguments, rejected=rejected, absent=absent)
             result = None if wanted else resolve_conflicts(*arguments, rejected=rejected)
             if result is not None and not unconflicted.keys_asked and not unconflicted.nids_asked:
-                return {key: self._nid(held, result.get(self._contents.keys[key])) for key in conflict.keys}
+                return {
+                    key: self._nid(held, result.get(self._contents.keys[key]))
+                    for key in conflict.keys
+                }
             found = await self._contents.load_ids(conn, wanted)
             absent |= wanted - found.keys()
             held.update(found)

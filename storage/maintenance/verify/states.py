@@ -12,7 +12,8 @@ from storage.maintenance.verify.state_resolution import Resolver
 from storage.state.groups import Group, changed_keys
 
 SQL_PARENTS: Final[LiteralString] = """
-SELECT event_nid, event_id, stream_ordering, topological_ordering, state_group_before, state_group_after,
+SELECT event_nid, event_id, stream_ordering, topological_ordering, state_group_before,
+    state_group_after,
     state_key_nid, soft_failed, rejected, prev_events
 FROM events
 WHERE event_nid = ANY($1::bigint[]) AND NOT outlier
@@ -37,15 +38,28 @@ async def check_states(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fi
     states = await _states(conn, room)
     async for rows in timeline(conn, room.nid):
         parents = await _parents(conn, rows)
-        wanted = {group for row in (*rows, *parents.values()) for group in (row.state_group_before, row.after)}
+        wanted = {
+            group
+            for row in (*rows, *parents.values())
+            for group in (row.state_group_before, row.after)
+        }
         groups = await room.states.load(conn, wanted)
         for row in rows:
             lost = [group for group in {row.state_group_before, row.after} if group not in groups]
             for group in lost:
-                yield room.finding("state_groups", [f"state group {group}", row.event_id], "cannot be read", "a whole path")
+                yield room.finding(
+                    "state_groups",
+                    [f"state group {group}", row.event_id],
+                    "cannot be read",
+                    "a whole path",
+                )
             if lost:
                 continue
-            held = [parents[nid] for nid in row.prev_events if nid in parents and parents[nid].stream_ordering < row.stream_ordering]
+            held = [
+                parents[nid]
+                for nid in row.prev_events
+                if nid in parents and parents[nid].stream_ordering < row.stream_ordering
+            ]
             if len(held) == len(row.prev_events):
                 async for finding in _before(conn, states, row, held, groups):
                     yield finding
@@ -57,19 +71,32 @@ async def check_current_group(conn: Connection, room: VerifiedRoom) -> AsyncIter
     """The group of the current state is the resolution of the states after the forward extremities ("current_state_group")."""
     number = room.row.current_state_group
     ends = await conn.fetch(SQL_PARENTS, room.row.forward_extremities, row=TimelineRow)
-    groups = await room.states.load(conn, {*(end.after for end in ends), *([] if number is None else [number])})
+    groups = await room.states.load(
+        conn, {*(end.after for end in ends), *([] if number is None else [number])}
+    )
     current = None if number is None else groups.get(number)
     if number is not None and current is None:
-        yield room.finding("state_groups", [f"state group {number}"], "cannot be read", "a whole path")
+        yield room.finding(
+            "state_groups", [f"state group {number}"], "cannot be read", "a whole path"
+        )
     elif current is not None and not ends and current.entries:
-        yield room.finding("current_state_group", [room.row.room_id], f"{len(current.entries)} entries", "the empty state")
+        yield room.finding(
+            "current_state_group",
+            [room.row.room_id],
+            f"{len(current.entries)} entries",
+            "the empty state",
+        )
     elif current is not None and ends and all(end.after in groups for end in ends):
         states = await _states(conn, room)
         latest = max(end.stream_ordering for end in ends)
-        wrong = await _resolution_differs(conn, states, current, [groups[end.after] for end in ends], latest)
+        wrong = await _resolution_differs(
+            conn, states, current, [groups[end.after] for end in ends], latest
+        )
         if wrong:
             found, expected = await _told(conn, states, wrong)
-            yield room.finding("current_state_group", [room.row.room_id, f"state group {number}"], found, expected)
+            yield room.finding(
+                "current_state_group", [room.row.room_id, f"state group {number}"], found, expected
+            )
 
 
 async def _states(conn: Connection, room: VerifiedRoom) -> StateCheck:
@@ -87,7 +114,11 @@ async def _parents(conn: Connection, rows: Sequence[TimelineRow]) -> dict[int, T
 
 
 async def _before(
-    conn: Connection, states: StateCheck, row: TimelineRow, parents: Sequence[TimelineRow], groups: Mapping[int, Group]
+    conn: Connection,
+    states: StateCheck,
+    row: TimelineRow,
+    parents: Sequence[TimelineRow],
+    groups: Mapping[int, Group],
 ) -> AsyncIterator[Finding]:
     before = groups[row.state_group_before]
     afters = {parent.after for parent in parents}
@@ -97,7 +128,9 @@ async def _before(
     if not afters:
         wrong = {key: (nid, 0) for key, nid in before.entries.items()}
     else:
-        wrong = await _resolution_differs(conn, states, before, [groups[after] for after in sorted(afters)], row.stream_ordering)
+        wrong = await _resolution_differs(
+            conn, states, before, [groups[after] for after in sorted(afters)], row.stream_ordering
+        )
     if wrong:
         found, expected = await _told(conn, states, wrong)
         yield states.room.finding("state_before", [row.event_id], found, expected)
@@ -112,14 +145,22 @@ async def _resolution_differs(
     differing = changed_keys(found, base)
     wrong: dict[int, tuple[int, int]] = {}
     for answer in answers:
-        expected = {key: answer.get(key, base.entries.get(key, 0)) for key in differing | answer.keys()}
-        wrong = {key: (found.entries.get(key, 0), nid) for key, nid in expected.items() if found.entries.get(key, 0) != nid}
+        expected = {
+            key: answer.get(key, base.entries.get(key, 0)) for key in differing | answer.keys()
+        }
+        wrong = {
+            key: (found.entries.get(key, 0), nid)
+            for key, nid in expected.items()
+            if found.entries.get(key, 0) != nid
+        }
         if not wrong:
             break
     return wrong
 
 
-async def _told(conn: Connection, states: StateCheck, wrong: Mapping[int, tuple[int, int]]) -> tuple[str, str]:
+async def _told(
+    conn: Connection, states: StateCheck, wrong: Mapping[int, tuple[int, int]]
+) -> tuple[str, str]:
     """The differing keys in words: as found, and as expected."""
     shown = dict(sorted(wrong.items())[:SHOWN_MAX])
     await states.contents.load_keys(conn, shown)
@@ -127,7 +168,10 @@ async def _told(conn: Connection, states: StateCheck, wrong: Mapping[int, tuple[
     more = [] if len(wrong) <= SHOWN_MAX else [f"{len(wrong) - SHOWN_MAX} more keys"]
 
     def tell(side: int) -> str:
-        told = [f"{states.contents.keys[key]}: {ids.get(pair[side], 'nothing')}" for key, pair in shown.items()]
+        told = [
+            f"{states.contents.keys[key]}: {ids.get(pair[side], 'nothing')}"
+            for key, pair in shown.items()
+        ]
         return "; ".join(told + more)
 
     return tell(0), tell(1)
@@ -142,6 +186,10 @@ def _after(room: VerifiedRoom, row: TimelineRow, groups: Mapping[int, Group]) ->
     found = {one: after.entries.get(one, 0) for one in changed_keys(before, after)}
     if found == changes:
         return []
-    told = f"changes state keys {sorted(found)} to nids {[found[one] for one in sorted(found)]}" if found else "no change"
+    told = (
+        f"changes state keys {sorted(found)} to nids {[found[one] for one in sorted(found)]}"
+        if found
+        else "no change"
+    )
     wanted = f"state key {key} set to the event" if changes else "no change"
     return [room.finding("state_after", [row.event_id], told, wanted)]

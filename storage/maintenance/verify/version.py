@@ -1,6 +1,7 @@
 """The version of a room: its row against its create event, and event ids against the version.
 
-A store of an earlier release read events by the version of another room of their batch. Nothing else compares the two.
+A store of an earlier release read events by the version of another room of their batch. Nothing
+else compares the two.
 """
 
 from collections.abc import AsyncIterator
@@ -32,7 +33,10 @@ class CreateRow(NamedTuple):
 
 
 async def read_room(conn: Connection, room_id: str, server_name: str) -> VerifiedRoom:
-    """Return a room with the version that its create event says, as far as that can be the room's. `UnknownRoom`."""
+    """Return a room with the version that its create event says, as far as that can be the room's.
+
+    `UnknownRoom`.
+    """
     row = await conn.fetchrow(SQL_ROOM, room_id, row=VerifiedRoomRow)
     if row is None:
         raise UnknownRoom(room_id)
@@ -41,22 +45,42 @@ async def read_room(conn: Connection, room_id: str, server_name: str) -> Verifie
     if create is None or said is None or said == row.room_version:
         return VerifiedRoom(row, server_name, stored_version=row.room_version)
     right = row._replace(room_version=said) if _may_be(said, create, row.room_id) else row
-    return VerifiedRoom(right, server_name, stored_version=row.room_version, said_version=said, create_id=create.event_id)
+    return VerifiedRoom(
+        right,
+        server_name,
+        stored_version=row.room_version,
+        said_version=said,
+        create_id=create.event_id,
+    )
 
 
 async def check_version(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """The room has the version of its create event ("room_version"), which can create the room ("create_event")."""
     del conn
     if room.row.room_version != room.stored_version:
-        yield room.finding("room_version", [room.row.room_id], room.stored_version, room.row.room_version)
+        yield room.finding(
+            "room_version", [room.row.room_id], room.stored_version, room.row.room_version
+        )
     elif room.said_version is not None:
         found = f"says room version {room.said_version}, by which it does not create this room"
-        yield room.finding("create_event", [room.create_id], found, f"a create event of version {room.stored_version}")
+        yield room.finding(
+            "create_event",
+            [room.create_id],
+            found,
+            f"a create event of version {room.stored_version}",
+        )
 
 
 def version_of_id(json: bytes, event_id: str) -> str | None:
     """Return the room version by which these bytes have this id; None if no version gives it."""
-    return next((version for version in ROOM_VERSIONS if (event := _read(json, version)) is not None and event.event_id == event_id), None)
+    return next(
+        (
+            version
+            for version in ROOM_VERSIONS
+            if (event := _read(json, version)) is not None and event.event_id == event_id
+        ),
+        None,
+    )
 
 
 def said_version(json: bytes) -> str | None:

@@ -11,13 +11,18 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.maintenance.verify.finding import Finding
 from storage.maintenance.verify.room import VerifiedRoom
-from storage.maintenance.verify.visibility_model import AdmittedPrincipals, by_invitation, read_facts
+from storage.maintenance.verify.visibility_model import (
+    AdmittedPrincipals,
+    by_invitation,
+    read_facts,
+)
 from storage.state.groups import Group
 from storage.visibility import multirange
 
 SQL_POINTS: Final[LiteralString] = """
 WITH used AS (
-    SELECT audience, state_group_before, COALESCE(state_group_after, state_group_before) AS state_group_after,
+    SELECT audience, state_group_before,
+        COALESCE(state_group_after, state_group_before) AS state_group_after,
         min(event_id) AS event_id, count(*) AS events
     FROM events
     WHERE room_nid = $1::int AND NOT outlier
@@ -34,7 +39,8 @@ ORDER BY u.audience, path_of(g.state_group, g.back), u.state_group_after, u.even
 """
 
 SQL_VISIBILITY: Final[LiteralString] = """
-SELECT p.name, v.audiences::text AS audiences, v.last_join_topological, v.joined_count, v.invited_count,
+SELECT p.name, v.audiences::text AS audiences, v.last_join_topological, v.joined_count,
+    v.invited_count,
     v.invited_audiences::text AS invited_audiences
 FROM whole_visibility v
 JOIN principals p USING (principal_nid)
@@ -69,11 +75,13 @@ ORDER BY used.audience
 
 SQL_STRAYS: Final[LiteralString] = """
 WITH line AS (
-    SELECT audience, opened_topological AS opened, lead(opened_topological) OVER (ORDER BY audience) AS closed
+    SELECT audience, opened_topological AS opened,
+        lead(opened_topological) OVER (ORDER BY audience) AS closed
     FROM audiences
     WHERE room_nid = $1::int AND opened_topological IS NOT NULL
 )
-SELECT e.event_id, e.topological_ordering, l.opened, CASE WHEN l.audience >= r.current_audience THEN NULL ELSE l.closed END AS closed
+SELECT e.event_id, e.topological_ordering, l.opened, CASE
+    WHEN l.audience >= r.current_audience THEN NULL ELSE l.closed END AS closed
 FROM rooms r
 JOIN events e USING (room_nid)
 LEFT JOIN line l ON l.audience = (e.audience >> 40) << 40
@@ -83,7 +91,8 @@ WHERE r.room_nid = $1::int
     AND EXISTS (
         SELECT FROM whole_visibility v
         JOIN principals p USING (principal_nid)
-        WHERE v.room_nid = r.room_nid AND (p.principal_nid IN (1, 2) OR p.name = $2::text) AND v.audiences @> e.audience
+        WHERE v.room_nid = r.room_nid AND (p.principal_nid IN (1, 2) OR p.name = $2::text)
+            AND v.audiences @> e.audience
     )
     AND (
         l.audience IS NULL
@@ -93,7 +102,8 @@ WHERE r.room_nid = $1::int
 """
 
 SQL_MISPLACED: Final[LiteralString] = """
-SELECT p.name, o.first_audience, o.opened_topological, o.topological_ranges::text AS topological_ranges, right_place.opened,
+SELECT p.name, o.first_audience, o.opened_topological,
+    o.topological_ranges::text AS topological_ranges, right_place.opened,
     right_place.topological_ranges::text AS right_stretches
 FROM past_visibility o
 JOIN principals p USING (principal_nid)
@@ -101,13 +111,17 @@ CROSS JOIN LATERAL (
     SELECT COALESCE((
             SELECT a.opened_topological
             FROM audiences a
-            WHERE a.room_nid = o.room_nid AND a.audience <= (o.first_audience >> 40) << 40 AND a.opened_topological IS NOT NULL
+            WHERE a.room_nid = o.room_nid AND a.audience <= (o.first_audience >> 40) << 40
+                AND a.opened_topological IS NOT NULL
             ORDER BY a.audience DESC
             LIMIT 1
-        ), 0) AS opened, COALESCE(disjoint_topological_ranges(o.room_nid, o.audiences, NULL, NULL, '{}'), '{}') AS topological_ranges
+        ), 0) AS opened, COALESCE(disjoint_topological_ranges(o.room_nid, o.audiences, NULL, NULL,
+            '{}'), '{}') AS topological_ranges
     OFFSET 0
 ) AS right_place
-WHERE o.room_nid = $1::int AND (o.opened_topological <> right_place.opened OR NOT o.topological_ranges @> right_place.topological_ranges)
+WHERE o.room_nid = $1::int
+    AND (o.opened_topological <> right_place.opened
+        OR NOT o.topological_ranges @> right_place.topological_ranges)
 ORDER BY p.name, o.first_audience
 """
 
@@ -222,22 +236,34 @@ async def check_visibility(conn: Connection, room: VerifiedRoom) -> AsyncIterato
         groups = await room.states.load(conn, {group for point in batch for group in point[1:3]})
         for point in batch:
             if point.state_group_before in groups and point.state_group_after in groups:
-                _look(sweep, point, groups[point.state_group_before], groups[point.state_group_after], tallies)
+                _look(
+                    sweep,
+                    point,
+                    groups[point.state_group_before],
+                    groups[point.state_group_after],
+                    tallies,
+                )
     for name, tally in sorted(tallies.items()):
         found = f"sees {tally.leaked} audiences that the states deny, and not {tally.hidden} that they allow"
         yield room.finding("visibility", [name, tally.example], found, "what the states allow")
 
 
-def _look(sweep: Sweep, point: PointRow, before: Group, after: Group, tallies: dict[str, Tally]) -> None:
+def _look(
+    sweep: Sweep, point: PointRow, before: Group, after: Group, tallies: dict[str, Tally]
+) -> None:
     """Compare at one audience: whoever is admitted before or after the event sees it, and nobody else; joined counts more than invited."""
     sweep.reach(point.audience)
     sweep.stand(before)
     wrong = set(sweep.wrong)
     if after.state_group != before.state_group:
         either = sweep.stand(after)
-        wrong = (wrong - either) | {name for name in either if (name in sweep.seeing) != sweep.admitted.either(name)}
+        wrong = (wrong - either) | {
+            name for name in either if (name in sweep.seeing) != sweep.admitted.either(name)
+        }
     for name in wrong:
-        tally = tallies.setdefault(name, Tally(example=point.event_id or f"state group {point.state_group_before}"))
+        tally = tallies.setdefault(
+            name, Tally(example=point.event_id or f"state group {point.state_group_before}")
+        )
         if name in sweep.seeing:
             tally.leaked += 1
         else:
@@ -247,17 +273,29 @@ def _look(sweep: Sweep, point: PointRow, before: Group, after: Group, tallies: d
 async def check_visibility_counts(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Each principal's joined and invited users, and a local user's last join ("visibility_counts")."""
     facts = await read_facts(conn, room)
-    found = {row.name: row for row in await conn.fetch(SQL_VISIBILITY, room.nid, row=StoredVisibilityRow)}
+    found = {
+        row.name: row for row in await conn.fetch(SQL_VISIBILITY, room.nid, row=StoredVisibilityRow)
+    }
     joins = dict(await conn.fetch(SQL_LAST_JOINS, room.nid, room.server_name, row=LastJoinRow))
     current = room.row.current_state_group
     groups = await room.states.load(conn, [] if current is None else [current])
     admitted = AdmittedPrincipals(facts)
     for group in groups.values():
         admitted.move(group)
-    for name in sorted(found.keys() | joins.keys() | admitted.joined.keys() | admitted.invited.keys()):
+    for name in sorted(
+        found.keys() | joins.keys() | admitted.joined.keys() | admitted.invited.keys()
+    ):
         row = found.get(name)
-        told = (0, 0, None) if row is None else (row.joined_count, row.invited_count, row.last_join_topological)
-        wanted = (admitted.joined.get(name, 0), admitted.invited.get(name, 0), _last_join(room, joins.get(name), told[2]))
+        told = (
+            (0, 0, None)
+            if row is None
+            else (row.joined_count, row.invited_count, row.last_join_topological)
+        )
+        wanted = (
+            admitted.joined.get(name, 0),
+            admitted.invited.get(name, 0),
+            _last_join(room, joins.get(name), told[2]),
+        )
         if told != wanted:
             yield room.finding("visibility_counts", [name], _counts(*told), _counts(*wanted))
 
@@ -265,19 +303,33 @@ async def check_visibility_counts(conn: Connection, room: VerifiedRoom) -> Async
 async def check_audiences(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Every audience in use is known, below the next one, and its events stand where reads look for them ("audiences")."""
     for audience in await conn.fetchvals(SQL_UNKNOWN_AUDIENCES, room.nid, room.row.next_audience):
-        yield room.finding("audiences", [f"audience {audience}"], "not known", f"a row, below {room.row.next_audience}")
+        yield room.finding(
+            "audiences",
+            [f"audience {audience}"],
+            "not known",
+            f"a row, below {room.row.next_audience}",
+        )
     for row in await conn.fetch(SQL_STRAYS, room.nid, room.server_name, row=OutOfRangeRow):
         expected = f"between {row.opened} and {row.closed}, or a stray"
-        yield room.finding("audiences", [row.event_id], f"topological ordering {row.topological_ordering}", expected)
+        yield room.finding(
+            "audiences",
+            [row.event_id],
+            f"topological ordering {row.topological_ordering}",
+            expected,
+        )
     for past in await conn.fetch(SQL_MISPLACED, room.nid, row=MisplacedRow):
         found = f"opened at {past.opened_topological}, {past.topological_ranges}"
         expected = f"opened at {past.opened}, {past.right_stretches}"
-        yield room.finding("audiences", [past.name, f"audiences from {past.first_audience} on"], found, expected)
+        yield room.finding(
+            "audiences", [past.name, f"audiences from {past.first_audience} on"], found, expected
+        )
 
 
 def _last_join(room: VerifiedRoom, held: int | None, found: int | None) -> int | None:
     """A user's last join, by the events; or as the table says, if that one lay in history that was purged, and none came after it."""
-    purged = found is not None and room.row.purged_below is not None and found < room.row.purged_below
+    purged = (
+        found is not None and room.row.purged_below is not None and found < room.row.purged_below
+    )
     return found if purged and (held is None or held < (found or 0)) else held
 
 
@@ -290,7 +342,10 @@ def _boundaries(rows: Sequence[StoredVisibilityRow]) -> list[tuple[int, str]]:
 
     def ends() -> Iterator[tuple[int, str]]:
         for row in rows:
-            for name, text in ((row.name, row.audiences), (by_invitation(row.name), row.invited_audiences)):
+            for name, text in (
+                (row.name, row.audiences),
+                (by_invitation(row.name), row.invited_audiences),
+            ):
                 for low, high in multirange.from_text(text):
                     yield low, name
                     if high is not None:

@@ -61,7 +61,11 @@ async def read_facts(conn: Connection, room: VerifiedRoom) -> VisibilityFacts:
 
 def known(visibility: object) -> str:
     """One of the four; "shared" for anything else."""
-    return visibility if isinstance(visibility, str) and visibility in {"world_readable", "invited", "joined"} else "shared"
+    return (
+        visibility
+        if isinstance(visibility, str) and visibility in {"world_readable", "invited", "joined"}
+        else "shared"
+    )
 
 
 def by_invitation(principal: str) -> str:
@@ -85,7 +89,9 @@ class AdmittedPrincipals:
     visibility: str = "shared"
     joined: dict[str, int] = field(default_factory=dict)
     invited: dict[str, int] = field(default_factory=dict)
-    were_joined: set[str] = field(default_factory=set)  # before the last move, of those whom it touched
+    were_joined: set[str] = field(
+        default_factory=set
+    )  # before the last move, of those whom it touched
 
     def __contains__(self, principal: str) -> bool:
         if self.group is None:
@@ -109,11 +115,19 @@ class AdmittedPrincipals:
         old = self.group
         gains: list[tuple[dict[str, int], str, int]] = []
         for key in set(target.entries) if old is None else changed_keys(old, target):
-            gains += self._gains(key, None if old is None else old.entries.get(key), target.entries.get(key))
-        visibility = self.facts.visibilities.get(target.entries.get(KEY_HISTORY_VISIBILITY, 0), "shared")
+            gains += self._gains(
+                key, None if old is None else old.entries.get(key), target.entries.get(key)
+            )
+        visibility = self.facts.visibilities.get(
+            target.entries.get(KEY_HISTORY_VISIBILITY, 0), "shared"
+        )
         touched = {principal for _, principal, _ in gains}
         if old is None or visibility != self.visibility:
-            touched |= {EVERYBODY, SHARED, *(principal for principal, count in self.invited.items() if count)}
+            touched |= {
+                EVERYBODY,
+                SHARED,
+                *(principal for principal, count in self.invited.items() if count),
+            }
         self.were_joined = {principal for principal in touched if self.joined.get(principal, 0) > 0}
         touched |= {by_invitation(principal) for principal in touched}
         before = {principal for principal in touched if principal in self}
@@ -123,9 +137,19 @@ class AdmittedPrincipals:
         self.group = target
         return {principal for principal in touched if (principal in self) != (principal in before)}
 
-    def _gains(self, key: int, old: int | None, new: int | None) -> list[tuple[dict[str, int], str, int]]:
+    def _gains(
+        self, key: int, old: int | None, new: int | None
+    ) -> list[tuple[dict[str, int], str, int]]:
         """What another event under a key means: which count, of which principal, by how much."""
         principals = self.facts.principals.get(key, ())
         was, becomes = self.facts.memberships.get(old or 0), self.facts.memberships.get(new or 0)
-        gains = [(self.joined, (becomes == JOIN) - (was == JOIN)), (self.invited, (becomes == INVITE) - (was == INVITE))]
-        return [(counts, principal, gained) for counts, gained in gains if gained for principal in principals]
+        gains = [
+            (self.joined, (becomes == JOIN) - (was == JOIN)),
+            (self.invited, (becomes == INVITE) - (was == INVITE)),
+        ]
+        return [
+            (counts, principal, gained)
+            for counts, gained in gains
+            if gained
+            for principal in principals
+        ]

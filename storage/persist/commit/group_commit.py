@@ -33,8 +33,12 @@ from storage.streams.feed import Advance
 from storage.streams.in_flight import LOST
 from storage.streams.registry import Restart, Streams
 
-BATCH_EVENTS_MAX: Final = 128  # events planned before others have their turn, and written though more wait
-BATCH_EVENTS_MIN: Final = 16  # the least that is written though more wait: a write costs as much as 20 events
+BATCH_EVENTS_MAX: Final = (
+    128  # events planned before others have their turn, and written though more wait
+)
+BATCH_EVENTS_MIN: Final = (
+    16  # the least that is written though more wait: a write costs as much as 20 events
+)
 WRITER_READS: Final = ("caches",)
 """The streams whose facts a writer has to be told: what was thrown away."""
 
@@ -46,7 +50,9 @@ class _BaseNotWritten(Exception):  # noqa: N818  # a turn of the plan, not an er
 class Writer:
     """The writer of one store: a queue, and a task that empties it."""
 
-    def __init__(self, database: Database, streams: Streams, *, server_name: str, writer_nid: int) -> None:
+    def __init__(
+        self, database: Database, streams: Streams, *, server_name: str, writer_nid: int
+    ) -> None:
         config = database.config
         self.caches = WriterCaches(
             events=config.cache_events_max,
@@ -62,7 +68,9 @@ class Writer:
         self.lookers = 0
         """How many hold that lock or wait for it: who comes after them waits, too."""
         self._database = database
-        self._attempts = WriteAttempts(database, streams, self.caches, server_name=server_name, writer_nid=writer_nid)
+        self._attempts = WriteAttempts(
+            database, streams, self.caches, server_name=server_name, writer_nid=writer_nid
+        )
         self._queue: deque[AppendRequest] = deque()
         self._next: WriteBatch | None = None  # grows
         self._sent: WriteBatch | None = None  # is being written, or was not done
@@ -71,7 +79,9 @@ class Writer:
         self._room = asyncio.Semaphore(config.writer_queue_max)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-        self._removed: list[Removed | None] = []  # told, and remembered still; None: anything may have gone
+        self._removed: list[
+            Removed | None
+        ] = []  # told, and remembered still; None: anything may have gone
         self._batch_max = config.writer_batch_max
         self._events = 0  # of the appends in hand
         self._lane = SlowRooms(self._attempts, self._load_aside, self, self._wake.set)
@@ -100,13 +110,16 @@ class Writer:
     async def append(self, incoming: Sequence[IncomingEvent]) -> list[AppendResult]:
         """Store a batch; one result per event, in order. Waits while the queue is full.
 
-        Cancelling the caller does not take back what is under way. Raises what the database said if not everything could be stored; a
-        large batch is written in several transactions, so its beginning may be stored then.
+        Cancelling the caller does not take back what is under way. Raises what the database said if
+        not everything could be stored; a large batch is written in several transactions, so its
+        beginning may be stored then.
         """
         async with self._room:
             if self._closed:
                 raise StorageClosed("writer")
-            request = AppendRequest(incoming, asyncio.get_running_loop().create_future(), caller=tracing.caller())
+            request = AppendRequest(
+                incoming, asyncio.get_running_loop().create_future(), caller=tracing.caller()
+            )
             self._requests.add(request)
             if self._lane.takes(request):
                 self._lane.add(request)
@@ -140,7 +153,9 @@ class Writer:
                 self._planning = True
                 await self._plan()
                 self._planning = False
-                await self._others(bool(self._queue or self._sent))  # among them the answer to the write
+                await self._others(
+                    bool(self._queue or self._sent)
+                )  # among them the answer to the write
             elif self._closed and self._sent is None and not self._lane:
                 return
             else:
@@ -170,7 +185,9 @@ class Writer:
         for request in self._requests:
             if request.answers:
                 request.fail(
-                    DatabaseReplaced("the database was replaced while the batch was written: repeat it, what is stored is a duplicate")
+                    DatabaseReplaced(
+                        "the database was replaced while the batch was written: repeat it, what is stored is a duplicate"
+                    )
                 )
 
     def _forget_removed(self) -> None:
@@ -183,7 +200,8 @@ class Writer:
             if removed is not None:
                 self.caches.remove(removed)
 
-    # ---------------------------------------------------------------------------------------------- planned and sent ahead
+    # ----------------------------------------------------------------------------------------------
+    # planned and sent ahead
 
     async def _plan(self) -> None:
         """Plan the next events on top of what is being written."""
@@ -195,9 +213,15 @@ class Writer:
         self._next = self._next or self._attempts.plan(after=self._sent)
         left = self._batch_max - self._next.size
         parts = self._gather(min(self._stretch, left), whole=min(BATCH_EVENTS_MAX, left))
-        named = [one for request, part in parts for one in (request.incoming if request.planned == len(part) else part)]
+        named = [
+            one
+            for request, part in parts
+            for one in (request.incoming if request.planned == len(part) else part)
+        ]
         try:
-            await self._attempts.extend(self._next, parts, self._load, named=named, assume_new=True, aside=self._lane)
+            await self._attempts.extend(
+                self._next, parts, self._load, named=named, assume_new=True, aside=self._lane
+            )
         except Exception as error:  # noqa: BLE001  # whatever it is, the slow way finds out whose answer it is
             self._next.error = error
             await self._landed()
@@ -224,11 +248,19 @@ class Writer:
 
     def has_to_do_with(self, request: AppendRequest) -> bool:
         """Whether an append that shares a room with this one is under way, outside of the lane."""
-        planned = (other for batch in (self._next, self._sent, self._mending) if batch is not None for other in batch.answers)
+        planned = (
+            other
+            for batch in (self._next, self._sent, self._mending)
+            if batch is not None
+            for other in batch.answers
+        )
         return any(not other.rooms.isdisjoint(request.rooms) for other in (*planned, *self._queue))
 
     async def write(self, batch: WriteBatch) -> None:
-        """Write a plan of the lane in its turn. One that cannot be written as it is, but might be if it is made again, is not."""
+        """Write a plan of the lane in its turn.
+
+        One that cannot be written as it is, but might be if it is made again, is not.
+        """
         batch.over = asyncio.Event()
         self._aside.append(batch)
         self._wake.set()
@@ -285,7 +317,12 @@ class Writer:
 
     def _taken_aside(self) -> WriteBatch | None:
         """A plan of the lane, if one may be written now."""
-        if self._sent is not None or self._planning or not self._aside or self._aside[0].error is not None:
+        if (
+            self._sent is not None
+            or self._planning
+            or not self._aside
+            or self._aside[0].error is not None
+        ):
             return None
         batch = self._aside.popleft()
         if (
@@ -316,12 +353,25 @@ class Writer:
             await self._writing
 
     def _failed(self) -> WriteBatch | None:
-        return next((batch for batch in (self._sent, self._next, *self._aside) if batch is not None and batch.error is not None), None)
+        return next(
+            (
+                batch
+                for batch in (self._sent, self._next, *self._aside)
+                if batch is not None and batch.error is not None
+            ),
+            None,
+        )
 
     async def _mend(self, failed: WriteBatch) -> None:
         """Take back what was not done and what was planned on it; then do the former in the slow way."""
-        again = [request for request in failed.answers if failed.is_aside or request not in self._lane]
-        later = [request for request in (self._next.answers if self._next is not None else ()) if request not in again]
+        again = [
+            request for request in failed.answers if failed.is_aside or request not in self._lane
+        ]
+        later = [
+            request
+            for request in (self._next.answers if self._next is not None else ())
+            if request not in again
+        ]
         if failed is self._sent:
             self._give_up_aside()
         if failed in self._aside:
@@ -331,16 +381,29 @@ class Writer:
         for request in (*again, *later):
             request.planned = len(request.answers)
         waiting = dict.fromkeys((*later, *self._queue))
-        self._queue = deque(request for request in waiting if request not in again and request not in self._lane)
+        self._queue = deque(
+            request for request in waiting if request not in again and request not in self._lane
+        )
         if not isinstance(failed.error, OutcomeUnknown):
             self._attempts.forget(failed)
-        await self._serve(again, failed if failed.sent or isinstance(failed.error, OutcomeUnknown) else None)
+        await self._serve(
+            again, failed if failed.sent or isinstance(failed.error, OutcomeUnknown) else None
+        )
         self._mending = None
-        self._queue.extendleft(request for request in reversed(again) if not request.is_over and request not in self._lane)
+        self._queue.extendleft(
+            request
+            for request in reversed(again)
+            if not request.is_over and request not in self._lane
+        )
         _set_over(failed)
 
-    async def _serve(self, requests: Sequence[AppendRequest], failed: WriteBatch | None = None) -> None:
-        """Do these jobs the slow way. One that fails is taken out and answered alone; the others are written without it."""
+    async def _serve(
+        self, requests: Sequence[AppendRequest], failed: WriteBatch | None = None
+    ) -> None:
+        """Do these jobs the slow way.
+
+        One that fails is taken out and answered alone; the others are written without it.
+        """
         try:
             await self._attempts.serve(requests, failed)
         except (*LOST, DatabaseFull) as error:

@@ -18,7 +18,11 @@ K = TypeVar("K", bound=Hashable)
 def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
     """Take a change set into the caches, before or after it is committed."""
     new = change_set.new_events
-    rows = [row if row.event_nid in new else _with_known_position(caches, row) for row in change_set.rows.values() if row is not None]
+    rows = [
+        row if row.event_nid in new else _with_known_position(caches, row)
+        for row in change_set.rows.values()
+        if row is not None
+    ]
     caches.trim()  # before: what is in the change set must not be forgotten until it is committed
     for row in rows:
         caches.add_row(row)
@@ -63,7 +67,11 @@ def place(caches: WriterCaches, change_set: ChangeSet, positions: dict[int, int]
 
 
 def _absorb_names(caches: WriterCaches, change_set: ChangeSet) -> None:
-    """Learn the names of a change set. Those that are new are written only together with an event: an event that was left has them as well."""
+    """Learn the names of a change set.
+
+    Those that are new are written only together with an event: an event that was left has them as
+    well.
+    """
     is_written = change_set.has_changes
     caches.names.learn(
         types=_known(change_set.types, () if is_written else change_set.new_types),
@@ -113,7 +121,9 @@ def publish(streams: Streams, change_set: ChangeSet, written: WriteResult) -> No
         event = change_set.events[nid]
         backfilled = change_set.row_of(nid).backfilled
         row = [event.event_id, event.room_id, event.type, event.state_key, event.redacts]
-        facts["backfill" if backfilled else "events"].append(Fact(position, streams.instance_name, row))
+        facts["backfill" if backfilled else "events"].append(
+            Fact(position, streams.instance_name, row)
+        )
     for name, told in facts.items():
         if told:
             told.sort(key=lambda fact: fact.stream_id)

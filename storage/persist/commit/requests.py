@@ -13,7 +13,10 @@ from storage.persist.model.results import AppendResult
 
 @dataclass(slots=True, eq=False)
 class AppendRequest:
-    """One append call on its way. ``planned``: how many of its events are in a plan; ``answers``: of those that are written."""
+    """One append call on its way.
+
+    ``planned``: how many of its events are in a plan; ``answers``: of those that are written.
+    """
 
     incoming: Sequence[IncomingEvent]
     future: asyncio.Future[list[AppendResult]]
@@ -52,7 +55,10 @@ class AppendRequest:
 
 @dataclass(slots=True, eq=False)
 class WriteBatch:
-    """One write: its rows, and for each append call the answers to give once it is done. ``error``: why it was not done."""
+    """One write: its rows, and for each append call the answers to give once it is done.
+
+    ``error``: why it was not done.
+    """
 
     change_set: ChangeSet
     answers: dict[AppendRequest, list[AppendResult]] = field(default_factory=dict)
@@ -74,10 +80,14 @@ class WriteBatch:
     def done(self, caches: WriterCaches, positions: dict[int, int]) -> None:
         """It is done: give the answers, with the positions that the events took."""
         for request, answers in self.answers.items():
-            request.answer([_positioned(self.change_set, caches, one, positions) for one in answers])
+            request.answer(
+                [_positioned(self.change_set, caches, one, positions) for one in answers]
+            )
 
 
-def _positioned(change_set: ChangeSet, caches: WriterCaches, answer: AppendResult, positions: dict[int, int]) -> AppendResult:
+def _positioned(
+    change_set: ChangeSet, caches: WriterCaches, answer: AppendResult, positions: dict[int, int]
+) -> AppendResult:
     """The answer with the position of the event, which may also be one that was still being written when this was planned."""
     if answer.event_id is None or answer.stream_ordering is not None:
         return answer
@@ -87,4 +97,6 @@ def _positioned(change_set: ChangeSet, caches: WriterCaches, answer: AppendResul
     position = positions.get(row.event_nid, row.stream_ordering)
     if position is None:
         return answer
-    return AppendResult(answer.event_id, answer.outcome, answer.reason, position, row.topological_ordering)
+    return AppendResult(
+        answer.event_id, answer.outcome, answer.reason, position, row.topological_ordering
+    )

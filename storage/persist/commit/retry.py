@@ -1,10 +1,11 @@
 """Planning and writing: one attempt, and what follows when it fails.
 
-Planning is optimistic: nothing is locked while it runs, and a write that was planned on rows that have changed since is refused, whole.
-Then it is planned again, this time holding the rooms' locks, so that it cannot lose twice. Planning itself may go wrong on rows that do
-not fit each other, some remembered and others read just now: so what it raises is believed only of a plan made under the locks, with
-nothing remembered. Where the answer to a write is lost with the connection, it is looked up whether it was done: a write is one
-statement, so one of its events tells for all.
+Planning is optimistic: nothing is locked while it runs, and a write that was planned on rows that
+have changed since is refused, whole. Then it is planned again, this time holding the rooms' locks,
+so that it cannot lose twice. Planning itself may go wrong on rows that do not fit each other, some
+remembered and others read just now: so what it raises is believed only of a plan made under the
+locks, with nothing remembered. Where the answer to a write is lost with the connection, it is
+looked up whether it was done: a write is one statement, so one of its events tells for all.
 """
 
 import asyncio
@@ -26,7 +27,12 @@ from storage.persist.model.change_set import ChangeSet, NidBlocks
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData, TimeSliceOver
 from storage.persist.model.results import AppendResult
-from storage.persist.model.time_slice import HEAVY_SECONDS, SLICE_SECONDS, SLOW_ROOM_EVENTS_MIN, TimeSlice
+from storage.persist.model.time_slice import (
+    HEAVY_SECONDS,
+    SLICE_SECONDS,
+    SLOW_ROOM_EVENTS_MIN,
+    TimeSlice,
+)
 from storage.persist.plan.event import plan_event
 from storage.persist.write.all_tables import WriteResult, write
 from storage.streams.in_flight import LOST, InFlight
@@ -43,7 +49,8 @@ FROM (SELECT room_nid FROM rooms WHERE room_id = ANY($1::text[]) ORDER BY room_n
 SQL_STORED: Final[LiteralString] = """
 SELECT e.event_nid, COALESCE(e.stream_ordering, 0) AS stream_ordering
 FROM unnest($1::bigint[], $2::text[]) AS w (event_nid, event_id)
-JOIN events e USING (event_nid, event_id)  -- a database that was restored gives a number to another event
+-- a database that was restored gives a number to another event
+JOIN events e USING (event_nid, event_id)
 """
 
 ROUNDS_MAX: Final = 10_000  # loads for one event; a state resolution takes some dozens
@@ -75,7 +82,15 @@ class OutcomeUnknown(Exception):  # noqa: N818  # a turn of the plan, not an err
 class WriteAttempts:
     """Plans and writes for one store. It makes one write at a time."""
 
-    def __init__(self, database: Database, streams: Streams, caches: WriterCaches, *, server_name: str, writer_nid: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        streams: Streams,
+        caches: WriterCaches,
+        *,
+        server_name: str,
+        writer_nid: int,
+    ) -> None:
         self.caches = caches
         self._database = database
         self._measures = database.measures
@@ -84,16 +99,26 @@ class WriteAttempts:
         self._blocks = NidBlocks()
         streams.on_restart(self._restart)
         self._in_flight = InFlight(database, streams, ("events", "backfill", "caches"), writer_nid)
-        self._most = max(database.config.transaction_attempts, 3)  # in hope; under the locks; and with nothing remembered
+        self._most = max(
+            database.config.transaction_attempts, 3
+        )  # in hope; under the locks; and with nothing remembered
         self._extremities_max = max(database.config.forward_extremities_max, 1)
 
     def plan(self, *, after: WriteBatch | None = None) -> WriteBatch:
         """An empty plan; what ``after`` has found not to be there need not be asked again."""
-        change_set = ChangeSet(self.caches, self._blocks, self._server_name, extremities_max=self._extremities_max)
+        change_set = ChangeSet(
+            self.caches, self._blocks, self._server_name, extremities_max=self._extremities_max
+        )
         if after is not None:
-            change_set.principals.update((name, None) for name, nid in after.change_set.principals.items() if nid is None)
-            change_set.state_keys.update((key, None) for key, nid in after.change_set.state_keys.items() if nid is None)
-            change_set.types.update((name, None) for name, nid in after.change_set.types.items() if nid is None)
+            change_set.principals.update(
+                (name, None) for name, nid in after.change_set.principals.items() if nid is None
+            )
+            change_set.state_keys.update(
+                (key, None) for key, nid in after.change_set.state_keys.items() if nid is None
+            )
+            change_set.types.update(
+                (name, None) for name, nid in after.change_set.types.items() if nid is None
+            )
         change_set.time_slice = TimeSlice(SLICE_SECONDS)
         return WriteBatch(change_set, era=self._database.era)
 
@@ -120,8 +145,8 @@ class WriteAttempts:
     ) -> None:
         """Plan these events, when what they and others of their batches (``named``) name is loaded.
 
-        ``aside`` takes an append whose room turns out to be heavy, for the events that are not planned yet. `OutcomeUnknown`: an assumption needs
-        checking before the answers can be given.
+        ``aside`` takes an append whose room turns out to be heavy, for the events that are not
+        planned yet. `OutcomeUnknown`: an assumption needs checking before the answers can be given.
         """
         for request, _ in parts:
             batch.answers.setdefault(request, [])
@@ -172,11 +197,13 @@ class WriteAttempts:
             await self._answered(batch, written)
         self._tell(batch, written)
 
-    async def serve(self, requests: Sequence[AppendRequest], failed: WriteBatch | None = None) -> None:
+    async def serve(
+        self, requests: Sequence[AppendRequest], failed: WriteBatch | None = None
+    ) -> None:
         """Write what is left of these jobs; ``failed``: a plan of theirs that was not done.
 
-        Once in the hope that all is new and nobody interferes (unless that has failed already); then, looking everything up, under the
-        rooms' locks. What goes wrong in the end is raised.
+        Once in the hope that all is new and nobody interferes (unless that has failed already);
+        then, looking everything up, under the rooms' locks. What goes wrong in the end is raised.
         """
         if failed is None:
             await self._in_flight.ready()
@@ -188,10 +215,18 @@ class WriteAttempts:
             except OutcomeUnknown:
                 continue
             except DatabaseError as error:
-                again = (DatabaseConflict, *LOST) if forgotten and attempt > 0 else (DatabaseConflict, ConstraintViolated, *LOST)
+                again = (
+                    (DatabaseConflict, *LOST)
+                    if forgotten and attempt > 0
+                    else (DatabaseConflict, ConstraintViolated, *LOST)
+                )
                 self.caches.forget()
                 forgotten = True
-                if attempt + 1 == self._most or (lost and isinstance(error, LOST)) or not isinstance(error, again):
+                if (
+                    attempt + 1 == self._most
+                    or (lost and isinstance(error, LOST))
+                    or not isinstance(error, again)
+                ):
                     raise
                 if isinstance(error, LOST):
                     lost = True
@@ -206,22 +241,37 @@ class WriteAttempts:
         raise StorageCorrupt("a write was neither done nor refused")
 
     def forget(self, failed: WriteBatch) -> None:
-        """Forget everything that a plan was made on which was not done. One that could not even be made is told in the log."""
+        """Forget everything that a plan was made on which was not done.
+
+        One that could not even be made is told in the log.
+        """
         if not failed.sent and not isinstance(failed.error, DatabaseError):
-            logger.warning("not believed, as it may come of remembered rows that are old; planned again", exc_info=failed.error)
+            logger.warning(
+                "not believed, as it may come of remembered rows that are old; planned again",
+                exc_info=failed.error,
+            )
         self.caches.forget()
 
-    async def _attempt(self, batch: WriteBatch, requests: Sequence[AppendRequest], *, optimistic: bool) -> None:
+    async def _attempt(
+        self, batch: WriteBatch, requests: Sequence[AppendRequest], *, optimistic: bool
+    ) -> None:
         """Plan and write once, with nothing else under way; a plan that was not done says why."""
         if batch.error is not None:
             raise batch.error
         with self._in_flight.writing():
-            async with self._database.connection() if optimistic else self._database.transaction() as conn:
+            async with (
+                self._database.connection() if optimistic else self._database.transaction() as conn
+            ):
                 parts = [(request, request.rest) for request in requests]
                 if not optimistic:
-                    await conn.execute(SQL_LOCK_ROOMS, list({one.event.room_id for _, part in parts for one in part}))
+                    await conn.execute(
+                        SQL_LOCK_ROOMS,
+                        list({one.event.room_id for _, part in parts for one in part}),
+                    )
                 incoming = [one for _, part in parts for one in part]
-                await self.extend(batch, parts, partial(load, conn), named=incoming, assume_new=optimistic)
+                await self.extend(
+                    batch, parts, partial(load, conn), named=incoming, assume_new=optimistic
+                )
                 written = await self._written(conn, batch)
             self._measures.writer_statements += conn.statements
             await self._answered(batch, written)
@@ -235,8 +285,12 @@ class WriteAttempts:
         batch.sent = True
         self._in_flight.sent(conn)
         began = time.perf_counter()
-        with tracing.commit((request.caller for request in batch.answers), _ids(batch) if tracing.tracer else {}):
-            written = await write(conn, batch.change_set, self._in_flight.author, time.time_ns() // 1_000_000)
+        with tracing.commit(
+            (request.caller for request in batch.answers), _ids(batch) if tracing.tracer else {}
+        ):
+            written = await write(
+                conn, batch.change_set, self._in_flight.author, time.time_ns() // 1_000_000
+            )
         self._measures.writes.add(time.perf_counter() - began)
         self._measures.write_events.add(batch.size)
         return written
@@ -254,13 +308,21 @@ class WriteAttempts:
         batch.done(self.caches, written.positions)
 
     async def _look_up(self, batch: WriteBatch) -> bool:
-        """Whether a write whose answer was lost was done; then its answers are given. `DatabaseUnavailable` if there is nobody to ask."""
+        """Whether a write whose answer was lost was done; then its answers are given.
+
+        `DatabaseUnavailable` if there is nobody to ask.
+        """
         await self._in_flight.settle()
         if not (batch.sent and batch.change_set.new_events):
             return False
         nids = list(batch.change_set.new_events)
         async with self._database.connection() as conn:
-            rows = await conn.fetch(SQL_STORED, nids, [batch.change_set.events[nid].event_id for nid in nids], row=StoredPositionRow)
+            rows = await conn.fetch(
+                SQL_STORED,
+                nids,
+                [batch.change_set.events[nid].event_id for nid in nids],
+                row=StoredPositionRow,
+            )
         if rows:
             batch.done(self.caches, {row.event_nid: row.stream_ordering for row in rows})
         return bool(rows)
@@ -269,17 +331,33 @@ class WriteAttempts:
 def _ids(batch: WriteBatch) -> dict[str, Any]:
     """What is told of a write where somebody traces."""
     events = [one.event for request in batch.answers for one in request.incoming]
-    ids = {"matrix.room_ids": some(one.room_id for one in events), "matrix.event_ids": some(one.event_id for one in events)}
+    ids = {
+        "matrix.room_ids": some(one.room_id for one in events),
+        "matrix.event_ids": some(one.event_id for one in events),
+    }
     return {**ids, "storage.events": batch.size}
 
 
 async def _planned(
-    change_set: ChangeSet, part: Sequence[IncomingEvent], load_needs: Load, ahead: PendingPrefetch, *, least: int | None
+    change_set: ChangeSet,
+    part: Sequence[IncomingEvent],
+    load_needs: Load,
+    ahead: PendingPrefetch,
+    *,
+    least: int | None,
 ) -> list[AppendResult]:
-    """The answers of a part of an append; fewer if its room turns out to be heavy, but ``least``. None: all of them."""
+    """The answers of a part of an append; fewer if its room turns out to be heavy, but ``least``.
+
+    None: all of them.
+    """
     answers: list[AppendResult] = []
     for one in part:
-        if change_set.resolving_seconds and least is not None and len(answers) >= least and _is_heavy(change_set, one):
+        if (
+            change_set.resolving_seconds
+            and least is not None
+            and len(answers) >= least
+            and _is_heavy(change_set, one)
+        ):
             break
         if change_set.time_slice.is_over:
             await _others(change_set)
@@ -298,9 +376,18 @@ def _is_heavy(change_set: ChangeSet, one: IncomingEvent) -> bool:
 
 
 async def _decide(
-    load_needs: Load, change_set: ChangeSet, incoming: IncomingEvent, lacking: MissingData, ahead: PendingPrefetch, *, may_leave: bool
+    load_needs: Load,
+    change_set: ChangeSet,
+    incoming: IncomingEvent,
+    lacking: MissingData,
+    ahead: PendingPrefetch,
+    *,
+    may_leave: bool,
 ) -> AppendResult | None:
-    """Plan one event, loading what it lacks; most likely that is on its way. None: it takes too long, and is left."""
+    """Plan one event, loading what it lacks; most likely that is on its way.
+
+    None: it takes too long, and is left.
+    """
     loads = 0
     while loads < ROUNDS_MAX:
         if not isinstance(lacking, TimeSliceOver):
@@ -308,7 +395,9 @@ async def _decide(
             if not await ahead.landed():
                 await load_needs(change_set, lacking)
             change_set.time_slice.begin()
-        elif may_leave and any(work.seconds > HEAVY_SECONDS for work in change_set.resolving.values()):
+        elif may_leave and any(
+            work.seconds > HEAVY_SECONDS for work in change_set.resolving.values()
+        ):
             return None
         else:
             await _others(change_set)
@@ -317,7 +406,8 @@ async def _decide(
         except MissingData as needs:
             lacking = needs
     raise StorageCorrupt(
-        f"planning does not come to an end: {lacking.kind} lacks {some(map(str, lacking.keys))}", event_id=incoming.event.event_id
+        f"planning does not come to an end: {lacking.kind} lacks {some(map(str, lacking.keys))}",
+        event_id=incoming.event.event_id,
     )
 
 

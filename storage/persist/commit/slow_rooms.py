@@ -21,7 +21,9 @@ from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.time_slice import TimeSlice
 
 SLOW_ROOM_SLICE_SECONDS: Final = 0.005
-BATCH_EVENTS_MAX: Final = 128  # events planned and written together; `SLOW_ROOM_EVENTS_MIN` if they are heavy
+BATCH_EVENTS_MAX: Final = (
+    128  # events planned and written together; `SLOW_ROOM_EVENTS_MIN` if they are heavy
+)
 
 
 class BatchWriter(Protocol):
@@ -40,7 +42,9 @@ class BatchWriter(Protocol):
 class SlowRooms:
     """Appends of heavy rooms, in the order in which they came."""
 
-    def __init__(self, attempts: WriteAttempts, load: Load, pipeline: BatchWriter, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, attempts: WriteAttempts, load: Load, pipeline: BatchWriter, wake: Callable[[], None]
+    ) -> None:
         self._attempts = attempts
         self._load = load
         self._pipeline = pipeline
@@ -101,13 +105,17 @@ class SlowRooms:
     async def _planned(self, request: AppendRequest, part: Sequence[IncomingEvent]) -> WriteBatch:
         batch = self._attempts.plan()
         batch.is_aside = True
-        batch.change_set.time_slice = TimeSlice(SLOW_ROOM_SLICE_SECONDS, rest=SLOW_ROOM_SLICE_SECONDS)
+        batch.change_set.time_slice = TimeSlice(
+            SLOW_ROOM_SLICE_SECONDS, rest=SLOW_ROOM_SLICE_SECONDS
+        )
         for room_id in request.rooms:  # whatever is read later is guarded by the version of now, also if the caches forget the room
             room = self._attempts.caches.rooms.get(room_id)
             if room is not None:
                 batch.change_set.rooms[room_id] = room
         try:
-            await self._attempts.extend(batch, [(request, part)], self._load, named=part, assume_new=False)
+            await self._attempts.extend(
+                batch, [(request, part)], self._load, named=part, assume_new=False
+            )
         except Exception as error:  # noqa: BLE001  # whatever it is, the slow way finds out whose answer it is
             batch.error = error
         return batch

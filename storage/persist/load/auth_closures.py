@@ -19,7 +19,8 @@ placed AS MATERIALIZED (
 first AS MATERIALIZED (  -- what an event reaches by the links of its own chain
     SELECT p.event_nid, l.chain_nid, l.sequence_number
     FROM placed p
-    CROSS JOIN LATERAL reached_from(p.chain_nid, p.sequence_number) AS l (chain_nid, sequence_number)
+    CROSS JOIN LATERAL reached_from(p.chain_nid, p.sequence_number) AS l (chain_nid,
+        sequence_number)
 ),
 near AS MATERIALIZED (  -- and by theirs: mostly all that there is
     SELECT event_nid, chain_nid, max(sequence_number) AS sequence_number
@@ -30,22 +31,28 @@ near AS MATERIALIZED (  -- and by theirs: mostly all that there is
         UNION ALL
         SELECT f.event_nid, l.chain_nid, l.sequence_number
         FROM first f
-        CROSS JOIN LATERAL reached_from(f.chain_nid, f.sequence_number) AS l (chain_nid, sequence_number)
+        CROSS JOIN LATERAL reached_from(f.chain_nid, f.sequence_number) AS l (chain_nid,
+            sequence_number)
     ) AS reached
     GROUP BY event_nid, chain_nid
 ),
-reach AS (  -- and where that leads, but for what lies before something near: there are as many ways to it as power levels were set
+-- and where that leads, but for what lies before something near: there are as many ways to it as
+-- power levels were set
+reach AS (
     SELECT n.*
     FROM near n
-    WHERE NOT EXISTS (SELECT FROM placed p WHERE p.event_nid = n.event_nid AND p.chain_nid = n.chain_nid)
+    WHERE NOT EXISTS (SELECT FROM placed p
+        WHERE p.event_nid = n.event_nid AND p.chain_nid = n.chain_nid)
     UNION
     SELECT r.event_nid, l.chain_nid, l.sequence_number
     FROM reach r
-    CROSS JOIN LATERAL reached_from(r.chain_nid, r.sequence_number) AS l (chain_nid, sequence_number)
+    CROSS JOIN LATERAL reached_from(r.chain_nid, r.sequence_number) AS l (chain_nid,
+        sequence_number)
     WHERE NOT EXISTS (
         SELECT
         FROM near n
-        WHERE n.event_nid = r.event_nid AND n.chain_nid = l.chain_nid AND n.sequence_number >= l.sequence_number
+        WHERE n.event_nid = r.event_nid AND n.chain_nid = l.chain_nid
+            AND n.sequence_number >= l.sequence_number
     )
 ),
 farthest AS (
@@ -56,7 +63,8 @@ farthest AS (
 SELECT p.event_nid, p.chain_nid, p.sequence_number, f.chain_nids, f.sequence_numbers
 FROM placed p
 LEFT JOIN (
-    SELECT event_nid, array_agg(chain_nid) AS chain_nids, array_agg(sequence_number) AS sequence_numbers
+    SELECT event_nid, array_agg(chain_nid) AS chain_nids,
+        array_agg(sequence_number) AS sequence_numbers
     FROM farthest
     GROUP BY event_nid
 ) AS f USING (event_nid)

@@ -9,7 +9,12 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.array_text import array_text, column_texts, transposed
 from storage.database.connection import Connection
-from storage.database.names import KEY_CREATE, KEY_HISTORY_VISIBILITY, KEY_JOIN_RULES, KEY_POWER_LEVELS
+from storage.database.names import (
+    KEY_CREATE,
+    KEY_HISTORY_VISIBILITY,
+    KEY_JOIN_RULES,
+    KEY_POWER_LEVELS,
+)
 from storage.event import load as load_event
 from storage.graph.chains import Chain, ChainPosition
 from storage.persist.load.lookups import keep_rows
@@ -26,11 +31,15 @@ room AS MATERIALIZED (
     SELECT * FROM rooms WHERE room_id = ANY($1::text[])
 ),
 held AS MATERIALIZED (
-    SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
-        state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
-        membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events, ineffective
+    SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth,
+        origin_server_ts,
+        state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid,
+            state_key_nid,
+        membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events,
+            auth_events, ineffective
     FROM events
-    WHERE event_id = ANY($2::text[]) OR event_nid = ANY(ARRAY(SELECT unnest(forward_extremities) FROM room))
+    WHERE event_id = ANY($2::text[])
+        OR event_nid = ANY(ARRAY(SELECT unnest(forward_extremities) FROM room))
 ),
 auth AS MATERIALIZED (
     SELECT event_nid FROM held WHERE event_id = ANY($4::text[])
@@ -41,7 +50,8 @@ path AS MATERIALIZED (
     WHERE g.state_group = ANY(ARRAY(
         SELECT COALESCE(state_group_after, state_group_before)
         FROM held
-        WHERE NOT outlier AND (event_id = ANY($3::text[]) OR event_nid = ANY(ARRAY(SELECT unnest(forward_extremities) FROM room)))
+        WHERE NOT outlier AND (event_id = ANY($3::text[])
+            OR event_nid = ANY(ARRAY(SELECT unnest(forward_extremities) FROM room)))
         UNION
         SELECT current_state_group FROM room
     ) || $6::bigint[])
@@ -52,18 +62,23 @@ place AS MATERIALIZED (
     WHERE event_nid = ANY(ARRAY(SELECT event_nid FROM auth) || $7::bigint[])
 )
 SELECT 'room' AS kind, ARRAY[room_id, room_version, out_of_range::text] AS texts,
-    ARRAY[room_nid, write_version, next_audience, current_state_group, max_topological_ordering, current_audience, removals] AS numbers,
-    forward_extremities AS one, NULL::bigint[] AS two, NULL::int[] AS three, NULL::int[] AS four, NULL::int[] AS five, NULL::bytea AS data
+    ARRAY[room_nid, write_version, next_audience, current_state_group, max_topological_ordering,
+        current_audience, removals] AS numbers,
+    forward_extremities AS one, NULL::bigint[] AS two, NULL::int[] AS three, NULL::int[] AS four,
+        NULL::int[] AS five, NULL::bytea AS data
 FROM room
 UNION ALL
 SELECT 'event', ARRAY[event_id, rejected],
-    ARRAY[event_nid, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts, state_group_before, state_group_after, audience,
-        redacted_by, sender_nid, type_nid, state_key_nid, membership, outlier::int, backfilled::int, soft_failed::int, redacted_form::int,
+    ARRAY[event_nid, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
+        state_group_before, state_group_after, audience,
+        redacted_by, sender_nid, type_nid, state_key_nid, membership, outlier::int, backfilled::int,
+            soft_failed::int, redacted_form::int,
         ineffective::int],
     prev_events, auth_events, NULL, NULL, NULL, NULL
 FROM held
 UNION ALL
-SELECT 'missing', ARRAY[event_id], ARRAY[event_nid, room_nid, superseded::int], child_nids, NULL, NULL, NULL, NULL, NULL
+SELECT 'missing', ARRAY[event_id], ARRAY[event_nid, room_nid, superseded::int], child_nids, NULL,
+    NULL, NULL, NULL, NULL
 FROM missing_events
 WHERE event_id = ANY($2::text[])
 UNION ALL
@@ -71,13 +86,15 @@ SELECT 'waiting', ARRAY[target_event_id], ARRAY[redaction_nid], NULL, NULL, NULL
 FROM waiting_redactions
 WHERE target_event_id = ANY($2::text[])
 UNION ALL
-SELECT 'content', ARRAY[e.event_id, r.room_version], ARRAY[e.event_nid, e.redacted_form::int], NULL, NULL, NULL, NULL, NULL, e.json
+SELECT 'content', ARRAY[e.event_id, r.room_version], ARRAY[e.event_nid, e.redacted_form::int], NULL,
+    NULL, NULL, NULL, NULL, e.json
 FROM events e
 JOIN rooms r USING (room_nid)
 WHERE e.event_nid = ANY(ARRAY(
     SELECT event_nid FROM auth
     UNION
-    SELECT c.event_nid FROM room JOIN current_state c USING (room_nid) WHERE c.state_key_nid = ANY($16::int[])
+    SELECT c.event_nid FROM room JOIN current_state c USING (room_nid)
+        WHERE c.state_key_nid = ANY($16::int[])
 ) || $5::bigint[])
 UNION ALL
 SELECT 'group', NULL, ARRAY[state_group, digest, audience, room_nid, entry_count, runs],
@@ -85,15 +102,18 @@ SELECT 'group', NULL, ARRAY[state_group, digest, audience, room_nid, entry_count
 FROM state_groups
 WHERE state_group IN (SELECT state_group FROM path)
 UNION ALL
-SELECT 'place', NULL, ARRAY[event_nid, chain_nid, sequence_number], NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'place', NULL, ARRAY[event_nid, chain_nid, sequence_number], NULL, NULL, NULL, NULL, NULL,
+    NULL
 FROM place
 UNION ALL
-SELECT 'chain', NULL, ARRAY[chain_nid, NULL, max(sequence_number)], NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'chain', NULL, ARRAY[chain_nid, NULL, max(sequence_number)], NULL, NULL, NULL, NULL, NULL,
+    NULL
 FROM auth_chains
 WHERE chain_nid IN (SELECT chain_nid FROM place)
 GROUP BY chain_nid
 UNION ALL
-SELECT 'chain', NULL, ARRAY[chain_nid, target_chain_nid, max(target_sequence_number)], NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'chain', NULL, ARRAY[chain_nid, target_chain_nid, max(target_sequence_number)], NULL, NULL,
+    NULL, NULL, NULL, NULL
 FROM auth_chain_links
 WHERE chain_nid IN (SELECT chain_nid FROM place)
 GROUP BY chain_nid, target_chain_nid
@@ -106,31 +126,38 @@ SELECT 'type', ARRAY[type], ARRAY[type_nid], NULL, NULL, NULL, NULL, NULL, NULL
 FROM event_types
 WHERE type = ANY($9::text[])
 UNION ALL
-SELECT 'state_key', ARRAY[k.state_key], ARRAY[k.type_nid, k.state_key_nid], NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'state_key', ARRAY[k.state_key], ARRAY[k.type_nid, k.state_key_nid], NULL, NULL, NULL, NULL,
+    NULL, NULL
 FROM unnest($10::text[], $11::text[]) AS wanted (type, state_key)
 JOIN event_types t ON t.type = wanted.type
-CROSS JOIN LATERAL (  -- one by one, by the whole key, as the next: never all keys of a type, nor all members of a room, for each
+-- one by one, by the whole key, as the next: never all keys of a type, nor all members of a room,
+-- for each
+CROSS JOIN LATERAL (
     SELECT * FROM state_keys WHERE type_nid = t.type_nid AND state_key = wanted.state_key OFFSET 0
 ) AS k
 UNION ALL
 SELECT 'seen', ARRAY[v.audiences::text, COALESCE(v.invited_audiences, '{}')::text],
-    ARRAY[v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count, v.first_audience],
+    ARRAY[v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count,
+        v.first_audience],
     NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest($12::text[], $13::text[]) AS wanted (room_id, name)
 JOIN rooms r ON r.room_id = wanted.room_id
 JOIN principals p ON p.name = wanted.name
 CROSS JOIN LATERAL (
-    SELECT * FROM visibility WHERE room_nid = r.room_nid AND principal_nid = p.principal_nid OFFSET 0
+    SELECT * FROM visibility
+        WHERE room_nid = r.room_nid AND principal_nid = p.principal_nid OFFSET 0
 ) AS v
 UNION ALL
-SELECT 'number', ARRAY[wanted.name], ARRAY[nextval(wanted.name::regclass)], NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'number', ARRAY[wanted.name], ARRAY[nextval(wanted.name::regclass)], NULL, NULL, NULL, NULL,
+    NULL, NULL
 FROM unnest($14::text[], $15::int[]) AS wanted (name, blocks)
 CROSS JOIN generate_series(1, wanted.blocks)
 """
 
 SQL_NAMES_AHEAD: Final[LiteralString] = """
 SELECT 'principal' AS kind, ARRAY[name] AS texts, ARRAY[principal_nid]::bigint[] AS numbers,
-    NULL::bigint[] AS one, NULL::bigint[] AS two, NULL::int[] AS three, NULL::int[] AS four, NULL::int[] AS five, NULL::bytea AS data
+    NULL::bigint[] AS one, NULL::bigint[] AS two, NULL::int[] AS three, NULL::int[] AS four,
+        NULL::int[] AS five, NULL::bytea AS data
 FROM principals
 WHERE name = ANY($1::text::text[])
 UNION ALL
@@ -138,7 +165,8 @@ SELECT 'type', ARRAY[type], ARRAY[type_nid], NULL, NULL, NULL, NULL, NULL, NULL
 FROM event_types
 WHERE type = ANY($2::text::text[])
 UNION ALL
-SELECT 'state_key', ARRAY[k.state_key], ARRAY[k.type_nid, k.state_key_nid], NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'state_key', ARRAY[k.state_key], ARRAY[k.type_nid, k.state_key_nid], NULL, NULL, NULL, NULL,
+    NULL, NULL
 FROM unnest($3::text::text[], $4::text::text[]) AS wanted (type, state_key)
 JOIN event_types t ON t.type = wanted.type
 CROSS JOIN LATERAL (
@@ -146,16 +174,19 @@ CROSS JOIN LATERAL (
 ) AS k
 UNION ALL
 SELECT 'seen', ARRAY[v.audiences::text, COALESCE(v.invited_audiences, '{}')::text],
-    ARRAY[v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count, v.first_audience],
+    ARRAY[v.room_nid, v.principal_nid, v.last_join_topological, v.joined_count, v.invited_count,
+        v.first_audience],
     NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest($5::text::text[], $6::text::text[]) AS wanted (room_id, name)
 JOIN rooms r ON r.room_id = wanted.room_id
 JOIN principals p ON p.name = wanted.name
 CROSS JOIN LATERAL (
-    SELECT * FROM visibility WHERE room_nid = r.room_nid AND principal_nid = p.principal_nid OFFSET 0
+    SELECT * FROM visibility
+        WHERE room_nid = r.room_nid AND principal_nid = p.principal_nid OFFSET 0
 ) AS v
 UNION ALL
-SELECT 'number', ARRAY[wanted.name], ARRAY[nextval(wanted.name::regclass)], NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'number', ARRAY[wanted.name], ARRAY[nextval(wanted.name::regclass)], NULL, NULL, NULL, NULL,
+    NULL, NULL
 FROM unnest($7::text::text[], $8::text::int[]) AS wanted (name, blocks)
 CROSS JOIN generate_series(1, wanted.blocks)
 """
@@ -201,7 +232,10 @@ class BatchLoadRow(NamedTuple):
 
 
 async def load_batch(conn: Connection, change_set: ChangeSet, lacking: BatchRequest) -> None:
-    """Load it, and remember as absent what is not there. Until the answer is here nothing of that is known: events are planned meanwhile."""
+    """Load it, and remember as absent what is not there.
+
+    Until the answer is here nothing of that is known: events are planned meanwhile.
+    """
     if lacking.is_of_names:
         rows = await conn.fetch(SQL_NAMES_AHEAD, *_names(lacking), row=BatchLoadRow)
     else:
@@ -273,7 +307,11 @@ def _absent_names(change_set: ChangeSet, lacking: BatchRequest) -> None:
     for room_id, name in lacking.seen:
         room = change_set.rooms.get(room_id) or change_set.caches.rooms.get(room_id)
         nid = STANDING.get(name) or change_set.principals.get(name) or names.principals.get(name)
-        if room is not None and nid is not None and not change_set.knows_visibility(room.room_nid, nid):
+        if (
+            room is not None
+            and nid is not None
+            and not change_set.knows_visibility(room.room_nid, nid)
+        ):
             change_set.visibility[room.room_nid, nid] = UNSEEN
 
 
@@ -283,7 +321,19 @@ def _rooms(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest)
         *numbers, audience, removals = row.numbers
         nid, write_version, next_audience, group, largest = numbers
         ends, strayed = tuple(row.one or ()), multirange.from_text(out_of_range)
-        room = RoomRow(nid, room_id, version, write_version, next_audience, group, largest, ends, audience, strayed, removals)
+        room = RoomRow(
+            nid,
+            room_id,
+            version,
+            write_version,
+            next_audience,
+            group,
+            largest,
+            ends,
+            audience,
+            strayed,
+            removals,
+        )
         change_set.rooms[room_id] = room
 
 
@@ -294,7 +344,13 @@ def _events(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest
         fields.update((name, bool(fields[name])) for name in EVENT_FLAGS)
         event_id, rejected = row.texts
         held.append(
-            EventRow(event_id=event_id, rejected=rejected, prev_events=tuple(row.one or ()), auth_events=tuple(row.two or ()), **fields)
+            EventRow(
+                event_id=event_id,
+                rejected=rejected,
+                prev_events=tuple(row.one or ()),
+                auth_events=tuple(row.two or ()),
+                **fields,
+            )
         )
     keep_rows(change_set, held)
 
@@ -302,8 +358,13 @@ def _events(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest
 def _missing(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
     for row in rows:
         nid, room_nid, superseded = row.numbers
-        if row.texts[0] not in change_set.new_missing and row.texts[0] not in change_set.gone_missing:
-            change_set.missing[row.texts[0]] = MissingRow(nid, row.texts[0], room_nid, bool(superseded), tuple(row.one or ()))
+        if (
+            row.texts[0] not in change_set.new_missing
+            and row.texts[0] not in change_set.gone_missing
+        ):
+            change_set.missing[row.texts[0]] = MissingRow(
+                nid, row.texts[0], room_nid, bool(superseded), tuple(row.one or ())
+            )
 
 
 def _waiting(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:
@@ -315,15 +376,24 @@ def _contents(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchReque
     for row in rows:
         event_id, version = row.texts
         nid, redacted = row.numbers
-        change_set.events[nid] = load_event(row.data or b"", version, event_id, redacted=bool(redacted))
+        change_set.events[nid] = load_event(
+            row.data or b"", version, event_id, redacted=bool(redacted)
+        )
 
 
 def _groups(change_set: ChangeSet, rows: Sequence[BatchLoadRow], lacking: BatchRequest) -> None:
     """The groups that are wanted; others are of their paths."""
-    known = [GroupRow._make((*row.numbers, row.three, row.four, row.one, row.five, row.two)) for row in rows]
+    known = [
+        GroupRow._make((*row.numbers, row.three, row.four, row.one, row.five, row.two))
+        for row in rows
+    ]
     parts = {row.state_group: row for row in known}
-    rooms = [room for room_id in lacking.rooms if (room := change_set.rooms.get(room_id)) is not None]
-    parents = lacking.parents | {change_set.row_ids[nid] for room in rooms for nid in room.forward_extremities}
+    rooms = [
+        room for room_id in lacking.rooms if (room := change_set.rooms.get(room_id)) is not None
+    ]
+    parents = lacking.parents | {
+        change_set.row_ids[nid] for room in rooms for nid in room.forward_extremities
+    }
     rows_before = (change_set.rows.get(parent) for parent in parents)
     wanted = {row.after for row in rows_before if row is not None and not row.outlier}
     wanted |= {room.current_state_group for room in rooms if room.current_state_group is not None}
@@ -345,7 +415,11 @@ def _chains(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest
             links.setdefault(chain_nid, {})[target] = number
     for row in rows:
         chain_nid, target, number = row.numbers
-        if target is None and chain_nid not in change_set.chains and chain_nid not in change_set.caches.chains:
+        if (
+            target is None
+            and chain_nid not in change_set.chains
+            and chain_nid not in change_set.caches.chains
+        ):
             change_set.chains[chain_nid] = Chain(number, links.get(chain_nid, {}))
 
 
@@ -371,7 +445,9 @@ def _seen(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) 
         room_nid, nid, last_join, joined, invited, first = row.numbers
         if not change_set.knows_visibility(room_nid, nid):
             audiences, invited_audiences = map(multirange.from_text, row.texts)
-            change_set.visibility[room_nid, nid] = VisibilityRow(audiences, last_join, joined, invited, invited_audiences, first)
+            change_set.visibility[room_nid, nid] = VisibilityRow(
+                audiences, last_join, joined, invited, invited_audiences, first
+            )
 
 
 def _numbers(change_set: ChangeSet, rows: Sequence[BatchLoadRow], _: BatchRequest) -> None:

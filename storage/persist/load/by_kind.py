@@ -1,7 +1,7 @@
 """Loading what planning needs: one statement per kind of thing, whatever the number of keys.
 
-Everything loaded is put where `storage.persist.model.cache_view.CacheView` looks for it; what was not found is remembered as absent for
-the batch in hand only.
+Everything loaded is put where `storage.persist.model.cache_view.CacheView` looks for it; what was
+not found is remembered as absent for the batch in hand only.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -14,27 +14,46 @@ from storage.event import load as load_event
 from storage.graph.chains import Chain, ChainPosition
 from storage.persist.load.auth_closures import load_closures
 from storage.persist.load.batch import load_batch
-from storage.persist.load.chain_ancestors import ChainPositionRow, load_chain_ancestors, powers, without_content
+from storage.persist.load.chain_ancestors import (
+    ChainPositionRow,
+    load_chain_ancestors,
+    powers,
+    without_content,
+)
 from storage.persist.load.lookups import LOOKUPS, keep_rows
 from storage.persist.load.prefetch import BatchRequest
 from storage.persist.model.change_set import BLOCK_LENGTHS, ChangeSet, NidBlocks
 from storage.persist.model.missing_data import MissingData
-from storage.persist.model.rows import UNSEEN, AudienceRow, EventRow, MissingRow, PastRow, RoomRow, VisibilityRow
+from storage.persist.model.rows import (
+    UNSEEN,
+    AudienceRow,
+    EventRow,
+    MissingRow,
+    PastRow,
+    RoomRow,
+    VisibilityRow,
+)
 from storage.state.read import read_groups
 from storage.visibility import multirange
 
 SQL_EVENTS_BY_ID: Final[LiteralString] = """
-SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
-    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
-    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events, ineffective
+SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth,
+    origin_server_ts,
+    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid,
+        state_key_nid,
+    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events,
+        ineffective
 FROM events
 WHERE event_id = ANY($1::text[])
 """
 
 SQL_EVENTS_BY_NID: Final[LiteralString] = """
-SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
-    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
-    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events, ineffective
+SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth,
+    origin_server_ts,
+    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid,
+        state_key_nid,
+    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events,
+        ineffective
 FROM events
 WHERE event_nid = ANY($1::bigint[])
 """
@@ -63,7 +82,8 @@ WHERE e.event_nid = ANY($1::bigint[])
 """
 
 SQL_ROOMS: Final[LiteralString] = """
-SELECT room_nid, room_id, room_version, write_version, next_audience, current_state_group, max_topological_ordering, forward_extremities,
+SELECT room_nid, room_id, room_version, write_version, next_audience, current_state_group,
+    max_topological_ordering, forward_extremities,
     current_audience, out_of_range::text AS out_of_range, removals
 FROM rooms
 WHERE room_id = ANY($1::text[])
@@ -94,23 +114,28 @@ WHERE state_key_nid = ANY($1::int[])
 """
 
 SQL_VISIBILITY: Final[LiteralString] = """
-SELECT v.room_nid, v.principal_nid, v.audiences::text AS audiences, v.last_join_topological, v.joined_count, v.invited_count,
+SELECT v.room_nid, v.principal_nid, v.audiences::text AS audiences, v.last_join_topological,
+    v.joined_count, v.invited_count,
     COALESCE(v.invited_audiences, '{}')::text AS invited_audiences, v.first_audience
 FROM visibility v
-JOIN unnest($1::int[], $2::int[]) AS wanted (room_nid, principal_nid) USING (room_nid, principal_nid)
+JOIN unnest($1::int[], $2::int[]) AS wanted (room_nid, principal_nid) USING (room_nid,
+    principal_nid)
 """
 
 SQL_PAST: Final[LiteralString] = """
 SELECT wanted.room_nid, wanted.principal_nid, p.first_audience, COALESCE((
         SELECT min(o.first_audience)
         FROM past_visibility o
-        WHERE o.room_nid = wanted.room_nid AND o.principal_nid = wanted.principal_nid AND o.first_audience > p.first_audience
-    ), v.first_audience) AS end_audience, p.audiences::text AS audiences, COALESCE(p.invited_audiences, '{}')::text AS invited_audiences
+        WHERE o.room_nid = wanted.room_nid AND o.principal_nid = wanted.principal_nid
+            AND o.first_audience > p.first_audience
+    ), v.first_audience) AS end_audience, p.audiences::text AS audiences,
+        COALESCE(p.invited_audiences, '{}')::text AS invited_audiences
 FROM unnest($1::int[], $2::int[], $3::bigint[]) AS wanted (room_nid, principal_nid, audience)
 CROSS JOIN LATERAL (
     SELECT *
     FROM past_visibility o
-    WHERE o.room_nid = wanted.room_nid AND o.principal_nid = wanted.principal_nid AND o.first_audience <= wanted.audience
+    WHERE o.room_nid = wanted.room_nid AND o.principal_nid = wanted.principal_nid
+        AND o.first_audience <= wanted.audience
     ORDER BY o.first_audience DESC
     LIMIT 1
 ) AS p
@@ -267,10 +292,18 @@ def tells_of(needs: MissingData, change_set: ChangeSet) -> bool:
         return all(key[:2] not in changed for key in needs.keys if isinstance(key, tuple))
     if needs.kind == "events":
         return change_set.new_events.keys().isdisjoint(needs.keys)
-    gaps = change_set.new_missing or change_set.gone_missing or change_set.new_waiting or change_set.gone_waiting
+    gaps = (
+        change_set.new_missing
+        or change_set.gone_missing
+        or change_set.new_waiting
+        or change_set.gone_waiting
+    )
     if needs.kind == "ahead":
         asked = [one for one in needs.keys if isinstance(one, BatchRequest)]
-        return all(change_set.new_events.keys().isdisjoint(one.contents) and not (one.events and gaps) for one in asked)
+        return all(
+            change_set.new_events.keys().isdisjoint(one.contents) and not (one.events and gaps)
+            for one in asked
+        )
     return not (needs.kind in ("event_ids", "cited", "gap_nids") and gaps)
 
 
@@ -279,7 +312,9 @@ async def fill_blocks(conn: Connection, blocks: NidBlocks, wanted: dict[str, int
     lacking = [max(0, wanted.get(name, 0) - blocks.left(name)) for name in BLOCK_LENGTHS]
     if not any(lacking):
         return
-    counts = [-(-lack // length) for lack, length in zip(lacking, BLOCK_LENGTHS.values(), strict=True)]
+    counts = [
+        -(-lack // length) for lack, length in zip(lacking, BLOCK_LENGTHS.values(), strict=True)
+    ]
     for name, first in await conn.fetch(SQL_NIDS, *counts, row=NameRow):
         blocks.put(name, first)
 
@@ -304,14 +339,19 @@ async def _event_ids(conn: Connection, change_set: ChangeSet, keys: Collection[s
     for gap in gaps:
         if gap.kind == "waiting":
             change_set.waiting[gap.event_id] = (*change_set.waiting[gap.event_id], gap.event_nid)
-        elif gap.event_id not in change_set.new_missing and gap.event_id not in change_set.gone_missing:
+        elif (
+            gap.event_id not in change_set.new_missing
+            and gap.event_id not in change_set.gone_missing
+        ):
             change_set.missing[gap.event_id] = MissingRow(
                 *gap[1:4], superseded=bool(gap.superseded), child_nids=tuple(gap.child_nids or ())
             )
 
 
 async def _gap_nids(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
-    change_set.gap_ids.update((nid, event_id) for event_id, nid in await conn.fetch(SQL_GAP_IDS, list(keys), row=NameRow))
+    change_set.gap_ids.update(
+        (nid, event_id) for event_id, nid in await conn.fetch(SQL_GAP_IDS, list(keys), row=NameRow)
+    )
 
 
 async def _event_nids(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
@@ -323,14 +363,24 @@ async def _event_nids(conn: Connection, change_set: ChangeSet, keys: Collection[
 
 async def _events(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
     for row in await conn.fetch(SQL_CONTENT, list(keys), row=ContentRow):
-        change_set.events[row.event_nid] = load_event(row.json, row.room_version, row.event_id, redacted=row.redacted_form)
+        change_set.events[row.event_nid] = load_event(
+            row.json, row.room_version, row.event_id, redacted=row.redacted_form
+        )
 
 
 async def _cited(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
-    if unknown := [key for key in keys if key not in change_set.rows and key not in change_set.caches.rows]:
+    if unknown := [
+        key for key in keys if key not in change_set.rows and key not in change_set.caches.rows
+    ]:
         await _event_ids(conn, change_set, unknown)
-    rows = [row for key in keys if (row := change_set.rows.get(key) or change_set.caches.rows.get(key)) is not None]
-    nids = {row.event_nid for row in rows}.union(await load_chain_ancestors(conn, change_set, powers(rows), _event_nids))
+    rows = [
+        row
+        for key in keys
+        if (row := change_set.rows.get(key) or change_set.caches.rows.get(key)) is not None
+    ]
+    nids = {row.event_nid for row in rows}.union(
+        await load_chain_ancestors(conn, change_set, powers(rows), _event_nids)
+    )
     if lacking := without_content(change_set, nids):
         await _events(conn, change_set, lacking)
 
@@ -351,7 +401,13 @@ async def _rooms(conn: Connection, change_set: ChangeSet, keys: Collection[str])
         change_set.rooms.setdefault(key, None)
     for row in await conn.fetch(SQL_ROOMS, list(keys), row=KnownRoomRow):
         out_of_range = multirange.from_text(row.out_of_range)
-        change_set.rooms[row.room_id] = RoomRow(*row[:7], tuple(row.forward_extremities), row.current_audience, out_of_range, row.removals)
+        change_set.rooms[row.room_id] = RoomRow(
+            *row[:7],
+            tuple(row.forward_extremities),
+            row.current_audience,
+            out_of_range,
+            row.removals,
+        )
 
 
 async def _types(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
@@ -370,10 +426,17 @@ def _keep_types(change_set: ChangeSet, rows: Iterable[NameRow]) -> None:
         change_set.type_names[nid] = name
 
 
-async def _state_keys(conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, str]]) -> None:
+async def _state_keys(
+    conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, str]]
+) -> None:
     for key in keys:
         change_set.state_keys.setdefault(key, None)
-    _keep_state_keys(change_set, await conn.fetch(SQL_STATE_KEYS, [key[0] for key in keys], [key[1] for key in keys], row=StateKeyRow))
+    _keep_state_keys(
+        change_set,
+        await conn.fetch(
+            SQL_STATE_KEYS, [key[0] for key in keys], [key[1] for key in keys], row=StateKeyRow
+        ),
+    )
 
 
 async def _state_key_names(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
@@ -392,10 +455,14 @@ async def _principals(conn: Connection, change_set: ChangeSet, keys: Collection[
     change_set.principals.update(await conn.fetch(SQL_PRINCIPALS, list(keys), row=NameRow))
 
 
-async def _visibility(conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, int]]) -> None:
+async def _visibility(
+    conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, int]]
+) -> None:
     for key in keys:
         change_set.visibility.setdefault(key, UNSEEN)
-    for row in await conn.fetch(SQL_VISIBILITY, [key[0] for key in keys], [key[1] for key in keys], row=LoadedVisibilityRow):
+    for row in await conn.fetch(
+        SQL_VISIBILITY, [key[0] for key in keys], [key[1] for key in keys], row=LoadedVisibilityRow
+    ):
         if (row.room_nid, row.principal_nid) not in change_set.new_visibility:
             change_set.visibility[row.room_nid, row.principal_nid] = VisibilityRow(
                 multirange.from_text(row.audiences),
@@ -407,15 +474,24 @@ async def _visibility(conn: Connection, change_set: ChangeSet, keys: Collection[
             )
 
 
-async def _past(conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, int, int]]) -> None:
-    """Rows of old audiences. Where there are none, the principal is in none of these: a purge has let go of them."""
+async def _past(
+    conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, int, int]]
+) -> None:
+    """Rows of old audiences.
+
+    Where there are none, the principal is in none of these: a purge has let go of them.
+    """
     for row in await conn.fetch(SQL_PAST, *transposed(keys, 3), row=LoadedPastRow):
         seen = multirange.from_text(row.audiences), multirange.from_text(row.invited_audiences)
         _keep_past(change_set, row[:2], PastRow(row.first_audience, row.end_audience, *seen))
     for room_nid, principal_nid, _ in keys:
         if not change_set.past.get((room_nid, principal_nid)):
             end = change_set.visible(room_nid, principal_nid).first_audience or 0
-            _keep_past(change_set, (room_nid, principal_nid), PastRow(0, end, multirange.EMPTY, multirange.EMPTY))
+            _keep_past(
+                change_set,
+                (room_nid, principal_nid),
+                PastRow(0, end, multirange.EMPTY, multirange.EMPTY),
+            )
 
 
 def _keep_past(change_set: ChangeSet, key: tuple[int, int], row: PastRow) -> None:
@@ -423,10 +499,16 @@ def _keep_past(change_set: ChangeSet, key: tuple[int, int], row: PastRow) -> Non
     change_set.past.setdefault(key, {}).setdefault(row.first_audience, row)
 
 
-async def _audiences(conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, int]]) -> None:
-    for row in await conn.fetch(SQL_AUDIENCES, [key[0] for key in keys], [key[1] for key in keys], row=AudienceNumberRow):
+async def _audiences(
+    conn: Connection, change_set: ChangeSet, keys: Collection[tuple[int, int]]
+) -> None:
+    for row in await conn.fetch(
+        SQL_AUDIENCES, [key[0] for key in keys], [key[1] for key in keys], row=AudienceNumberRow
+    ):
         if (row.room_nid, row.audience) not in change_set.new_audiences:
-            change_set.audiences[row.room_nid, row.audience] = AudienceRow(row.branches, row.continued, row.opened_topological)
+            change_set.audiences[row.room_nid, row.audience] = AudienceRow(
+                row.branches, row.continued, row.opened_topological
+            )
 
 
 async def _places(conn: Connection, change_set: ChangeSet, keys: Collection[int]) -> None:
@@ -446,12 +528,16 @@ async def _chains(conn: Connection, change_set: ChangeSet, keys: Collection[int]
     for row in rows:
         if row.target_chain_nid is None:
             links = {
-                one.target_chain_nid: one.number for one in rows if one.chain_nid == row.chain_nid and one.target_chain_nid is not None
+                one.target_chain_nid: one.number
+                for one in rows
+                if one.chain_nid == row.chain_nid and one.target_chain_nid is not None
             }
             change_set.chains[row.chain_nid] = Chain(row.number, links)
 
 
-async def _questions(conn: Connection, change_set: ChangeSet, keys: Collection[tuple[Any, ...]]) -> None:
+async def _questions(
+    conn: Connection, change_set: ChangeSet, keys: Collection[tuple[Any, ...]]
+) -> None:
     for question in keys:
         change_set.answers[question] = await LOOKUPS[question[0]](conn, change_set, *question[1:])
 

@@ -1,7 +1,8 @@
 """Events with those before them on their chains of the cover: what walks of the auth graph ask for.
 
-A resolution goes back from one power levels event, or from one membership, to the one that it replaced, as far as the fork goes.
-Asked for one by one, each would be a turn of its own. Their chain has them in a row, so they come along, some hundred at a time.
+A resolution goes back from one power levels event, or from one membership, to the one that it
+replaced, as far as the fork goes. Asked for one by one, each would be a turn of its own. Their
+chain has them in a row, so they come along, some hundred at a time.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -18,7 +19,8 @@ ELDERS_MAX: Final = 256
 SQL_ELDERS: Final[LiteralString] = """
 SELECT elder.event_nid, elder.chain_nid, elder.sequence_number
 FROM unnest($1::bigint[]) AS young (event_nid)
-CROSS JOIN LATERAL (SELECT chain_nid, sequence_number FROM auth_chains WHERE event_nid = young.event_nid OFFSET 0) AS p
+CROSS JOIN LATERAL (SELECT chain_nid, sequence_number FROM auth_chains
+    WHERE event_nid = young.event_nid OFFSET 0) AS p
 CROSS JOIN LATERAL (
     SELECT a.event_nid, a.chain_nid, a.sequence_number
     FROM auth_chains a
@@ -39,12 +41,19 @@ class ChainPositionRow(NamedTuple):
     sequence_number: int
 
 
-async def load_chain_ancestors(conn: Connection, change_set: ChangeSet, nids: Collection[int], load_rows: LoadRows) -> list[int]:
-    """The places and rows of these events, and of those before them; the nids of all. What is remembered of them already is newer."""
+async def load_chain_ancestors(
+    conn: Connection, change_set: ChangeSet, nids: Collection[int], load_rows: LoadRows
+) -> list[int]:
+    """The places and rows of these events, and of those before them; the nids of all.
+
+    What is remembered of them already is newer.
+    """
     each = max(ELDERS_MAX // len(nids), 2) if nids else 0
     places = await conn.fetch(SQL_ELDERS, list(nids), each, row=ChainPositionRow) if nids else []
     for place in places:
-        change_set.places.setdefault(place.event_nid, ChainPosition(place.chain_nid, place.sequence_number))
+        change_set.places.setdefault(
+            place.event_nid, ChainPosition(place.chain_nid, place.sequence_number)
+        )
     found = list({*nids, *(place.event_nid for place in places)})
     lacking = [nid for nid in found if change_set.known_row(nid) is None]
     if lacking:
@@ -59,5 +68,7 @@ def powers(rows: Iterable[EventRow]) -> list[int]:
 
 def without_content(change_set: ChangeSet, nids: Iterable[int]) -> list[int]:
     """Those of these events that are held, and whose contents are not in memory."""
-    lacking = (nid for nid in nids if nid not in change_set.events and nid not in change_set.caches.events)
+    lacking = (
+        nid for nid in nids if nid not in change_set.events and nid not in change_set.caches.events
+    )
     return [nid for nid in lacking if change_set.known_row(nid) is not None]

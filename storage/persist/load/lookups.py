@@ -1,4 +1,7 @@
-"""Questions that only the database can answer: what planning asks by `Reader.answer`. One statement each."""
+"""Questions that only the database can answer: what planning asks by `Reader.answer`.
+
+One statement each.
+"""
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any, Final, LiteralString, NamedTuple
@@ -8,9 +11,12 @@ from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow
 
 SQL_EVENTS_FROM_ORDER: Final[LiteralString] = """
-SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth, origin_server_ts,
-    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid, state_key_nid,
-    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events, ineffective
+SELECT event_nid, event_id, room_nid, stream_ordering, topological_ordering, depth,
+    origin_server_ts,
+    state_group_before, state_group_after, audience, redacted_by, sender_nid, type_nid,
+        state_key_nid,
+    membership, outlier, backfilled, soft_failed, redacted_form, rejected, prev_events, auth_events,
+        ineffective
 FROM events
 WHERE room_nid = $1::int
     AND topological_ordering >= $2::bigint
@@ -51,7 +57,8 @@ CROSS JOIN LATERAL (
         UNION
         SELECT l.chain_nid, l.sequence_number
         FROM up
-        JOIN auth_chain_links l ON l.target_chain_nid = up.chain_nid AND l.target_sequence_number >= up.sequence_number
+        JOIN auth_chain_links l ON l.target_chain_nid = up.chain_nid
+            AND l.target_sequence_number >= up.sequence_number
     )
     SELECT a.event_nid, e.state_key_nid
     FROM up
@@ -136,7 +143,9 @@ def keep_rows(change_set: ChangeSet, rows: Iterable[EventRow]) -> list[EventRow]
     for row in rows:
         known = change_set.rows.get(row.event_id)
         if known is None:
-            known = row._replace(prev_events=tuple(row.prev_events), auth_events=tuple(row.auth_events))
+            known = row._replace(
+                prev_events=tuple(row.prev_events), auth_events=tuple(row.auth_events)
+            )
             change_set.rows[row.event_id] = known
         change_set.row_ids[row.event_nid] = row.event_id
         kept.append(known)
@@ -147,11 +156,18 @@ async def _digest(conn: Connection, _: ChangeSet, room_nid: int, digest: int) ->
     return await conn.fetchvals(SQL_DIGEST, room_nid, digest)
 
 
-async def _auth_graph(conn: Connection, _: ChangeSet, nids: frozenset[int]) -> dict[int, tuple[int, ...]]:
-    return {row.event_nid: tuple(row.auth_events) for row in await conn.fetch(SQL_AUTH_GRAPH, list(nids), row=AuthGraphRow)}
+async def _auth_graph(
+    conn: Connection, _: ChangeSet, nids: frozenset[int]
+) -> dict[int, tuple[int, ...]]:
+    return {
+        row.event_nid: tuple(row.auth_events)
+        for row in await conn.fetch(SQL_AUTH_GRAPH, list(nids), row=AuthGraphRow)
+    }
 
 
-async def _reaching(conn: Connection, _: ChangeSet, nids: frozenset[int], limit: int) -> list[ReachingRow]:
+async def _reaching(
+    conn: Connection, _: ChangeSet, nids: frozenset[int], limit: int
+) -> list[ReachingRow]:
     return await conn.fetch(SQL_REACHING, list(nids), limit, row=ReachingRow)
 
 
@@ -159,8 +175,12 @@ async def _create(conn: Connection, _: ChangeSet, room_nid: int) -> list[str]:
     return await conn.fetchvals(SQL_CREATE, room_nid)
 
 
-async def _order(conn: Connection, change_set: ChangeSet, room_nid: int, lowest: int, limit: int) -> list[EventRow]:
-    return keep_rows(change_set, await conn.fetch(SQL_EVENTS_FROM_ORDER, room_nid, lowest, limit, row=EventRow))
+async def _order(
+    conn: Connection, change_set: ChangeSet, room_nid: int, lowest: int, limit: int
+) -> list[EventRow]:
+    return keep_rows(
+        change_set, await conn.fetch(SQL_EVENTS_FROM_ORDER, room_nid, lowest, limit, row=EventRow)
+    )
 
 
 async def _invited(conn: Connection, _: ChangeSet, nids: frozenset[int]) -> list[int]:
@@ -171,7 +191,9 @@ async def _room_principals(conn: Connection, _: ChangeSet, room_nid: int) -> lis
     return await conn.fetchvals(SQL_ROOM_PRINCIPALS, room_nid)
 
 
-async def _membership(conn: Connection, _: ChangeSet, room_nid: int, principal_nid: int) -> StoredMembershipRow | None:
+async def _membership(
+    conn: Connection, _: ChangeSet, room_nid: int, principal_nid: int
+) -> StoredMembershipRow | None:
     return await conn.fetchrow(SQL_MEMBERSHIP, room_nid, principal_nid, row=StoredMembershipRow)
 
 

@@ -14,7 +14,10 @@ from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.missing_data import MissingData
 
 MEMBER: Final = "m.room.member"
-STANDING: Final = {"*everybody": PRINCIPAL_EVERYBODY, "*shared": PRINCIPAL_SHARED}  # principals that stand for many
+STANDING: Final = {
+    "*everybody": PRINCIPAL_EVERYBODY,
+    "*shared": PRINCIPAL_SHARED,
+}  # principals that stand for many
 
 NUMBERS_AHEAD: Final = 4  # so many times what a batch needs is taken of a sequence
 
@@ -28,7 +31,9 @@ class BatchRequest:
     rooms: set[str] = field(default_factory=set)
     events: set[str] = field(default_factory=set)
     parents: set[str] = field(default_factory=set)  # of the events: those whose states are wanted
-    auth: set[str] = field(default_factory=set)  # of the events: those whose contents and places are wanted
+    auth: set[str] = field(
+        default_factory=set
+    )  # of the events: those whose contents and places are wanted
     contents: set[int] = field(default_factory=set)
     groups: set[int] = field(default_factory=set)
     places: set[int] = field(default_factory=set)
@@ -55,9 +60,15 @@ class PendingPrefetch:
     ``assumed``: whether the batch's events were taken for new.
     """
 
-    def __init__(self, load: Load, change_set: ChangeSet, lacking: BatchRequest, *, assumed: bool) -> None:
+    def __init__(
+        self, load: Load, change_set: ChangeSet, lacking: BatchRequest, *, assumed: bool
+    ) -> None:
         self.assumed = assumed
-        self._load = None if lacking.is_empty else asyncio.ensure_future(load(change_set, MissingData("ahead", (lacking,))))
+        self._load = (
+            None
+            if lacking.is_empty
+            else asyncio.ensure_future(load(change_set, MissingData("ahead", (lacking,))))
+        )
 
     async def landed(self) -> bool:
         """Wait for the answer; whether there was one to wait for. Raises what asking raised."""
@@ -67,7 +78,9 @@ class PendingPrefetch:
         return load is not None
 
 
-async def prefetch(load: Load, change_set: ChangeSet, incoming: Sequence[IncomingEvent], *, assume_new: bool) -> PendingPrefetch:
+async def prefetch(
+    load: Load, change_set: ChangeSet, incoming: Sequence[IncomingEvent], *, assume_new: bool
+) -> PendingPrefetch:
     """Ask for what the events name: rooms, parents, auth events, the states after the parents, names.
 
     The events themselves are taken for new, as ``assume_new`` allows, where nothing speaks against it: all other events that they name
@@ -85,8 +98,15 @@ async def prefetch(load: Load, change_set: ChangeSet, incoming: Sequence[Incomin
         change_set.assume_new(own)
     else:
         lacking.events |= own
-    wanted = dict.fromkeys(BLOCK_LENGTHS, 1) | {"event_nids": len(incoming), "state_group_nids": len(incoming) + 2}
-    lacking.numbers = {name: NUMBERS_AHEAD * number for name, number in wanted.items() if change_set.blocks.left(name) < number}
+    wanted = dict.fromkeys(BLOCK_LENGTHS, 1) | {
+        "event_nids": len(incoming),
+        "state_group_nids": len(incoming) + 2,
+    }
+    lacking.numbers = {
+        name: NUMBERS_AHEAD * number
+        for name, number in wanted.items()
+        if change_set.blocks.left(name) < number
+    }
     ahead = PendingPrefetch(load, change_set, lacking, assumed=assumed)
     if not assumed:
         await ahead.landed()
@@ -109,11 +129,18 @@ def _look(change_set: ChangeSet, one: IncomingEvent, own: set[str], lacking: Bat
         return
     for event_id in event.auth_event_ids:
         row = caches.rows.get(event_id) or change_set.rows.get(event_id)
-        if row is None or (row.outlier and row.is_out_of_band):  # another writer may have authorised it
+        if row is None or (
+            row.outlier and row.is_out_of_band
+        ):  # another writer may have authorised it
             _want(change_set, event_id, own, lacking, lacking.auth)
         else:
-            _look_at_auth_event(change_set, row.event_nid, lacking, placed=event.state_key is not None)
-    for event_id in (*(one.state_before or ()), *((event.redacts,) if event.redacts is not None else ())):
+            _look_at_auth_event(
+                change_set, row.event_nid, lacking, placed=event.state_key is not None
+            )
+    for event_id in (
+        *(one.state_before or ()),
+        *((event.redacts,) if event.redacts is not None else ()),
+    ):
         row = caches.rows.get(event_id)
         if row is None or row.is_out_of_band:
             _want(change_set, event_id, own, lacking, lacking.events)
@@ -128,11 +155,15 @@ def _is_ordinary(caches: WriterCaches, one: IncomingEvent) -> bool:
     return (event.sender, event.type, event.auth_event_ids, event.room_id) in caches.allowed
 
 
-def _look_at_parents(change_set: ChangeSet, event: Event, own: set[str], lacking: BatchRequest) -> None:
+def _look_at_parents(
+    change_set: ChangeSet, event: Event, own: set[str], lacking: BatchRequest
+) -> None:
     caches = change_set.caches
     for event_id in event.prev_event_ids:
         row = caches.rows.get(event_id) or change_set.rows.get(event_id)
-        if row is None or row.outlier:  # another writer may have made it more than an outlier, and nothing is written then that would tell
+        if (
+            row is None or row.outlier
+        ):  # another writer may have made it more than an outlier, and nothing is written then that would tell
             _want(change_set, event_id, own, lacking, lacking.parents)
         elif row.after not in caches.groups and row.after not in change_set.groups:
             lacking.groups.add(row.after)
@@ -144,7 +175,10 @@ def _look_at_room(change_set: ChangeSet, room_id: str, lacking: BatchRequest) ->
     room = change_set.caches.rooms.get(room_id)
     if room is None:
         lacking.rooms.add(room_id)
-    elif room.current_state_group is not None and room.current_state_group not in change_set.caches.groups:
+    elif (
+        room.current_state_group is not None
+        and room.current_state_group not in change_set.caches.groups
+    ):
         lacking.groups.add(room.current_state_group)
 
 
@@ -159,14 +193,18 @@ def _look_at_type(change_set: ChangeSet, name: str, lacking: BatchRequest) -> No
         lacking.types.add(name)
 
 
-def _want(change_set: ChangeSet, event_id: str, own: set[str], lacking: BatchRequest, kind: set[str]) -> None:
+def _want(
+    change_set: ChangeSet, event_id: str, own: set[str], lacking: BatchRequest, kind: set[str]
+) -> None:
     """An event that is not in the caches, unless it comes with the batch, or is known not to be held."""
     if event_id not in own and event_id not in change_set.rows:
         lacking.events.add(event_id)
         kind.add(event_id)
 
 
-def _look_at_auth_event(change_set: ChangeSet, nid: int, lacking: BatchRequest, *, placed: bool) -> None:
+def _look_at_auth_event(
+    change_set: ChangeSet, nid: int, lacking: BatchRequest, *, placed: bool
+) -> None:
     if nid not in change_set.caches.events and nid not in change_set.events:
         lacking.contents.add(nid)
     if placed and nid not in change_set.caches.places and nid not in change_set.places:
@@ -178,7 +216,10 @@ def _look_at_names(change_set: ChangeSet, event: Event, lacking: BatchRequest) -
     names = change_set.caches.names
     if event.sender not in names.principals and event.sender not in change_set.principals:
         lacking.principals.add(event.sender)
-    if (TYPE_MEMBER, event.sender) not in names.state_keys and (TYPE_MEMBER, event.sender) not in change_set.state_keys:
+    if (TYPE_MEMBER, event.sender) not in names.state_keys and (
+        TYPE_MEMBER,
+        event.sender,
+    ) not in change_set.state_keys:
         lacking.state_keys.add((MEMBER, event.sender))
     _look_at_type(change_set, event.type, lacking)
     if event.state_key is None:
@@ -201,6 +242,7 @@ def _look_at_member(change_set: ChangeSet, room_id: str, user: str, lacking: Bat
         if nid is None and name not in change_set.principals:
             lacking.principals.add(name)
         if (nid is None and name not in change_set.principals) or (
-            nid is not None and (room is None or not change_set.knows_visibility(room.room_nid, nid))
+            nid is not None
+            and (room is None or not change_set.knows_visibility(room.room_nid, nid))
         ):
             lacking.seen.add((room_id, name))

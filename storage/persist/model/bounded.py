@@ -8,7 +8,10 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """A dict that forgets its older half when it has outgrown its limit. Trimmed between batches, never while planning."""
+    """A dict that forgets its older half when it has outgrown its limit.
+
+    Trimmed between batches, never while planning.
+    """
 
     def __init__(self, limit: int) -> None:
         super().__init__()

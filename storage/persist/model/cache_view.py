@@ -1,10 +1,12 @@
 """What planning reads: caches of committed rows, overlaid by what the batch in hand has added.
 
-Planning is synchronous and touches no database. Where it lacks something it raises `MissingData`, which names what is missing;
-the driver loads it (`storage.persist.load.by_kind`) and asks again. Nothing is changed before everything that a decision needs is
-there, so asking again is harmless. Cached rows are immutable, or guarded by `rooms.write_version`: a plan made from a stale
-cache is refused when it is written, and the rooms concerned are forgotten. What was thrown away by somebody else is told in the stream
-"caches" (`Removed`); until that is here, `rooms.removals` has a write look whether all that it builds on is there still.
+Planning is synchronous and touches no database. Where it lacks something it raises `MissingData`,
+which names what is missing; the driver loads it (`storage.persist.load.by_kind`) and asks again.
+Nothing is changed before everything that a decision needs is there, so asking again is harmless.
+Cached rows are immutable, or guarded by `rooms.write_version`: a plan made from a stale cache is
+refused when it is written, and the rooms concerned are forgotten. What was thrown away by somebody
+else is told in the stream "caches" (`Removed`); until that is here, `rooms.removals` has a write
+look whether all that it builds on is there still.
 """
 
 from collections.abc import Hashable, Iterable
@@ -18,14 +20,27 @@ from storage.graph.chains import Chain, ChainPosition, Closure
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.missing_data import MissingData
 from storage.persist.model.resolution_records import ResolutionRecord
-from storage.persist.model.rows import UNSEEN, AudienceRow, AuthorisedBefore, Counts, EventRow, MissingRow, PastRow, RoomRow, VisibilityRow
+from storage.persist.model.rows import (
+    UNSEEN,
+    AudienceRow,
+    AuthorisedBefore,
+    Counts,
+    EventRow,
+    MissingRow,
+    PastRow,
+    RoomRow,
+    VisibilityRow,
+)
 from storage.persist.model.time_slice import TimeSlice
 from storage.state.groups import Group
 from storage.visibility import past
 
 
 class CacheView:
-    """The overlay of one batch over the caches. What is added here reaches the caches only after the commit."""
+    """The overlay of one batch over the caches.
+
+    What is added here reaches the caches only after the commit.
+    """
 
     def __init__(self, caches: WriterCaches) -> None:
         self.caches = caches
@@ -81,7 +96,9 @@ class CacheView:
             event_id = self.caches.row_ids.get(event_nid)
         if event_id == "":
             return None
-        row = None if event_id is None else self.rows.get(event_id) or self.caches.rows.get(event_id)
+        row = (
+            None if event_id is None else self.rows.get(event_id) or self.caches.rows.get(event_id)
+        )
         if row is None:
             raise MissingData("event_nids", (event_nid,))
         return row
@@ -91,7 +108,9 @@ class CacheView:
         if self.pending is not None and self.pending.event_nid == event_nid:
             return self.pending
         event_id = self.row_ids.get(event_nid) or self.caches.row_ids.get(event_nid)
-        return None if event_id is None else self.rows.get(event_id) or self.caches.rows.get(event_id)
+        return (
+            None if event_id is None else self.rows.get(event_id) or self.caches.rows.get(event_id)
+        )
 
     def sender_of(self, row: EventRow) -> str:
         """Who sent an event."""
@@ -147,7 +166,11 @@ class CacheView:
         if self.pending is not None and self.pending.event_id == event_id:
             return None if self.pending_event is None else (self.pending, self.pending_event)
         row = self.rows.get(event_id) or self.caches.rows.get(event_id)
-        event = None if row is None else self.events.get(row.event_nid) or self.caches.events.get(row.event_nid)
+        event = (
+            None
+            if row is None
+            else self.events.get(row.event_nid) or self.caches.events.get(row.event_nid)
+        )
         return None if row is None or event is None else (row, event)
 
     def group(self, state_group: int) -> Group:
@@ -173,7 +196,12 @@ class CacheView:
 
     def ensure_audiences(self, room_nid: int, audiences: Iterable[int]) -> None:
         """Have the rows of these audiences."""
-        self._ensure("audiences", ((room_nid, number) for number in audiences), self.audiences, self.caches.audiences)
+        self._ensure(
+            "audiences",
+            ((room_nid, number) for number in audiences),
+            self.audiences,
+            self.caches.audiences,
+        )
 
     def past_row(self, room_nid: int, principal_nid: int, number: int) -> PastRow:
         """The row of a principal that tells of an audience below the first one of its row of `visibility`."""
@@ -242,7 +270,10 @@ class CacheView:
         return nid
 
     def state_key_name(self, state_key_nid: int) -> tuple[int, str]:
-        """Return the type nid and the state key behind a nid. From now on the change set knows them: the caches may forget before it is written."""
+        """Return the type nid and the state key behind a nid.
+
+        From now on the change set knows them: the caches may forget before it is written.
+        """
         name = self.state_key_names.get(state_key_nid)
         if name is None:
             name = self.caches.names.state_key_names.get(state_key_nid)
@@ -265,17 +296,25 @@ class CacheView:
             known = self.records[room_nid] = self.caches.records.pop(room_nid, [])
         return known
 
-    # ---------------------------------------------------------------------------------------------- many at once
+    # ----------------------------------------------------------------------------------------------
+    # many at once
 
     def ensure_ids(self, event_ids: Iterable[str]) -> None:
         """Know of each of these events whether it is held."""
         pending = self.pending.event_id if self.pending is not None else None
-        self._ensure("event_ids", (one for one in event_ids if one != pending), self.rows, self.caches.rows)
+        self._ensure(
+            "event_ids", (one for one in event_ids if one != pending), self.rows, self.caches.rows
+        )
 
     def ensure_rows(self, event_nids: Iterable[int]) -> None:
         """Have the rows of these events."""
         pending = self.pending.event_nid if self.pending is not None else None
-        self._ensure("event_nids", (nid for nid in event_nids if nid != pending), self.row_ids, self.caches.row_ids)
+        self._ensure(
+            "event_nids",
+            (nid for nid in event_nids if nid != pending),
+            self.row_ids,
+            self.caches.row_ids,
+        )
 
     def ensure_state_key_names(self, state_key_nids: Iterable[int]) -> None:
         """Have the names behind these state keys, until the change set is written."""
@@ -294,7 +333,12 @@ class CacheView:
 
     def ensure_standing(self, event_nids: Iterable[int]) -> None:
         """Have the places and rows of these events, to walk on from them."""
-        unknown = [nid for nid in event_nids if (nid not in self.places and nid not in self.caches.places) or self.known_row(nid) is None]
+        unknown = [
+            nid
+            for nid in event_nids
+            if (nid not in self.places and nid not in self.caches.places)
+            or self.known_row(nid) is None
+        ]
         if unknown:
             raise MissingData("standing", unknown)
 
@@ -302,17 +346,24 @@ class CacheView:
         """Have the visibility rows of these principals."""
         if room_nid in self.fresh_rooms:
             return
-        keys = ((room_nid, principal) for principal in principal_nids if principal not in self.newcomers)
+        keys = (
+            (room_nid, principal) for principal in principal_nids if principal not in self.newcomers
+        )
         self._ensure("visibility", keys, self.visibility, self.caches.visibility)
 
     @staticmethod
-    def _ensure(kind: str, keys: Iterable[Any], overlay: dict[Any, Any], cache: dict[Any, Any]) -> None:
+    def _ensure(
+        kind: str, keys: Iterable[Any], overlay: dict[Any, Any], cache: dict[Any, Any]
+    ) -> None:
         unknown = [key for key in keys if key not in overlay and key not in cache]
         if unknown:
             raise MissingData(kind, unknown)
 
     def assume_new(self, event_ids: Iterable[str]) -> None:
-        """Take these events for never heard of, without asking. A write that was planned so is refused if it is not true."""
+        """Take these events for never heard of, without asking.
+
+        A write that was planned so is refused if it is not true.
+        """
         for event_id in event_ids:
             if event_id not in self.caches.rows:
                 self.rows[event_id] = None

@@ -10,7 +10,15 @@ from storage.graph.chains import Chain, ChainPosition, Closure
 from storage.observability.counters import Distribution
 from storage.persist.model.bounded import BoundedCache
 from storage.persist.model.resolution_records import RECORDED_EVENTS_MAX, ResolutionRecord
-from storage.persist.model.rows import AudienceRow, AuthorisedBefore, Counts, EventRow, MissingRow, RoomRow, VisibilityRow
+from storage.persist.model.rows import (
+    AudienceRow,
+    AuthorisedBefore,
+    Counts,
+    EventRow,
+    MissingRow,
+    RoomRow,
+    VisibilityRow,
+)
 from storage.state.groups import DeltaRow as Row
 from storage.state.groups import Group
 from storage.streams.caches import Removed
@@ -43,7 +51,9 @@ class StateGroupCache(BoundedCache[int, Group]):
         """Forget these groups."""
         gone = self.keys() & set(state_groups)
         if gone:
-            kept = {state_group: group for state_group, group in self.items() if state_group not in gone}
+            kept = {
+                state_group: group for state_group, group in self.items() if state_group not in gone
+            }
             self.clear()
             self.keep(kept)
 
@@ -76,9 +86,14 @@ class ResolutionRecordCache(BoundedCache[int, list[ResolutionRecord]]):
 
 
 class WriterCaches:
-    """What one process remembers of committed rows. Every value may be forgotten at any time between batches."""
+    """What one process remembers of committed rows.
 
-    def __init__(self, *, events: int, groups: int, state_entries: int, rooms: int, names: int) -> None:
+    Every value may be forgotten at any time between batches.
+    """
+
+    def __init__(
+        self, *, events: int, groups: int, state_entries: int, rooms: int, names: int
+    ) -> None:
         self.names = InternedNames(names)
         self.rooms: BoundedCache[str, RoomRow] = BoundedCache(rooms)
         self.rows: BoundedCache[str, EventRow] = BoundedCache(events)
@@ -104,7 +119,11 @@ class WriterCaches:
 
     def sizes(self) -> dict[str, int]:
         """How many entries each cache has."""
-        return {name: len(cache) for name, cache in vars(self).items() if isinstance(cache, BoundedCache)}
+        return {
+            name: len(cache)
+            for name, cache in vars(self).items()
+            if isinstance(cache, BoundedCache)
+        }
 
     def add_row(self, row: EventRow) -> None:
         """Remember an event's row under its id and its nid."""
@@ -114,8 +133,8 @@ class WriterCaches:
     def trim(self) -> None:
         """Keep within the limits.
 
-        What is cached of a room is guarded by the version in its row: a row that were forgotten alone would be read again with the
-        version of today, and guard the stale rest.
+        What is cached of a room is guarded by the version in its row: a row that were forgotten
+        alone would be read again with the version of today, and guard the stale rest.
         """
         if len(self.rooms) > self.rooms.limit:
             self._clear()
@@ -125,7 +144,10 @@ class WriterCaches:
         self.groups.trim()
 
     def remove(self, removed: Removed) -> None:
-        """Forget what was thrown away. A room's row is good for what comes next if this is all that it does not know of."""
+        """Forget what was thrown away.
+
+        A room's row is good for what comes next if this is all that it does not know of.
+        """
         self.records.clear()
         if removed.kind == "state_groups":
             self._remove_groups(set(map(int, removed.ids)))
@@ -142,7 +164,11 @@ class WriterCaches:
 
     def _remove_groups(self, gone: set[int]) -> None:
         self.groups.drop(gone)
-        for states in [states for states, state_group in self.merged.items() if state_group in gone or not gone.isdisjoint(states)]:
+        for states in [
+            states
+            for states, state_group in self.merged.items()
+            if state_group in gone or not gone.isdisjoint(states)
+        ]:
             del self.merged[states]
 
     def _remove_event(self, event_id: str) -> None:

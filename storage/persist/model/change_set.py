@@ -1,7 +1,8 @@
 """What one write will change, as it grows event by event.
 
-A `ChangeSet` overlays the caches (see `storage.persist.model.cache_view.CacheView`) and collects the rows that `storage.persist.write.all_tables`
-sends in one statement. Nothing in it reaches the caches before the commit.
+A `ChangeSet` overlays the caches (see `storage.persist.model.cache_view.CacheView`) and collects
+the rows that `storage.persist.write.all_tables` sends in one statement. Nothing in it reaches the
+caches before the commit.
 """
 
 from collections import deque
@@ -16,7 +17,14 @@ from storage.graph.chains import ChainEntry, extended
 from storage.persist.model.cache_view import CacheView
 from storage.persist.model.caches import WriterCaches
 from storage.persist.model.missing_data import MissingData
-from storage.persist.model.rows import AudienceRow, EventRow, MissingRow, PastRow, RoomRow, VisibilityRow
+from storage.persist.model.rows import (
+    AudienceRow,
+    EventRow,
+    MissingRow,
+    PastRow,
+    RoomRow,
+    VisibilityRow,
+)
 from storage.state.groups import Group
 from storage.visibility.audience_numbering import FIRST, NOTHING
 from storage.visibility.multirange import EMPTY, Ranges
@@ -85,7 +93,10 @@ class StateDelta(NamedTuple):
 
 
 class MembershipChange(NamedTuple):
-    """A local user's new membership in a room. ``cause_nid`` None: an outlier, which has no position of its own."""
+    """A local user's new membership in a room.
+
+    ``cause_nid`` None: an outlier, which has no position of its own.
+    """
 
     principal_nid: int
     room_nid: int
@@ -102,7 +113,10 @@ class Reordering(NamedTuple):
 
 
 class PendingResolution(Protocol):
-    """A state resolution that is under way, or done (`storage.persist.plan.state_resolution`). ``seconds``: the processor time that it took so far."""
+    """A state resolution that is under way, or done (`storage.persist.plan.state_resolution`).
+
+    ``seconds``: the processor time that it took so far.
+    """
 
     seconds: float
 
@@ -147,7 +161,14 @@ class ChangeSet(CacheView):
     is_live = True
     """Events come from somewhere, rather than from the tables, where they were stored once."""
 
-    def __init__(self, caches: WriterCaches, blocks: NidBlocks, server_name: str, *, extremities_max: int | None = None) -> None:
+    def __init__(
+        self,
+        caches: WriterCaches,
+        blocks: NidBlocks,
+        server_name: str,
+        *,
+        extremities_max: int | None = None,
+    ) -> None:
         """``extremities_max``: of a room (`storage.persist.plan.extremity_limit`); None: any number."""
         super().__init__(caches)
         self.extremities_max = extremities_max
@@ -179,11 +200,15 @@ class ChangeSet(CacheView):
         self.gone_waiting: dict[int, None] = {}
         self.dropped: dict[int, int] = {}  # extremities left out, with their rooms
         self.moved: dict[int, Reordering] = {}  # by nid
-        self.authorised: dict[int, None] = {}  # nids that came out of band before, and have their auth events now
+        self.authorised: dict[
+            int, None
+        ] = {}  # nids that came out of band before, and have their auth events now
         self.overruled: list[
             tuple[int, int, str]
         ] = []  # room, state key and user of what came out of band, and ends with a join of this server
-        self.stripped: dict[tuple[int, int], str] = {}  # stripped state as JSON, by principal and room
+        self.stripped: dict[
+            tuple[int, int], str
+        ] = {}  # stripped state as JSON, by principal and room
         self.after_gaps: set[int] = set()  # live events that arrive before one of their parents
 
     @property
@@ -191,7 +216,8 @@ class ChangeSet(CacheView):
         """Whether there is anything to write."""
         return any(room.changed for room in self.room_changes.values())
 
-    # ---------------------------------------------------------------------------------------------- names
+    # ----------------------------------------------------------------------------------------------
+    # names
 
     def type_nid(self, name: str) -> int:
         """The nid of an event type, given out now if it has none."""
@@ -207,7 +233,9 @@ class ChangeSet(CacheView):
         relation = relation_of(event)
         if relation is None:
             return UNRELATED
-        return RelationColumns(target_key(relation.event_id), self.type_nid(relation.rel_type), relation.replaces)
+        return RelationColumns(
+            target_key(relation.event_id), self.type_nid(relation.rel_type), relation.replaces
+        )
 
     @property
     def new_relations(self) -> list[list[object]]:
@@ -242,12 +270,24 @@ class ChangeSet(CacheView):
 
     def new_room(self, room_id: str, room_version: str) -> RoomRow:
         """A room that the store does not know yet."""
-        row = RoomRow(self.blocks.take("room_nids"), room_id, room_version, 0, FIRST, None, 0, (), NOTHING, EMPTY)
+        row = RoomRow(
+            self.blocks.take("room_nids"),
+            room_id,
+            room_version,
+            0,
+            FIRST,
+            None,
+            0,
+            (),
+            NOTHING,
+            EMPTY,
+        )
         self.rooms[room_id] = self.new_rooms[room_id] = row
         self.fresh_rooms.add(row.room_nid)
         return row
 
-    # ---------------------------------------------------------------------------------------------- events
+    # ----------------------------------------------------------------------------------------------
+    # events
 
     def nid_for(self, event_id: str) -> int:
         """The nid for an event that has none yet; the same one each time it is asked for in this change set."""
@@ -263,11 +303,15 @@ class ChangeSet(CacheView):
 
     def add_event(self, row: EventRow, event: Event) -> None:
         """A new event; a timeline event takes the next position."""
-        related = self.related(event)  # what may be lacking for it is asked for before anything is changed
+        related = self.related(
+            event
+        )  # what may be lacking for it is asked for before anything is changed
         self.rows[row.event_id] = row
         self.row_ids[row.event_nid] = row.event_id
         self.events[row.event_nid] = event
-        self.new_events[row.event_nid] = NewEvent(row, event.raw, related, True if "url" in event.content else None)
+        self.new_events[row.event_nid] = NewEvent(
+            row, event.raw, related, True if "url" in event.content else None
+        )
         if not row.outlier:
             self.placed[row.event_nid] = None
 
@@ -281,7 +325,10 @@ class ChangeSet(CacheView):
             self.changed_events[row.event_nid] = row
 
     def move_up(self, row: EventRow, topological_ordering: int) -> None:
-        """A higher place for an event. Where it stood first is remembered; what arrives with this write has stood nowhere."""
+        """A higher place for an event.
+
+        Where it stood first is remembered; what arrives with this write has stood nowhere.
+        """
         if row.event_nid not in self.placed:
             self.moved.setdefault(row.event_nid, Reordering(row.room_nid, row.order))
         self.change_event(row._replace(topological_ordering=topological_ordering))
@@ -316,7 +363,8 @@ class ChangeSet(CacheView):
         self.new_missing.pop(row.event_id, None)
         self.gone_missing[row.event_id] = row
 
-    # ---------------------------------------------------------------------------------------------- state and audiences
+    # ----------------------------------------------------------------------------------------------
+    # state and audiences
 
     def add_groups(self, room: RoomChanges, groups: Iterable[Group]) -> None:
         """New state groups."""
@@ -350,7 +398,11 @@ class ChangeSet(CacheView):
     def knows_visibility(self, room_nid: int, principal_nid: int) -> bool:
         """Whether the row of a principal need not be asked for."""
         key = (room_nid, principal_nid)
-        return principal_nid in self.newcomers or key in self.visibility or key in self.caches.visibility
+        return (
+            principal_nid in self.newcomers
+            or key in self.visibility
+            or key in self.caches.visibility
+        )
 
     def set_visibility(self, key: tuple[int, int], row: VisibilityRow) -> None:
         """A principal's new row."""
@@ -358,7 +410,9 @@ class ChangeSet(CacheView):
 
     def set_past(self, key: tuple[int, int], row: PastRow) -> None:
         """A principal's row of old audiences, new or changed."""
-        self.past.setdefault(key, {})[row.first_audience] = self.new_past[(*key, row.first_audience)] = row
+        self.past.setdefault(key, {})[row.first_audience] = self.new_past[
+            (*key, row.first_audience)
+        ] = row
 
     def set_audience(self, key: tuple[int, int], row: AudienceRow) -> None:
         """An audience's new row."""
@@ -366,10 +420,15 @@ class ChangeSet(CacheView):
 
 
 def room_of(change_set: ChangeSet, event: Event) -> RoomChanges:
-    """Return the room of an event, made known if it is new. While nothing of a room is stored, it has the version of the event."""
+    """Return the room of an event, made known if it is new.
+
+    While nothing of a room is stored, it has the version of the event.
+    """
     known = change_set.room_changes.get(event.room_id)
     version = event.room_version.identifier
-    if known is None or not (known.changed or known.row.write_version or known.row.room_version == version):
+    if known is None or not (
+        known.changed or known.row.write_version or known.row.room_version == version
+    ):
         row = change_set.room(event.room_id)
         if row is None or (row.write_version == 0 and row.room_version != version):
             row = change_set.new_room(event.room_id, version)

@@ -1,4 +1,7 @@
-"""Scratch space of one event: what deciding about it would change. It reaches the change set only when the decision is complete."""
+"""Scratch space of one event: what deciding about it would change.
+
+It reaches the change set only when the decision is complete.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -41,16 +44,24 @@ class EventChanges:
 
     def merged_before(self, groups: frozenset[int]) -> Group | None:
         """The resolution of these groups, if it was worked out before."""
-        known = self.merged.get(groups) or self.room.merged.get(groups) or self.change_set.caches.merged.get(groups)
+        known = (
+            self.merged.get(groups)
+            or self.room.merged.get(groups)
+            or self.change_set.caches.merged.get(groups)
+        )
         return None if known is None else self.group(known)
 
     def visible(self, principal_nid: int) -> VisibilityRow:
         """A principal's row."""
-        return self.visibility.get(principal_nid) or self.change_set.visible(self.room_nid, principal_nid)
+        return self.visibility.get(principal_nid) or self.change_set.visible(
+            self.room_nid, principal_nid
+        )
 
     def ensure_visible(self, principal_nids: Iterable[int]) -> None:
         """Have the rows of these principals."""
-        self.change_set.ensure_visible(self.room_nid, (nid for nid in principal_nids if nid not in self.visibility))
+        self.change_set.ensure_visible(
+            self.room_nid, (nid for nid in principal_nids if nid not in self.visibility)
+        )
 
     def audience(self, number: int) -> AudienceRow:
         """An audience's row."""
@@ -59,7 +70,9 @@ class EventChanges:
     def stretch(self, low: int, high: int | None) -> Range:
         """Return where in the topological order the events of the audiences in ``[low, high)`` stand, as disjoint_topological_ranges in the schema."""
         closed = None if high is None else self.closed(high)
-        return self.opened(low) - audience_ranges.SLACK, None if closed is None else closed + audience_ranges.SLACK + 1
+        return self.opened(
+            low
+        ) - audience_ranges.SLACK, None if closed is None else closed + audience_ranges.SLACK + 1
 
     def opened(self, number: int) -> int:
         """Return where the order had come to when the block of an audience was opened."""
@@ -72,7 +85,9 @@ class EventChanges:
     def closed(self, number: int) -> int | None:
         """Return where the order had come to when all audiences below a number were over; None if they are not."""
         for block in range(
-            audience_numbering.main(number - 1) + audience_numbering.UNIT[0], self.current_audience + 1, audience_numbering.UNIT[0]
+            audience_numbering.main(number - 1) + audience_numbering.UNIT[0],
+            self.current_audience + 1,
+            audience_numbering.UNIT[0],
         ):
             opened = self.audience(block).opened_topological
             if opened is not None:
@@ -87,7 +102,9 @@ class EventChanges:
     def standing(self, principal_nid: int, number: int) -> PrincipalStanding:
         """Return how a principal stands to an audience, however old."""
         row = self.visible(principal_nid)
-        return row.at(number) if row.tells_of(number) else self._past(principal_nid, number).at(number)
+        return (
+            row.at(number) if row.tells_of(number) else self._past(principal_nid, number).at(number)
+        )
 
     def set_visible(self, rows: Mapping[int, VisibilityRow]) -> None:
         """New rows of principals; ranges that are too many for one go to rows that are past."""
@@ -96,13 +113,17 @@ class EventChanges:
             self.visibility[principal] = kept
             self._set_past(principal, gone)
 
-    def place(self, principal_nid: int, low: int, high: int | None, standing: PrincipalStanding) -> None:
+    def place(
+        self, principal_nid: int, low: int, high: int | None, standing: PrincipalStanding
+    ) -> None:
         """Have a principal stand so to the audiences in ``[low, high)``, which are of one line and new, or of one block."""
         row = self.visible(principal_nid)
         if row.tells_of(low):
             self.set_visible({principal_nid: row.placed(low, high, standing)})
             return
-        self._set_past(principal_nid, self._past(principal_nid, low).placed(low, high, standing).cut())
+        self._set_past(
+            principal_nid, self._past(principal_nid, low).placed(low, high, standing).cut()
+        )
 
     def _set_past(self, principal_nid: int, rows: Sequence[PastRow]) -> None:
         """New rows of a principal for old audiences, with where in the order these lie."""
@@ -110,15 +131,20 @@ class EventChanges:
             return
         blocks = {audience_numbering.main(low) for row in rows for low, _ in row.audiences}
         blocks |= {
-            audience_numbering.main(high - 1) + audience_numbering.UNIT[0] for row in rows for _, high in row.audiences if high is not None
+            audience_numbering.main(high - 1) + audience_numbering.UNIT[0]
+            for row in rows
+            for _, high in row.audiences
+            if high is not None
         }
         self.change_set.ensure_audiences(
-            self.room_nid, (block for block in blocks - self.audiences.keys() if block <= self.current_audience)
+            self.room_nid,
+            (block for block in blocks - self.audiences.keys() if block <= self.current_audience),
         )
         for row in rows:
             topological_ranges = tuple(self.stretch(low, high) for low, high in row.audiences)
             placed = row._replace(
-                opened_topological=self.opened(row.first_audience), topological_ranges=multirange.union(topological_ranges)
+                opened_topological=self.opened(row.first_audience),
+                topological_ranges=multirange.union(topological_ranges),
             )
             self.past[principal_nid, row.first_audience] = placed
 

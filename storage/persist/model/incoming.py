@@ -8,7 +8,9 @@ from storage.persist.model.results import Origin
 
 
 class IncomingEvent(NamedTuple):
-    """A parsed PDU on its way in. ``state_before``: the ids of the state before it, given by the caller.
+    """A parsed PDU on its way in.
+
+    ``state_before``: the ids of the state before it, given by the caller.
 
     ``stripped_state``: JSON, of what came out of band.
     """

@@ -16,7 +16,10 @@ class MissingData(Exception):  # noqa: N818  # a question to the driver, not an 
 
 
 class TimeSliceOver(MissingData):
-    """The turn is over in the middle of a state resolution. Asked again, planning goes on with it where it stopped."""
+    """The turn is over in the middle of a state resolution.
+
+    Asked again, planning goes on with it where it stopped.
+    """
 
     def __init__(self) -> None:
         super().__init__("turn", ())

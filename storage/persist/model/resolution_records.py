@@ -16,7 +16,10 @@ OF_A_ROOM: Final = 2
 
 @dataclass(slots=True, eq=False)
 class ResolutionRecord:
-    """The conflict of some states. It is changed in place, so whoever goes on from it takes it away first."""
+    """The conflict of some states.
+
+    It is changed in place, so whoever goes on from it takes it away first.
+    """
 
     states: dict[int, Group]
     keys: set[int]
@@ -35,7 +38,10 @@ class ResolutionRecord:
     """By chain, at least the highest number that a conflicted event reaches."""
     resolution: Resolution = field(default_factory=Resolution)
     decided: dict[StateKey, tuple[int, int]] = field(default_factory=dict)
-    """What the events of the conflict come to, as nids of keys and events. Brought up to date by `Ledger.changed`."""
+    """What the events of the conflict come to, as nids of keys and events.
+
+    Brought up to date by `Ledger.changed`.
+    """
     conflicted: set[int] = field(init=False)
     """The nids under the keys in conflict."""
 
@@ -43,7 +49,10 @@ class ResolutionRecord:
         self.conflicted = set().union(*self.values.values())
 
     def change_key(self, key: int, values: set[int]) -> None:
-        """Have a key in conflict with these values; without any, not in conflict. No event is under two keys."""
+        """Have a key in conflict with these values; without any, not in conflict.
+
+        No event is under two keys.
+        """
         self.conflicted -= self.values.pop(key, set())
         self.keys.discard(key)
         if values:
@@ -61,4 +70,6 @@ class ResolutionRecord:
 
 def newest(records: Collection[ResolutionRecord]) -> list[ResolutionRecord]:
     """Those of a room that are remembered; newer ones are last."""
-    return [record for record in records if LEAST <= len(record.full) <= RECORDED_EVENTS_MAX][-OF_A_ROOM:]
+    return [record for record in records if LEAST <= len(record.full) <= RECORDED_EVENTS_MAX][
+        -OF_A_ROOM:
+    ]

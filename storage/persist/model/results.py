@@ -7,15 +7,18 @@ from storage.ids import EventId
 
 Origin = Literal["live", "backfill", "outlier", "out_of_band"]
 ORIGINS: Final = get_args(Origin)
-Outcome = Literal["stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid"]
+Outcome = Literal[
+    "stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid"
+]
 
 
 class AppendResult(NamedTuple):
     """The outcome for one PDU (api.md, "Writing").
 
-    ``event_id`` is None only for what could not be read. ``reason`` is text where something was refused. The orderings are
-    those of an event that is in the timeline, None for outliers and for what was not stored. ``missing`` are the ids of
-    prev and auth events (or events of the given state) that are not held.
+    ``event_id`` is None only for what could not be read. ``reason`` is text where something was
+    refused. The orderings are those of an event that is in the timeline, None for outliers and for
+    what was not stored. ``missing`` are the ids of prev and auth events (or events of the given
+    state) that are not held.
     """
 
     event_id: EventId | None
@@ -35,4 +38,10 @@ def stored(event: Event, order: int | None) -> AppendResult:
     """The answer for an event that passed all checks. Its position is not known yet."""
     if event.content_hash_valid:
         return AppendResult(event.event_id, "stored", None, None, order)
-    return AppendResult(event.event_id, "redacted", "the content hash does not fit: only the redacted form is valid", None, order)
+    return AppendResult(
+        event.event_id,
+        "redacted",
+        "the content hash does not fit: only the redacted form is valid",
+        None,
+        order,
+    )

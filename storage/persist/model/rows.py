@@ -10,7 +10,10 @@ from storage.visibility.multirange import EMPTY, Ranges, add, contains, remove, 
 
 
 class EventRow(NamedTuple):
-    """One row of `events` without the bytes. Outliers have None in orderings, groups and audience."""
+    """One row of `events` without the bytes.
+
+    Outliers have None in orderings, groups and audience.
+    """
 
     event_nid: int
     event_id: str
@@ -37,7 +40,10 @@ class EventRow(NamedTuple):
     ineffective: bool
 
     def at(self, stream_ordering: int) -> "EventRow":
-        """The row with its position. As `_replace`, in a fifth of the time: every event comes through here."""
+        """The row with its position.
+
+        As `_replace`, in a fifth of the time: every event comes through here.
+        """
         return EventRow._make(self[:3] + (stream_ordering,) + self[4:])  # noqa: RUF005  # in half the time of what it wants
 
     def with_state(self, state_group_after: int | None, audience: int) -> "EventRow":
@@ -61,11 +67,19 @@ class EventRow(NamedTuple):
 
     @property
     def is_out_of_band(self) -> bool:
-        """A membership that came out of band, and was not authorised yet. The rules want auth events for each of these; it has none here.
+        """A membership that came out of band, and was not authorised yet.
+
+        The rules want auth events for each of these; it has none here.
 
         As is_out_of_band in the schema.
         """
-        return self.outlier and not self.auth_events and self.rejected is None and self.membership is not None and self.membership != JOIN
+        return (
+            self.outlier
+            and not self.auth_events
+            and self.rejected is None
+            and self.membership is not None
+            and self.membership != JOIN
+        )
 
     @property
     def accepted(self) -> bool:
@@ -120,7 +134,10 @@ class VisibilityRow(NamedTuple):
     invited_count: int
     invited_audiences: Ranges = EMPTY
     first_audience: int | None = None
-    """The row tells of the audiences from this one on; a `PastRow` each of those below. None: there are none."""
+    """The row tells of the audiences from this one on; a `PastRow` each of those below.
+
+    None: there are none.
+    """
 
     def tells_of(self, number: int) -> bool:
         """Return whether the row itself says how the principal stands to an audience."""
@@ -142,14 +159,23 @@ class VisibilityRow(NamedTuple):
 
     def cut(self) -> "tuple[list[PastRow], Self]":
         """Return the row with the newer ranges only, and rows for the older ones, where it has too many (`storage.visibility.past`)."""
-        *gone, last = PastRow(self.first_audience or 0, None, self.audiences, self.invited_audiences).cut()
+        *gone, last = PastRow(
+            self.first_audience or 0, None, self.audiences, self.invited_audiences
+        ).cut()
         if not gone:
             return [], self
-        return gone, self._replace(audiences=last.audiences, invited_audiences=last.invited_audiences, first_audience=last.first_audience)
+        return gone, self._replace(
+            audiences=last.audiences,
+            invited_audiences=last.invited_audiences,
+            first_audience=last.first_audience,
+        )
 
 
 class PastRow(NamedTuple):
-    """One row of `past_visibility`, without the room and the principal. It tells of the audiences in ``[first_audience, end)``."""
+    """One row of `past_visibility`, without the room and the principal.
+
+    It tells of the audiences in ``[first_audience, end)``.
+    """
 
     first_audience: int
     end: int | None
@@ -175,12 +201,22 @@ class PastRow(NamedTuple):
         """Return the row, in several where it has too many ranges."""
         rows, row = [], self
         while (number := past.boundary(row.audiences, row.invited_audiences)) is not None:
-            rows.append(PastRow(row.first_audience, number, *past.below(number, row.audiences, row.invited_audiences)))
-            row = PastRow(number, row.end, *past.beginning(number, row.audiences, row.invited_audiences))
+            rows.append(
+                PastRow(
+                    row.first_audience,
+                    number,
+                    *past.below(number, row.audiences, row.invited_audiences),
+                )
+            )
+            row = PastRow(
+                number, row.end, *past.beginning(number, row.audiences, row.invited_audiences)
+            )
         return [*rows, row]
 
 
-def _placed(audiences: Ranges, invited: Ranges, low: int, high: int | None, standing: PrincipalStanding) -> tuple[Ranges, Ranges]:
+def _placed(
+    audiences: Ranges, invited: Ranges, low: int, high: int | None, standing: PrincipalStanding
+) -> tuple[Ranges, Ranges]:
     """Return the audiences that a principal is in, and those by an invitation alone, when it stands so to ``[low, high)``."""
     return (
         (remove if standing is PrincipalStanding.OUT else add)(audiences, low, high),

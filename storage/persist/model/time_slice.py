@@ -5,7 +5,10 @@ from collections.abc import Callable
 from typing import Final
 
 SLICE_SECONDS: Final = 0.01
-"""The time after which planning lets others have the event loop. Between two looks at the clock are an event or a step of a resolution."""
+"""The time after which planning lets others have the event loop.
+
+Between two looks at the clock are an event or a step of a resolution.
+"""
 
 
 HEAVY_SECONDS: Final = 0.01
@@ -24,7 +27,13 @@ class TimeSlice:
 
     __slots__ = ("_clock", "_seconds", "_until", "rest")
 
-    def __init__(self, seconds: float | None = None, *, rest: float = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        seconds: float | None = None,
+        *,
+        rest: float = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """``rest``: seconds to wait after it, at least."""
         self._seconds = seconds
         self.rest = rest

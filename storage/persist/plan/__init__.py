@@ -1,1 +1,4 @@
-"""Decide what an event changes. Pure: reads a `CacheView`, fills a `ChangeSet`, raises `MissingData` for what is not at hand."""
+"""Decide what an event changes.
+
+Pure: reads a `CacheView`, fills a `ChangeSet`, raises `MissingData` for what is not at hand.
+"""

@@ -1,8 +1,9 @@
 """Audiences at persist time: which number a state gets, and whose ranges change by it.
 
-The set of principals that an audience stands for is a function of a state: everybody joined, those invited where the
-history visibility is "invited", and the two that stand for "shared" and "world readable" (`storage.visibility.audience_numbering` tells how
-numbers are chosen, design.md section 6 why). Only the keys in which two states differ are looked at.
+The set of principals that an audience stands for is a function of a state: everybody joined, those
+invited where the history visibility is "invited", and the two that stand for "shared" and "world
+readable" (`storage.visibility.audience_numbering` tells how numbers are chosen, design.md section 6
+why). Only the keys in which two states differ are looked at.
 """
 
 from collections.abc import Iterable
@@ -10,11 +11,24 @@ from typing import Final
 
 from immutables import Map
 
-from storage.database.names import INVITE, JOIN, KEY_HISTORY_VISIBILITY, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED, TYPE_MEMBER
+from storage.database.names import (
+    INVITE,
+    JOIN,
+    KEY_HISTORY_VISIBILITY,
+    PRINCIPAL_EVERYBODY,
+    PRINCIPAL_SHARED,
+    TYPE_MEMBER,
+)
 from storage.ids import server_name_of
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.event_changes import EventChanges
-from storage.persist.model.rows import AudienceRow, Counts, EventRow, PrincipalStanding, VisibilityRow
+from storage.persist.model.rows import (
+    AudienceRow,
+    Counts,
+    EventRow,
+    PrincipalStanding,
+    VisibilityRow,
+)
 from storage.state.groups import Group, changed_keys
 from storage.visibility import audience_numbering, audience_ranges
 
@@ -34,7 +48,9 @@ def history_visibility(change_set: ChangeSet, group: Group | None) -> str:
 def _visibilities(change_set: ChangeSet, base: Group | None, target: Group) -> tuple[str, str]:
     """The history visibilities of two states, which are mostly the same."""
     after = history_visibility(change_set, target)
-    same = base is not None and base.entries.get(KEY_HISTORY_VISIBILITY) == target.entries.get(KEY_HISTORY_VISIBILITY)
+    same = base is not None and base.entries.get(KEY_HISTORY_VISIBILITY) == target.entries.get(
+        KEY_HISTORY_VISIBILITY
+    )
     return after if same else history_visibility(change_set, base), after
 
 
@@ -43,11 +59,18 @@ def admits(visibility: str, counts: Counts) -> PrincipalStanding:
     joined, invited = counts
     if joined > 0:
         return PrincipalStanding.IN
-    return PrincipalStanding.INVITED if visibility == "invited" and invited > 0 else PrincipalStanding.OUT
+    return (
+        PrincipalStanding.INVITED
+        if visibility == "invited" and invited > 0
+        else PrincipalStanding.OUT
+    )
 
 
 def advance(changes: EventChanges, target: Group) -> int | None:
-    """The room's current state becomes ``target``: open and close ranges. The new number, or None if nobody's sight changes."""
+    """The room's current state becomes ``target``: open and close ranges.
+
+    The new number, or None if nobody's sight changes.
+    """
     if changes.main == target.state_group:
         return None
     main = changes.main_group()
@@ -87,26 +110,41 @@ def branch(changes: EventChanges, base: Group, target: Group) -> int:
     concerned = moved.keys() | _invited(changes, base, target, before, after)
     changes.ensure_visible({*concerned, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED})
     counts = _counts(changes, base, concerned)
-    reached = {principal: _plus(counts[principal], moved.get(principal, (0, 0))) for principal in concerned}
+    reached = {
+        principal: _plus(counts[principal], moved.get(principal, (0, 0))) for principal in concerned
+    }
     changes.change_set.counts[target.state_group] = counts.update(reached)
     for principal in concerned:
         standing = admits(after, reached[principal])
         if standing is not admits(before, counts[principal]):
             differs[principal] = standing
     old = dict(_flags(before))
-    differs.update((principal, standing) for principal, standing in _flags(after) if old[principal] is not standing)
+    differs.update(
+        (principal, standing)
+        for principal, standing in _flags(after)
+        if old[principal] is not standing
+    )
     return _off(changes, number_of(changes, base), differs) if differs else number_of(changes, base)
 
 
 def either(changes: EventChanges, one: Group, other: Group) -> int:
     """The number for an event that changes the history visibility: who may see it under either value."""
-    values = [history_visibility(changes.change_set, one), history_visibility(changes.change_set, other)]
+    values = [
+        history_visibility(changes.change_set, one),
+        history_visibility(changes.change_set, other),
+    ]
     ranks = [RANKS[value] for value in values]
     if RANKS["invited"] in ranks and max(ranks) > RANKS["invited"]:
         invited = one if values[0] == "invited" else other
         flags = _flags(values[1] if invited is one else values[0])
         return _off(
-            changes, number_of(changes, invited), {principal: standing for principal, standing in flags if standing is PrincipalStanding.IN}
+            changes,
+            number_of(changes, invited),
+            {
+                principal: standing
+                for principal, standing in flags
+                if standing is PrincipalStanding.IN
+            },
         )
     return number_of(changes, one if ranks[0] > ranks[1] else other)
 
@@ -114,11 +152,17 @@ def either(changes: EventChanges, one: Group, other: Group) -> int:
 def _off(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]) -> int:
     """A new number off ``base``'s, at which these principals' sight is as told and everybody else's as at ``base``."""
     row = changes.audience(base)
-    continues = None if row.continued or audience_numbering.depth(base) == 0 else audience_numbering.following(base)
+    continues = (
+        None
+        if row.continued or audience_numbering.depth(base) == 0
+        else audience_numbering.following(base)
+    )
     new = continues or audience_numbering.branching(base, row.branches)
     if new is None:
         return _alone(changes, base, differs)
-    changes.audiences[base] = row._replace(continued=True) if continues else row._replace(branches=row.branches + 1)
+    changes.audiences[base] = (
+        row._replace(continued=True) if continues else row._replace(branches=row.branches + 1)
+    )
     changes.audiences[new.number] = AudienceRow(0, continued=False, opened_topological=None)
     for principal, standing in differs.items():
         changes.place(principal, new.number, new.end, standing)
@@ -129,8 +173,17 @@ def _alone(changes: EventChanges, base: int, differs: dict[int, PrincipalStandin
     """No room left near ``base``: a number of the main line for one state alone, told for every principal of the room."""
     number = _next_main(changes, None)
     end = number + audience_numbering.UNIT[0]
-    written = {principal for room, principal in changes.change_set.new_visibility if room == changes.room_nid}
-    for principal in {*changes.change_set.answer(("principals", changes.room_nid)), *written, *changes.visibility, *differs}:
+    written = {
+        principal
+        for room, principal in changes.change_set.new_visibility
+        if room == changes.room_nid
+    }
+    for principal in {
+        *changes.change_set.answer(("principals", changes.room_nid)),
+        *written,
+        *changes.visibility,
+        *differs,
+    }:
         standing = differs.get(principal) or changes.standing(principal, base)
         if standing is not changes.visible(principal).current:
             changes.place(principal, number, end, standing)
@@ -165,18 +218,28 @@ def _moved(changes: EventChanges, base: Group | None, target: Group) -> dict[int
     return moved
 
 
-def _memberships(change_set: ChangeSet, base: Group | None, target: Group, keys: Iterable[int]) -> list[tuple[str, int | None, int | None]]:
+def _memberships(
+    change_set: ChangeSet, base: Group | None, target: Group, keys: Iterable[int]
+) -> list[tuple[str, int | None, int | None]]:
     """(user, membership in one state, in the other) for the member keys among these."""
     keys = list(keys)
     change_set.ensure_state_key_names(keys)
-    members = {key: name[1] for key in keys if (name := change_set.state_key_name(key))[0] == TYPE_MEMBER}
+    members = {
+        key: name[1] for key in keys if (name := change_set.state_key_name(key))[0] == TYPE_MEMBER
+    }
     if not members:
         return []
     entries = [target.entries] if base is None else [base.entries, target.entries]
     change_set.ensure_rows(nid for key in members for state in entries if (nid := state.get(key)))
-    change_set.ensure_principals(name for user in members.values() for name in _principal_names(change_set, user))
+    change_set.ensure_principals(
+        name for user in members.values() for name in _principal_names(change_set, user)
+    )
     return [
-        (user, None if base is None else _membership(change_set, base.entries.get(key)), _membership(change_set, target.entries.get(key)))
+        (
+            user,
+            None if base is None else _membership(change_set, base.entries.get(key)),
+            _membership(change_set, target.entries.get(key)),
+        )
         for key, user in members.items()
     ]
 
@@ -199,15 +262,23 @@ def _principal_names(change_set: ChangeSet, user: str) -> list[str]:
 def _counts(changes: EventChanges, group: Group, principals: Iterable[int]) -> Map[int, Counts]:
     """The users of these principals, and of others, in a state.
 
-    Kept for each state: that of the next event of a branch differs by one key, while the current state may be far away.
+    Kept for each state: that of the next event of a branch differs by one key, while the current
+    state may be far away.
     """
     main = changes.main_group()
     is_current = main is None or main.state_group == group.state_group
-    known: Map[int, Counts] = Map() if is_current else changes.change_set.counts_of(group.state_group)
+    known: Map[int, Counts] = (
+        Map() if is_current else changes.change_set.counts_of(group.state_group)
+    )
     lacking = [principal for principal in principals if principal not in known]
     if lacking:
         offset = {} if is_current else _moved(changes, main, group)
-        known = known.update({principal: _sum(changes.visible(principal), offset.get(principal, (0, 0))) for principal in lacking})
+        known = known.update(
+            {
+                principal: _sum(changes.visible(principal), offset.get(principal, (0, 0)))
+                for principal in lacking
+            }
+        )
         changes.change_set.counts[group.state_group] = known
     return known
 
@@ -221,7 +292,9 @@ def _plus(one: Counts, other: Counts) -> Counts:
     return one[0] + other[0], one[1] + other[1]
 
 
-def _invited(changes: EventChanges, base: Group | None, target: Group, before: str, after: str) -> set[int]:
+def _invited(
+    changes: EventChanges, base: Group | None, target: Group, before: str, after: str
+) -> set[int]:
     """The principals with invited users, where the visibility changes so that invitations begin or cease to matter."""
     if before == after or "invited" not in (before, after):
         return set()
@@ -229,17 +302,35 @@ def _invited(changes: EventChanges, base: Group | None, target: Group, before: s
     for group in (base, target):
         if group is not None:
             keys |= _invited_keys(changes.change_set, group)
-    return {principal for key in keys for principal in principals_of(changes.change_set, changes.change_set.state_key_name(key)[1])}
+    return {
+        principal
+        for key in keys
+        for principal in principals_of(
+            changes.change_set, changes.change_set.state_key_name(key)[1]
+        )
+    }
 
 
 def _invited_keys(change_set: ChangeSet, group: Group) -> set[int]:
-    new = {nid: change_set.new_events[nid].row for nid in group.entries.values() if nid in change_set.new_events}
+    new = {
+        nid: change_set.new_events[nid].row
+        for nid in group.entries.values()
+        if nid in change_set.new_events
+    }
     held = frozenset(nid for nid in group.entries.values() if nid not in new)
     known = {nid: row for nid in held if (row := change_set.known_row(nid)) is not None}
-    found = {row.state_key_nid for row in known.values() if row.membership == INVITE and row.state_key_nid is not None}
+    found = {
+        row.state_key_nid
+        for row in known.values()
+        if row.membership == INVITE and row.state_key_nid is not None
+    }
     held = frozenset(nid for nid in held if nid not in known)
     found |= set(change_set.answer(("invited", held))) if held else set()
-    return found | {row.state_key_nid for row in new.values() if row.membership == INVITE and row.state_key_nid is not None}
+    return found | {
+        row.state_key_nid
+        for row in new.values()
+        if row.membership == INVITE and row.state_key_nid is not None
+    }
 
 
 def note_join(changes: EventChanges, user: str, order: int) -> None:
@@ -266,7 +357,11 @@ def of_event(changes: EventChanges, row: EventRow, before: Group, after: Group) 
 
 
 def number_of(changes: EventChanges, group: Group) -> int:
-    """The audience of a state. The current one has that of the main line, though its group may have got another number on a fork."""
+    """The audience of a state.
+
+    The current one has that of the main line, though its group may have got another number on a
+    fork.
+    """
     if group.state_group == changes.main:
         return changes.current_audience
     return changes.room.audience if group.state_group == changes.room.current else group.audience
@@ -279,12 +374,23 @@ def note_place(changes: EventChanges, number: int, order: int) -> None:
         return
     opened = changes.audience(block).opened_topological
     closed = None if block >= changes.current_audience else changes.closed(block + 1)
-    if (opened is None or not audience_ranges.expected(order, opened, closed)) and _seen_here(changes, number):
+    if (opened is None or not audience_ranges.expected(order, opened, closed)) and _seen_here(
+        changes, number
+    ):
         changes.out_of_range = audience_ranges.with_out_of_range(changes.out_of_range, order)
 
 
 def _seen_here(changes: EventChanges, number: int) -> bool:
-    """Whether any local user may ever see this audience: their server is in it where they are. Who is in one is settled with its number."""
-    concerned = (changes.change_set.principal_nid(changes.change_set.server_name), PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED)
+    """Whether any local user may ever see this audience: their server is in it where they are.
+
+    Who is in one is settled with its number.
+    """
+    concerned = (
+        changes.change_set.principal_nid(changes.change_set.server_name),
+        PRINCIPAL_EVERYBODY,
+        PRINCIPAL_SHARED,
+    )
     changes.ensure_visible(concerned)
-    return any(changes.standing(principal, number) is not PrincipalStanding.OUT for principal in concerned)
+    return any(
+        changes.standing(principal, number) is not PrincipalStanding.OUT for principal in concerned
+    )

@@ -21,7 +21,10 @@ CREATE_KEY: StateKey = ("m.room.create", "")
 
 
 class AuthResult(NamedTuple):
-    """``rejected`` holds the reason, or None. A soft-failed event has its reason in ``soft_failed``."""
+    """``rejected`` holds the reason, or None.
+
+    A soft-failed event has its reason in ``soft_failed``.
+    """
 
     rejected: str | None = None
     soft_failed: str | None = None
@@ -35,7 +38,9 @@ def auth_rows_of(change_set: ChangeSet, event: Event) -> tuple[list[EventRow], l
         ids += [] if create_id in ids else [create_id]
     change_set.ensure_ids(ids)
     rows = [usable(change_set.row(one)) for one in ids]
-    return [row for row in rows if row is not None], [one for one, row in zip(ids, rows, strict=True) if row is None]
+    return [row for row in rows if row is not None], [
+        one for one, row in zip(ids, rows, strict=True) if row is None
+    ]
 
 
 def auth_nids(event: Event, auth_rows: Iterable[EventRow]) -> tuple[int, ...]:
@@ -45,15 +50,29 @@ def auth_nids(event: Event, auth_rows: Iterable[EventRow]) -> tuple[int, ...]:
 
 
 def auth_result(
-    change_set: ChangeSet, room: RoomChanges, event: Event, auth_rows: Iterable[EventRow], *, before: Group | None, current: Group | None
+    change_set: ChangeSet,
+    room: RoomChanges,
+    event: Event,
+    auth_rows: Iterable[EventRow],
+    *,
+    before: Group | None,
+    current: Group | None,
 ) -> AuthResult:
-    """What the auth rules say. ``before`` None: an outlier, checked by its auth events alone; ``current`` None: no soft failure."""
+    """What the auth rules say.
+
+    ``before`` None: an outlier, checked by its auth events alone; ``current`` None: no soft
+    failure.
+    """
     rows = list(auth_rows)
     events = change_set.events_of(row.event_nid for row in rows)
     claimed = {one.event_id: one for one in events.values()}
     rejected = {EventId(row.event_id) for row in rows if row.rejected is not None}
     has_state = before is not None and event.type != CREATE_KEY[0]
-    state = {} if before is None or not has_state else auth_state(change_set, before, keys_needed(event))
+    state = (
+        {}
+        if before is None or not has_state
+        else auth_state(change_set, before, keys_needed(event))
+    )
     first = _first_create(change_set, room, event)
     if first is not None:
         return AuthResult(rejected=f"create.second: the room has the create event {first}")
@@ -72,14 +91,20 @@ def _first_create(change_set: ChangeSet, room: RoomChanges, event: Event) -> str
     """The accepted create event that the room of a create event has already, if any: the rules by their letter let in a second."""
     if event.type != CREATE_KEY[0]:
         return None
-    new = (one.row for one in change_set.new_events.values() if one.row.room_nid == room.row.room_nid and one.row.type_nid == TYPE_CREATE)
+    new = (
+        one.row
+        for one in change_set.new_events.values()
+        if one.row.room_nid == room.row.room_nid and one.row.type_nid == TYPE_CREATE
+    )
     known = [row.event_id for row in new if row.rejected is None]
     if room.row.write_version:
         known += change_set.answer(("create", room.row.room_nid))
     return next((one for one in known if one != event.event_id), None)
 
 
-def _soft(change_set: ChangeSet, event: Event, checked: Mapping[StateKey, Event], current: Group) -> AuthResult:
+def _soft(
+    change_set: ChangeSet, event: Event, checked: Mapping[StateKey, Event], current: Group
+) -> AuthResult:
     state = auth_state(change_set, current, keys_needed(event))
     if state == checked:
         return AuthResult()
@@ -90,7 +115,9 @@ def _soft(change_set: ChangeSet, event: Event, checked: Mapping[StateKey, Event]
     return AuthResult()
 
 
-def auth_state(change_set: ChangeSet, group: Group, keys: Iterable[StateKey]) -> dict[StateKey, Event]:
+def auth_state(
+    change_set: ChangeSet, group: Group, keys: Iterable[StateKey]
+) -> dict[StateKey, Event]:
     """The events of a state under these keys, and its create event."""
     nids: dict[StateKey, int] = {}
     for key in {CREATE_KEY, *keys}:

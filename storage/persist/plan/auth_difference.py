@@ -41,7 +41,10 @@ def auth_difference(change_set: ChangeSet, states: Sequence[Group], keys: set[in
 
 def _searched(change_set: ChangeSet, states: Sequence[Group], keys: set[int]) -> AuthChains:
     values = {state.entries[key] for state in states for key in keys if key in state.entries}
-    return AuthChains(at_once(differing(change_set, states, keys)), at_once(between(change_set, values, lowest_of(change_set, values))))
+    return AuthChains(
+        at_once(differing(change_set, states, keys)),
+        at_once(between(change_set, values, lowest_of(change_set, values))),
+    )
 
 
 def at_once(steps: Steps[T]) -> T:
@@ -57,7 +60,10 @@ def at_once(steps: Steps[T]) -> T:
 
 
 def differing(change_set: ChangeSet, states: Sequence[Group], keys: set[int]) -> Steps[set[int]]:
-    """The events in the auth chains of some of these states, but not of all. `NotInChainCover` if the cover does not say it."""
+    """The events in the auth chains of some of these states, but not of all.
+
+    `NotInChainCover` if the cover does not say it.
+    """
     conflicted = [{state.entries[key] for key in keys if key in state.entries} for state in states]
     values = set[int]().union(*conflicted)
     known = yield from asking(_closures, change_set, values)
@@ -75,13 +81,17 @@ def differing(change_set: ChangeSet, states: Sequence[Group], keys: set[int]) ->
     return found
 
 
-def _apart(change_set: ChangeSet, nids: Collection[int], everywhere: "EveryChain", common: "CommonReach") -> set[int]:
+def _apart(
+    change_set: ChangeSet, nids: Collection[int], everywhere: "EveryChain", common: "CommonReach"
+) -> set[int]:
     change_set.ensure_standing(nids)
     apart = {nid for nid in nids if not everywhere.has(change_set, nid)}
     return apart - common.reached(apart)
 
 
-def reached_anew(change_set: ChangeSet, nids: Collection[int], known: "ChainReach") -> Steps[set[int]]:
+def reached_anew(
+    change_set: ChangeSet, nids: Collection[int], known: "ChainReach"
+) -> Steps[set[int]]:
     """What these events reach that a state did not reach."""
     found: set[int] = set()
     front = set(nids)
@@ -93,7 +103,12 @@ def reached_anew(change_set: ChangeSet, nids: Collection[int], known: "ChainReac
     return found
 
 
-def between(change_set: ChangeSet, conflicted: Collection[int], lowest: Mapping[int, int], known: Collection[int] = ()) -> Steps[set[int]]:
+def between(
+    change_set: ChangeSet,
+    conflicted: Collection[int],
+    lowest: Mapping[int, int],
+    known: Collection[int] = (),
+) -> Steps[set[int]]:
     """What lies on an auth path from one of these to an event as high as ``lowest`` in its chain, these included.
 
     What is `known` is not walked again.
@@ -116,7 +131,9 @@ def lowest_of(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, int]:
     for nid in nids:
         place = change_set.places.get(nid) or change_set.caches.places.get(nid)
         if place is not None:  # the event in hand may have none yet; then nothing reaches it
-            lowest[place.chain_nid] = min(place.sequence_number, lowest.get(place.chain_nid, place.sequence_number))
+            lowest[place.chain_nid] = min(
+                place.sequence_number, lowest.get(place.chain_nid, place.sequence_number)
+            )
     return lowest
 
 
@@ -141,7 +158,9 @@ def asking(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
 
 def _leads(closure: Closure, lowest: Mapping[int, int]) -> bool:
     if len(closure) < len(lowest):
-        return any(lowest.get(chain_nid, number + 1) <= number for chain_nid, number in closure.items())
+        return any(
+            lowest.get(chain_nid, number + 1) <= number for chain_nid, number in closure.items()
+        )
     return any(closure.get(chain_nid, 0) >= number for chain_nid, number in lowest.items())
 
 
@@ -169,7 +188,10 @@ class EveryChain:
         chain_nid, number = change_set.place(nid)
         upto = self._upto.get(chain_nid)
         if upto is None:
-            farthest = (max((closure.get(chain_nid, 0) for closure in closures), default=0) for closures in self._sets)
+            farthest = (
+                max((closure.get(chain_nid, 0) for closure in closures), default=0)
+                for closures in self._sets
+            )
             upto = self._upto[chain_nid] = min(farthest)
         return upto >= number
 
@@ -186,15 +208,21 @@ class CommonReach:
     def reached(self, nids: Collection[int]) -> set[int]:
         """Which of these events it holds.
 
-        Nearly always the entries under their own keys tell. Then the others are looked at: all of a small state; of a large one those of
-        this change set, and the database is asked for the rest.
+        Nearly always the entries under their own keys tell. Then the others are looked at: all of a
+        small state; of a large one those of this change set, and the database is asked for the
+        rest.
         """
         left = set(nids)
         for entries in (self._near, self._others):
             if left:
                 left -= self._reached_from(entries(left), left)
         if left and not self._is_small:
-            left -= asked(self._change_set, self._state, self._keys, {nid for nid in left if nid not in self._change_set.new_places})
+            left -= asked(
+                self._change_set,
+                self._state,
+                self._keys,
+                {nid for nid in left if nid not in self._change_set.new_places},
+            )
         return set(nids) - left
 
     @property
@@ -215,7 +243,9 @@ class CommonReach:
             return
         new = self._change_set.new_places
         if len(self._entries) < len(new):
-            yield from (nid for key, nid in self._entries.items() if nid in new and key not in self._keys)
+            yield from (
+                nid for key, nid in self._entries.items() if nid in new and key not in self._keys
+            )
             return
         for nid in reversed(new):
             key = self._change_set.row_of(nid).state_key_nid
@@ -247,7 +277,9 @@ def _strike(left: dict[int, ChainPosition], closure: Closure) -> bool:
 class ChainReach:
     """The auth chain of a state."""
 
-    def __init__(self, change_set: ChangeSet, state: Group, keys: set[int], first: Collection[int]) -> None:
+    def __init__(
+        self, change_set: ChangeSet, state: Group, keys: set[int], first: Collection[int]
+    ) -> None:
         """``keys``: those of the state that are in conflict; ``first``: those whose events are most likely to reach what is in question."""
         self._change_set = change_set
         self._state = state
@@ -261,10 +293,15 @@ class ChainReach:
         change_set.ensure_standing((nid,))
         place = change_set.place(nid)
         key = change_set.row_of(nid).state_key_nid
-        near = _closures(change_set, self._entries({KEY_POWER_LEVELS, *self._first, *(() if key is None else (key,))}))
+        near = _closures(
+            change_set,
+            self._entries({KEY_POWER_LEVELS, *self._first, *(() if key is None else (key,))}),
+        )
         if any(reaches(closure, place) for closure in near.values()):
             return True
-        return self._by_conflict().has(change_set, nid) or bool(CommonReach(change_set, self._state, self._keys).reached((nid,)))
+        return self._by_conflict().has(change_set, nid) or bool(
+            CommonReach(change_set, self._state, self._keys).reached((nid,))
+        )
 
     def lacks(self, nids: Iterable[int]) -> set[int]:
         """Which of these events no event of the state reaches."""
@@ -272,7 +309,9 @@ class ChainReach:
 
     def _by_conflict(self) -> "EveryChain":
         if self._conflicted is None:
-            self._conflicted = EveryChain([list(_closures(self._change_set, self._entries(self._keys)).values())])
+            self._conflicted = EveryChain(
+                [list(_closures(self._change_set, self._entries(self._keys)).values())]
+            )
         return self._conflicted
 
     def _entries(self, keys: Iterable[int]) -> list[int]:

@@ -37,32 +37,52 @@ def walked(change_set: ChangeSet, states: Sequence[Group], keys: set[int]) -> Au
     return AuthChains(difference, _between(graph, set().union(*conflicted)))
 
 
-def _reached_by_common(change_set: ChangeSet, state: Group, keys: set[int], nids: set[int]) -> set[int]:
+def _reached_by_common(
+    change_set: ChangeSet, state: Group, keys: set[int], nids: set[int]
+) -> set[int]:
     """Which of these events the auth chain of what the states have in common holds.
 
-    What the states have in common is never walked, unless it is so little that walking it here costs less than asking.
+    What the states have in common is never walked, unless it is so little that walking it here
+    costs less than asking.
     """
     if not nids:
         return set()
-    common = [nid for key, nid in state.entries.items() if key not in keys] if len(state.entries) <= WALKED_STATE else []
+    common = (
+        [nid for key, nid in state.entries.items() if key not in keys]
+        if len(state.entries) <= WALKED_STATE
+        else []
+    )
     if common:
         return reach(auth_graph(change_set, common), common) & nids
-    new = [nid for key, nid in state.entries.items() if key not in keys and nid in change_set.new_events] if change_set.new_places else []
+    new = (
+        [
+            nid
+            for key, nid in state.entries.items()
+            if key not in keys and nid in change_set.new_events
+        ]
+        if change_set.new_places
+        else []
+    )
     found = reach(auth_graph(change_set, new), new) & nids
     return found | asked(change_set, state, keys, nids - found)
 
 
-def asked(change_set: ChangeSet, state: Group, keys: Collection[int], nids: Iterable[int]) -> set[int]:
+def asked(
+    change_set: ChangeSet, state: Group, keys: Collection[int], nids: Iterable[int]
+) -> set[int]:
     """Which of these events what is committed of the common state reaches.
 
-    Found from these upwards by the chain cover, a few places at a time, as nearly always one of the first is in the state.
+    Found from these upwards by the chain cover, a few places at a time, as nearly always one of the
+    first is in the state.
     """
     found: set[int] = set()
     limit = PLACES_AT_ONCE
     left = frozenset(nids)
     while left:
         reaching = change_set.answer(("reaching", left, limit))
-        found |= {one for one, nid, key in reaching if key not in keys and state.entries.get(key) == nid}
+        found |= {
+            one for one, nid, key in reaching if key not in keys and state.entries.get(key) == nid
+        }
         full = Counter(one for one, _, _ in reaching)
         left = frozenset(nid for nid in left - found if full[nid] == limit)
         limit *= 16
@@ -89,8 +109,12 @@ def auth_graph(change_set: ChangeSet, nids: Iterable[int]) -> Graph:
             front.extend(row.auth_events)
     if committed:
         graph.update(change_set.answer(("auth_graph", frozenset(committed))))
-    if lost := {auth for auths in graph.values() for auth in auths if auth not in graph}.union(committed - graph.keys()):
-        raise StorageCorrupt("events that the auth graph refers to are not held", event_nids=sorted(lost))
+    if lost := {auth for auths in graph.values() for auth in auths if auth not in graph}.union(
+        committed - graph.keys()
+    ):
+        raise StorageCorrupt(
+            "events that the auth graph refers to are not held", event_nids=sorted(lost)
+        )
     return graph
 
 
@@ -147,13 +171,23 @@ def _closure(change_set: ChangeSet, nid: int, lacking: set[int]) -> Closure | No
     while front:
         one = front[-1]
         row = None if known(change_set, one) is not None else _placed_row(change_set, one)
-        if row is not None and (ahead := [auth for auth in row.auth_events if auth not in stuck and known(change_set, auth) is None]):
+        if row is not None and (
+            ahead := [
+                auth
+                for auth in row.auth_events
+                if auth not in stuck and known(change_set, auth) is None
+            ]
+        ):
             front += ahead
             continue
         front.pop()
         if row is not None and stuck.isdisjoint(row.auth_events):
             change_set.closures[one] = closure_of(
-                [(change_set.place(auth), own) for auth in row.auth_events if (own := known(change_set, auth)) is not None]
+                [
+                    (change_set.place(auth), own)
+                    for auth in row.auth_events
+                    if (own := known(change_set, auth)) is not None
+                ]
             )
         elif known(change_set, one) is None:
             stuck.add(one)

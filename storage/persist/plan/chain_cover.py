@@ -13,9 +13,18 @@ def cover_event(change_set: ChangeSet, row: EventRow) -> ChainEntry | None:
         row.state_key_nid
     )  # stays known until it is written beside the place
     change_set.ensure_places(row.auth_events)
-    rows = [change_set.row_of(nid) for nid in row.auth_events]  # they have been looked up by their ids
-    parents = [ChainParent(auth.event_nid, change_set.place(auth.event_nid), auth.auth_events) for auth in rows]
-    own = [parent.place for parent, auth in zip(parents, rows, strict=True) if auth.state_key_nid == row.state_key_nid]
+    rows = [
+        change_set.row_of(nid) for nid in row.auth_events
+    ]  # they have been looked up by their ids
+    parents = [
+        ChainParent(auth.event_nid, change_set.place(auth.event_nid), auth.auth_events)
+        for auth in rows
+    ]
+    own = [
+        parent.place
+        for parent, auth in zip(parents, rows, strict=True)
+        if auth.state_key_nid == row.state_key_nid
+    ]
     predecessor = max(own, default=None)
     chain = None if predecessor is None else change_set.chain(predecessor.chain_nid)
     return enter(predecessor, chain, change_set.chain_nid_for(row.event_nid), parents)

@@ -1,8 +1,11 @@
-"""The decision about one event, from its checks to the rows it adds. Pure: reads and fills a `ChangeSet`, no I/O.
+"""The decision about one event, from its checks to the rows it adds.
 
-An event goes through: is it held already; are its auth events and parents held; its place in the order; the state before
-it; the verdict of the auth rules; the state after it; the room's extremities and current state; its audience; redactions.
-Everything up to `_store` only reads (it may stop with `MissingData` and be asked again); `_store` only writes.
+Pure: reads and fills a `ChangeSet`, no I/O.
+
+An event goes through: is it held already; are its auth events and parents held; its place in the
+order; the state before it; the verdict of the auth rules; the state after it; the room's
+extremities and current state; its audience; redactions. Everything up to `_store` only reads (it
+may stop with `MissingData` and be asked again); `_store` only writes.
 """
 
 from typing import NamedTuple
@@ -12,7 +15,13 @@ from storage.errors import InvalidEvent
 from storage.event import Event
 from storage.graph.chains import ChainEntry
 from storage.ids import EventId
-from storage.persist.model.change_set import ChangeSet, MembershipChange, RoomChanges, StateDelta, room_of
+from storage.persist.model.change_set import (
+    ChangeSet,
+    MembershipChange,
+    RoomChanges,
+    StateDelta,
+    room_of,
+)
 from storage.persist.model.event_changes import EventChanges
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import AppendResult, Origin, stored
@@ -51,8 +60,13 @@ class EventDecision(NamedTuple):
 
 
 def plan_event(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
-    """Decide, and add the rows to the change set. `MissingData` if something has to be loaded first; then nothing was added."""
-    ordinary = fast_path.plan_message(change_set, incoming.event) if incoming.origin == "live" else None
+    """Decide, and add the rows to the change set.
+
+    `MissingData` if something has to be loaded first; then nothing was added.
+    """
+    ordinary = (
+        fast_path.plan_message(change_set, incoming.event) if incoming.origin == "live" else None
+    )
     return plan_whole(change_set, incoming) if ordinary is None else ordinary
 
 
@@ -62,7 +76,9 @@ def plan_whole(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
     change_set.pending = change_set.pending_event = None
     row = change_set.row(event.event_id)
     if row is not None and not _goes_on(row, incoming.origin):
-        return AppendResult(event.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering)
+        return AppendResult(
+            event.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering
+        )
     room = room_of(change_set, event)
     unfit = _unfit(room, event, row)
     if unfit is not None:
@@ -70,7 +86,9 @@ def plan_whole(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
     if incoming.origin == "out_of_band":
         return _plan_out_of_band(change_set, room, incoming)
     if row is not None:
-        event = change_set.events_of([row.event_nid])[row.event_nid]  # an outlier keeps the bytes that came first
+        event = change_set.events_of([row.event_nid])[
+            row.event_nid
+        ]  # an outlier keeps the bytes that came first
         incoming = incoming._replace(event=event)
     auth_rows, missing = auth_rows_of(change_set, event)
     parents = parents_of(change_set, room, event)
@@ -110,11 +128,25 @@ def _unfit(room: RoomChanges, event: Event, held: EventRow | None) -> AppendResu
     """
     version, of_room = event.room_version.identifier, room.row.room_version
     if not event.room_version.may_have_room(event.room_id):
-        stored = ", which it is stored under: `room-storage verify --repair`" if room.row.write_version else ""
-        return AppendResult(None, "invalid", f"{event.room_id} is not the id of a room of version {version}{stored}")
-    if version != of_room and not (event.type == "m.room.create" and event.room_version.create_room_id):
-        return AppendResult(None, "invalid", f"read as an event of version {version}, while the room has version {of_room}")
-    if held is not None and held.room_nid != room.row.room_nid:  # in versions 1 and 2 senders choose the ids
+        stored = (
+            ", which it is stored under: `room-storage verify --repair`"
+            if room.row.write_version
+            else ""
+        )
+        return AppendResult(
+            None, "invalid", f"{event.room_id} is not the id of a room of version {version}{stored}"
+        )
+    if version != of_room and not (
+        event.type == "m.room.create" and event.room_version.create_room_id
+    ):
+        return AppendResult(
+            None,
+            "invalid",
+            f"read as an event of version {version}, while the room has version {of_room}",
+        )
+    if (
+        held is not None and held.room_nid != room.row.room_nid
+    ):  # in versions 1 and 2 senders choose the ids
         return AppendResult(event.event_id, "duplicate")
     return None
 
@@ -126,12 +158,20 @@ def _goes_on(row: EventRow, origin: Origin) -> bool:
     return row.outlier and (origin != "outlier" or row.is_out_of_band)
 
 
-def _plan_out_of_band(change_set: ChangeSet, room: RoomChanges, incoming: IncomingEvent) -> AppendResult:
+def _plan_out_of_band(
+    change_set: ChangeSet, room: RoomChanges, incoming: IncomingEvent
+) -> AppendResult:
     event = incoming.event
     reason = out_of_band.refusal(change_set, room, event) if change_set.is_live else None
     if reason is not None:
         return AppendResult(event.event_id, "invalid", reason)
-    row = _row(EventChanges(change_set, room), incoming, [], AuthResult(), nid=_nid(change_set, event, None))
+    row = _row(
+        EventChanges(change_set, room),
+        incoming,
+        [],
+        AuthResult(),
+        nid=_nid(change_set, event, None),
+    )
     own = out_of_band.membership_of(change_set, row, event.state_key or "")
     change_set.add_event(row, event)
     _store_membership(change_set, own)
@@ -146,7 +186,9 @@ def _store_membership(change_set: ChangeSet, one: MembershipChange) -> None:
     change_set.memberships[one.principal_nid, one.room_nid] = one
 
 
-def _unknown_state(change_set: ChangeSet, room: RoomChanges, incoming: IncomingEvent, parents: ParentEvents) -> list[EventId]:
+def _unknown_state(
+    change_set: ChangeSet, room: RoomChanges, incoming: IncomingEvent, parents: ParentEvents
+) -> list[EventId]:
     """The ids that are lacking to know the state before an event; none if it is known."""
     if not parents.missing:
         return []
@@ -154,13 +196,25 @@ def _unknown_state(change_set: ChangeSet, room: RoomChanges, incoming: IncomingE
         return [EventId(one) for one in parents.missing]
     change_set.ensure_ids(incoming.state_before)
     rows = [(one, out_of_band.usable(change_set.row(one))) for one in incoming.state_before]
-    return [one for one, row in rows if row is None or row.state_key_nid is None or row.room_nid != room.row.room_nid]
+    return [
+        one
+        for one, row in rows
+        if row is None or row.state_key_nid is None or row.room_nid != room.row.room_nid
+    ]
 
 
 def _plan_outlier(
-    change_set: ChangeSet, room: RoomChanges, incoming: IncomingEvent, auth_rows: list[EventRow], *, held: EventRow | None
+    change_set: ChangeSet,
+    room: RoomChanges,
+    incoming: IncomingEvent,
+    auth_rows: list[EventRow],
+    *,
+    held: EventRow | None,
 ) -> AppendResult:
-    """``held``: it came out of band before. Then its membership is known already, and may have changed since."""
+    """``held``: it came out of band before.
+
+    Then its membership is known already, and may have changed since.
+    """
     event = incoming.event
     judged = auth_result(change_set, room, event, auth_rows, before=None, current=None)
     changes = EventChanges(change_set, room)
@@ -194,29 +248,48 @@ def _own_membership(changes: EventChanges, row: EventRow, event: Event) -> Membe
         return None
     if not event.state_key.endswith(":" + change_set.server_name) or row.membership == JOIN:
         return None
-    if changes.room.current is not None and changes.visible(change_set.principal_nid(change_set.server_name)).joined_count:
+    if (
+        changes.room.current is not None
+        and changes.visible(change_set.principal_nid(change_set.server_name)).joined_count
+    ):
         return None
-    return MembershipChange(change_set.principal_nid(event.state_key), row.room_nid, row.membership, row.event_nid, None)
+    return MembershipChange(
+        change_set.principal_nid(event.state_key), row.room_nid, row.membership, row.event_nid, None
+    )
 
 
 def _decide(
-    changes: EventChanges, incoming: IncomingEvent, nid: int, parents: ParentEvents, auth_rows: list[EventRow], *, held: EventRow | None
+    changes: EventChanges,
+    incoming: IncomingEvent,
+    nid: int,
+    parents: ParentEvents,
+    auth_rows: list[EventRow],
+    *,
+    held: EventRow | None,
 ) -> tuple[EventDecision, AuthResult]:
     change_set, room, event = changes.change_set, changes.room, incoming.event
     live = incoming.origin == "live"
     placement = placement_of(change_set, room, event, nid, parents)
     changes.order = placement.order
     before = before_event(changes, incoming.state_before, parents)
-    is_back = bool(parents.missing) and out_of_band.brings_back(change_set, room, event)  # the current state is of when this server left
+    is_back = bool(parents.missing) and out_of_band.brings_back(
+        change_set, room, event
+    )  # the current state is of when this server left
     current = changes.main_group() if live and room.extremities and not is_back else None
     judged = auth_result(change_set, room, event, auth_rows, before=before, current=current)
     row = _row(changes, incoming, auth_rows, judged, nid=nid, placement=placement, before=before)
-    change_set.pending, change_set.pending_event = row, event  # found by its nid while its own effects are worked out
+    change_set.pending, change_set.pending_event = (
+        row,
+        event,
+    )  # found by its nid while its own effects are worked out
     ends = _ends(changes, row, parents, placement, live=live)
     after, current, ends = _states(changes, row, before, ends)
     if row.membership == JOIN and row.accepted:
         audience.note_join(changes, event.state_key or "", placement.order)
-    row = row.with_state(None if after is before else after.state_group, audience.of_event(changes, row, before, after))
+    row = row.with_state(
+        None if after is before else after.state_group,
+        audience.of_event(changes, row, before, after),
+    )
     audience.note_place(changes, row.audience or 0, placement.order)
     _note_moves(changes, placement)
     found = redactions.find(changes, row, event, before)
@@ -225,16 +298,22 @@ def _decide(
     has_place = held is not None and held.rejected is None and not held.is_out_of_band
     entry = None if has_place else cover_event(change_set, row)
     overruled = out_of_band.overruled(changes, current, nid)
-    return EventDecision(row, placement, before, after, current, ends, entry, found, held, overruled), judged
+    return EventDecision(
+        row, placement, before, after, current, ends, entry, found, held, overruled
+    ), judged
 
 
-def _ends(changes: EventChanges, row: EventRow, parents: ParentEvents, placement: Placement, *, live: bool) -> ExtremityChange | None:
+def _ends(
+    changes: EventChanges, row: EventRow, parents: ParentEvents, placement: Placement, *, live: bool
+) -> ExtremityChange | None:
     """The room's ends if the event changes them: it is accepted and live, or an extremity stands on it."""
     gap = placement.arrived
     superseded = gap is not None and gap.superseded
     if not (superseded or (live and row.accepted)):
         return None
-    ends = extremities_after(changes.change_set, changes.room, row, parents.held, superseded=superseded)
+    ends = extremities_after(
+        changes.change_set, changes.room, row, parents.held, superseded=superseded
+    )
     return (
         ends._replace(dropped=[row.event_nid])
         if gap is not None and is_extremity_again(changes.change_set, changes.room, row, gap)
@@ -248,11 +327,17 @@ def _states(
     """The state after the event; if it changes the extremities, the room's current state, and those that stay."""
     extremities = {} if ends is None else ends.extremities
     alone = list(extremities) == [row.event_nid]
-    after = before if row.rejected is not None else after_event(changes, row, before, becomes_current=alone)
+    after = (
+        before
+        if row.rejected is not None
+        else after_event(changes, row, before, becomes_current=alone)
+    )
     if ends is None or alone:
         return after, None if ends is None else after, ends
     kept = extremity_limit.kept_extremities(changes, extremities, row, after)
-    ends = ends._replace(extremities=kept, dropped=[*ends.dropped, *(nid for nid in extremities if nid not in kept)])
+    ends = ends._replace(
+        extremities=kept, dropped=[*ends.dropped, *(nid for nid in extremities if nid not in kept)]
+    )
     return after, current_after(changes, kept, row.event_nid, after), ends
 
 
@@ -261,7 +346,9 @@ def _note_moves(changes: EventChanges, placement: Placement) -> None:
         row = changes.change_set.row_of(nid)
         audience.note_place(changes, row.audience or 0, order)
         if row.membership == JOIN and row.accepted and row.state_key_nid is not None:
-            audience.note_join(changes, changes.change_set.state_key_name(row.state_key_nid)[1], order)
+            audience.note_join(
+                changes, changes.change_set.state_key_name(row.state_key_nid)[1], order
+            )
 
 
 def _row(
@@ -292,8 +379,12 @@ def _row(
         redacted_by=None,
         sender_nid=change_set.principal_nid(event.sender),
         type_nid=type_nid,
-        state_key_nid=None if event.state_key is None else change_set.state_key_nid(type_nid, event.state_key),
-        membership=None if event.state_key is None or type_nid != TYPE_MEMBER else membership_code(event.content.get("membership")),
+        state_key_nid=None
+        if event.state_key is None
+        else change_set.state_key_nid(type_nid, event.state_key),
+        membership=None
+        if event.state_key is None or type_nid != TYPE_MEMBER
+        else membership_code(event.content.get("membership")),
         outlier=placement is None,
         backfilled=incoming.origin == "backfill",
         soft_failed=judged.soft_failed is not None,
@@ -311,7 +402,12 @@ def _int8(number: int) -> int:
 
 def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None:
     """Move a complete decision into the change set."""
-    change_set, room, row, placement = changes.change_set, changes.room, decision.row, decision.placement
+    change_set, room, row, placement = (
+        changes.change_set,
+        changes.room,
+        decision.row,
+        decision.placement,
+    )
     change_set.pending = change_set.pending_event = None
     old = room.current
     changes.commit()
@@ -336,7 +432,13 @@ def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None
         change_set.dropped.update(dict.fromkeys(decision.ends.dropped, room.row.room_nid))
     _store_overruled(change_set, decision)
     if decision.current is not None:
-        _store_current(change_set, room, row.event_nid, None if old is None else change_set.group(old), decision.current)
+        _store_current(
+            change_set,
+            room,
+            row.event_nid,
+            None if old is None else change_set.group(old),
+            decision.current,
+        )
 
 
 def _store_event(change_set: ChangeSet, decision: EventDecision, event: Event) -> None:
@@ -354,7 +456,9 @@ def _store_overruled(change_set: ChangeSet, decision: EventDecision) -> None:
         change_set.overruled.append((decision.row.room_nid, one.state_key_nid, one.user))
 
 
-def _store_current(change_set: ChangeSet, room: RoomChanges, cause_nid: int, old: Group | None, new: Group) -> None:
+def _store_current(
+    change_set: ChangeSet, room: RoomChanges, cause_nid: int, old: Group | None, new: Group
+) -> None:
     """The differences between the old and the new current state."""
     room_nid = room.row.room_nid
     for key in sorted(set(new.entries) if old is None else changed_keys(old, new)):
@@ -366,12 +470,18 @@ def _store_current(change_set: ChangeSet, room: RoomChanges, cause_nid: int, old
         type_nid, user = change_set.state_key_name(key)
         if type_nid == TYPE_MEMBER and user.endswith(":" + change_set.server_name):
             principal = change_set.principal_nid(user)
-            _store_membership(change_set, MembershipChange(principal, room_nid, membership or 0, nid or 0, cause_nid))
+            _store_membership(
+                change_set,
+                MembershipChange(principal, room_nid, membership or 0, nid or 0, cause_nid),
+            )
 
 
 def _refused(event: Event, missing: list[EventId]) -> AppendResult:
     return AppendResult(
-        event.event_id, "missing_parents", f"{len(missing)} events that it builds on are not held", missing=tuple(dict.fromkeys(missing))
+        event.event_id,
+        "missing_parents",
+        f"{len(missing)} events that it builds on are not held",
+        missing=tuple(dict.fromkeys(missing)),
     )
 
 

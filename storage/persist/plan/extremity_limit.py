@@ -28,16 +28,28 @@ from storage.state.groups import REMOVED, Group, changed_keys
 TRIED_MAX: Final = 4  # resolutions to find one without which the others come to the same
 
 
-def kept_extremities(changes: EventChanges, extremities: Mapping[int, None], row: EventRow, after: Group) -> dict[int, None]:
-    """The extremities that stay, in their order. ``row`` is the event in hand, ``after`` the state after it."""
+def kept_extremities(
+    changes: EventChanges, extremities: Mapping[int, None], row: EventRow, after: Group
+) -> dict[int, None]:
+    """The extremities that stay, in their order.
+
+    ``row`` is the event in hand, ``after`` the state after it.
+    """
     limit = changes.change_set.extremities_max
     if limit is None or len(extremities) <= limit:
         return dict(extremities)
     changes.change_set.ensure_rows(extremities)
-    groups = {nid: after if nid == row.event_nid else changes.group(changes.change_set.row_of(nid).after) for nid in extremities}
+    groups = {
+        nid: after if nid == row.event_nid else changes.group(changes.change_set.row_of(nid).after)
+        for nid in extremities
+    }
     ordered = sorted(extremities, key=lambda nid: changes.change_set.row_of(nid).order)
     left = _without_covered(changes, groups, _without_doubles(groups, ordered, limit), limit)
-    if len(left) > limit and row.event_nid in extremities and len(extremities) > len(changes.room.extremities):
+    if (
+        len(left) > limit
+        and row.event_nid in extremities
+        and len(extremities) > len(changes.room.extremities)
+    ):
         left = _without_doubles(groups, [nid for nid in ordered if nid != row.event_nid], limit)
     staying = set(left)
     return {nid: None for nid in extremities if nid in staying}
@@ -57,8 +69,13 @@ def _without_doubles(groups: Mapping[int, Group], nids: Sequence[int], limit: in
     return left
 
 
-def _without_covered(changes: EventChanges, groups: Mapping[int, Group], nids: Sequence[int], limit: int) -> list[int]:
-    """Without the first of those that make no difference to the resolution; only some are tried. All states differ by now."""
+def _without_covered(
+    changes: EventChanges, groups: Mapping[int, Group], nids: Sequence[int], limit: int
+) -> list[int]:
+    """Without the first of those that make no difference to the resolution; only some are tried.
+
+    All states differ by now.
+    """
     left = list(nids)
     if len(left) <= limit:
         return left
@@ -71,7 +88,9 @@ def _without_covered(changes: EventChanges, groups: Mapping[int, Group], nids: S
     return left
 
 
-def _needed(groups: Mapping[int, Group], nids: Sequence[int], resolved: Mapping[int, int]) -> set[int]:
+def _needed(
+    groups: Mapping[int, Group], nids: Sequence[int], resolved: Mapping[int, int]
+) -> set[int]:
     """Those that alone have some value of the resolution: no need to resolve again to see what they are good for."""
     found = set()
     for key, value in resolved.items():
@@ -82,7 +101,12 @@ def _needed(groups: Mapping[int, Group], nids: Sequence[int], resolved: Mapping[
 
 
 def _same(base: Group, one: Mapping[int, int], other: Mapping[int, int]) -> bool:
-    """Whether two resolutions come to the same. ``base`` is one of the states of both: what they do not mention is as in it."""
+    """Whether two resolutions come to the same.
+
+    ``base`` is one of the states of both: what they do not mention is as in it.
+    """
     return all(
-        one.get(key, base.entries.get(key, REMOVED)) == other.get(key, base.entries.get(key, REMOVED)) for key in one.keys() | other.keys()
+        one.get(key, base.entries.get(key, REMOVED))
+        == other.get(key, base.entries.get(key, REMOVED))
+        for key in one.keys() | other.keys()
     )

@@ -1,10 +1,12 @@
 """The decision about an ordinary message, in a sixth of the time that the whole plan takes for it.
 
-Nearly all that arrives is no state event and stands on extremities of the room that have one state, or beside one that has the same state.
-Then the state after it is that state, and the states of the room's extremities are the same with it as without it: so is the current
-state, whatever it is. What the auth rules say is remembered for all that they look at: of the event its type, sender and auth events, of
-the state the create event, the power levels and the sender's membership. Where any of this does not hold `plan_message` answers None, and
-`storage.persist.plan.event` decides. A test has both decide about the same events.
+Nearly all that arrives is no state event and stands on extremities of the room that have one state,
+or beside one that has the same state. Then the state after it is that state, and the states of the
+room's extremities are the same with it as without it: so is the current state, whatever it is. What
+the auth rules say is remembered for all that they look at: of the event its type, sender and auth
+events, of the state the create event, the power levels and the sender's membership. Where any of
+this does not hold `plan_message` answers None, and `storage.persist.plan.event` decides. A test has
+both decide about the same events.
 """
 
 import sys
@@ -33,7 +35,11 @@ def plan_message(change_set: ChangeSet, event: Event) -> AppendResult | None:
         return None
     room = room_of(change_set, event)
     parents = _parents(change_set, room, event)
-    if parents is None or room.current is None or room.row.room_version != event.room_version.identifier:
+    if (
+        parents is None
+        or room.current is None
+        or room.row.room_version != event.room_version.identifier
+    ):
         return None
     before, current = change_set.group(parents[0].after), change_set.group(room.current)
     allowed = _allowed(change_set, room, event, before, current)
@@ -92,7 +98,13 @@ def _parents(change_set: ChangeSet, room: RoomChanges, event: Event) -> list[Eve
     rows = []
     for parent_id in event.prev_event_ids:
         row = change_set.rows.get(parent_id) or change_set.caches.rows.get(parent_id)
-        if row is None or row.room_nid != room.row.room_nid or row.outlier or row.backfilled or not row.accepted:
+        if (
+            row is None
+            or row.room_nid != room.row.room_nid
+            or row.outlier
+            or row.backfilled
+            or not row.accepted
+        ):
             return None
         rows.append(row)
     if not rows or (len(rows) > 1 and not _have_one_state(rows)):
@@ -101,12 +113,19 @@ def _parents(change_set: ChangeSet, room: RoomChanges, event: Event) -> list[Eve
     count = len(room.extremities)
     if not room.extremities.keys().isdisjoint([row.event_nid for row in rows]):
         return rows if count <= limit else None
-    return rows if count < limit and any(change_set.row_of(nid).after == rows[0].after for nid in room.extremities) else None
+    return (
+        rows
+        if count < limit
+        and any(change_set.row_of(nid).after == rows[0].after for nid in room.extremities)
+        else None
+    )
 
 
 def _have_one_state(rows: Sequence[EventRow]) -> bool:
     """Whether they are different events, and have the same state."""
-    return len({row.after for row in rows}) == 1 and len({row.event_nid for row in rows}) == len(rows)
+    return len({row.after for row in rows}) == 1 and len({row.event_nid for row in rows}) == len(
+        rows
+    )
 
 
 def _out_of_range(change_set: ChangeSet, room: RoomChanges, number: int, order: int) -> Ranges:
@@ -117,13 +136,26 @@ def _out_of_range(change_set: ChangeSet, room: RoomChanges, number: int, order: 
     return changes.out_of_range
 
 
-def _allowed(change_set: ChangeSet, room: RoomChanges, event: Event, before: Group, current: Group) -> AuthorisedBefore | None:
+def _allowed(
+    change_set: ChangeSet, room: RoomChanges, event: Event, before: Group, current: Group
+) -> AuthorisedBefore | None:
     """What is known of an event that the state before it and the room's current state allow; None if it depends on the content, too."""
-    like = event.sender, event.type, event.auth_event_ids, event.room_id  # all that the rules look at
+    like = (
+        event.sender,
+        event.type,
+        event.auth_event_ids,
+        event.room_id,
+    )  # all that the rules look at
     known = change_set.caches.allowed.get(like) or change_set.allowed.get(like)
-    if known is not None and _is_like(known, before) and (before is current or _is_like(known, current)):
+    if (
+        known is not None
+        and _is_like(known, before)
+        and (before is current or _is_like(known, current))
+    ):
         return known
-    judged = None if event.type in CONTENT_MATTERS else _judged(change_set, room, event, before, current)
+    judged = (
+        None if event.type in CONTENT_MATTERS else _judged(change_set, room, event, before, current)
+    )
     if judged is not None:
         change_set.allowed[like] = judged
     return judged
@@ -139,10 +171,15 @@ def _state(group: Group, member_key: int) -> tuple[int | None, int | None, int |
     return get(member_key), get(KEY_POWER_LEVELS), get(KEY_CREATE)
 
 
-def _judged(change_set: ChangeSet, room: RoomChanges, event: Event, *states: Group) -> AuthorisedBefore | None:
+def _judged(
+    change_set: ChangeSet, room: RoomChanges, event: Event, *states: Group
+) -> AuthorisedBefore | None:
     before, current = states
     rows, missing = auth_rows_of(change_set, event)
-    if missing or auth_result(change_set, room, event, rows, before=before, current=current) != ALLOWED:
+    if (
+        missing
+        or auth_result(change_set, room, event, rows, before=before, current=current) != ALLOWED
+    ):
         return None
     member_key = change_set.find_state_key(TYPE_MEMBER, event.sender)
     if member_key is None:

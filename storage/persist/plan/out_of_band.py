@@ -1,9 +1,11 @@
 """Memberships that come out of band: of a local user in a room that this server is not in.
 
-An invite over federation, the answer to a knock, the user's own leave after them, and the other side's: a retraction, a denial or a ban. This
-server holds neither the room's state nor the auth events, so the auth rules cannot be asked. What can be checked is checked here; a signature
-shows who sent the event. The event is an outlier without auth events, by which `EventRow.is_out_of_band` knows it, until it comes again with them:
-then it is authorised. When the server joins the room, its current state overrules what came out of band (`overruled`).
+An invite over federation, the answer to a knock, the user's own leave after them, and the other
+side's: a retraction, a denial or a ban. This server holds neither the room's state nor the auth
+events, so the auth rules cannot be asked. What can be checked is checked here; a signature shows
+who sent the event. The event is an outlier without auth events, by which `EventRow.is_out_of_band`
+knows it, until it comes again with them: then it is authorised. When the server joins the room, its
+current state overrules what came out of band (`overruled`).
 
 Source: server-server API, "Inviting to a room" and "Knocking upon a room".
 """
@@ -35,7 +37,9 @@ def refusal(change_set: ChangeSet, room: RoomChanges, event: Event) -> str | Non
     """Return why an event cannot be stored out of band, or None."""
     if event.type != MEMBER or event.state_key is None:
         return "out of band come memberships only"
-    if server_name_of(event.state_key) != change_set.server_name or not event.state_key.startswith("@"):
+    if server_name_of(event.state_key) != change_set.server_name or not event.state_key.startswith(
+        "@"
+    ):
         return f"{event.state_key} is not a user of {change_set.server_name}"
     if is_resident(change_set, room):
         return f"{change_set.server_name} is in the room: the event is checked by the room's state"
@@ -46,15 +50,25 @@ def is_resident(change_set: ChangeSet, room: RoomChanges) -> bool:
     """Return whether a local user is joined to the room, by its current state."""
     return (
         room.current is not None
-        and change_set.visible(room.row.room_nid, change_set.principal_nid(change_set.server_name)).joined_count > 0
+        and change_set.visible(
+            room.row.room_nid, change_set.principal_nid(change_set.server_name)
+        ).joined_count
+        > 0
     )
 
 
 def _refused_membership(change_set: ChangeSet, room: RoomChanges, event: Event) -> str | None:
-    membership, is_own = membership_code(event.content.get("membership")), event.sender == event.state_key
+    membership, is_own = (
+        membership_code(event.content.get("membership")),
+        event.sender == event.state_key,
+    )
     if membership == KNOCK:
         allowed = is_own and event.room_version.knock
-        return None if allowed else f"no knock of {event.state_key} in version {event.room_version.identifier}"
+        return (
+            None
+            if allowed
+            else f"no knock of {event.state_key} in version {event.room_version.identifier}"
+        )
     if membership == INVITE:
         return f"{event.sender} invites themselves" if is_own else None
     if membership in OUT:
@@ -62,8 +76,13 @@ def _refused_membership(change_set: ChangeSet, room: RoomChanges, event: Event) 
     return f"membership {event.content.get('membership')!r}: a join needs the state before it (state_before)"
 
 
-def _refused_end(change_set: ChangeSet, room: RoomChanges, event: Event, *, is_own: bool) -> str | None:
-    """A leave or ban ends an invite or a knock. Of others, it is the inviter's, or names what it ends: only servers in the room know that."""
+def _refused_end(
+    change_set: ChangeSet, room: RoomChanges, event: Event, *, is_own: bool
+) -> str | None:
+    """A leave or ban ends an invite or a knock.
+
+    Of others, it is the inviter's, or names what it ends: only servers in the room know that.
+    """
     held = held_by(change_set, room, event.state_key or "")
     if held.membership not in (INVITE, KNOCK):
         return f"{event.state_key} is neither invited nor knocking"
@@ -73,7 +92,9 @@ def _refused_end(change_set: ChangeSet, room: RoomChanges, event: Event, *, is_o
     ended = change_set.events_of((row.event_nid,))[row.event_nid]
     if event.sender == ended.sender or ended.event_id in event.auth_event_ids:
         return None
-    return f"{event.sender} did not send {ended.event_id} and does not name it among the auth events"
+    return (
+        f"{event.sender} did not send {ended.event_id} and does not name it among the auth events"
+    )
 
 
 def held_by(change_set: ChangeSet, room: RoomChanges, user: str) -> StoredMembership:
@@ -92,12 +113,16 @@ def brings_back(change_set: ChangeSet, room: RoomChanges, event: Event) -> bool:
     """Return whether an event is the join of a local user where this server is not in the room any more: it has not followed the state since."""
     if event.type != MEMBER or membership_code(event.content.get("membership")) != JOIN:
         return False
-    return server_name_of(event.state_key or "") == change_set.server_name and not is_resident(change_set, room)
+    return server_name_of(event.state_key or "") == change_set.server_name and not is_resident(
+        change_set, room
+    )
 
 
 def membership_of(change_set: ChangeSet, row: EventRow, user: str) -> MembershipChange:
     """Return the membership that an event out of band gives a local user."""
-    return MembershipChange(change_set.principal_nid(user), row.room_nid, row.membership or 0, row.event_nid, None)
+    return MembershipChange(
+        change_set.principal_nid(user), row.room_nid, row.membership or 0, row.event_nid, None
+    )
 
 
 class OverruledMembership(NamedTuple):
@@ -108,12 +133,24 @@ class OverruledMembership(NamedTuple):
     user: str
 
 
-def overruled(changes: EventChanges, current: Group | None, cause_nid: int) -> list[OverruledMembership]:
-    """Return what local users are by the new current state, where this server joins the room. None if it does not."""
+def overruled(
+    changes: EventChanges, current: Group | None, cause_nid: int
+) -> list[OverruledMembership]:
+    """Return what local users are by the new current state, where this server joins the room.
+
+    None if it does not.
+    """
     names, change_set = changes.change_set.caches.names, changes.change_set
-    server = names.principals.get(change_set.server_name) or change_set.principals.get(change_set.server_name)
+    server = names.principals.get(change_set.server_name) or change_set.principals.get(
+        change_set.server_name
+    )
     changed = None if server is None else changes.visibility.get(server)
-    if current is None or changed is None or not changed.joined_count or is_resident(change_set, changes.room):
+    if (
+        current is None
+        or changed is None
+        or not changed.joined_count
+        or is_resident(change_set, changes.room)
+    ):
         return []
     return [_by_state(changes, current, one, cause_nid) for one in _out_of_band(changes)]
 
@@ -128,7 +165,9 @@ def _out_of_band(changes: EventChanges) -> Iterator[MembershipChange]:
     yield from (one for one in new.values() if one.cause_nid is None)
 
 
-def _by_state(changes: EventChanges, current: Group, one: MembershipChange, cause_nid: int) -> OverruledMembership:
+def _by_state(
+    changes: EventChanges, current: Group, one: MembershipChange, cause_nid: int
+) -> OverruledMembership:
     key = changes.change_set.row_of(one.event_nid).state_key_nid or 0
     nid = current.entries.get(key, 0)
     membership = changes.change_set.row_of(nid).membership if nid else None
@@ -138,4 +177,6 @@ def _by_state(changes: EventChanges, current: Group, one: MembershipChange, caus
 
 def usable(row: EventRow | None) -> EventRow | None:
     """Return the row of an event if it can be an auth event or part of a state: what came out of band is not authorised yet."""
-    return None if row is None or (row.outlier and row.is_out_of_band) else row  # most are no outliers: no call
+    return (
+        None if row is None or (row.outlier and row.is_out_of_band) else row
+    )  # most are no outliers: no call

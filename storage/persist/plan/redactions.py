@@ -18,10 +18,11 @@ from storage.state.groups import Group
 class RedactionEffects(NamedTuple):
     """What an event means for redactions.
 
-    ``redacted_by`` takes effect on the event itself; ``ineffective`` says that it is a redaction that takes none (yet). ``changed``
-    are other events with new rows: what it redacts, and redactions that waited for it and take effect now. ``waits_for`` is the id of
-    a target that is not held; ``settled`` are all redactions that waited for this event. A rejected or soft-failed event is not
-    redacted: both events must be valid, and no client has its content.
+    ``redacted_by`` takes effect on the event itself; ``ineffective`` says that it is a redaction
+    that takes none (yet). ``changed`` are other events with new rows: what it redacts, and
+    redactions that waited for it and take effect now. ``waits_for`` is the id of a target that is
+    not held; ``settled`` are all redactions that waited for this event. A rejected or soft-failed
+    event is not redacted: both events must be valid, and no client has its content.
     """
 
     redacted_by: int | None
@@ -39,10 +40,16 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
     waiting: tuple[int, ...] = changes.change_set.waiting_for(event.event_id)
     if not waiting and row.type_nid != TYPE_REDACTION:
         return NONE
-    applying = [changes.change_set.row_of(one) for one in waiting if row.accepted and _applies(changes, one, row)]
+    applying = [
+        changes.change_set.row_of(one)
+        for one in waiting
+        if row.accepted and _applies(changes, one, row)
+    ]
     first = min(applying, key=_rank, default=None)
     changed = tuple(one._replace(ineffective=False) for one in applying)
-    found = RedactionEffects(None if first is None else first.event_nid, changed=changed, settled=waiting)
+    found = RedactionEffects(
+        None if first is None else first.event_nid, changed=changed, settled=waiting
+    )
     if row.type_nid != TYPE_REDACTION or not row.accepted:
         return found
     if event.redacts is None:
@@ -50,7 +57,11 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
     target = changes.change_set.row(event.redacts)
     if target is None or target.outlier:
         return found._replace(ineffective=True, waits_for=event.redacts)
-    if target.room_nid != row.room_nid or not target.accepted or not _allowed(changes, row, event, before, target):
+    if (
+        target.room_nid != row.room_nid
+        or not target.accepted
+        or not _allowed(changes, row, event, before, target)
+    ):
         return found._replace(ineffective=True)
     return found._replace(changed=(*changed, *_redacted(changes, row, target)))
 
@@ -68,7 +79,9 @@ def store(change_set: ChangeSet, found: RedactionEffects, row: EventRow) -> None
 
 def _redacted(changes: EventChanges, row: EventRow, target: EventRow) -> tuple[EventRow, ...]:
     """The target's row with a redaction that takes effect, if no earlier one stands."""
-    if target.redacted_by is not None and _rank(changes.change_set.row_of(target.redacted_by)) <= _rank(row):
+    if target.redacted_by is not None and _rank(
+        changes.change_set.row_of(target.redacted_by)
+    ) <= _rank(row):
         return ()
     return (target._replace(redacted_by=row.event_nid),)
 
@@ -81,7 +94,9 @@ def _applies(changes: EventChanges, redaction_nid: int, target: EventRow) -> boo
     return _allowed(changes, redaction, event, changes.group(redaction.state_group_before), target)
 
 
-def _allowed(changes: EventChanges, row: EventRow, event: Event, before: Group, target: EventRow) -> bool:
+def _allowed(
+    changes: EventChanges, row: EventRow, event: Event, before: Group, target: EventRow
+) -> bool:
     state = auth_state(changes.change_set, before, keys_needed(event))
     own = row.sender_nid == target.sender_nid  # mostly: then the target need not be read
     sender = event.sender if own else changes.change_set.sender_of(target)

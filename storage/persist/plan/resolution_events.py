@@ -14,7 +14,10 @@ UNKNOWN: Final = object()
 
 
 class ResolutionEvents(Mapping[EventId, Event]):
-    """The events that a resolution has at hand, by id: all that are in memory. Which of them are rejected, and which ids are not held."""
+    """The events that a resolution has at hand, by id: all that are in memory.
+
+    Which of them are rejected, and which ids are not held.
+    """
 
     def __init__(self, change_set: ChangeSet) -> None:
         self._change_set = change_set
@@ -77,7 +80,11 @@ class UnconflictedState(Mapping[StateKey, EventId]):
         return event_id_of(self._change_set, self._group.entries[key_nid])
 
     def __iter__(self) -> Iterator[StateKey]:
-        return (text_key(self._change_set, key) for key in self._group.entries if key not in self._conflicted)
+        return (
+            text_key(self._change_set, key)
+            for key in self._group.entries
+            if key not in self._conflicted
+        )
 
     def __len__(self) -> int:
         return sum(key not in self._conflicted for key in self._group.entries)
@@ -86,7 +93,9 @@ class UnconflictedState(Mapping[StateKey, EventId]):
 class ResolutionState:
     """The source of a `storage.auth.Resolution`: what is not at hand is noted, for the driver to load."""
 
-    def __init__(self, change_set: ChangeSet, loaded: ResolutionEvents, base: Mapping[StateKey, EventId]) -> None:
+    def __init__(
+        self, change_set: ChangeSet, loaded: ResolutionEvents, base: Mapping[StateKey, EventId]
+    ) -> None:
         self._change_set = change_set
         self._loaded = loaded
         self._base = base

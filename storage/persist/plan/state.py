@@ -15,7 +15,9 @@ from storage.state.groups import REMOVED, Group, State, derive, root_group
 from storage.visibility.audience_numbering import NOTHING
 
 
-def before_event(changes: EventChanges, given: tuple[EventId, ...] | None, parents: ParentEvents) -> Group:
+def before_event(
+    changes: EventChanges, given: tuple[EventId, ...] | None, parents: ParentEvents
+) -> Group:
     """The state before an event: given, or that after its parents."""
     if parents.missing:
         return _given(changes, given or (), parents)
@@ -24,18 +26,26 @@ def before_event(changes: EventChanges, given: tuple[EventId, ...] | None, paren
     return merged(changes, [changes.group(parent.after) for parent in parents.held])
 
 
-def after_event(changes: EventChanges, row: EventRow, before: Group, *, becomes_current: bool) -> Group:
+def after_event(
+    changes: EventChanges, row: EventRow, before: Group, *, becomes_current: bool
+) -> Group:
     """The state after an accepted event; ``becomes_current`` says that it is the room's current state now."""
     if row.state_key_nid is not None and before.entries.get(row.state_key_nid) != row.event_nid:
-        return _new(changes, before, {row.state_key_nid: row.event_nid}, becomes_current=becomes_current)
+        return _new(
+            changes, before, {row.state_key_nid: row.event_nid}, becomes_current=becomes_current
+        )
     if becomes_current:
         audience.advance(changes, before)
     return before
 
 
-def current_after(changes: EventChanges, extremities: Mapping[int, None], nid: int, after: Group) -> Group:
+def current_after(
+    changes: EventChanges, extremities: Mapping[int, None], nid: int, after: Group
+) -> Group:
     """The room's current state: the resolution of the states after all extremities; ``after`` is that of the event in hand."""
-    others = [changes.group(changes.change_set.row_of(one).after) for one in extremities if one != nid]
+    others = [
+        changes.group(changes.change_set.row_of(one).after) for one in extremities if one != nid
+    ]
     current = merged(changes, [after, *others] if nid in extremities else others)
     audience.advance(changes, current)
     return current
@@ -45,30 +55,45 @@ def empty(changes: EventChanges) -> Group:
     """The empty state of the room, with which everything begins; made if it is not there."""
     if changes.main is None:
         group = changes.add_group(
-            root_group(changes.change_set.blocks.take("state_group_nids"), changes.room_nid, Map(), changes.next_audience)
+            root_group(
+                changes.change_set.blocks.take("state_group_nids"),
+                changes.room_nid,
+                Map(),
+                changes.next_audience,
+            )
         )
         audience.advance(changes, group)
         return group
     found = same_state(changes, root_group(0, changes.room_nid, Map(), NOTHING))
     if found is None:
-        raise StorageCorrupt("a room has a state, and not the empty state that it began with", room_nid=changes.room_nid)
+        raise StorageCorrupt(
+            "a room has a state, and not the empty state that it began with",
+            room_nid=changes.room_nid,
+        )
     return found
 
 
 def merged(changes: EventChanges, groups: list[Group]) -> Group:
     """The resolution of several states, as a group."""
-    return merged_state(changes, groups, lambda base, change: _new(changes, base, change, becomes_current=False))
+    return merged_state(
+        changes, groups, lambda base, change: _new(changes, base, change, becomes_current=False)
+    )
 
 
 def _given(changes: EventChanges, given: tuple[EventId, ...], parents: ParentEvents) -> Group:
     """The group of a state that the caller gives, written as a difference to a state nearby."""
     change_set = changes.change_set
     rows = [row for one in given if (row := change_set.row(one)) is not None]
-    entries = Map({row.state_key_nid: row.event_nid for row in rows if row.state_key_nid is not None})
+    entries = Map(
+        {row.state_key_nid: row.event_nid for row in rows if row.state_key_nid is not None}
+    )
     known = same_state(changes, root_group(0, changes.room_nid, entries, NOTHING))
     if known is not None:
         return known
-    bases = [changes.main_group() or empty(changes), *(changes.group(parent.after) for parent in parents.held)]
+    bases = [
+        changes.main_group() or empty(changes),
+        *(changes.group(parent.after) for parent in parents.held),
+    ]
     candidates = [(base, _between(base.entries, entries)) for base in bases]
     base, change = min(candidates, key=lambda pair: len(pair[1]))
     return _new(changes, base, change, becomes_current=False)
@@ -80,7 +105,9 @@ def _between(old: State, new: State) -> dict[int, int]:
     return change
 
 
-def _new(changes: EventChanges, base: Group, change: Mapping[int, int], *, becomes_current: bool) -> Group:
+def _new(
+    changes: EventChanges, base: Group, change: Mapping[int, int], *, becomes_current: bool
+) -> Group:
     """A group for a state that differs from ``base``, with its audience."""
     group = derive(base, change, changes.change_set.group_nid_for(base, change), NOTHING)
     changes.change_set.ensure_state_key_names(group.steps[-1].delta)

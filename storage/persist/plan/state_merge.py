@@ -14,7 +14,10 @@ Derive = Callable[[Group, Mapping[int, int]], Group]
 
 
 def merged_state(changes: EventChanges, groups: Sequence[Group], new: Derive) -> Group:
-    """The group of the resolution of these states. ``new`` makes a group from a base and a change; it may not be called at all."""
+    """The group of the resolution of these states.
+
+    ``new`` makes a group from a base and a change; it may not be called at all.
+    """
     distinct = {group.state_group: group for group in groups}
     if len(distinct) == 1:
         return groups[0]
@@ -36,11 +39,15 @@ def resolution(changes: EventChanges, states: Sequence[Group]) -> dict[int, int]
     change_set, question = changes.change_set, frozenset(group.state_group for group in states)
     work = change_set.resolving.get(question)
     if work is None:
-        work = change_set.resolving[question] = StateResolution(change_set, changes.room.row, states)
+        work = change_set.resolving[question] = StateResolution(
+            change_set, changes.room.row, states
+        )
     return work.run(change_set)
 
 
-def _smallest(changes: EventChanges, states: Sequence[Group], resolved: Mapping[int, int], new: Derive) -> Group:
+def _smallest(
+    changes: EventChanges, states: Sequence[Group], resolved: Mapping[int, int], new: Derive
+) -> Group:
     """A group that has the resolved state already, else one derived from the state that it differs least from."""
     base, change = min(_changes(changes, states, resolved), key=lambda pair: len(pair[1]))
     if not change:
@@ -48,7 +55,9 @@ def _smallest(changes: EventChanges, states: Sequence[Group], resolved: Mapping[
     return same_state(changes, derive(base, change, 0, 0)) or new(base, change)
 
 
-def _changes(changes: EventChanges, states: Sequence[Group], resolved: Mapping[int, int]) -> Iterator[tuple[Group, dict[int, int]]]:
+def _changes(
+    changes: EventChanges, states: Sequence[Group], resolved: Mapping[int, int]
+) -> Iterator[tuple[Group, dict[int, int]]]:
     """Groups that the resolved state may be derived from, each with the change; at least one with the fewest keys.
 
     The room's current state comes first: while a fork grows, each event of a branch changes it by one key. Then only a state with no change
@@ -57,7 +66,9 @@ def _changes(changes: EventChanges, states: Sequence[Group], resolved: Mapping[i
     main = changes.main_group()
     if main is not None:
         keys = changed_keys(main, states[0]) - resolved.keys()
-        change = _change(main, {**resolved, **{key: states[0].entries.get(key, REMOVED) for key in keys}})
+        change = _change(
+            main, {**resolved, **{key: states[0].entries.get(key, REMOVED) for key in keys}}
+        )
         yield main, change
         if len(change) <= 1:
             yield from ((group, {}) for group in states if _has(group, resolved))
@@ -75,9 +86,15 @@ def _change(base: Group, target: Mapping[int, int]) -> dict[int, int]:
 
 
 def same_state(changes: EventChanges, wanted: Group) -> Group | None:
-    """A group of the room that holds just this state, or None. ``wanted`` need not be a group that is going to be written."""
+    """A group of the room that holds just this state, or None.
+
+    ``wanted`` need not be a group that is going to be written.
+    """
     digest = wanted.digest
-    candidates = [*changes.room.group_digests.get(digest, ()), *(group.state_group for group in changes.groups.values())]
+    candidates = [
+        *changes.room.group_digests.get(digest, ()),
+        *(group.state_group for group in changes.groups.values()),
+    ]
     candidates += changes.change_set.answer(("digest", changes.room_nid, digest))
     for number in candidates:
         group = changes.group(number)

@@ -35,7 +35,14 @@ from storage.persist.plan.auth_difference import (
     reached_anew,
 )
 from storage.persist.plan.auth_walk import walked
-from storage.persist.plan.resolution_events import ResolutionEvents, ResolutionState, UnconflictedState, event_id_of, nid_of, text_key
+from storage.persist.plan.resolution_events import (
+    ResolutionEvents,
+    ResolutionState,
+    UnconflictedState,
+    event_id_of,
+    nid_of,
+    text_key,
+)
 from storage.state.groups import REMOVED, Group, changed_keys
 
 NEAR: Final = 64  # keys in which a state may differ from the one whose place it takes
@@ -51,15 +58,23 @@ class StateResolution:
         self._result: dict[int, int] | None = None
 
     def run(self, change_set: ChangeSet) -> dict[int, int]:
-        """Return the value of each key in conflict, `REMOVED` where it has none. `MissingData` to load something, `TimeSliceOver` when the turn is over."""
-        began, worked = time.perf_counter(), time.thread_time()  # of the thread: a busy machine makes no room heavy
+        """Return the value of each key in conflict, `REMOVED` where it has none.
+
+        `MissingData` to load something, `TimeSliceOver` when the turn is over.
+        """
+        began, worked = (
+            time.perf_counter(),
+            time.thread_time(),
+        )  # of the thread: a busy machine makes no room heavy
         try:
             while self._result is None:
                 self._step(change_set, began)
         finally:
             seconds = time.thread_time() - worked
             self.seconds += seconds
-            change_set.resolving_seconds[self._room_id] = change_set.resolving_seconds.get(self._room_id, 0) + seconds
+            change_set.resolving_seconds[self._room_id] = (
+                change_set.resolving_seconds.get(self._room_id, 0) + seconds
+            )
             if self._result is not None:
                 change_set.caches.resolutions.add(self.seconds)
         return self._result
@@ -78,11 +93,15 @@ class StateResolution:
             raise TimeSliceOver
 
 
-def _resolved(change_set: ChangeSet, room: RoomRow, states: Sequence[Group]) -> Steps[dict[int, int]]:
+def _resolved(
+    change_set: ChangeSet, room: RoomRow, states: Sequence[Group]
+) -> Steps[dict[int, int]]:
     version = version_of(room.room_version)
     if version.state_resolution == "v1":
         return (yield from _version_1(change_set, version, states))
-    conflict = StateGroupConflict(change_set, version, {group.state_group: group for group in states})
+    conflict = StateGroupConflict(
+        change_set, version, {group.state_group: group for group in states}
+    )
     known = change_set.records_of(room.room_nid)
     record = _nearest(known, conflict.states)
     try:
@@ -100,7 +119,9 @@ def _resolved(change_set: ChangeSet, room: RoomRow, states: Sequence[Group]) -> 
     return (yield from asking(conflict.values, record))
 
 
-def _nearest(records: Sequence[ResolutionRecord], states: Mapping[int, Group]) -> ResolutionRecord | None:
+def _nearest(
+    records: Sequence[ResolutionRecord], states: Mapping[int, Group]
+) -> ResolutionRecord | None:
     for record in reversed(records):
         odd = record.odd(states)
         if odd is not None and len(changed_keys(*odd)) <= NEAR:
@@ -111,7 +132,9 @@ def _nearest(records: Sequence[ResolutionRecord], states: Mapping[int, Group]) -
 class StateGroupConflict:
     """The states in question, of a room with version 2 or 2.1 of the algorithm."""
 
-    def __init__(self, change_set: ChangeSet, version: RoomVersion, states: dict[int, Group]) -> None:
+    def __init__(
+        self, change_set: ChangeSet, version: RoomVersion, states: dict[int, Group]
+    ) -> None:
         self.states = states
         self.loaded = ResolutionEvents(change_set)
         self._change_set = change_set
@@ -132,19 +155,26 @@ class StateGroupConflict:
     def walked(self) -> Steps[ResolutionRecord]:
         """Resolve all of it without the chain cover."""
         record = self._record()
-        record.differing, passed = yield from asking(walked, self._change_set, self._groups, record.keys)
+        record.differing, passed = yield from asking(
+            walked, self._change_set, self._groups, record.keys
+        )
         yield from self._resolve(record, passed, record.keys)
         return record
 
     def _record(self) -> ResolutionRecord:
-        keys = set[int]().union(*(changed_keys(self._groups[0], other) for other in self._groups[1:]))
+        keys = set[int]().union(
+            *(changed_keys(self._groups[0], other) for other in self._groups[1:])
+        )
         return ResolutionRecord(self.states, keys, {key: self._under(key) for key in keys})
 
     def _under(self, key: int) -> set[int]:
         return {group.entries[key] for group in self._groups if key in group.entries}
 
     def gone_on(self, record: ResolutionRecord) -> Steps[None]:
-        """Resolve what is different since the record. `NotInChainCover` if the chain cover does not know an event of it."""
+        """Resolve what is different since the record.
+
+        `NotInChainCover` if the chain cover does not know an event of it.
+        """
         odd = record.odd(self.states)
         if odd is None:
             raise ValueError("more than one state is different")
@@ -154,9 +184,21 @@ class StateGroupConflict:
         keys_before = set(record.keys)
         for key in changed:
             self._update_key(record, key)
-        gained = yield from reached_anew(self._change_set, _entries(new, changed), ChainReach(self._change_set, old, keys_before, changed))
-        lost = yield from reached_anew(self._change_set, _entries(old, changed), ChainReach(self._change_set, new, record.keys, changed))
-        others = [ChainReach(self._change_set, group, record.keys, changed) for group in self._groups if group is not new]
+        gained = yield from reached_anew(
+            self._change_set,
+            _entries(new, changed),
+            ChainReach(self._change_set, old, keys_before, changed),
+        )
+        lost = yield from reached_anew(
+            self._change_set,
+            _entries(old, changed),
+            ChainReach(self._change_set, new, record.keys, changed),
+        )
+        others = [
+            ChainReach(self._change_set, group, record.keys, changed)
+            for group in self._groups
+            if group is not new
+        ]
         yield from self._update_difference(record, gained, lost, others)
         record.states = self.states
         passed = yield from self._passed(record, _under_keys(record, changed) - before)
@@ -166,12 +208,23 @@ class StateGroupConflict:
         is_conflict = len({group.entries.get(key) for group in self._groups}) > 1
         record.change_key(key, self._under(key) if is_conflict else set())
 
-    def _update_difference(self, record: ResolutionRecord, gained: set[int], lost: set[int], others: Sequence[ChainReach]) -> Steps[None]:
-        """What a state gains and no state had is different now, as is what it loses and all had. Of the rest the other states decide."""
+    def _update_difference(
+        self,
+        record: ResolutionRecord,
+        gained: set[int],
+        lost: set[int],
+        others: Sequence[ChainReach],
+    ) -> Steps[None]:
+        """What a state gains and no state had is different now, as is what it loses and all had.
+
+        Of the rest the other states decide.
+        """
         enter = (gained | lost) - record.differing
         leave = set()
         for nid in (gained | lost) & record.differing:
-            reached = [nid in gained]  # of two states, the other one has what is different and this one had not
+            reached = [
+                nid in gained
+            ]  # of two states, the other one has what is different and this one had not
             if len(others) > 1:
                 reached = yield from asking(_reached, others, nid)
             if all(reached) if nid in gained else not any(reached):
@@ -204,7 +257,9 @@ class StateGroupConflict:
             record.farthest[chain_nid] = max(number, record.farthest.get(chain_nid, 0))
         return passed
 
-    def _resolve(self, record: ResolutionRecord, passed: set[int], changed: Collection[int]) -> Steps[None]:
+    def _resolve(
+        self, record: ResolutionRecord, passed: set[int], changed: Collection[int]
+    ) -> Steps[None]:
         """Resolve what is different from the record's full conflicted set and walk."""
         change_set, before = self._change_set, record.full
         record.full = record.conflicted | record.differing
@@ -216,7 +271,10 @@ class StateGroupConflict:
         record.walk |= record.full | passed
         change = yield from asking(
             lambda: Change(
-                self._ids(record.full - before), self._ids(removed), self._ids(fresh), [text_key(change_set, key) for key in changed]
+                self._ids(record.full - before),
+                self._ids(removed),
+                self._ids(fresh),
+                [text_key(change_set, key) for key in changed],
             )
         )
         base = {} if self._is_newer else UnconflictedState(change_set, self._groups[0], record.keys)
@@ -248,7 +306,9 @@ class StateGroupConflict:
             return
         row = self._change_set.row(event_id)
         if row is None or row.state_key_nid is None:
-            raise StorageCorrupt("state resolution chose an event that is not held", event_id=event_id)
+            raise StorageCorrupt(
+                "state resolution chose an event that is not held", event_id=event_id
+            )
         record.decided[key] = row.state_key_nid, row.event_nid
 
 
@@ -264,16 +324,39 @@ def _entries(group: Group, keys: Iterable[int]) -> list[int]:
     return [nid for key in keys if (nid := group.entries.get(key)) is not None]
 
 
-def _version_1(change_set: ChangeSet, version: RoomVersion, states: Sequence[Group]) -> Steps[dict[int, int]]:
+def _version_1(
+    change_set: ChangeSet, version: RoomVersion, states: Sequence[Group]
+) -> Steps[dict[int, int]]:
     keys = set[int]().union(*(changed_keys(states[0], other) for other in states[1:]))
     values = {key: {group.entries[key] for group in states if key in group.entries} for key in keys}
     yield from asking(lambda: change_set.ensure_rows(set().union(*values.values())))
     names = yield from asking(lambda: {key: text_key(change_set, key) for key in keys})
-    conflicted = {names[key]: {event_id_of(change_set, nid) for nid in nids} for key, nids in values.items()}
+    conflicted = {
+        names[key]: {event_id_of(change_set, nid) for nid in nids} for key, nids in values.items()
+    }
     events = ResolutionEvents(change_set)
-    arguments = (version, UnconflictedState(change_set, states[0], keys), conflicted, frozenset[EventId]())
-    while wanted := (yield from asking(lambda: needed_events(*arguments, events, rejected=events.rejected, absent=events.absent))):
-        yield from asking(events.add, wanted)  # in rounds: what is found tells what to look for next
+    arguments = (
+        version,
+        UnconflictedState(change_set, states[0], keys),
+        conflicted,
+        frozenset[EventId](),
+    )
+    while wanted := (
+        yield from asking(
+            lambda: needed_events(
+                *arguments, events, rejected=events.rejected, absent=events.absent
+            )
+        )
+    ):
+        yield from asking(
+            events.add, wanted
+        )  # in rounds: what is found tells what to look for next
         yield None
-    result = yield from asking(lambda: resolve_conflicts(*arguments, events, rejected=events.rejected))
-    return (yield from asking(lambda: {key: nid_of(change_set, result.get(name)) for key, name in names.items()}))
+    result = yield from asking(
+        lambda: resolve_conflicts(*arguments, events, rejected=events.rejected)
+    )
+    return (
+        yield from asking(
+            lambda: {key: nid_of(change_set, result.get(name)) for key, name in names.items()}
+        )
+    )

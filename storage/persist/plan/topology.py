@@ -12,7 +12,9 @@ from storage.persist.model.rows import EventRow, MissingRow
 SWEEP_ROWS = 512  # events of the order read at a time when some have to move up
 
 
-WALK_EVENTS_MAX = 1_000  # events that cannot be extremities, looked behind for extremities that are none any more
+WALK_EVENTS_MAX = (
+    1_000  # events that cannot be extremities, looked behind for extremities that are none any more
+)
 
 
 class ParentEvents(NamedTuple):
@@ -23,7 +25,10 @@ class ParentEvents(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """What the tables say of an event's place. ``moves`` are new orderings of other events, by nid."""
+    """What the tables say of an event's place.
+
+    ``moves`` are new orderings of other events, by nid.
+    """
 
     prev_events: tuple[int, ...]
     order: int
@@ -33,7 +38,10 @@ class Placement(NamedTuple):
 
 
 def parents_of(change_set: ChangeSet, room: RoomChanges, event: Event) -> ParentEvents:
-    """The parents, as far as this server has them. What is of another room is no parent, as if it were not held."""
+    """The parents, as far as this server has them.
+
+    What is of another room is no parent, as if it were not held.
+    """
     change_set.ensure_ids(event.prev_event_ids)
     parents = ParentEvents([], [])
     for event_id in dict.fromkeys(event.prev_event_ids):
@@ -45,12 +53,19 @@ def parents_of(change_set: ChangeSet, room: RoomChanges, event: Event) -> Parent
     return parents
 
 
-def placement_of(change_set: ChangeSet, room: RoomChanges, event: Event, nid: int, parents: ParentEvents) -> Placement:
-    """The place of an event that is going to be in the timeline. Nothing is changed yet. `InvalidEvent` if it closes a circle."""
+def placement_of(
+    change_set: ChangeSet, room: RoomChanges, event: Event, nid: int, parents: ParentEvents
+) -> Placement:
+    """The place of an event that is going to be in the timeline.
+
+    Nothing is changed yet. `InvalidEvent` if it closes a circle.
+    """
     arrived = change_set.missing_row(event.event_id)
     if arrived is None and not parents.missing:
         ordering = topological_ordering.above(parent.order for parent in parents.held)
-        return Placement(tuple([parent.event_nid for parent in parents.held]), ordering, [], None, {})
+        return Placement(
+            tuple([parent.event_nid for parent in parents.held]), ordering, [], None, {}
+        )
     children = _children(change_set, arrived)
     ordering = topological_ordering.ordering(
         (parent.order for parent in parents.held),
@@ -60,12 +75,17 @@ def placement_of(change_set: ChangeSet, room: RoomChanges, event: Event, nid: in
         room_max=room.max_order,
     )
     gaps = {event_id: _gap(change_set, room, event_id, nid) for event_id in parents.missing}
-    nids = {row.event_id: row.event_nid for row in parents.held} | {event_id: gap.event_nid for event_id, gap in gaps.items()}
+    nids = {row.event_id: row.event_nid for row in parents.held} | {
+        event_id: gap.event_nid for event_id, gap in gaps.items()
+    }
     prev_events = tuple(nids[event_id] for event_id in dict.fromkeys(event.prev_event_ids))
     lowest = min((child.order for child in children), default=ordering + 1)
     moves = {} if lowest > ordering else _moves(change_set, room, {nid: ordering}, lowest)
     if any(parent.event_nid in moves for parent in parents.held):
-        raise InvalidEvent("its parents stand on the event itself: a circle, which only chosen event ids can form", event_id=event.event_id)
+        raise InvalidEvent(
+            "its parents stand on the event itself: a circle, which only chosen event ids can form",
+            event_id=event.event_id,
+        )
     return Placement(prev_events, ordering, list(gaps.values()), arrived, moves)
 
 
@@ -86,8 +106,13 @@ def _gap(change_set: ChangeSet, room: RoomChanges, event_id: str, child_nid: int
     return MissingRow(nid, event_id, room.row.room_nid, superseded=False, child_nids=(child_nid,))
 
 
-def _moves(change_set: ChangeSet, room: RoomChanges, start: dict[int, int], lowest: int) -> dict[int, int]:
-    """The events above a new one that must move up. Reads the order from ``lowest`` on, as far as it must."""
+def _moves(
+    change_set: ChangeSet, room: RoomChanges, start: dict[int, int], lowest: int
+) -> dict[int, int]:
+    """The events above a new one that must move up.
+
+    Reads the order from ``lowest`` on, as far as it must.
+    """
     limit = SWEEP_ROWS
     while True:
         held: list[EventRow] = change_set.answer(("order", room.row.room_nid, lowest, limit))
@@ -100,14 +125,28 @@ def _moves(change_set: ChangeSet, room: RoomChanges, start: dict[int, int], lowe
 
 
 def _in_order(
-    change_set: ChangeSet, room: RoomChanges, held: Iterable[EventRow], lowest: int, upto: int | None
+    change_set: ChangeSet,
+    room: RoomChanges,
+    held: Iterable[EventRow],
+    lowest: int,
+    upto: int | None,
 ) -> list[tuple[int, int, tuple[int, ...]]]:
     """The events of the order from the database, with what this change set adds and moves."""
     latest = {row.event_nid: change_set.rows.get(row.event_id) or row for row in held}
-    added = [new.row for new in change_set.new_events.values()] + list(change_set.changed_events.values())
-    latest.update((row.event_nid, row) for row in added if row.room_nid == room.row.room_nid and not row.outlier)
+    added = [new.row for new in change_set.new_events.values()] + list(
+        change_set.changed_events.values()
+    )
+    latest.update(
+        (row.event_nid, row)
+        for row in added
+        if row.room_nid == room.row.room_nid and not row.outlier
+    )
     rows = sorted((row.order, row.event_nid, row.prev_events) for row in latest.values())
-    return [(nid, at, parents) for at, nid, parents in rows if at >= lowest and (upto is None or at < upto)]
+    return [
+        (nid, at, parents)
+        for at, nid, parents in rows
+        if at >= lowest and (upto is None or at < upto)
+    ]
 
 
 class ExtremityChange(NamedTuple):
@@ -122,12 +161,19 @@ class ExtremityChange(NamedTuple):
 
 
 def extremities_after(
-    change_set: ChangeSet, room: RoomChanges, row: EventRow, parents: Iterable[EventRow], *, superseded: bool
+    change_set: ChangeSet,
+    room: RoomChanges,
+    row: EventRow,
+    parents: Iterable[EventRow],
+    *,
+    superseded: bool,
 ) -> ExtremityChange:
-    """The ends of the room once an event stands on these parents. ``covered``: an extremity stands on the event already.
+    """The ends of the room once an event stands on these parents.
 
-    What an accepted live event names as parent is no extremity, also behind events that cannot be one themselves: those not
-    accepted, and backfilled ones.
+    ``covered``: an extremity stands on the event already.
+
+    What an accepted live event names as parent is no extremity, also behind events that cannot be
+    one themselves: those not accepted, and backfilled ones.
     """
     left = dict(room.extremities)
     ends = ExtremityChange(left, [])
@@ -144,13 +190,17 @@ def extremities_after(
     return ends
 
 
-def is_extremity_again(change_set: ChangeSet, room: RoomChanges, row: EventRow, gap: MissingRow) -> bool:
+def is_extremity_again(
+    change_set: ChangeSet, room: RoomChanges, row: EventRow, gap: MissingRow
+) -> bool:
     """Whether an event arrives that is no extremity, though what stood on it was purged since: it is to be remembered that it is none."""
     if not (gap.superseded and room.row.removals and _may_end(row)):
         return False
     change_set.ensure_rows(gap.child_nids)
     children = (change_set.find_row(nid) for nid in gap.child_nids)
-    return not any(child is not None and not child.outlier and _may_end(child) for child in children)
+    return not any(
+        child is not None and not child.outlier and _may_end(child) for child in children
+    )
 
 
 def _may_end(row: EventRow) -> bool:

@@ -1,11 +1,14 @@
 """What a write builds on and a purge may throw away meanwhile.
 
-A purge takes the lock of a room, but leaves `rooms.write_version` as it is: most plans in flight are none of its concern, as they stand on
-forward extremities, which it never takes. It raises `rooms.removals` instead. A write that was planned on an older number looks whether all
-that it builds on is there still (`dependencies_purged` in schema.sql), and is refused if not. So what is not said here, and not guarded by the
-version, must never be thrown away in this manner: whoever throws away something else takes the room by `storage.maintenance.room_lock.lock_room`.
+A purge takes the lock of a room, but leaves `rooms.write_version` as it is: most plans in flight
+are none of its concern, as they stand on forward extremities, which it never takes. It raises
+`rooms.removals` instead. A write that was planned on an older number looks whether all that it
+builds on is there still (`dependencies_purged` in schema.sql), and is refused if not. So what is
+not said here, and not guarded by the version, must never be thrown away in this manner: whoever
+throws away something else takes the room by `storage.maintenance.room_lock.lock_room`.
 
-    in the timeline    parents; events that the write changes; the targets of redactions, and redactions that waited; the children of gaps
+    in the timeline    parents; events that the write changes; the targets of redactions, and
+                       redactions that waited; the children of gaps
     held               auth events; what new states consist of; outliers that arrive in the timeline
     state groups       of events, of the room, and on the paths of new ones
 """
@@ -34,13 +37,26 @@ def dependencies_of(change_set: ChangeSet) -> Dependencies:
     own = change_set.new_events.keys() | change_set.placed.keys()
     gaps = [*change_set.new_missing.values(), *change_set.gone_missing.values()]
     waited_for = {gap.event_nid for gap in gaps}
-    ends = chain.from_iterable(room.row.forward_extremities for room in change_set.room_changes.values())
-    parents = _together(row.prev_events for row in chain(rows, changed)).difference(waited_for, ends)
-    standing = parents.union(
-        change_set.changed_events, change_set.gone_waiting, *(gap.child_nids for gap in gaps), _targets(change_set, rows)
+    ends = chain.from_iterable(
+        room.row.forward_extremities for room in change_set.room_changes.values()
     )
-    held = _together(row.auth_events for row in rows).union(_entries(change_set), change_set.changed_events, _authorised_by(change_set))
-    return Dependencies(list(standing - own), list(held - change_set.new_events.keys()), list(_groups(change_set, [*rows, *changed])))
+    parents = _together(row.prev_events for row in chain(rows, changed)).difference(
+        waited_for, ends
+    )
+    standing = parents.union(
+        change_set.changed_events,
+        change_set.gone_waiting,
+        *(gap.child_nids for gap in gaps),
+        _targets(change_set, rows),
+    )
+    held = _together(row.auth_events for row in rows).union(
+        _entries(change_set), change_set.changed_events, _authorised_by(change_set)
+    )
+    return Dependencies(
+        list(standing - own),
+        list(held - change_set.new_events.keys()),
+        list(_groups(change_set, [*rows, *changed])),
+    )
 
 
 def _together(lists: Iterable[tuple[int, ...]]) -> set[int]:
@@ -53,14 +69,27 @@ def _authorised_by(change_set: ChangeSet) -> set[int]:
 
 def _targets(change_set: ChangeSet, rows: Sequence[EventRow]) -> set[int]:
     """What new redactions are meant for: one that took no effect as an earlier one stands would wait for it if it went."""
-    redacted = (change_set.events[row.event_nid].redacts for row in rows if row.type_nid == TYPE_REDACTION and not row.outlier)
-    targets = (change_set.rows.get(one) or change_set.caches.rows.get(one) for one in redacted if one is not None)
+    redacted = (
+        change_set.events[row.event_nid].redacts
+        for row in rows
+        if row.type_nid == TYPE_REDACTION and not row.outlier
+    )
+    targets = (
+        change_set.rows.get(one) or change_set.caches.rows.get(one)
+        for one in redacted
+        if one is not None
+    )
     return {target.event_nid for target in targets if target is not None and not target.outlier}
 
 
 def _entries(change_set: ChangeSet) -> set[int]:
     """The events that new states hold, as far as they add them to others."""
-    return {nid for group in change_set.new_groups.values() for nid in group.steps[-1].delta.values() if nid}
+    return {
+        nid
+        for group in change_set.new_groups.values()
+        for nid in group.steps[-1].delta.values()
+        if nid
+    }
 
 
 def _groups(change_set: ChangeSet, rows: Sequence[EventRow]) -> set[int]:

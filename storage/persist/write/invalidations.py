@@ -16,7 +16,11 @@ class Invalidation(NamedTuple):
 
 def invalidations(change_set: ChangeSet) -> list[Invalidation]:
     """One row a room whose current state changed by more than the events themselves say, one an event whose row changed."""
-    changed = [Invalidation("events", (row.event_id,)) for nid, row in change_set.changed_events.items() if nid not in change_set.placed]
+    changed = [
+        Invalidation("events", (row.event_id,))
+        for nid, row in change_set.changed_events.items()
+        if nid not in change_set.placed
+    ]
     return [*_states(change_set), *_overruled(change_set), *changed]
 
 
@@ -24,7 +28,11 @@ def _overruled(change_set: ChangeSet) -> list[Invalidation]:
     """Local users who are not what came out of band any more, without a change of the state that would say so."""
     told = {(delta.room_nid, delta.state_key_nid) for delta in change_set.deltas}
     room_ids = {room.row.room_nid: room.row.room_id for room in change_set.room_changes.values()}
-    return [Invalidation(CURRENT_STATE, (room_ids[nid], user)) for nid, key, user in change_set.overruled if (nid, key) not in told]
+    return [
+        Invalidation(CURRENT_STATE, (room_ids[nid], user))
+        for nid, key, user in change_set.overruled
+        if (nid, key) not in told
+    ]
 
 
 def _states(change_set: ChangeSet) -> list[Invalidation]:
@@ -33,6 +41,11 @@ def _states(change_set: ChangeSet) -> list[Invalidation]:
         cause = change_set.row_of(delta.cause_nid)
         if delta.event_nid != delta.cause_nid or cause.state_key_nid != delta.state_key_nid:
             type_nid, state_key = change_set.state_key_name(delta.state_key_nid)
-            users.setdefault(delta.room_nid, []).extend([state_key] if type_nid == TYPE_MEMBER else [])
+            users.setdefault(delta.room_nid, []).extend(
+                [state_key] if type_nid == TYPE_MEMBER else []
+            )
     room_ids = {room.row.room_nid: room.row.room_id for room in change_set.room_changes.values()}
-    return [Invalidation(CURRENT_STATE, (room_ids[room_nid], *dict.fromkeys(names))) for room_nid, names in users.items()]
+    return [
+        Invalidation(CURRENT_STATE, (room_ids[room_nid], *dict.fromkeys(names)))
+        for room_nid, names in users.items()
+    ]

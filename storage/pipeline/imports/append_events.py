@@ -49,7 +49,10 @@ class ArrivedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreTarget:
-    """The store to write to. ``instance_name``: tasks write under this and their number. ``part``: events of one write in bulk, about.
+    """The store to write to.
+
+    ``instance_name``: tasks write under this and their number. ``part``: events of one write in
+    bulk, about.
 
     ``config``: of the driver, as executors may have another environment.
     """
@@ -62,11 +65,16 @@ class StoreTarget:
 
     def name(self, attempt: "TaskAttempt") -> str:
         """The name that an attempt at a task writes under: each has its own, as an earlier or speculative one may be at work still."""
-        return f"{self.instance_name}-{attempt.task}" + (f"-{attempt.number}" if attempt.number else "")
+        return f"{self.instance_name}-{attempt.task}" + (
+            f"-{attempt.number}" if attempt.number else ""
+        )
 
 
 class TaskAttempt(NamedTuple):
-    """An attempt at a task. ``number``: how many there were before it, or are beside it, in this attempt at the stage."""
+    """An attempt at a task.
+
+    ``number``: how many there were before it, or are beside it, in this attempt at the stage.
+    """
 
     task: int
     number: int = 0
@@ -131,7 +139,9 @@ class Loader:
         deadline = time.monotonic() + BULK_TIMEOUT_MS / 1000
         while True:
             try:
-                opened = open_writer(self._target.dsn, server_name=self._target.server_name, config=config)
+                opened = open_writer(
+                    self._target.dsn, server_name=self._target.server_name, config=config
+                )
                 return await self._stack.enter_async_context(opened)
             except DatabaseConflict:
                 if time.monotonic() > deadline:
@@ -142,22 +152,37 @@ class Loader:
         """Store these in order; those that were not stored, with their answers."""
         return self.runner.run(self.appended(arrivals))
 
-    async def appended(self, arrivals: list[ArrivedEvent]) -> list[tuple[ArrivedEvent, AppendResult]]:
+    async def appended(
+        self, arrivals: list[ArrivedEvent]
+    ) -> list[tuple[ArrivedEvent, AppendResult]]:
         """The same within the loop."""
         results = await self._append_all([one.incoming for one in arrivals])
         self.outcomes.update(result.outcome for result in results if result.is_stored)
-        return [(one, result) for one, result in zip(arrivals, results, strict=True) if not result.is_stored]
+        return [
+            (one, result)
+            for one, result in zip(arrivals, results, strict=True)
+            if not result.is_stored
+        ]
 
     async def _append_all(self, incoming: list[IncomingEvent]) -> list[AppendResult]:
         """Batch after batch: the writer takes them in this order, and plans the next while one is being written.
 
         If one fails, those behind it may have lacked its events: all are appended once more, which is idempotent.
         """
-        batches = [incoming[start : start + BATCH_MAX] for start in range(0, len(incoming), BATCH_MAX)]
-        answers = await asyncio.gather(*map(self.store.writer.append, batches), return_exceptions=True)
+        batches = [
+            incoming[start : start + BATCH_MAX] for start in range(0, len(incoming), BATCH_MAX)
+        ]
+        answers = await asyncio.gather(
+            *map(self.store.writer.append, batches), return_exceptions=True
+        )
         if any(isinstance(answer, BaseException) for answer in answers):
             return [result for batch in batches for result in await self._append(batch)]
-        return [result for answer in answers if not isinstance(answer, BaseException) for result in answer]
+        return [
+            result
+            for answer in answers
+            if not isinstance(answer, BaseException)
+            for result in answer
+        ]
 
     async def _append(self, incoming: list[IncomingEvent]) -> list[AppendResult]:
         for _ in range(1, ATTEMPTS):

@@ -1,8 +1,9 @@
 """The files of an import, and the stretches that executors read.
 
-NDJSON by bytes, with true line numbers; Parquet by row groups; files with answers of /backfill whole: one answer, or one on each line.
-Those are known by their name, ``….json``, or by how they begin.
-Paths are local or on a file system that pyarrow knows (``s3://``, ``hdfs://``), and must mean the same on every executor.
+NDJSON by bytes, with true line numbers; Parquet by row groups; files with answers of /backfill
+whole: one answer, or one on each line. Those are known by their name, ``….json``, or by how they
+begin. Paths are local or on a file system that pyarrow knows (``s3://``, ``hdfs://``), and must
+mean the same on every executor.
 """
 
 import heapq
@@ -27,7 +28,9 @@ STRETCHES_EACH: Final = 3
 SMALL_FILES_MAX: Final = 1_000
 """So many small stretches are one task's at most."""
 
-ANSWER: Final = re.compile(rb'\s*\{(?:\s*"(?:origin|origin_server_ts)"\s*:\s*(?:"[^"]*"|[0-9]+)\s*,)*\s*"pdus"\s*:\s*\[')
+ANSWER: Final = re.compile(
+    rb'\s*\{(?:\s*"(?:origin|origin_server_ts)"\s*:\s*(?:"[^"]*"|[0-9]+)\s*,)*\s*"pdus"\s*:\s*\['
+)
 """How a file with answers of /backfill begins."""
 
 HEAD_BYTES: Final = 4096
@@ -65,11 +68,18 @@ class ArchiveFiles:
         return line or None, pdu or None
 
     def stretches(self, tasks: int) -> list[FileRange]:
-        """All stretches, in the order of the files; lines are numbered later (`numbered`). Of one file as many for each task, so that none waits long."""
+        """All stretches, in the order of the files; lines are numbered later (`numbered`).
+
+        Of one file as many for each task, so that none waits long.
+        """
         total = sum(one.size for one in self.files if one.groups is None)
         each = max(STRETCHES_EACH, ceil(total / (tasks * STRETCH_BYTES_MAX)))
         length = max(ceil(total / (tasks * each)), STRETCH_BYTES_MIN)
-        return [stretch for file, one in enumerate(self.files) for stretch in _of_file(file, one, length)]
+        return [
+            stretch
+            for file, one in enumerate(self.files)
+            for stretch in _of_file(file, one, length)
+        ]
 
 
 def found(paths: Sequence[str]) -> ArchiveFiles:
@@ -89,7 +99,16 @@ def found(paths: Sequence[str]) -> ArchiveFiles:
             full = path.partition("://")[0] + "://" + one.path if "://" in path else one.path
             try:
                 groups = _groups(where, one.path) if tables else None
-                files.append(ArchiveFile(at, within, full, one.size, groups, is_answer=groups is None and _is_answer(where, one.path)))
+                files.append(
+                    ArchiveFile(
+                        at,
+                        within,
+                        full,
+                        one.size,
+                        groups,
+                        is_answer=groups is None and _is_answer(where, one.path),
+                    )
+                )
             except (pa.ArrowException, OSError, InputError) as error:
                 broken[one.path] = str(error)
     return ArchiveFiles(tuple(files), broken)
@@ -100,8 +119,13 @@ def literal(path: str) -> str:
     return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
 
 
-def numbered(stretches: Iterable[FileRange], counts: Mapping[tuple[int, int], int]) -> Iterator[FileRange]:
-    """The stretches with the number of the first line of each. ``counts``: lines by file and first byte."""
+def numbered(
+    stretches: Iterable[FileRange], counts: Mapping[tuple[int, int], int]
+) -> Iterator[FileRange]:
+    """The stretches with the number of the first line of each.
+
+    ``counts``: lines by file and first byte.
+    """
     number, file = 1, None
     for one in stretches:
         if one.kind != "lines":
@@ -146,11 +170,15 @@ def _size(one: FileRange) -> int:
 
 def _of_file(file: int, one: ArchiveFile, length: int) -> Iterator[FileRange]:
     if one.is_answer:
-        yield FileRange("answer", one.at, file, one.within, one.path, 0, one.size, 0, 1 << FILE_SHIFT)
+        yield FileRange(
+            "answer", one.at, file, one.within, one.path, 0, one.size, 0, 1 << FILE_SHIFT
+        )
         return
     if one.groups is None:
         for begin in range(0, one.size, length):
-            yield FileRange("lines", one.at, file, one.within, one.path, begin, min(begin + length, one.size))
+            yield FileRange(
+                "lines", one.at, file, one.within, one.path, begin, min(begin + length, one.size)
+            )
         return
     number = 1
     for group, rows in enumerate(one.groups):
@@ -168,7 +196,9 @@ def _is_answer(where: Any, path: str) -> bool:
 def _files(where: Any, folder: str) -> list[Any]:
     """Data files below a folder, by name; what begins with ``_`` or ``.`` is not data (Spark writes such)."""
     infos = where.get_file_info(fs.FileSelector(folder, recursive=True))
-    files = [info for info in infos if info.type == fs.FileType.File and info.base_name[0] not in "_."]
+    files = [
+        info for info in infos if info.type == fs.FileType.File and info.base_name[0] not in "_."
+    ]
     return sorted(files, key=lambda info: str(info.path))
 
 
@@ -178,4 +208,7 @@ def _groups(where: Any, path: str) -> tuple[int, ...]:
         parquet = pq.ParquetFile(file)
         if "pdu" not in parquet.schema_arrow.names:
             raise InputError("it has no column pdu")
-        return tuple(parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))
+        return tuple(
+            parquet.metadata.row_group(group).num_rows
+            for group in range(parquet.metadata.num_row_groups)
+        )

@@ -32,11 +32,16 @@ def _told(work: str, verb: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise StorageError(f"{work}, which all executors have to reach, cannot be {verb}: {error}") from error
+        raise StorageError(
+            f"{work}, which all executors have to reach, cannot be {verb}: {error}"
+        ) from error
 
 
 def cleared(work: str) -> None:
-    """Make room for bundles in this folder; those of an import before go. `StorageError`, as below."""
+    """Make room for bundles in this folder; those of an import before go.
+
+    `StorageError`, as below.
+    """
     where, path = opened(f"{work}/{FOLDER}")
     with _told(work, "written to"):
         where.create_dir(path, recursive=True)
@@ -44,7 +49,10 @@ def cleared(work: str) -> None:
 
 
 class BundleWriter:
-    """Writes bundles into one new file of the folder ``work``. A context manager. `StorageError` for whatever hinders it, a full disk too."""
+    """Writes bundles into one new file of the folder ``work``.
+
+    A context manager. `StorageError` for whatever hinders it, a full disk too.
+    """
 
     def __init__(self, work: str) -> None:
         self._name = uuid4().hex
@@ -73,7 +81,10 @@ class BundleWriter:
 
 
 class BundleReader:
-    """Reads bundles of the folder ``work``. Keeps some files open; a context manager. `StorageError` where one is not there, or not whole."""
+    """Reads bundles of the folder ``work``.
+
+    Keeps some files open; a context manager. `StorageError` where one is not there, or not whole.
+    """
 
     def __init__(self, work: str) -> None:
         self._work = work

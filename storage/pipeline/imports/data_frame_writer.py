@@ -19,7 +19,13 @@ from storage.errors import InputError
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import Loader, StoreTarget, TaskAttempt
 from storage.pipeline.imports.load_rooms import RoomLoader, grouped
-from storage.pipeline.imports.stage_rows import Bundle, RowStager, StagedBundles, StagingTask, gathered
+from storage.pipeline.imports.stage_rows import (
+    Bundle,
+    RowStager,
+    StagedBundles,
+    StagingTask,
+    gathered,
+)
 from storage.pipeline.imports.validate import LineValidator
 from storage.pipeline.source.options import Options
 
@@ -29,7 +35,10 @@ REASONS_MAX = 5
 
 @dataclass
 class StagedByTask(WriterCommitMessage):
-    """What a task staged. ``rejects``: how many rows are no events; ``reasons``: of some of them."""
+    """What a task staged.
+
+    ``rejects``: how many rows are no events; ``reasons``: of some of them.
+    """
 
     bundles: list[Bundle]
     rejects: int
@@ -45,22 +54,37 @@ class EventWriter(DataSourceArrowWriter):
         if "pdu" not in columns:
             raise InputError("a column pdu is needed, with the bytes of the events")
         self.options = options
-        self.target = StoreTarget(options.dsn, options.server_name, options.instance_name, config=options.config)
+        self.target = StoreTarget(
+            options.dsn, options.server_name, options.instance_name, config=options.config
+        )
         with arrow_session(options.dsn, config=options.config) as conn:
             self.number = stages.new_number(conn)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one partition."""
         context = TaskContext.get()
-        source = StagingTask(0, 0) if context is None else StagingTask(context.partitionId(), context.taskAttemptId())
-        with RowStager(self.target, self.number, source, LineValidator({}, room_version=self.options.room_version)) as gatherer:
+        source = (
+            StagingTask(0, 0)
+            if context is None
+            else StagingTask(context.partitionId(), context.taskAttemptId())
+        )
+        with RowStager(
+            self.target,
+            self.number,
+            source,
+            LineValidator({}, room_version=self.options.room_version),
+        ) as gatherer:
             for batch in iterator:
                 gatherer.take(batch)
             gatherer.end()
-        return StagedByTask(gatherer.bundles, len(gatherer.refused), tuple(gatherer.refused[:REASONS_MAX]))
+        return StagedByTask(
+            gatherer.bundles, len(gatherer.refused), tuple(gatherer.refused[:REASONS_MAX])
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Store what all tasks have staged. `InputError` if rows were not stored, unless that was asked for; the others are stored then.
+        """Store what all tasks have staged.
+
+        `InputError` if rows were not stored, unless that was asked for; the others are stored then.
 
         Where a row is no event at all, nothing is stored, unless that was asked for.
         """
@@ -69,10 +93,14 @@ class EventWriter(DataSourceArrowWriter):
             stages.hold(conn, self.number)
             try:
                 self._refuse(
-                    sum(one.rejects for one in written), [reason for one in written for reason in one.reasons], "nothing was stored"
+                    sum(one.rejects for one in written),
+                    [reason for one in written for reason in one.reasons],
+                    "nothing was stored",
                 )
                 reader = StagedBundles(conn, self.number)
-                failed = self._stored(list(chain.from_iterable(one.bundles for one in written)), reader)
+                failed = self._stored(
+                    list(chain.from_iterable(one.bundles for one in written)), reader
+                )
             finally:
                 stages.remove(conn, self.number)
         self._refuse(len(failed), failed, "the others were")
@@ -89,9 +117,14 @@ class EventWriter(DataSourceArrowWriter):
             rooms = RoomLoader(loader, self.number, self.target.part)
             for group in grouped(gathered(bundles, reader), self.target.part):
                 for batch in rooms.load(group):
-                    reasons += [f"{row['event_id']}: {row['reason'] or row['outcome']}" for row in batch.to_pylist()]
+                    reasons += [
+                        f"{row['event_id']}: {row['reason'] or row['outcome']}"
+                        for row in batch.to_pylist()
+                    ]
         return reasons
 
     def _refuse(self, count: int, reasons: Sequence[str], rest: str) -> None:
         if count and not self.options.ignore_rejects:
-            raise InputError(f"{count} events were not stored, {rest}: {'; '.join(reasons[:REASONS_MAX])}")
+            raise InputError(
+                f"{count} events were not stored, {rest}: {'; '.join(reasons[:REASONS_MAX])}"
+            )

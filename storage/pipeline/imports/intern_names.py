@@ -7,7 +7,14 @@ from storage.database.connection import Connection
 from storage.database.names import TYPE_MEMBER, InternedNames
 from storage.event import Event, relation_of
 from storage.ids import server_name_of
-from storage.persist.load.by_kind import SQL_PRINCIPALS, SQL_STATE_KEYS, SQL_TYPES, NameRow, StateKeyRow, fill_blocks
+from storage.persist.load.by_kind import (
+    SQL_PRINCIPALS,
+    SQL_STATE_KEYS,
+    SQL_TYPES,
+    NameRow,
+    StateKeyRow,
+    fill_blocks,
+)
 from storage.persist.model.change_set import NidBlocks
 
 SQL_NEW_PRINCIPALS: Final[LiteralString] = """
@@ -29,8 +36,17 @@ ON CONFLICT (type_nid, state_key) DO NOTHING
 """
 
 
-async def intern(conn: Connection, blocks: NidBlocks, names: InternedNames, events: Iterable[Event], server_name: str) -> None:
-    """Have the numbers of the principals, types and state keys of these events. ``conn``: in autocommit."""
+async def intern(
+    conn: Connection,
+    blocks: NidBlocks,
+    names: InternedNames,
+    events: Iterable[Event],
+    server_name: str,
+) -> None:
+    """Have the numbers of the principals, types and state keys of these events.
+
+    ``conn``: in autocommit.
+    """
     principals, types = {server_name}, set[str]()
     keys = set[tuple[str, str]]()
     for event in events:
@@ -44,12 +60,16 @@ async def intern(conn: Connection, blocks: NidBlocks, names: InternedNames, even
         if event.content and (relation := relation_of(event)) is not None:
             types.add(relation.rel_type)
     await _types(conn, blocks, names, sorted(types - names.types.keys()))
-    await _principals(conn, blocks, names, sorted(one for one in principals - names.principals.keys() if one))
+    await _principals(
+        conn, blocks, names, sorted(one for one in principals - names.principals.keys() if one)
+    )
     wanted = {(names.types[type_name], state_key) for type_name, state_key in keys}
     await _state_keys(conn, blocks, names, sorted(wanted - names.state_keys.keys()))
 
 
-async def members_known(conn: Connection, names: InternedNames, senders: Iterable[str]) -> list[tuple[int, str]]:
+async def members_known(
+    conn: Connection, names: InternedNames, senders: Iterable[str]
+) -> list[tuple[int, str]]:
     """Of those whose state key as members is not remembered, the keys that have no number."""
     wanted = [(TYPE_MEMBER, one) for one in senders if (TYPE_MEMBER, one) not in names.state_keys]
     if wanted:
@@ -57,7 +77,9 @@ async def members_known(conn: Connection, names: InternedNames, senders: Iterabl
     return [key for key in wanted if key not in names.state_keys]
 
 
-async def _types(conn: Connection, blocks: NidBlocks, names: InternedNames, wanted: Sequence[str]) -> None:
+async def _types(
+    conn: Connection, blocks: NidBlocks, names: InternedNames, wanted: Sequence[str]
+) -> None:
     if not wanted:
         return
     names.learn(types=await conn.fetch(SQL_TYPES, list(wanted), [], row=NameRow))
@@ -68,7 +90,9 @@ async def _types(conn: Connection, blocks: NidBlocks, names: InternedNames, want
         names.learn(types=await conn.fetch(SQL_TYPES, new, [], row=NameRow))
 
 
-async def _principals(conn: Connection, blocks: NidBlocks, names: InternedNames, wanted: Sequence[str]) -> None:
+async def _principals(
+    conn: Connection, blocks: NidBlocks, names: InternedNames, wanted: Sequence[str]
+) -> None:
     if not wanted:
         return
     names.learn(principals=await conn.fetch(SQL_PRINCIPALS, list(wanted), row=NameRow))
@@ -79,7 +103,9 @@ async def _principals(conn: Connection, blocks: NidBlocks, names: InternedNames,
         names.learn(principals=await conn.fetch(SQL_PRINCIPALS, new, row=NameRow))
 
 
-async def _state_keys(conn: Connection, blocks: NidBlocks, names: InternedNames, wanted: Sequence[tuple[int, str]]) -> None:
+async def _state_keys(
+    conn: Connection, blocks: NidBlocks, names: InternedNames, wanted: Sequence[tuple[int, str]]
+) -> None:
     if not wanted:
         return
     await _find_state_keys(conn, names, wanted)
@@ -87,10 +113,16 @@ async def _state_keys(conn: Connection, blocks: NidBlocks, names: InternedNames,
     if new:
         await fill_blocks(conn, blocks, {"state_key_nids": len(new)})
         nids = [blocks.take("state_key_nids") for _ in new]
-        await conn.execute(SQL_NEW_STATE_KEYS, nids, [key[0] for key in new], [key[1] for key in new])
+        await conn.execute(
+            SQL_NEW_STATE_KEYS, nids, [key[0] for key in new], [key[1] for key in new]
+        )
         await _find_state_keys(conn, names, new)
 
 
-async def _find_state_keys(conn: Connection, names: InternedNames, wanted: Sequence[tuple[int, str]]) -> None:
-    rows = await conn.fetch(SQL_STATE_KEYS, [key[0] for key in wanted], [key[1] for key in wanted], row=StateKeyRow)
+async def _find_state_keys(
+    conn: Connection, names: InternedNames, wanted: Sequence[tuple[int, str]]
+) -> None:
+    rows = await conn.fetch(
+        SQL_STATE_KEYS, [key[0] for key in wanted], [key[1] for key in wanted], row=StateKeyRow
+    )
     names.learn(state_keys=(((row.type_nid, row.state_key), row.state_key_nid) for row in rows))

@@ -25,7 +25,8 @@ class LineWithoutPdu(NamedTuple):
 def order(lines: Sequence[LineWithoutPdu]) -> list[int] | None:
     """The indexes of the lines in the order in which to store them; None: as they stand.
 
-    Lines of one event keep their order. In a circle, which the ids of versions 1 and 2 can form, the first line goes ahead.
+    Lines of one event keep their order. In a circle, which the ids of versions 1 and 2 can form,
+    the first line goes ahead.
     """
     first: dict[str, int] = {}
     first_parent: dict[str, int] = {}
@@ -39,7 +40,10 @@ def order(lines: Sequence[LineWithoutPdu]) -> list[int] | None:
             first_parent.setdefault(line.event_id, index)
     waits: list[set[int]] = []
     for index, line in enumerate(lines):
-        named = {first_parent.get(one[1:]) if one.startswith(PARENT) else first.get(one) for one in line.needs}
+        named = {
+            first_parent.get(one[1:]) if one.startswith(PARENT) else first.get(one)
+            for one in line.needs
+        }
         named.add(previous[index])
         waits.append({one for one in named if one is not None and one != index})
     if all(max(befores, default=-1) < index for index, befores in enumerate(waits)):

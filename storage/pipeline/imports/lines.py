@@ -1,8 +1,10 @@
 """What executors read archives as: stretches of a file, line by line, each opened once.
 
-A line's bytes are cut out of it and read by orjson, once; what orjson has read goes on to `storage.event.parse`. That is so for lines
-that are a PDU, and for envelopes of the usual form, where ``pdu`` stands first and short texts follow: the stretch between is an object by
-itself, which its reading proves. Anything else goes through `storage.event.ndjson`, which is slower and knows all forms.
+A line's bytes are cut out of it and read by orjson, once; what orjson has read goes on to
+`storage.event.parse`. That is so for lines that are a PDU, and for envelopes of the usual form,
+where ``pdu`` stands first and short texts follow: the stretch between is an object by itself, which
+its reading proves. Anything else goes through `storage.event.ndjson`, which is slower and knows all
+forms.
 """
 
 import re
@@ -92,7 +94,10 @@ def opened(path: str) -> tuple[Any, str]:
 
 
 def read_answer(stretch: FileRange) -> Iterator[ParsedLine]:
-    """The PDUs of a file with answers of /backfill, byte for byte: one answer, or one on each line. `OSError`; `InputError` if it is too long."""
+    """The PDUs of a file with answers of /backfill, byte for byte: one answer, or one on each line.
+
+    `OSError`; `InputError` if it is too long.
+    """
     base, within = place_of(stretch.file, 0), place_of(stretch.within, 0)
     for number, raw in answers_of(stretch):
         if number >= 1 << (FILE_SHIFT - ANSWER_SHIFT):
@@ -106,7 +111,12 @@ def read_answer(stretch: FileRange) -> Iterator[ParsedLine]:
             yield ParsedLine(within + first, base + first, error, raw[:LINE_BYTES_MAX])
             continue
         for at, pdu in enumerate(pdus, first + 1):
-            yield ParsedLine(within + at, base + at, LineContent(pdu, glance(pdu) or {}, None, "backfill", None), pdu)
+            yield ParsedLine(
+                within + at,
+                base + at,
+                LineContent(pdu, glance(pdu) or {}, None, "backfill", None),
+                pdu,
+            )
 
 
 def answers_of(stretch: FileRange) -> Iterator[tuple[int, bytes]]:
@@ -117,7 +127,9 @@ def answers_of(stretch: FileRange) -> Iterator[tuple[int, bytes]]:
         where, path = opened(stretch.path)
         with where.open_input_file(path) as file:
             whole = file.read()
-        if _is_json(whole) or not any(b'"pdus"' in raw and _is_json(raw) for raw in lines_of(stretch)):
+        if _is_json(whole) or not any(
+            b'"pdus"' in raw and _is_json(raw) for raw in lines_of(stretch)
+        ):
             yield 1, whole
             return
     yield number, first
@@ -148,11 +160,15 @@ def placed(place: int) -> tuple[int, int]:
 
 
 def read(stretch: FileRange) -> Iterator[ParsedLine]:
-    """The rows of a stretch. `pyarrow.ArrowException` and `OSError` where the file cannot be read."""
+    """The rows of a stretch.
+
+    `pyarrow.ArrowException` and `OSError` where the file cannot be read.
+    """
     return READERS[stretch.kind](stretch)
 
 
-# ----------------------------------------------------------------------------------------------------------------- lines
+# -----------------------------------------------------------------------------------------------------------------
+# lines
 
 
 def _read_lines(stretch: FileRange) -> Iterator[ParsedLine]:
@@ -176,14 +192,24 @@ def given_of(raw: bytes) -> LineContent:
     if found is not None:
         return found
     line = read_line(raw)
-    return LineContent(line.pdu, glance(line.pdu) or {}, line.room_version, line.origin or "live", line.state_before)
+    return LineContent(
+        line.pdu,
+        glance(line.pdu) or {},
+        line.room_version,
+        line.origin or "live",
+        line.state_before,
+    )
 
 
 def _alone(raw: bytes) -> LineContent | None:
     """The line of a PDU; None for other lines."""
     pdu = raw.strip(b" \t\r\n")
     glanced = glance(pdu)
-    return None if glanced is None or "sender" not in glanced else LineContent(pdu, glanced, None, "live", None)
+    return (
+        None
+        if glanced is None or "sender" not in glanced
+        else LineContent(pdu, glanced, None, "live", None)
+    )
 
 
 def _enveloped(raw: bytes, begin: int) -> LineContent | None:
@@ -201,7 +227,9 @@ def _enveloped(raw: bytes, begin: int) -> LineContent | None:
     return _opened(pdu, glanced, members)
 
 
-def _opened(pdu: bytes, glanced: dict[str, Any], members: Iterable[tuple[bytes, bytes, bytes]]) -> LineContent | None:
+def _opened(
+    pdu: bytes, glanced: dict[str, Any], members: Iterable[tuple[bytes, bytes, bytes]]
+) -> LineContent | None:
     version: str | None = None
     origin: Origin = "live"
     state: tuple[str, ...] | None = None
@@ -221,7 +249,10 @@ def _opened(pdu: bytes, glanced: dict[str, Any], members: Iterable[tuple[bytes, 
 
 
 def lines_of(stretch: FileRange) -> Iterator[bytes]:
-    """The lines that begin within the stretch, the last one to its end, without line breaks. Too long ones are cut off."""
+    """The lines that begin within the stretch, the last one to its end, without line breaks.
+
+    Too long ones are cut off.
+    """
     for at, block in _blocks(stretch):
         yield from _split(block, at)
 
@@ -250,7 +281,9 @@ def _blocks(stretch: FileRange) -> Iterator[tuple[int, bytes]]:
             block, found_break, rest = (rest + piece).rpartition(b"\n")
             if not found_break:
                 continue
-            last = block.find(b"\n", max(stretch.end - 1 - at, 0))  # what comes after it begins behind the stretch
+            last = block.find(
+                b"\n", max(stretch.end - 1 - at, 0)
+            )  # what comes after it begins behind the stretch
             block = block if last < 0 else block[:last]
             yield at, block
             at += len(block) + 1
@@ -279,10 +312,16 @@ def _line(file: Any) -> bytes:
     return b"".join(parts)
 
 
-# --------------------------------------------------------------------------------------------------------------- Parquet
+# ---------------------------------------------------------------------------------------------------------------
+# Parquet
 
 
-TAKEN: Final = {"pdu": pa.binary(), "room_version": pa.string(), "origin": pa.string(), "state_before": pa.list_(pa.string())}
+TAKEN: Final = {
+    "pdu": pa.binary(),
+    "room_version": pa.string(),
+    "origin": pa.string(),
+    "state_before": pa.list_(pa.string()),
+}
 POSITION: Final = "stream_ordering"
 """Where there is such a column, as in exports, it tells the order; what has none (outliers) comes first."""
 
@@ -295,7 +334,10 @@ def _read_rows(stretch: FileRange) -> Iterator[ParsedLine]:
         names = [name for name in (*TAKEN, POSITION) if name in parquet.schema_arrow.names]
         groups = range(stretch.begin, stretch.end)
         for batch in parquet.iter_batches(ROWS_MAX, row_groups=list(groups), columns=names):
-            columns = {name: batch.column(name).cast(TAKEN.get(name, pa.int64())).to_pylist() for name in names}
+            columns = {
+                name: batch.column(name).cast(TAKEN.get(name, pa.int64())).to_pylist()
+                for name in names
+            }
             for index in range(batch.num_rows):
                 row = {name: values[index] for name, values in columns.items()}
                 rank = (row[POSITION] or 0) if POSITION in row else within + number
@@ -318,7 +360,13 @@ def given_of_row(row: dict[str, Any]) -> LineContent:
     if origin not in ORIGINS:
         raise InvalidEvent(f"origin {origin!r} is none of {', '.join(ORIGINS)}")
     known = cast("Origin", origin)
-    return LineContent(row["pdu"], glance(row["pdu"]) or {}, row.get("room_version"), known, None if state is None else tuple(state))
+    return LineContent(
+        row["pdu"],
+        glance(row["pdu"]) or {},
+        row.get("room_version"),
+        known,
+        None if state is None else tuple(state),
+    )
 
 
 def rows_of(batch: pa.RecordBatch, names: Sequence[str] = tuple(TAKEN)) -> Iterator[dict[str, Any]]:
@@ -326,5 +374,9 @@ def rows_of(batch: pa.RecordBatch, names: Sequence[str] = tuple(TAKEN)) -> Itera
     yield from batch.select([name for name in names if name in batch.schema.names]).to_pylist()
 
 
-READERS: Final[dict[str, Callable[[FileRange], Iterator[ParsedLine]]]] = {"lines": _read_lines, "rows": _read_rows, "answer": read_answer}
+READERS: Final[dict[str, Callable[[FileRange], Iterator[ParsedLine]]]] = {
+    "lines": _read_lines,
+    "rows": _read_rows,
+    "answer": read_answer,
+}
 """By kind; `storage.pipeline.synapse.source` has its own."""

@@ -1,8 +1,9 @@
 """The second stage of an import: rooms into the store, in executors.
 
-A task takes whole rooms, small ones together. Those that the store does not hold are planned in memory and written in bulk, each whole
-or not at all (`planning`, `bulk`). Of those that it holds, as after an import that ended at any moment or where events come after the
-first import, the new lines are put in order and appended in batches, as the live path does.
+A task takes whole rooms, small ones together. Those that the store does not hold are planned in
+memory and written in bulk, each whole or not at all (`planning`, `bulk`). Of those that it holds,
+as after an import that ended at any moment or where events come after the first import, the new
+lines are put in order and appended in batches, as the live path does.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,14 @@ from storage.event import load
 from storage.event.ndjson import OUTLIERS
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import AppendResult
-from storage.pipeline.imports.append_events import BATCH_MAX, ArrivedEvent, Loader, StoreTarget, TaskAttempt, spare_collector
+from storage.pipeline.imports.append_events import (
+    BATCH_MAX,
+    ArrivedEvent,
+    Loader,
+    StoreTarget,
+    TaskAttempt,
+    spare_collector,
+)
 from storage.pipeline.imports.bulk_write import BulkWriter, LoadedLines
 from storage.pipeline.imports.bundle_files import BundleReader
 from storage.pipeline.imports.line_order import LineWithoutPdu as Line
@@ -44,9 +52,16 @@ LOADED: Final = pa.schema(
 
 
 def load_rooms(
-    target: StoreTarget, number: int, work: str, attempt: TaskAttempt, batches: Iterable[pa.RecordBatch]
+    target: StoreTarget,
+    number: int,
+    work: str,
+    attempt: TaskAttempt,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Store the rooms of sorted bundles, which lie in the folder ``work``; gives `LOADED`. ``number``: of the import; ``attempt``: at the task."""
+    """Store the rooms of sorted bundles, which lie in the folder ``work``; gives `LOADED`.
+
+    ``number``: of the import; ``attempt``: at the task.
+    """
     spare_collector()
     with BundleReader(work) as reader, Loader(target, attempt) as loader:
         rooms = RoomLoader(loader, number, target.part)
@@ -86,7 +101,10 @@ class RoomLoader:
     def counts(self) -> pa.RecordBatch:
         """A row for each outcome."""
         outcomes = self._loaded.outcomes + self._loader.outcomes  # of those that are there
-        return pa.RecordBatch.from_pylist([{"outcome": name, "events": count} for name, count in sorted(outcomes.items())], schema=LOADED)
+        return pa.RecordBatch.from_pylist(
+            [{"outcome": name, "events": count} for name, count in sorted(outcomes.items())],
+            schema=LOADED,
+        )
 
     async def _load(self, rooms: Sequence[BundledRoom]) -> None:
         if await self._in_bulk(rooms):
@@ -96,7 +114,10 @@ class RoomLoader:
                 await self._append(room)
 
     async def _in_bulk(self, rooms: Sequence[BundledRoom]) -> bool:
-        """Whether they are stored now. `DatabaseUnavailable` if there is no getting through to the database."""
+        """Whether they are stored now.
+
+        `DatabaseUnavailable` if there is no getting through to the database.
+        """
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 await self._bulk.load(rooms, self._loaded)
@@ -113,22 +134,42 @@ class RoomLoader:
         return False
 
     async def _append(self, room: BundledRoom) -> None:
-        """The way of the live path: in the order of a patient reader, by ids alone. What is held already is passed over."""
-        lines = [(version, one) for version, some in room.lines(BATCH_MAX) for one in await self._lacking(some)]
-        ordered = order([Line(one.event_id, one.origin in OUTLIERS, needs(one, room.room_id, version)) for version, one in lines])
+        """The way of the live path: in the order of a patient reader, by ids alone.
+
+        What is held already is passed over.
+        """
+        lines = [
+            (version, one)
+            for version, some in room.lines(BATCH_MAX)
+            for one in await self._lacking(some)
+        ]
+        ordered = order(
+            [
+                Line(one.event_id, one.origin in OUTLIERS, needs(one, room.room_id, version))
+                for version, one in lines
+            ]
+        )
         queue = iter(lines if ordered is None else [lines[index] for index in ordered])
         while some := list(islice(queue, BATCH_MAX)):
             pdus = await self._staged([one for _, one in some])
-            arrivals = [_arrival(pdu, version, one) for pdu, (version, one) in zip(pdus, some, strict=True)]
+            arrivals = [
+                _arrival(pdu, version, one) for pdu, (version, one) in zip(pdus, some, strict=True)
+            ]
             slims = {one.place: one for _, one in some}
-            self._loaded.failed += [(slims[one.place], result) for one, result in await self._loader.appended(arrivals)]
+            self._loaded.failed += [
+                (slims[one.place], result) for one, result in await self._loader.appended(arrivals)
+            ]
 
     async def _lacking(self, lines: Sequence[SlimEvent]) -> list[SlimEvent]:
         """Without those that the store holds; an outlier may still come into the timeline."""
         async with self._loader.store.database.connection() as conn:
             rows = await conn.fetch(SQL_HELD, [one.event_id for one in lines], row=AlreadyStoredRow)
         held = {row.event_id: row.outlier for row in rows}
-        lacking = [one for one in lines if one.event_id not in held or (held[one.event_id] and one.origin not in OUTLIERS)]
+        lacking = [
+            one
+            for one in lines
+            if one.event_id not in held or (held[one.event_id] and one.origin not in OUTLIERS)
+        ]
         self._loaded.outcomes["duplicate"] += len(lines) - len(lacking)
         return lacking
 

@@ -39,7 +39,14 @@ EVENTS_REMEMBERED: Final = 100_000
 GROUPS_REMEMBERED: Final = 4_000
 STATE_ENTRIES_REMEMBERED: Final = 2_000_000
 NAMES_REMEMBERED: Final = 1_000_000
-NO_ANSWER: Final[dict[str, Any]] = {"digest": [], "order": [], "create": [], "invited": [], "principals": [], "reaching": []}
+NO_ANSWER: Final[dict[str, Any]] = {
+    "digest": [],
+    "order": [],
+    "create": [],
+    "invited": [],
+    "principals": [],
+    "reaching": [],
+}
 
 
 class CannotPlan(Exception):  # noqa: N818  # a turn of the load, not an error
@@ -64,7 +71,11 @@ class NewRoomChangeSet(ChangeSet):
     def answer(self, question: Hashable) -> Any:
         """What the database would say: nothing. Of equal states the change set itself knows all."""
         kind = question[0]  # type: ignore[index]  # questions are tuples
-        return NO_ANSWER[kind] if kind in NO_ANSWER and (self.is_first or kind == "digest") else super().answer(question)
+        return (
+            NO_ANSWER[kind]
+            if kind in NO_ANSWER and (self.is_first or kind == "digest")
+            else super().answer(question)
+        )
 
 
 @dataclass(slots=True)
@@ -79,9 +90,19 @@ class PlannedRoom:
 
 
 class RoomPlanner:
-    """Plans the rooms of one transaction, one after the other, into one change set. ``names``, ``blocks``: shared with later ones."""
+    """Plans the rooms of one transaction, one after the other, into one change set.
 
-    def __init__(self, conn: Connection, database: Database, names: InternedNames, blocks: NidBlocks, server_name: str) -> None:
+    ``names``, ``blocks``: shared with later ones.
+    """
+
+    def __init__(
+        self,
+        conn: Connection,
+        database: Database,
+        names: InternedNames,
+        blocks: NidBlocks,
+        server_name: str,
+    ) -> None:
         """``conn``: in the transaction; names are given numbers by another connection of ``database``."""
         self.connection = conn
         self._database = database
@@ -111,11 +132,15 @@ class RoomPlanner:
         change_set = self._new_draft()
         change_set.is_first = not self._written
         change_set.fresh_rooms |= self._fresh_rooms
-        change_set.rooms.update((room_id, None) for room_id in self._announced if room_id not in self._caches.rooms)
+        change_set.rooms.update(
+            (room_id, None) for room_id in self._announced if room_id not in self._caches.rooms
+        )
         return change_set
 
     def _new_draft(self) -> NewRoomChangeSet:
-        return NewRoomChangeSet(self._caches, self._blocks, self._server_name, extremities_max=self._extremities_max)
+        return NewRoomChangeSet(
+            self._caches, self._blocks, self._server_name, extremities_max=self._extremities_max
+        )
 
     def begin(self, room_id: str) -> PlannedRoom:
         """A room that the store does not hold."""
@@ -128,7 +153,9 @@ class RoomPlanner:
         events = [event_of(one, room.room_id, version) for one in lines]
         async with self._database.connection() as aside:
             await intern(aside, self._blocks, self._caches.names, events, self._server_name)
-            for key in await members_known(aside, self._caches.names, {event.sender for event in events}):
+            for key in await members_known(
+                aside, self._caches.names, {event.sender for event in events}
+            ):
                 self.change_set.state_keys.setdefault(key, None)
             await self._know(aside, events, lines)
         for one, event in zip(lines, events, strict=True):
@@ -163,7 +190,8 @@ class RoomPlanner:
                 again.group_digests = room.group_digests
                 self.change_set.room_changes[room_id] = again
 
-    # ---------------------------------------------------------------------------------------------- one line
+    # ----------------------------------------------------------------------------------------------
+    # one line
 
     async def _try(self, room: PlannedRoom, turn: int, one: SlimEvent, event: Event) -> None:
         result = await self._planned(IncomingEvent(event, one.origin, one.state_before))  # type: ignore[arg-type]  # ids of events
@@ -187,7 +215,9 @@ class RoomPlanner:
         raise StorageCorrupt("planning does not come to an end", event_id=incoming.event.event_id)
 
     async def _load(self, event: Event, needs: MissingData) -> None:
-        if needs.kind in {"event_ids", "cited"} and (unknown := [str(one) for one in needs.keys if one not in self._written]):
+        if needs.kind in {"event_ids", "cited"} and (
+            unknown := [str(one) for one in needs.keys if one not in self._written]
+        ):
             self._absent(unknown)  # of an event that waited while a part was written
             if len(unknown) == len(needs.keys):
                 return
@@ -195,9 +225,12 @@ class RoomPlanner:
             raise StorageCorrupt("a room was not announced", event_id=event.event_id)
         await load(self.connection, self.change_set, needs)
 
-    # ---------------------------------------------------------------------------------------------- what is not there
+    # ----------------------------------------------------------------------------------------------
+    # what is not there
 
-    async def _know(self, aside: Connection, events: Iterable[Event], lines: Iterable[SlimEvent]) -> None:
+    async def _know(
+        self, aside: Connection, events: Iterable[Event], lines: Iterable[SlimEvent]
+    ) -> None:
         """What these events name and the store does not hold (`_held`)."""
         own = {event.event_id for event in events}
         named = set[str]()
@@ -218,7 +251,11 @@ class RoomPlanner:
         return set()
 
     def _is_known(self, event_id: str) -> bool:
-        return event_id in self.change_set.rows or event_id in self._caches.rows or event_id in self._written
+        return (
+            event_id in self.change_set.rows
+            or event_id in self._caches.rows
+            or event_id in self._written
+        )
 
     def _absent(self, event_ids: Iterable[str]) -> None:
         change_set = self.change_set

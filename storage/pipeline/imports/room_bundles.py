@@ -42,7 +42,11 @@ class BundledRoom:
     def add(self, bundle: Mapping[str, Any]) -> None:
         """One more bundle: a row of `storage.pipeline.imports.validate.EXAMINED`."""
         place = BundleLocation(bundle["file"], bundle["start"], bundle["length"])
-        self._pieces.append(RoomBundle(bundle["room_version"], bundle["path_index"], bundle["first"], bundle["last"], place))
+        self._pieces.append(
+            RoomBundle(
+                bundle["room_version"], bundle["path_index"], bundle["first"], bundle["last"], place
+            )
+        )
         self.events += bundle["events"]
 
     def lines(self, most: int) -> Iterator[tuple[str, list[SlimEvent]]]:
@@ -55,7 +59,10 @@ class BundledRoom:
         """Bundles whose ranks overlap are merged, as those of files side by side; only these are held together."""
         together: list[RoomBundle] = []
         for piece in sorted(self._pieces, key=lambda one: (one.path_index, one.first)):
-            if together and not (piece.path_index == together[0].path_index and piece.first <= max(one.last for one in together)):
+            if together and not (
+                piece.path_index == together[0].path_index
+                and piece.first <= max(one.last for one in together)
+            ):
                 yield together[0].version, self._merged(together)
                 together = []
             together.append(piece)
@@ -64,11 +71,19 @@ class BundledRoom:
 
     def _merged(self, pieces: Iterable[RoomBundle]) -> Iterator[SlimEvent]:
         opened = [self._opened(piece) for piece in pieces]
-        return iter(opened[0]) if len(opened) == 1 else iter(heapq.merge(*opened, key=attrgetter("rank")))
+        return (
+            iter(opened[0])
+            if len(opened) == 1
+            else iter(heapq.merge(*opened, key=attrgetter("rank")))
+        )
 
     def _opened(self, piece: RoomBundle) -> list[SlimEvent]:
         lines = list(unpacked(self._reader.get(piece.place)))
-        return lines if all(a.rank <= b.rank for a, b in pairwise(lines)) else sorted(lines, key=attrgetter("rank"))
+        return (
+            lines
+            if all(a.rank <= b.rank for a, b in pairwise(lines))
+            else sorted(lines, key=attrgetter("rank"))
+        )
 
 
 def rooms_of(batches: Iterable[pa.RecordBatch], reader: BundleSource) -> Iterator[BundledRoom]:

@@ -3,15 +3,19 @@
     lines ── examine (each by itself) ──> bytes: put aside in the database, by COPY
                                      └──> bundles of slim events, in files ── by room ──> plan, and write whole rooms
 
-1. Lines are read, parsed, hashed, and checked for signatures in executors; what is wrong with one goes to the dead letters. The bytes leave
-   Spark there (`storage.pipeline.imports.stage`); what goes on has what planning needs, some 300 bytes a message (`storage.pipeline.imports.slim_event`), and waits
-   in files of the folder ``work`` (`storage.pipeline.imports.bundle_files`). Through Spark goes only where it lies.
-2. Each loading task takes whole rooms, the large ones dealt out by size, the others by hash. A room that the store does not hold is planned in
-   memory, by the planner of the live path, in the order of a patient reader, and written in one transaction: events take their bytes from
-   where they were put aside. No worker holds the bytes of a room, nor the rows of a large one.
+1. Lines are read, parsed, hashed, and checked for signatures in executors; what is wrong with one
+   goes to the dead letters. The bytes leave Spark there (`storage.pipeline.imports.stage`); what
+   goes on has what planning needs, some 300 bytes a message
+   (`storage.pipeline.imports.slim_event`), and waits in files of the folder ``work``
+   (`storage.pipeline.imports.bundle_files`). Through Spark goes only where it lies.
+2. Each loading task takes whole rooms, the large ones dealt out by size, the others by hash. A room
+   that the store does not hold is planned in memory, by the planner of the live path, in the order
+   of a patient reader, and written in one transaction: events take their bytes from where they were
+   put aside. No worker holds the bytes of a room, nor the rows of a large one.
 
-So an import stores what appending the lines one by one would store. It writes beside others, and is run again after an interruption: a
-room is there whole or not at all, and what is there is a duplicate. One import at a time for each database.
+So an import stores what appending the lines one by one would store. It writes beside others, and is
+run again after an interruption: a room is there whole or not at all, and what is there is a
+duplicate. One import at a time for each database.
 """
 
 import heapq
@@ -35,12 +39,25 @@ from storage.database.arrow import arrow_snapshot
 from storage.persist.receive import note_created
 from storage.pipeline.failures import told
 from storage.pipeline.imports.append_events import PART, StoreTarget, TaskAttempt, spare_collector
-from storage.pipeline.imports.archive_files import ArchiveFiles, bounded, found, literal, numbered, together
+from storage.pipeline.imports.archive_files import (
+    ArchiveFiles,
+    bounded,
+    found,
+    literal,
+    numbered,
+    together,
+)
 from storage.pipeline.imports.bundle_files import cleared
 from storage.pipeline.imports.lines import FileRange, placed
 from storage.pipeline.imports.load_rooms import LOADED, load_rooms
 from storage.pipeline.imports.stage import staging
-from storage.pipeline.imports.validate import EXAMINED, LineValidator, TaskValidation, key_texts, looked_over
+from storage.pipeline.imports.validate import (
+    EXAMINED,
+    LineValidator,
+    TaskValidation,
+    key_texts,
+    looked_over,
+)
 from storage.pipeline.source.rows import spark_ddl
 from storage.pipeline.synapse.source import LACKING_MAX, Synapse
 
@@ -50,7 +67,17 @@ FROM rooms
 """
 
 REJECTED: Final = ("bad_file", "bad_line", "invalid", "missing_parents")
-BUNDLES: Final = ("room_id", "room_version", "path_index", "first", "last", "events", "file", "start", "length")
+BUNDLES: Final = (
+    "room_id",
+    "room_version",
+    "path_index",
+    "first",
+    "last",
+    "events",
+    "file",
+    "start",
+    "length",
+)
 SORT: Final = ("room_id", "path_index", "first")
 LARGE_SHARE: Final = 8
 """A room is dealt out by its size if it has more than one part in so many of what a writer has to load."""
@@ -64,9 +91,12 @@ Stage = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ImportSummary:
-    """What became of the lines. ``outcomes``: those of api.md, "Writing", and ``bad_line``, ``bad_file``.
+    """What became of the lines.
 
-    ``lacking``: places of events of a Synapse that lacked something; more than `LACKING_MAX` if there are more.
+    ``outcomes``: those of api.md, "Writing", and ``bad_line``, ``bad_file``.
+
+    ``lacking``: places of events of a Synapse that lacked something; more than `LACKING_MAX` if
+    there are more.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -114,16 +144,27 @@ def import_archive(
     with _folder(work) as folder, staging(dsn) as number:
         stage("examining")
         cleared(folder)
-        stretches, versions = _looked_over(spark, sources.stretches(spark.sparkContext.defaultParallelism))
+        stretches, versions = _looked_over(
+            spark, sources.stretches(spark.sparkContext.defaultParallelism)
+        )
         known = _known(dsn)
-        examiner = LineValidator(versions | known, room_version, key_texts(verify_keys or {}), frozenset(known))
-        _examine(spark, bounded(together(stretches), writers), TaskValidation(examiner, dsn, number, folder), folder + "/examined")
+        examiner = LineValidator(
+            versions | known, room_version, key_texts(verify_keys or {}), frozenset(known)
+        )
+        _examine(
+            spark,
+            bounded(together(stretches), writers),
+            TaskValidation(examiner, dsn, number, folder),
+            folder + "/examined",
+        )
         examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(literal(folder) + "/examined")
         stage("loading")
         bundles = examined.where("outcome IS NULL").select(*BUNDLES)
         dealt = bundles.repartitionById(tasks, _task(bundles, tasks)).sortWithinPartitions(*SORT)
         loading = _loading(StoreTarget(dsn, server_name, instance_name, part), number, folder)
-        dealt.mapInArrow(loading, spark_ddl(LOADED)).write.mode("overwrite").parquet(folder + "/loaded")
+        dealt.mapInArrow(loading, spark_ddl(LOADED)).write.mode("overwrite").parquet(
+            folder + "/loaded"
+        )
         return _told(spark, folder, sources, rejects)
 
 
@@ -144,7 +185,8 @@ def _known(dsn: str) -> dict[str, str]:
         return {row["room_id"]: row["room_version"] for row in conn.rows(SQL_KNOWN_ROOMS)}
 
 
-# --------------------------------------------------------------------------------------------------------------- examine
+# ---------------------------------------------------------------------------------------------------------------
+# examine
 
 
 def _each(spark: SparkSession, tasks: Sequence[Sequence[FileRange]]) -> tuple[DataFrame, Any]:
@@ -152,7 +194,9 @@ def _each(spark: SparkSession, tasks: Sequence[Sequence[FileRange]]) -> tuple[Da
     return spark.range(0, len(tasks), 1, max(len(tasks), 1)), spark.sparkContext.broadcast(tasks)
 
 
-def _looked_over(spark: SparkSession, stretches: Sequence[FileRange]) -> tuple[list[FileRange], dict[str, str]]:
+def _looked_over(
+    spark: SparkSession, stretches: Sequence[FileRange]
+) -> tuple[list[FileRange], dict[str, str]]:
     """The stretches with their line numbers, and the versions of rooms that come with their create events. No JSON is read but of these."""
     lines = [one for one in stretches if one.kind in {"lines", "answer"}]
     if not lines:
@@ -162,9 +206,18 @@ def _looked_over(spark: SparkSession, stretches: Sequence[FileRange]) -> tuple[l
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         spare_collector()
         for batch in batches:
-            for stretch in (one for index in batch.column(0).to_pylist() for one in sent.value[index]):
+            for stretch in (
+                one for index in batch.column(0).to_pylist() for one in sent.value[index]
+            ):
                 count, created = looked_over(stretch)
-                rows = [{"file": stretch.file, "begin": stretch.begin, "lines": count, "rooms": list(created.items())}]
+                rows = [
+                    {
+                        "file": stretch.file,
+                        "begin": stretch.begin,
+                        "lines": count,
+                        "rooms": list(created.items()),
+                    }
+                ]
                 yield pa.RecordBatch.from_pylist(rows, schema=LOOKED_OVER)
 
     counts: dict[tuple[int, int], int] = {}
@@ -183,21 +236,37 @@ def _shared(stretches: Sequence[FileRange], tasks: int) -> list[Sequence[FileRan
 
 
 LOOKED_OVER: Final = pa.schema(
-    [("file", pa.int64()), ("begin", pa.int64()), ("lines", pa.int64()), ("rooms", pa.map_(pa.string(), pa.string()))]
+    [
+        ("file", pa.int64()),
+        ("begin", pa.int64()),
+        ("lines", pa.int64()),
+        ("rooms", pa.map_(pa.string(), pa.string())),
+    ]
 )
 LOOKED_OVER_DDL: Final = "file bigint, begin bigint, lines bigint, rooms map<string, string>"
 
 
-def _examine(spark: SparkSession, tasks: Sequence[Sequence[FileRange]], examination: TaskValidation, path: str) -> None:
+def _examine(
+    spark: SparkSession,
+    tasks: Sequence[Sequence[FileRange]],
+    examination: TaskValidation,
+    path: str,
+) -> None:
     frame, sent = _each(spark, tasks)
 
     def examine(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return examination.run(one for batch in batches for index in batch.column(0).to_pylist() for one in sent.value[index])
+        return examination.run(
+            one
+            for batch in batches
+            for index in batch.column(0).to_pylist()
+            for one in sent.value[index]
+        )
 
     frame.mapInArrow(examine, spark_ddl(EXAMINED)).write.mode("overwrite").parquet(path)
 
 
-# ------------------------------------------------------------------------------------------------------------------ load
+# ------------------------------------------------------------------------------------------------------------------
+# load
 
 
 def _task(bundles: DataFrame, tasks: int) -> Column:
@@ -208,7 +277,11 @@ def _task(bundles: DataFrame, tasks: int) -> Column:
     sizes = bundles.groupBy("room_id").agg(f.sum("events").alias("size"))
     total = f.sum("size").over(Window.partitionBy(f.lit(1)))
     rows = sizes.withColumn("total", total).orderBy(f.desc("size")).limit(LARGE_MAX).collect()
-    large = {row["room_id"]: row["size"] for row in rows if row["size"] > row["total"] / tasks / LARGE_SHARE}
+    large = {
+        row["room_id"]: row["size"]
+        for row in rows
+        if row["size"] > row["total"] / tasks / LARGE_SHARE
+    }
     dealt = deal(large, tasks, rows[0]["total"] if rows else 0)
     if not dealt:
         return by_hash
@@ -229,24 +302,40 @@ def deal(large: Mapping[str, int], tasks: int, total: int) -> dict[str, int]:
     return dealt
 
 
-def _loading(target: StoreTarget, number: int, work: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _loading(
+    target: StoreTarget, number: int, work: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return load_rooms(target, number, work, TaskAttempt.of(TaskContext.get()), batches)
 
     return load
 
 
-# ------------------------------------------------------------------------------------------------------------------ tell
+# ------------------------------------------------------------------------------------------------------------------
+# tell
 
 
-def _told(spark: SparkSession, folder: str, sources: ArchiveFiles | Synapse, rejects: str | None) -> ImportSummary:
+def _told(
+    spark: SparkSession, folder: str, sources: ArchiveFiles | Synapse, rejects: str | None
+) -> ImportSummary:
     """Count; and write the dead letters."""
     columns = ["place", "outcome", "events", "event_id", "reason", "missing", "pdu"]
-    examined = spark.read.schema(spark_ddl(EXAMINED)).parquet(literal(folder) + "/examined").where("outcome IS NOT NULL")
+    examined = (
+        spark.read.schema(spark_ddl(EXAMINED))
+        .parquet(literal(folder) + "/examined")
+        .where("outcome IS NOT NULL")
+    )
     early = examined.withColumn("missing", f.array().cast("array<string>")).select(*columns)
-    loaded = spark.read.schema(spark_ddl(LOADED)).parquet(literal(folder) + "/loaded").select(*columns)
+    loaded = (
+        spark.read.schema(spark_ddl(LOADED)).parquet(literal(folder) + "/loaded").select(*columns)
+    )
     both = early.unionByName(loaded)
-    outcomes = Counter[str]({row["outcome"]: row["n"] for row in both.groupBy("outcome").agg(f.sum("events").alias("n")).collect()})
+    outcomes = Counter[str](
+        {
+            row["outcome"]: row["n"]
+            for row in both.groupBy("outcome").agg(f.sum("events").alias("n")).collect()
+        }
+    )
     outcomes["bad_file"] += len(sources.broken)
     lacking = _lacking(both) if isinstance(sources, Synapse) and outcomes["missing_parents"] else ()
     if rejects is not None:
@@ -271,13 +360,18 @@ DEAD_LETTERS: Final = pa.schema(
         ("pdu", pa.binary()),
     ]
 )
-"""What was not stored. ``line``: from 1; of Parquet the number of the row, of a Synapse the stream ordering; null for a file that cannot be read.
+"""What was not stored.
+
+``line``: from 1; of Parquet the number of the row, of a Synapse the stream ordering; null for a
+file that cannot be read.
 
 ``part``: of an answer of /backfill, which of its PDUs, from 1; null where the answer itself is bad.
 """
 
 
-def _dead_letters(spark: SparkSession, rejected: DataFrame, sources: ArchiveFiles | Synapse, path: str) -> None:
+def _dead_letters(
+    spark: SparkSession, rejected: DataFrame, sources: ArchiveFiles | Synapse, path: str
+) -> None:
     names, place_told = sources.names, sources.told
 
     def letters(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -291,6 +385,9 @@ def _dead_letters(spark: SparkSession, rejected: DataFrame, sources: ArchiveFile
 
     written = rejected.mapInArrow(letters, spark_ddl(DEAD_LETTERS))
     if sources.broken:
-        broken: list[Any] = [(source, None, None, "bad_file", None, reason, [], None) for source, reason in sources.broken.items()]
+        broken: list[Any] = [
+            (source, None, None, "bad_file", None, reason, [], None)
+            for source, reason in sources.broken.items()
+        ]
         written = written.unionByName(spark.createDataFrame(broken, spark_ddl(DEAD_LETTERS)))
     written.write.mode("overwrite").parquet(path)

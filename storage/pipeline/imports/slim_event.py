@@ -1,10 +1,12 @@
 """An event without its bytes: what planning needs of it, packed by the thousand.
 
-State events, and those whose rules look at the content, carry their bytes along; all others carry what names them, their edges, and of the
-content what the tables tell of it: a relation, a URL. So a room of a million messages is planned from some 300 bytes a message.
-The bytes of each line wait in the table `import_events`, at its place.
+State events, and those whose rules look at the content, carry their bytes along; all others carry
+what names them, their edges, and of the content what the tables tell of it: a relation, a URL. So a
+room of a million messages is planned from some 300 bytes a message. The bytes of each line wait in
+the table `import_events`, at its place.
 
-Packed is a list of tuples by `marshal`: it takes a microsecond an event, and what is packed never outlives the job, whose Python is one.
+Packed is a list of tuples by `marshal`: it takes a microsecond an event, and what is packed never
+outlives the job, whose Python is one.
 """
 
 import marshal
@@ -20,7 +22,11 @@ NOTHING: Final[dict[str, Any]] = {}
 
 
 class SlimEvent(NamedTuple):
-    """A line that is well. ``rank``: its place among the lines of its path; ``place``: where its bytes are; ``whole``: its bytes, or None."""
+    """A line that is well.
+
+    ``rank``: its place among the lines of its path; ``place``: where its bytes are; ``whole``: its
+    bytes, or None.
+    """
 
     rank: int
     place: int
@@ -39,7 +45,9 @@ class SlimEvent(NamedTuple):
     state_before: tuple[str, ...] | None
 
 
-def slim(event: Event, rank: int, place: int, origin: Origin, state_before: tuple[str, ...] | None) -> tuple[Any, ...]:
+def slim(
+    event: Event, rank: int, place: int, origin: Origin, state_before: tuple[str, ...] | None
+) -> tuple[Any, ...]:
     """The fields of a `SlimEvent`, as they are packed."""
     whole = event.state_key is not None or event.type in CONTENT_MATTERS
     return (

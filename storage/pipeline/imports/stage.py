@@ -58,7 +58,8 @@ SQL_NUMBERS: Final[LiteralString] = """
 WITH RECURSIVE found AS (
     (SELECT import_number FROM import_events ORDER BY import_number LIMIT 1)
     UNION ALL
-    SELECT (SELECT e.import_number FROM import_events e WHERE e.import_number > f.import_number ORDER BY e.import_number LIMIT 1)
+    SELECT (SELECT e.import_number FROM import_events e WHERE e.import_number > f.import_number
+        ORDER BY e.import_number LIMIT 1)
     FROM found f
     WHERE f.import_number IS NOT NULL
 )
@@ -109,10 +110,15 @@ GONE: Final = "the bytes that an import had put aside are gone: the database has
 
 @contextmanager
 def staging(dsn: str) -> Iterator[int]:
-    """Give the number of a new import, and remove its rows at the end. `DatabaseConflict` while another import is at work."""
+    """Give the number of a new import, and remove its rows at the end.
+
+    `DatabaseConflict` while another import is at work.
+    """
     with arrow_session(dsn) as conn:
         if not conn.rows(SQL_LOCK_IMPORT)[0]["is_free"]:
-            raise DatabaseConflict("another import on Spark is at work on this database: wait for its end")
+            raise DatabaseConflict(
+                "another import on Spark is at work on this database: wait for its end"
+            )
         for left in conn.rows(SQL_NUMBERS):
             _remove_left(conn, left["number"])
         number = new_number(conn)
@@ -142,7 +148,9 @@ def _end(conn: ArrowConnection, number: int) -> None:
     conn.rows(SQL_DIE, number)
     with _transaction(conn):
         conn.execute(SQL_PATIENCE)
-        with suppress(DatabaseConflict):  # a task that is killed only now leaves rows to the next import, if any
+        with suppress(
+            DatabaseConflict
+        ):  # a task that is killed only now leaves rows to the next import, if any
             conn.rows(SQL_WAIT_FOR_WORK, number)
     remove(conn, number)
 
@@ -151,7 +159,9 @@ def _end_failed(conn: ArrowConnection, number: int, error: BaseException) -> Non
     try:
         _end(conn, number)
     except DatabaseError as lost:
-        error.add_note(f"The staged bytes of import {number} are left in the database ({lost}): the next import removes them.")
+        error.add_note(
+            f"The staged bytes of import {number} are left in the database ({lost}): the next import removes them."
+        )
 
 
 def _remove_left(conn: ArrowConnection, number: int) -> None:
@@ -196,7 +206,9 @@ async def work_for_import(conn: Connection, number: int) -> None:
     """The same for a task of an import. `DatabaseConflict` if the import has ended."""
     await work(conn, number)
     if await conn.fetchval(SQL_IS_DEAD, number):
-        raise DatabaseConflict(f"import {number} has ended, or its driver has lost its session: this task was left over")
+        raise DatabaseConflict(
+            f"import {number} has ended, or its driver has lost its session: this task was left over"
+        )
 
 
 async def forget(conn: Connection, number: int, first: int, end: int) -> None:
@@ -210,7 +222,10 @@ async def put(conn: Connection, number: int, rows: Iterable[tuple[int, bytes]]) 
 
 
 async def staged(conn: Connection, number: int, places: Sequence[int]) -> list[bytes]:
-    """The bytes at these places. `DatabaseConflict` where some are gone: the database has crashed meanwhile."""
+    """The bytes at these places.
+
+    `DatabaseConflict` where some are gone: the database has crashed meanwhile.
+    """
     found: list[bytes] = await conn.fetchvals(SQL_STAGED, number, list(places))
     if len(found) != len(places):
         raise DatabaseConflict(GONE)

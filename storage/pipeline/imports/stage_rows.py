@@ -1,8 +1,10 @@
 """Rows of a data frame, staged in the database by tasks, until the driver stores their rooms.
 
-Rooms span the partitions of a frame, and a task knows its own rows only. So a task stages the bytes of its rows, and bundles of slim events, in
-the table `import_events`; what goes to the driver is where the bundles are. The driver then has whole rooms, and stores them as an import does.
-Each attempt at a task stages at places of its own: only those of the attempt that Spark has chosen are read.
+Rooms span the partitions of a frame, and a task knows its own rows only. So a task stages the bytes
+of its rows, and bundles of slim events, in the table `import_events`; what goes to the driver is
+where the bundles are. The driver then has whole rooms, and stores them as an import does. Each
+attempt at a task stages at places of its own: only those of the attempt that Spark has chosen are
+read.
 """
 
 import asyncio
@@ -38,16 +40,24 @@ Bundle = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StagingTask:
-    """A task of a write. ``partition``: its place among the others; ``file``: a number that no other attempt has."""
+    """A task of a write.
+
+    ``partition``: its place among the others; ``file``: a number that no other attempt has.
+    """
 
     partition: int
     file: int
 
 
 class RowStager:
-    """Stages the rows of one task under the ``number`` of the write. A context manager. `DatabaseError`."""
+    """Stages the rows of one task under the ``number`` of the write.
 
-    def __init__(self, target: StoreTarget, number: int, source: StagingTask, examiner: LineValidator) -> None:
+    A context manager. `DatabaseError`.
+    """
+
+    def __init__(
+        self, target: StoreTarget, number: int, source: StagingTask, examiner: LineValidator
+    ) -> None:
         self._target = target
         self._number = number
         self._source = source
@@ -77,7 +87,9 @@ class RowStager:
     async def _opened(self) -> Connection:
         """One transaction as long as the task: while it lasts, no import takes the rows of this write for left over."""
         config = replace(self._target.config, pool_size_max=1, statement_timeout_ms=BULK_TIMEOUT_MS)
-        database = await self._stack.enter_async_context(await Database.open(self._target.dsn, config=config))
+        database = await self._stack.enter_async_context(
+            await Database.open(self._target.dsn, config=config)
+        )
         conn = await self._stack.enter_async_context(database.transaction())
         await stages.work(conn, self._number)
         return conn
@@ -107,7 +119,11 @@ class RowStager:
             self.refused.append(f"{event.event_id}: {event.reason}")
             return
         place = self._place()
-        rank = (row[POSITION] or 0) if POSITION in row else place_of(self._source.partition, self._line)
+        rank = (
+            (row[POSITION] or 0)
+            if POSITION in row
+            else place_of(self._source.partition, self._line)
+        )
         self._aside.append((place, event.raw))
         rows = self._rooms.setdefault((event.room_id, event.room_version.identifier), [])
         rows.append(slim(event, rank, place, given.origin, given.state_before))

@@ -1,8 +1,12 @@
-"""The first stage of an import: each line by itself, in executors. Read once, parsed, hashed, its signatures checked where keys are given.
+"""The first stage of an import: each line by itself, in executors.
 
-Embarrassingly parallel, and the same pure functions as `Store.append`. The bytes of what is well are put aside in the database by COPY,
-one transaction a stretch; on goes only what planning needs (`storage.pipeline.imports.slim_event`), a room's in bundles, which wait in files. What is wrong
-with a line becomes a reason. What the store holds already is a duplicate, and costs no more than its id.
+Read once, parsed, hashed, its signatures checked where keys are given.
+
+Embarrassingly parallel, and the same pure functions as `Store.append`. The bytes of what is well
+are put aside in the database by COPY, one transaction a stretch; on goes only what planning needs
+(`storage.pipeline.imports.slim_event`), a room's in bundles, which wait in files. What is wrong
+with a line becomes a reason. What the store holds already is a duplicate, and costs no more than
+its id.
 """
 
 import asyncio
@@ -29,7 +33,15 @@ from storage.persist.model.results import AppendResult
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import BULK_TIMEOUT_MS, spare_collector
 from storage.pipeline.imports.bundle_files import BundleWriter
-from storage.pipeline.imports.lines import FileRange, LineContent, ParsedLine, given_of, lines_with, place_of, read
+from storage.pipeline.imports.lines import (
+    FileRange,
+    LineContent,
+    ParsedLine,
+    given_of,
+    lines_with,
+    place_of,
+    read,
+)
 from storage.pipeline.imports.slim_event import packed, slim
 from storage.pipeline.synapse.source import read_synapse
 
@@ -73,9 +85,12 @@ class AlreadyStoredRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LineValidator:
-    """What lines are examined by. ``versions``: of known rooms; ``room_version``: for rooms that nobody knows.
+    """What lines are examined by.
 
-    ``keys``: (server, key id) to the unpadded base64 of a verify key; empty: signatures are not checked. ``held``: rooms that the store has.
+    ``versions``: of known rooms; ``room_version``: for rooms that nobody knows.
+
+    ``keys``: (server, key id) to the unpadded base64 of a verify key; empty: signatures are not
+    checked. ``held``: rooms that the store has.
     """
 
     versions: Mapping[str, str]
@@ -85,7 +100,10 @@ class LineValidator:
 
     def verify_keys(self) -> dict[tuple[str, str], VerifyKey]:
         """The keys, ready for use."""
-        return {(server, key_id): verify_key(key_id, text) for (server, key_id), text in self.keys.items()}
+        return {
+            (server, key_id): verify_key(key_id, text)
+            for (server, key_id), text in self.keys.items()
+        }
 
     def parsed(self, given: LineContent) -> Event | AppendResult:
         """The event; or what is wrong with it."""
@@ -93,7 +111,11 @@ class LineValidator:
         version = self.versions.get(room) if isinstance(room, str) else None
         if version is None:
             [version] = receive.versions(
-                [given.pdu], [given.glanced], receive.room_ids([given.glanced]), self.versions, given.room_version or self.room_version
+                [given.pdu],
+                [given.glanced],
+                receive.room_ids([given.glanced]),
+                self.versions,
+                given.room_version or self.room_version,
             )
         return receive.read(given.pdu, given.glanced, version)
 
@@ -134,7 +156,10 @@ class TaskValidation:
     def run(self, stretches: Iterable[FileRange]) -> Iterator[pa.RecordBatch]:
         """`EXAMINED`, a batch or more a stretch."""
         spare_collector()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, BundleWriter(self.work) as writer:
+        with (
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            BundleWriter(self.work) as writer,
+        ):
             stack = AsyncExitStack()
             try:
                 database = runner.run(self._opened(stack))
@@ -147,7 +172,9 @@ class TaskValidation:
         config = replace(self.config, pool_size_max=1, statement_timeout_ms=BULK_TIMEOUT_MS)
         return await stack.enter_async_context(await Database.open(self.dsn, config=config))
 
-    async def _stretch(self, database: Database, stretch: FileRange, writer: BundleWriter) -> list[pa.RecordBatch]:
+    async def _stretch(
+        self, database: Database, stretch: FileRange, writer: BundleWriter
+    ) -> list[pa.RecordBatch]:
         work = _Stretch(self, stretch.at, writer)
         async with database.transaction() as conn:
             await stages.work_for_import(conn, self.number)
@@ -157,7 +184,13 @@ class TaskValidation:
                 while chunk := list(islice(rows, CHUNK)):
                     await work.take(conn, chunk)
             except (pa.ArrowException, OSError) as error:
-                work.reject(place_of(stretch.file, 0), "bad_file", None, f"{type(error).__name__}: {error}", None)
+                work.reject(
+                    place_of(stretch.file, 0),
+                    "bad_file",
+                    None,
+                    f"{type(error).__name__}: {error}",
+                    None,
+                )
         return [pa.RecordBatch.from_pylist(rows, schema=EXAMINED) for rows in work.batches()]
 
 
@@ -184,7 +217,9 @@ class _Stretch:
         held = await self._held(conn, events)
         aside: list[tuple[int, bytes]] = []
         for row, given, event in events:
-            if event.event_id in held and not (held[event.event_id] and given.origin not in OUTLIERS):
+            if event.event_id in held and not (
+                held[event.event_id] and given.origin not in OUTLIERS
+            ):
                 self._duplicates["duplicate"] += 1
             elif await self._is_signed(row, event):
                 self._add(row, given, event)
@@ -201,10 +236,19 @@ class _Stretch:
         self.reject(row.place, read_.outcome, read_.event_id, read_.reason, row.given.pdu)
         return None
 
-    async def _held(self, conn: Connection, events: Iterable[tuple[ParsedLine, LineContent, Event]]) -> dict[str, bool]:
+    async def _held(
+        self, conn: Connection, events: Iterable[tuple[ParsedLine, LineContent, Event]]
+    ) -> dict[str, bool]:
         """Of events of rooms that the store has: which it holds, and whether as outliers only."""
         ids = [event.event_id for _, _, event in events if event.room_id in self._examiner.held]
-        return {row.event_id: row.outlier for row in await conn.fetch(SQL_HELD, ids, row=AlreadyStoredRow)} if ids else {}
+        return (
+            {
+                row.event_id: row.outlier
+                for row in await conn.fetch(SQL_HELD, ids, row=AlreadyStoredRow)
+            }
+            if ids
+            else {}
+        )
 
     async def _is_signed(self, row: ParsedLine, event: Event) -> bool:
         if not self._keys or (wrong := await receive.check_signatures(event, self._keys)) is None:
@@ -221,14 +265,31 @@ class _Stretch:
         if len(bundle.rows) >= BUNDLE:
             self._done.append(bundle.emitted(*key, self._writer))
 
-    def reject(self, place: int, outcome: str, event_id: str | None, reason: str | None, raw: bytes | None) -> None:
+    def reject(
+        self, place: int, outcome: str, event_id: str | None, reason: str | None, raw: bytes | None
+    ) -> None:
         """A line that is not imported."""
-        self._done.append({"place": place, "outcome": outcome, "event_id": event_id, "reason": reason, "events": 1, "pdu": raw})
+        self._done.append(
+            {
+                "place": place,
+                "outcome": outcome,
+                "event_id": event_id,
+                "reason": reason,
+                "events": 1,
+                "pdu": raw,
+            }
+        )
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:
         """All rows of the stretch."""
-        self._done += [{"outcome": name, "events": count} for name, count in self._duplicates.items()]
-        self._done += [bundle.emitted(*key, self._writer) for key, bundle in self._bundles.items() if bundle.rows]
+        self._done += [
+            {"outcome": name, "events": count} for name, count in self._duplicates.items()
+        ]
+        self._done += [
+            bundle.emitted(*key, self._writer)
+            for key, bundle in self._bundles.items()
+            if bundle.rows
+        ]
         for start in range(0, len(self._done), CHUNK):
             yield self._done[start : start + CHUNK]
 

@@ -38,7 +38,8 @@ SQL_ARRIVALS: Final[LiteralString] = """
 SELECT e.*
 FROM unnest($1::bigint[]) WITH ORDINALITY AS wanted (event_nid, ordinal)
 CROSS JOIN LATERAL (
-    SELECT x.event_nid, x.event_id, x.stream_ordering, x.outlier, x.backfilled, x.state_group_before, x.state_group_after, x.json,
+    SELECT x.event_nid, x.event_id, x.stream_ordering, x.outlier, x.backfilled,
+        x.state_group_before, x.state_group_after, x.json,
         is_out_of_band(x)
     FROM events x
     WHERE event_nid = wanted.event_nid
@@ -54,7 +55,8 @@ WHERE event_id = ANY($1::text[])
 UNION ALL
 SELECT m.event_id, m.event_nid, m.room_nid, false
 FROM missing_events m
-WHERE m.event_id = ANY($1::text[]) AND NOT EXISTS (SELECT FROM events e WHERE e.event_id = m.event_id)
+WHERE m.event_id = ANY($1::text[])
+    AND NOT EXISTS (SELECT FROM events e WHERE e.event_id = m.event_id)
 """
 
 SQL_CHAINS_BEGUN: Final[LiteralString] = """
@@ -110,10 +112,18 @@ class ArrivalRow(NamedTuple):
         try:
             event = parse(self.json, version)
         except InvalidEvent as error:
-            raise StorageCorrupt(f"the bytes of an event cannot be read: {error.reason}", event_id=self.event_id) from None
+            raise StorageCorrupt(
+                f"the bytes of an event cannot be read: {error.reason}", event_id=self.event_id
+            ) from None
         if event.event_id != self.event_id:
-            raise StorageCorrupt("the bytes of an event are of another one", event_id=self.event_id, found=event.event_id)
-        return SlimEvent._make(slim(event, self.stream_ordering or 0, self.event_nid, origin or self.origin, None))
+            raise StorageCorrupt(
+                "the bytes of an event are of another one",
+                event_id=self.event_id,
+                found=event.event_id,
+            )
+        return SlimEvent._make(
+            slim(event, self.stream_ordering or 0, self.event_nid, origin or self.origin, None)
+        )
 
 
 class NamedRow(NamedTuple):
@@ -148,12 +158,20 @@ async def chains_begun(conn: Connection, event_nids: Sequence[int]) -> dict[int,
 
 
 async def state_given(conn: Connection, states: RoomStates, row: ArrivalRow) -> tuple[str, ...]:
-    """The ids of the state before an event, which the tables alone tell. `StorageCorrupt` if it cannot be read, or is not what it says."""
+    """The ids of the state before an event, which the tables alone tell.
+
+    `StorageCorrupt` if it cannot be read, or is not what it says.
+    """
     number = row.state_group_before or 0
     group = (await states.load(conn, [number])).get(number)
     if group is None or group.digest != await conn.fetchval(SQL_DIGEST, number):
-        raise StorageCorrupt("the state before an event that came before its parents cannot be read", event_id=row.event_id)
+        raise StorageCorrupt(
+            "the state before an event that came before its parents cannot be read",
+            event_id=row.event_id,
+        )
     ids: list[str] = await conn.fetchvals(SQL_EVENT_IDS, list(group.entries.values()))
     if len(ids) != len(group.entries):
-        raise StorageCorrupt("the state before an event has events that are not held", event_id=row.event_id)
+        raise StorageCorrupt(
+            "the state before an event has events that are not held", event_id=row.event_id
+        )
     return tuple(ids)

@@ -23,7 +23,10 @@ class Size(NamedTuple):
 
 
 class Matching:
-    """The groups aside that are the same as live ones. ``wrong``: live groups whose rows do not fit."""
+    """The groups aside that are the same as live ones.
+
+    ``wrong``: live groups whose rows do not fit.
+    """
 
     def __init__(self, wrong: frozenset[int]) -> None:
         self.wrong = wrong
@@ -31,10 +34,17 @@ class Matching:
         self._left: dict[int, Size] = {}
         self._states = RoomStates()
 
-    async def match(self, reader: Connection, change_set: ChangeSet, arrived: Mapping[int, ArrivalRow]) -> None:
+    async def match(
+        self, reader: Connection, change_set: ChangeSet, arrived: Mapping[int, ArrivalRow]
+    ) -> None:
         """Look at the states of a change set that is about to be written; ``arrived``: its events in the live tables."""
-        self._left.update((number, Size(group.digest, len(group.entries))) for number, group in change_set.new_groups.items())
-        rows = [new.row for new in change_set.new_events.values()] + list(change_set.changed_events.values())
+        self._left.update(
+            (number, Size(group.digest, len(group.entries)))
+            for number, group in change_set.new_groups.items()
+        )
+        rows = [new.row for new in change_set.new_events.values()] + list(
+            change_set.changed_events.values()
+        )
         await self._compare(reader, _pairs(rows, arrived))
 
     async def match_current(self, reader: Connection, aside: int, live: int) -> None:
@@ -46,7 +56,9 @@ class Matching:
         for aside, live in pairs:
             if aside in self._left:
                 wanted[aside].add(live)
-        groups = await self._states.load(reader, {live for candidates in wanted.values() for live in candidates})
+        groups = await self._states.load(
+            reader, {live for candidates in wanted.values() for live in candidates}
+        )
         for aside, candidates in wanted.items():
             for live in sorted(candidates & groups.keys()):
                 group = groups[live]
@@ -57,7 +69,9 @@ class Matching:
                     break
 
 
-def _pairs(rows: Iterable[EventRow], arrived: Mapping[int, ArrivalRow]) -> Iterable[tuple[int, int]]:
+def _pairs(
+    rows: Iterable[EventRow], arrived: Mapping[int, ArrivalRow]
+) -> Iterable[tuple[int, int]]:
     for row in rows:
         live = arrived.get(row.event_nid)
         if live is None or live.state_group_before is None or row.state_group_before is None:

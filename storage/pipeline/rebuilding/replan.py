@@ -17,7 +17,14 @@ from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import AppendResult
 from storage.pipeline.imports.plan_rooms import NewRoomChangeSet, PlannedRoom, RoomPlanner
 from storage.pipeline.imports.slim_event import event_of
-from storage.pipeline.rebuilding.arrivals import ArrivalRow, LiveRoomRow, arrivals, chains_begun, named, state_given
+from storage.pipeline.rebuilding.arrivals import (
+    ArrivalRow,
+    LiveRoomRow,
+    arrivals,
+    chains_begun,
+    named,
+    state_given,
+)
 from storage.pipeline.rebuilding.shadow_tables import ShadowTables
 
 CHUNK: Final = 1_000
@@ -47,9 +54,19 @@ class NumberedChangeSet(NewRoomChangeSet):
 
 
 class RoomReplan(RoomPlanner):
-    """Plans one room into the tables aside. ``database``: where the live tables are read, on connections without tables aside."""
+    """Plans one room into the tables aside.
 
-    def __init__(self, aside: ShadowTables, database: Database, server_name: str, names: InternedNames, live: LiveRoomRow) -> None:
+    ``database``: where the live tables are read, on connections without tables aside.
+    """
+
+    def __init__(
+        self,
+        aside: ShadowTables,
+        database: Database,
+        server_name: str,
+        names: InternedNames,
+        live: LiveRoomRow,
+    ) -> None:
         self._numbers = Numbers()
         self._aside = aside
         self._live = database
@@ -63,7 +80,9 @@ class RoomReplan(RoomPlanner):
         """Since the last write, without bytes."""
         super().__init__(aside.conn, database, names, NidBlocks(), server_name)
 
-    async def take(self, room: PlannedRoom, event_nids: Sequence[int], *, outliers: bool = False) -> None:
+    async def take(
+        self, room: PlannedRoom, event_nids: Sequence[int], *, outliers: bool = False
+    ) -> None:
         """Plan these events; of outliers those that were not planned before."""
         wanted = [nid for nid in event_nids if not (outliers and nid in self._outliers)]
         async with self._live.connection() as reader:
@@ -78,26 +97,35 @@ class RoomReplan(RoomPlanner):
         self.results.clear()
 
     def _new_draft(self) -> NumberedChangeSet:
-        change_set = NumberedChangeSet(self._caches, self._blocks, self._server_name, extremities_max=self._extremities_max)
+        change_set = NumberedChangeSet(
+            self._caches, self._blocks, self._server_name, extremities_max=self._extremities_max
+        )
         change_set.numbers = self._numbers
         return change_set
 
     async def _held(self, aside: Connection, event_ids: set[str]) -> set[str]:
         """Events of other rooms; of the others only the numbers are learned."""
         rows = await named(aside, event_ids) if event_ids else []
-        self._numbers.events.update((row.event_id, row.event_nid) for row in rows if row.room_nid == self._held_as.room_nid)
-        foreign = {row.event_id for row in rows if row.is_held and row.room_nid != self._held_as.room_nid}
+        self._numbers.events.update(
+            (row.event_id, row.event_nid) for row in rows if row.room_nid == self._held_as.room_nid
+        )
+        foreign = {
+            row.event_id for row in rows if row.is_held and row.room_nid != self._held_as.room_nid
+        }
         if foreign:
             self.has_foreign = True
             self._written |= foreign  # so that they are loaded from the tables aside
             await self._aside.copy_foreign(foreign)
         return foreign
 
-    # ------------------------------------------------------------------------------------------------- what comes early
+    # -------------------------------------------------------------------------------------------------
+    # what comes early
 
     async def _planned(self, incoming: IncomingEvent) -> AppendResult:
         result = await super()._planned(incoming)
-        if result.outcome != "missing_parents" or (incoming.origin == "outlier" and not self._is_early):
+        if result.outcome != "missing_parents" or (
+            incoming.origin == "outlier" and not self._is_early
+        ):
             return result
         event = incoming.event
         state = incoming.state_before
@@ -109,7 +137,11 @@ class RoomReplan(RoomPlanner):
         return await super()._planned(incoming._replace(state_before=state))
 
     def _is_absent(self, event_id: str) -> bool:
-        return self.change_set.rows.get(event_id) is None and event_id not in self._caches.rows and event_id not in self._written
+        return (
+            self.change_set.rows.get(event_id) is None
+            and event_id not in self._caches.rows
+            and event_id not in self._written
+        )
 
     async def _state_given(self, event: Event) -> tuple[EventId, ...]:
         async with self._live.connection() as reader:
@@ -119,7 +151,11 @@ class RoomReplan(RoomPlanner):
     async def _early(self, event_ids: Iterable[str]) -> None:
         """Plan these as outliers, and before them what they need in turn."""
         async with self._live.connection() as reader:
-            held = [row for row in await named(reader, event_ids) if row.is_held and row.room_nid == self._held_as.room_nid]
+            held = [
+                row
+                for row in await named(reader, event_ids)
+                if row.is_held and row.room_nid == self._held_as.room_nid
+            ]
             rows = await arrivals(reader, [row.event_nid for row in held])
             self._numbers.chains.update(await chains_begun(reader, [row.event_nid for row in held]))
         was_early, self._is_early = self._is_early, True

@@ -17,7 +17,12 @@ from storage.maintenance.verify.room import SQL_ROOM, VerifiedRoom, VerifiedRoom
 from storage.pipeline.imports.append_events import PART
 from storage.pipeline.imports.bulk_write import write_planned
 from storage.pipeline.imports.plan_rooms import NAMES_REMEMBERED, PlannedRoom
-from storage.pipeline.rebuilding.arrivals import SQL_LIVE_ROOM, SQL_OUTLIER_NIDS, SQL_TIMELINE_NIDS, LiveRoomRow
+from storage.pipeline.rebuilding.arrivals import (
+    SQL_LIVE_ROOM,
+    SQL_OUTLIER_NIDS,
+    SQL_TIMELINE_NIDS,
+    LiveRoomRow,
+)
 from storage.pipeline.rebuilding.match import Matching
 from storage.pipeline.rebuilding.replan import CHUNK, RoomReplan
 from storage.pipeline.rebuilding.shadow_tables import ShadowTables
@@ -60,7 +65,10 @@ AUTHOR: Final = Author(1, "aside", 0)
 
 
 class Rebuilt(NamedTuple):
-    """What a rebuild has changed: rows of events, and others. ``held_ms``: how long writers of the room waited, at most."""
+    """What a rebuild has changed: rows of events, and others.
+
+    ``held_ms``: how long writers of the room waited, at most.
+    """
 
     room_id: str
     planned: int
@@ -70,7 +78,11 @@ class Rebuilt(NamedTuple):
 
 
 class Rebuilder:
-    """Rebuilds rooms. It takes two connections of its database: one for the tables aside, one that reads the live ones."""
+    """Rebuilds rooms.
+
+    It takes two connections of its database: one for the tables aside, one that reads the live
+    ones.
+    """
 
     def __init__(self, database: Database, aside: ShadowTables, server_name: str) -> None:
         self._database = database
@@ -82,7 +94,9 @@ class Rebuilder:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, dsn: str, server_name: str, config: Config | None = None) -> AsyncIterator[Self]:
+    async def opened(
+        cls, dsn: str, server_name: str, config: Config | None = None
+    ) -> AsyncIterator[Self]:
         """With connections of its own. ``config``: default: that of the environment."""
         config = replace(
             config or Config.from_env(),
@@ -90,19 +104,33 @@ class Rebuilder:
             pool_size_max=CONNECTIONS,
             instance_name="spark maintenance",
         )
-        async with await Database.open(dsn, config=config) as database, database.connection() as conn:
+        async with (
+            await Database.open(dsn, config=config) as database,
+            database.connection() as conn,
+        ):
             await register_writer(database)
             yield cls(database, await ShadowTables.of(conn), server_name)
 
     async def rebuild(self, room_id: str) -> Rebuilt:
-        """One room. `UnknownRoom`; `StorageCorrupt` if what a rebuild goes by cannot be read: then nothing is changed."""
+        """One room.
+
+        `UnknownRoom`; `StorageCorrupt` if what a rebuild goes by cannot be read: then nothing is
+        changed.
+        """
         async with self._database.connection() as reader:
             live = await reader.fetchrow(SQL_LIVE_ROOM, room_id, row=LiveRoomRow)
             if live is None:
                 raise UnknownRoom(room_id)
         await self._make_room(room_id)
         matching = Matching(await self._wrong_groups(room_id))
-        work = _Work(self._database, self._aside, live, server_name=self._server_name, names=self._names, matching=matching)
+        work = _Work(
+            self._database,
+            self._aside,
+            live,
+            server_name=self._server_name,
+            names=self._names,
+            matching=matching,
+        )
         self._events_aside += EMPTIED_AFTER  # unless it comes to its end
         rebuilt = await work.run()
         self._rooms_aside.add(room_id)
@@ -123,14 +151,23 @@ class Rebuilder:
             if row is None:
                 raise UnknownRoom(room_id)
             findings = check_groups(conn, VerifiedRoom(row, self._server_name))
-            return frozenset([int(finding.subject[0].rpartition(" ")[2]) async for finding in findings])
+            return frozenset(
+                [int(finding.subject[0].rpartition(" ")[2]) async for finding in findings]
+            )
 
 
 class _Work:
     """One room in hand."""
 
     def __init__(
-        self, database: Database, aside: ShadowTables, live: LiveRoomRow, *, server_name: str, names: InternedNames, matching: Matching
+        self,
+        database: Database,
+        aside: ShadowTables,
+        live: LiveRoomRow,
+        *,
+        server_name: str,
+        names: InternedNames,
+        matching: Matching,
     ) -> None:
         self._database = database
         self._aside = aside
@@ -173,7 +210,9 @@ class _Work:
             aside_nid: int = await conn.fetchval(SQL_ROOM_NID, room_id)
             async with self._aside.live(large=self.planned >= LARGE):
                 done = await swap(conn, self._live, aside_nid, self._matching, self._server_name)
-        return Rebuilt(room_id, self.planned, done.events, done.others, (time.perf_counter() - since) * 1000)
+        return Rebuilt(
+            room_id, self.planned, done.events, done.others, (time.perf_counter() - since) * 1000
+        )
 
     async def _plan_outliers(self) -> None:
         async with self._database.connection() as reader:
@@ -183,7 +222,9 @@ class _Work:
     async def _plan_timeline(self) -> int:
         """Plan what is new in the timeline; how much that is."""
         async with self._database.connection() as reader:
-            nids: list[int] = await reader.fetchvals(SQL_TIMELINE_NIDS, self._live.room_nid, self._position)
+            nids: list[int] = await reader.fetchvals(
+                SQL_TIMELINE_NIDS, self._live.room_nid, self._position
+            )
             if nids:
                 self._position = await reader.fetchval(SQL_POSITION, nids[-1])
         await self._plan(nids)
@@ -208,7 +249,11 @@ class _Work:
     def _complete(self) -> None:
         self.replay.end(self._room)
         for one, result in self.replay.failed:
-            raise StorageCorrupt(f"an event cannot be planned anew: {result.reason}", event_id=one.event_id, missing=list(result.missing))
+            raise StorageCorrupt(
+                f"an event cannot be planned anew: {result.reason}",
+                event_id=one.event_id,
+                missing=list(result.missing),
+            )
 
     async def _match_current(self) -> None:
         aside: int | None = await self._aside.conn.fetchval(SQL_CURRENT_GROUP, self._live.room_id)

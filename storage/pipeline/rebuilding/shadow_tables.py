@@ -1,8 +1,10 @@
 """Tables aside: temporary ones of a session, which stand before the live ones under the same names.
 
-So the statements of the planner and of the write read and fill them as they are, and nothing of it is seen by anybody else; they vanish with
-the session, whatever becomes of it. Names (principals, types, state keys) and the sequences of numbers are shared with the live tables, positions
-are not. `ShadowTables.live` turns the session back for a while: there a plain name is the live table, and ``pg_temp.name`` the one aside.
+So the statements of the planner and of the write read and fill them as they are, and nothing of it
+is seen by anybody else; they vanish with the session, whatever becomes of it. Names (principals,
+types, state keys) and the sequences of numbers are shared with the live tables, positions are not.
+`ShadowTables.live` turns the session back for a while: there a plain name is the live table, and
+``pg_temp.name`` the one aside.
 
 Plans are made while the tables are empty, and stay, so they use indexes alone.
 """
@@ -25,12 +27,14 @@ DECLARE
     live CONSTANT oid = (SELECT relnamespace FROM pg_class WHERE oid = 'events'::regclass);
     name text;
 BEGIN
-    CREATE TEMP VIEW import_events AS SELECT event_nid AS place, 0 AS import_number, json FROM events;
+    CREATE TEMP VIEW import_events AS SELECT event_nid AS place, 0 AS import_number, json
+        FROM events;
     FOR name IN
         SELECT relname
         FROM pg_class
         WHERE relnamespace = live AND relkind = 'r'
-            AND relname NOT IN ('alembic_version', 'schema_compatibility', 'deployment', 'principals', 'event_types', 'state_keys', 'import_events')
+            AND relname NOT IN ('alembic_version', 'schema_compatibility', 'deployment',
+                'principals', 'event_types', 'state_keys', 'import_events')
     LOOP
         EXECUTE format('CREATE TEMP TABLE %1$I (LIKE %1$I INCLUDING ALL)', name);
     END LOOP;
@@ -46,7 +50,8 @@ DO $$
 DECLARE
     name text;
 BEGIN
-    FOR name IN SELECT relname FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r'
+    FOR name IN SELECT relname FROM pg_class
+        WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r'
     LOOP
         EXECUTE format('TRUNCATE pg_temp.%I', name);
     END LOOP;
@@ -94,7 +99,10 @@ ON CONFLICT DO NOTHING
 
 
 class ShadowTables:
-    """A session with tables aside. Its connection is not to be used for anything else afterwards."""
+    """A session with tables aside.
+
+    Its connection is not to be used for anything else afterwards.
+    """
 
     def __init__(self, conn: Connection, path: str) -> None:
         self.conn = conn
@@ -110,7 +118,10 @@ class ShadowTables:
 
     @asynccontextmanager
     async def live(self, *, large: bool = False) -> AsyncIterator[Connection]:
-        """While plain names are the live tables. ``large``: what is aside was counted, and may be read as it lies."""
+        """While plain names are the live tables.
+
+        ``large``: what is aside was counted, and may be read as it lies.
+        """
         await self.conn.execute(SQL_SET_PATH, f"{self._path}, pg_temp", "on" if large else "off")
         try:
             yield self.conn

@@ -25,7 +25,8 @@ SELECT EXISTS (
     SELECT
     FROM pg_temp.same_groups same
     JOIN pg_temp.state_groups s ON s.state_group = same.aside
-    CROSS JOIN LATERAL (SELECT g.audience FROM state_groups g WHERE g.state_group = same.live OFFSET 0) AS g
+    CROSS JOIN LATERAL (SELECT g.audience FROM state_groups g
+        WHERE g.state_group = same.live OFFSET 0) AS g
     WHERE g.audience <> s.audience
 )
 """
@@ -42,7 +43,8 @@ WHERE room_nid = $1::int AND ($2::boolean OR path_of(state_group, back) && $3::b
 SQL_ADD_GROUPS: Final[LiteralString] = """
 WITH
 used AS (
-    SELECT state_group_before AS state_group FROM pg_temp.events WHERE room_nid = $2::int AND NOT outlier
+    SELECT state_group_before AS state_group FROM pg_temp.events
+        WHERE room_nid = $2::int AND NOT outlier
     UNION
     SELECT state_group_after FROM pg_temp.events WHERE room_nid = $2::int AND NOT outlier
     UNION
@@ -56,16 +58,19 @@ lacking AS (
     SELECT s.state_group  -- the empty state of a room is always there
     FROM pg_temp.state_groups s
     WHERE s.room_nid = $2::int AND s.entry_count = 0
-        AND NOT EXISTS (SELECT FROM state_groups g WHERE g.digest = 0 AND g.entry_count = 0 AND g.room_nid = $1::int)
+        AND NOT EXISTS (SELECT FROM state_groups g
+            WHERE g.digest = 0 AND g.entry_count = 0 AND g.room_nid = $1::int)
 ),
 needed AS (
     SELECT DISTINCT s.state_group - unnest(s.back) AS state_group
     FROM lacking
     JOIN pg_temp.state_groups s USING (state_group)
 )
-INSERT INTO state_groups (state_group, digest, audience, room_nid, entry_count, runs, back, key_nids, event_nids, member_key_nids,
+INSERT INTO state_groups (state_group, digest, audience, room_nid, entry_count, runs, back,
+    key_nids, event_nids, member_key_nids,
     member_event_nids)
-SELECT s.state_group, s.digest, s.audience, $1::int, s.entry_count, s.runs, s.back, s.key_nids, s.event_nids, s.member_key_nids,
+SELECT s.state_group, s.digest, s.audience, $1::int, s.entry_count, s.runs, s.back, s.key_nids,
+    s.event_nids, s.member_key_nids,
     s.member_event_nids
 FROM needed
 JOIN pg_temp.state_groups s USING (state_group)
@@ -73,13 +78,16 @@ JOIN pg_temp.state_groups s USING (state_group)
 
 SQL_SET_EVENTS: Final[LiteralString] = """
 WITH found AS MATERIALIZED (
-    SELECT s.*, COALESCE(b.live, s.state_group_before) AS group_before, COALESCE(a.live, s.state_group_after) AS group_after
+    SELECT s.*, COALESCE(b.live, s.state_group_before) AS group_before,
+        COALESCE(a.live, s.state_group_after) AS group_after
     FROM pg_temp.events s
     LEFT JOIN pg_temp.same_groups b ON b.aside = s.state_group_before
     LEFT JOIN pg_temp.same_groups a ON a.aside = s.state_group_after
     CROSS JOIN LATERAL (
-        SELECT topological_ordering, depth, origin_server_ts, state_group_before, state_group_after, audience, redacted_by, relates_to,
-            sender_nid, type_nid, state_key_nid, rel_type_nid, membership, soft_failed, redacted_form, ineffective, replaces, has_url,
+        SELECT topological_ordering, depth, origin_server_ts, state_group_before, state_group_after,
+            audience, redacted_by, relates_to,
+            sender_nid, type_nid, state_key_nid, rel_type_nid, membership, soft_failed,
+                redacted_form, ineffective, replaces, has_url,
             after_gap, rejected, prev_events, auth_events
         FROM events
         WHERE event_nid = s.event_nid
@@ -87,13 +95,19 @@ WITH found AS MATERIALIZED (
     ) AS e
     WHERE s.room_nid = $1::int
         AND (
-            s.topological_ordering, s.depth, s.origin_server_ts, COALESCE(b.live, s.state_group_before), COALESCE(a.live, s.state_group_after),
-            s.audience, s.redacted_by, s.relates_to, s.sender_nid, s.type_nid, s.state_key_nid, s.rel_type_nid, s.membership, s.soft_failed,
-            s.redacted_form, s.ineffective, s.replaces, s.has_url, s.after_gap, s.rejected, s.prev_events, s.auth_events
+            s.topological_ordering, s.depth, s.origin_server_ts,
+                COALESCE(b.live, s.state_group_before), COALESCE(a.live, s.state_group_after),
+            s.audience, s.redacted_by, s.relates_to, s.sender_nid, s.type_nid, s.state_key_nid,
+                s.rel_type_nid, s.membership, s.soft_failed,
+            s.redacted_form, s.ineffective, s.replaces, s.has_url, s.after_gap, s.rejected,
+                s.prev_events, s.auth_events
         ) IS DISTINCT FROM (
-            e.topological_ordering, e.depth, e.origin_server_ts, e.state_group_before, e.state_group_after,
-            e.audience, e.redacted_by, e.relates_to, e.sender_nid, e.type_nid, e.state_key_nid, e.rel_type_nid, e.membership, e.soft_failed,
-            e.redacted_form, e.ineffective, e.replaces, e.has_url, e.after_gap, e.rejected, e.prev_events, e.auth_events
+            e.topological_ordering, e.depth, e.origin_server_ts, e.state_group_before,
+                e.state_group_after,
+            e.audience, e.redacted_by, e.relates_to, e.sender_nid, e.type_nid, e.state_key_nid,
+                e.rel_type_nid, e.membership, e.soft_failed,
+            e.redacted_form, e.ineffective, e.replaces, e.has_url, e.after_gap, e.rejected,
+                e.prev_events, e.auth_events
         )
 )
 UPDATE events e
@@ -127,7 +141,8 @@ SQL_LEFT_OUT: Final[LiteralString] = """
 SELECT e.event_id
 FROM events e
 WHERE e.room_nid = $1::int
-    AND NOT EXISTS (SELECT FROM pg_temp.events s WHERE s.event_nid = e.event_nid AND s.room_nid = $2::int AND s.outlier = e.outlier)
+    AND NOT EXISTS (SELECT FROM pg_temp.events s
+        WHERE s.event_nid = e.event_nid AND s.room_nid = $2::int AND s.outlier = e.outlier)
 LIMIT 10
 """
 
@@ -136,7 +151,8 @@ UPDATE rooms r
 SET next_audience = s.next_audience,
     current_state_group = COALESCE(same.live, s.current_state_group),
     last_stream_ordering = (
-        SELECT max(e.stream_ordering) FROM events e WHERE e.room_nid = $1::int AND NOT e.outlier AND NOT e.backfilled
+        SELECT max(e.stream_ordering) FROM events e
+            WHERE e.room_nid = $1::int AND NOT e.outlier AND NOT e.backfilled
     ),
     max_topological_ordering = GREATEST(r.max_topological_ordering, s.max_topological_ordering),
     current_audience = s.current_audience,
@@ -152,7 +168,8 @@ WHERE r.room_nid = $1::int AND s.room_nid = $2::int
 SQL_DROP_GAPS: Final[LiteralString] = """
 DELETE FROM missing_events m
 WHERE m.room_nid = $1::int
-    AND NOT EXISTS (SELECT FROM pg_temp.missing_events s WHERE s.event_nid = m.event_nid AND s.event_id = m.event_id)
+    AND NOT EXISTS (SELECT FROM pg_temp.missing_events s
+        WHERE s.event_nid = m.event_nid AND s.event_id = m.event_id)
 """
 
 SQL_SET_GAPS: Final[LiteralString] = """
@@ -160,14 +177,17 @@ INSERT INTO missing_events AS m (event_nid, room_nid, superseded, event_id, chil
 SELECT s.event_nid, $1::int, s.superseded, s.event_id, s.child_nids
 FROM pg_temp.missing_events s
 WHERE s.room_nid = $2::int
-ON CONFLICT (event_nid) DO UPDATE SET superseded = EXCLUDED.superseded, child_nids = EXCLUDED.child_nids, room_nid = EXCLUDED.room_nid
-    WHERE (m.superseded, m.child_nids, m.room_nid) IS DISTINCT FROM (EXCLUDED.superseded, EXCLUDED.child_nids, EXCLUDED.room_nid)
+ON CONFLICT (event_nid) DO UPDATE SET superseded = EXCLUDED.superseded,
+    child_nids = EXCLUDED.child_nids, room_nid = EXCLUDED.room_nid
+    WHERE (m.superseded, m.child_nids, m.room_nid) IS DISTINCT FROM (EXCLUDED.superseded,
+        EXCLUDED.child_nids, EXCLUDED.room_nid)
 """
 
 SQL_DROP_DROPPED: Final[LiteralString] = """
 DELETE FROM dropped_extremities d
 WHERE d.room_nid = $1::int
-    AND NOT EXISTS (SELECT FROM pg_temp.dropped_extremities s WHERE s.room_nid = $2::int AND s.event_nid = d.event_nid)
+    AND NOT EXISTS (SELECT FROM pg_temp.dropped_extremities s
+        WHERE s.room_nid = $2::int AND s.event_nid = d.event_nid)
 """
 
 SQL_SET_DROPPED: Final[LiteralString] = """
@@ -193,7 +213,8 @@ WHERE room_nid = $2::int
 SQL_DROP_CURRENT: Final[LiteralString] = """
 DELETE FROM current_state c
 WHERE c.room_nid = $1::int
-    AND NOT EXISTS (SELECT FROM pg_temp.current_state s WHERE s.room_nid = $2::int AND s.state_key_nid = c.state_key_nid)
+    AND NOT EXISTS (SELECT FROM pg_temp.current_state s
+        WHERE s.room_nid = $2::int AND s.state_key_nid = c.state_key_nid)
 """
 
 SQL_SET_CURRENT: Final[LiteralString] = """
@@ -201,7 +222,8 @@ INSERT INTO current_state AS c (event_nid, room_nid, state_key_nid, membership)
 SELECT event_nid, $1::int, state_key_nid, membership
 FROM pg_temp.current_state
 WHERE room_nid = $2::int
-ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid, membership = EXCLUDED.membership
+ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid,
+    membership = EXCLUDED.membership
     WHERE (c.event_nid, c.membership) IS DISTINCT FROM (EXCLUDED.event_nid, EXCLUDED.membership)
 """
 
@@ -217,7 +239,8 @@ WHERE l.chain_nid = own.chain_nid
     AND NOT EXISTS (
         SELECT
         FROM pg_temp.auth_chain_links s
-        WHERE s.chain_nid = l.chain_nid AND s.sequence_number = l.sequence_number AND s.target_chain_nid = l.target_chain_nid
+        WHERE s.chain_nid = l.chain_nid AND s.sequence_number = l.sequence_number
+            AND s.target_chain_nid = l.target_chain_nid
             AND s.target_sequence_number = l.target_sequence_number
     )
 """
@@ -229,7 +252,8 @@ WHERE a.event_nid = s.event_nid AND s.room_nid = $1::int
     AND NOT EXISTS (
         SELECT
         FROM pg_temp.auth_chains c
-        WHERE c.event_nid = a.event_nid AND c.chain_nid = a.chain_nid AND c.sequence_number = a.sequence_number
+        WHERE c.event_nid = a.event_nid AND c.chain_nid = a.chain_nid
+            AND c.sequence_number = a.sequence_number
             AND c.event_id = a.event_id AND c.state_key = a.state_key
     )
 """
@@ -253,20 +277,24 @@ FROM (
     WHERE s.room_nid = $1::int
 ) AS own
 JOIN pg_temp.auth_chain_links l ON l.chain_nid = own.chain_nid
-ON CONFLICT (chain_nid, sequence_number, target_chain_nid) DO UPDATE SET target_sequence_number = EXCLUDED.target_sequence_number
+ON CONFLICT (chain_nid, sequence_number, target_chain_nid)
+    DO UPDATE SET target_sequence_number = EXCLUDED.target_sequence_number
     WHERE auth_chain_links.target_sequence_number <> EXCLUDED.target_sequence_number
 """
 
 SQL_DROP_SIGHT: Final[LiteralString] = """
 DELETE FROM visibility v
 WHERE v.room_nid = $1::int
-    AND NOT EXISTS (SELECT FROM pg_temp.visibility s WHERE s.room_nid = $2::int AND s.principal_nid = v.principal_nid)
+    AND NOT EXISTS (SELECT FROM pg_temp.visibility s
+        WHERE s.room_nid = $2::int AND s.principal_nid = v.principal_nid)
 """
 
 SQL_SET_SIGHT: Final[LiteralString] = """
-INSERT INTO visibility AS v (last_join_topological, room_nid, principal_nid, joined_count, invited_count, audiences, invited_audiences,
+INSERT INTO visibility AS v (last_join_topological, room_nid, principal_nid, joined_count,
+    invited_count, audiences, invited_audiences,
     first_audience)
-SELECT last_join_topological, $1::int, principal_nid, joined_count, invited_count, audiences, invited_audiences, first_audience
+SELECT last_join_topological, $1::int, principal_nid, joined_count, invited_count, audiences,
+    invited_audiences, first_audience
 FROM pg_temp.visibility
 WHERE room_nid = $2::int
 ON CONFLICT (room_nid, principal_nid) DO UPDATE
@@ -276,8 +304,10 @@ ON CONFLICT (room_nid, principal_nid) DO UPDATE
         audiences = EXCLUDED.audiences,
         invited_audiences = EXCLUDED.invited_audiences,
         first_audience = EXCLUDED.first_audience
-    WHERE (v.last_join_topological, v.joined_count, v.invited_count, v.audiences, v.invited_audiences, v.first_audience)
-        IS DISTINCT FROM (EXCLUDED.last_join_topological, EXCLUDED.joined_count, EXCLUDED.invited_count, EXCLUDED.audiences,
+    WHERE (v.last_join_topological, v.joined_count, v.invited_count, v.audiences,
+        v.invited_audiences, v.first_audience)
+        IS DISTINCT FROM (EXCLUDED.last_join_topological, EXCLUDED.joined_count,
+            EXCLUDED.invited_count, EXCLUDED.audiences,
             EXCLUDED.invited_audiences, EXCLUDED.first_audience)
 """
 
@@ -287,13 +317,16 @@ WHERE v.room_nid = $1::int
     AND NOT EXISTS (
         SELECT
         FROM pg_temp.past_visibility s
-        WHERE s.room_nid = $2::int AND s.principal_nid = v.principal_nid AND s.first_audience = v.first_audience
+        WHERE s.room_nid = $2::int AND s.principal_nid = v.principal_nid
+            AND s.first_audience = v.first_audience
     )
 """
 
 SQL_SET_PAST: Final[LiteralString] = """
-INSERT INTO past_visibility AS v (first_audience, opened_topological, room_nid, principal_nid, audiences, invited_audiences, topological_ranges)
-SELECT first_audience, opened_topological, $1::int, principal_nid, audiences, invited_audiences, topological_ranges
+INSERT INTO past_visibility AS v (first_audience, opened_topological, room_nid, principal_nid,
+    audiences, invited_audiences, topological_ranges)
+SELECT first_audience, opened_topological, $1::int, principal_nid, audiences, invited_audiences,
+    topological_ranges
 FROM pg_temp.past_visibility
 WHERE room_nid = $2::int
 ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE
@@ -302,13 +335,15 @@ ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE
         invited_audiences = EXCLUDED.invited_audiences,
         topological_ranges = EXCLUDED.topological_ranges
     WHERE (v.opened_topological, v.audiences, v.invited_audiences, v.topological_ranges)
-        IS DISTINCT FROM (EXCLUDED.opened_topological, EXCLUDED.audiences, EXCLUDED.invited_audiences, EXCLUDED.topological_ranges)
+        IS DISTINCT FROM (EXCLUDED.opened_topological, EXCLUDED.audiences,
+            EXCLUDED.invited_audiences, EXCLUDED.topological_ranges)
 """
 
 SQL_DROP_AUDIENCES: Final[LiteralString] = """
 DELETE FROM audiences a
 WHERE a.room_nid = $1::int
-    AND NOT EXISTS (SELECT FROM pg_temp.audiences s WHERE s.room_nid = $2::int AND s.audience = a.audience)
+    AND NOT EXISTS (SELECT FROM pg_temp.audiences s
+        WHERE s.room_nid = $2::int AND s.audience = a.audience)
 """
 
 SQL_SET_AUDIENCES: Final[LiteralString] = """
@@ -317,8 +352,11 @@ SELECT audience, opened_topological, $1::int, branches, continued
 FROM pg_temp.audiences
 WHERE room_nid = $2::int
 ON CONFLICT (room_nid, audience) DO UPDATE
-    SET opened_topological = EXCLUDED.opened_topological, branches = EXCLUDED.branches, continued = EXCLUDED.continued
-    WHERE (a.opened_topological, a.branches, a.continued) IS DISTINCT FROM (EXCLUDED.opened_topological, EXCLUDED.branches, EXCLUDED.continued)
+    SET opened_topological = EXCLUDED.opened_topological, branches = EXCLUDED.branches,
+        continued = EXCLUDED.continued
+    WHERE (a.opened_topological, a.branches,
+        a.continued) IS DISTINCT FROM (EXCLUDED.opened_topological, EXCLUDED.branches,
+            EXCLUDED.continued)
 """
 
 EVENTS: Final = "events"
@@ -351,8 +389,12 @@ class SwapResult(NamedTuple):
     others: int
 
 
-async def swap(conn: Connection, live: LiveRoomRow, aside_nid: int, matching: Matching, server_name: str) -> SwapResult:
-    """Have the live tables say what those aside say. In a transaction that holds the room, the last thing in it.
+async def swap(
+    conn: Connection, live: LiveRoomRow, aside_nid: int, matching: Matching, server_name: str
+) -> SwapResult:
+    """Have the live tables say what those aside say.
+
+    In a transaction that holds the room, the last thing in it.
 
     `StorageCorrupt` if an event of the room was not planned anew.
     """
@@ -362,7 +404,11 @@ async def swap(conn: Connection, live: LiveRoomRow, aside_nid: int, matching: Ma
     await _switch_groups(conn, live.room_nid, aside_nid, matching)
     events = _count(await conn.execute(SQL_SET_EVENTS, aside_nid))
     others = 0
-    for statements, numbers in ((OF_LIVE, (live.room_nid,)), (OF_ASIDE, (aside_nid,)), (OF_BOTH, (live.room_nid, aside_nid))):
+    for statements, numbers in (
+        (OF_LIVE, (live.room_nid,)),
+        (OF_ASIDE, (aside_nid,)),
+        (OF_BOTH, (live.room_nid, aside_nid)),
+    ):
         for statement in statements:
             others += _count(await conn.execute(statement, *numbers))
     await conn.execute(SQL_REPAIR_MEMBERSHIPS, live.room_nid, server_name)
@@ -373,7 +419,9 @@ async def swap(conn: Connection, live: LiveRoomRow, aside_nid: int, matching: Ma
     return SwapResult(events, others)
 
 
-async def _switch_groups(conn: Connection, room_nid: int, aside_nid: int, matching: Matching) -> None:
+async def _switch_groups(
+    conn: Connection, room_nid: int, aside_nid: int, matching: Matching
+) -> None:
     """States that are sound stay under their numbers; if their audiences have others now, so that all events change, none does."""
     await conn.execute(SQL_SAME_GROUPS, list(matching.same), list(matching.same.values()))
     renumbered: bool = await conn.fetchval(SQL_OTHER_NUMBERS)

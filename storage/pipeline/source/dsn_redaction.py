@@ -1,7 +1,10 @@
-"""DSNs in what Spark shows and keeps: plans, the event log, the history server. They may hold passwords.
+"""DSNs in what Spark shows and keeps: plans, the event log, the history server.
 
-Spark redacts the values of options whose names match one setting, and what matches another in the texts of plans. The options of a view or a
-table stand in plans, and a plan stands in the event log for each statement.
+They may hold passwords.
+
+Spark redacts the values of options whose names match one setting, and what matches another in the
+texts of plans. The options of a view or a table stand in plans, and a plan stands in the event log
+for each statement.
 """
 
 from typing import Final
@@ -15,7 +18,10 @@ TEXT: Final = r"(?i)postgres(?:ql)?://[^\s'\",)\]}]+"
 
 
 def redact_dsns() -> None:
-    """Have the active session redact DSNs, together with what it redacts already. Without a session, as in an executor, nothing is done."""
+    """Have the active session redact DSNs, together with what it redacts already.
+
+    Without a session, as in an executor, nothing is done.
+    """
     spark = SparkSession.getActiveSession()
     if spark is None:
         return

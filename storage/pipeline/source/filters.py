@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, LiteralString, NamedTuple
 
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
 
 from storage.database.arrow import ArrowConnection
 from storage.pipeline.source.token_bounds import Bounds
@@ -33,13 +41,18 @@ FROM unnest($14::text[]) AS wanted (event_id)
 CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.event_id OFFSET 0) AS e
 """
 PART_WANTED: Final[LiteralString] = """
-LEFT JOIN unnest($1::bigint[], $2::bool[], $3::bigint[], $4::bigint[]) AS b (writer_nid, backfilled, after_id, upto_id)
+LEFT JOIN unnest($1::bigint[], $2::bool[], $3::bigint[], $4::bigint[]) AS b (writer_nid, backfilled,
+    after_id, upto_id)
     ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
-WHERE ((e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id AND e.stream_ordering BETWEEN $10::bigint AND $11::bigint)
+WHERE ((e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id
+    AND e.stream_ordering BETWEEN $10::bigint AND $11::bigint)
         OR (e.outlier AND $9::boolean))
-    AND ($5::text[] IS NULL OR e.room_nid IN (SELECT room_nid FROM rooms WHERE room_id = ANY($5::text[])))
-    AND ($6::text[] IS NULL OR e.type_nid IN (SELECT type_nid FROM event_types WHERE type = ANY($6::text[])))
-    AND ($7::text[] IS NULL OR e.sender_nid IN (SELECT principal_nid FROM principals WHERE name = ANY($7::text[])))
+    AND ($5::text[] IS NULL
+        OR e.room_nid IN (SELECT room_nid FROM rooms WHERE room_id = ANY($5::text[])))
+    AND ($6::text[] IS NULL
+        OR e.type_nid IN (SELECT type_nid FROM event_types WHERE type = ANY($6::text[])))
+    AND ($7::text[] IS NULL
+        OR e.sender_nid IN (SELECT principal_nid FROM principals WHERE name = ANY($7::text[])))
     AND ($8::text[] IS NULL OR e.event_id = ANY($8::text[]))
     AND e.received_ts BETWEEN $12::bigint AND $13::bigint
 """
@@ -82,7 +95,8 @@ SET LOCAL enable_seqscan = off
 """One room may be a tenth of a small table, which Postgres would read from end to end."""
 
 SQL_RECEIPTS: Final[LiteralString] = """
-SELECT COALESCE(min(received_ts), 0)::bigint AS first, COALESCE(max(received_ts), -1)::bigint AS last
+SELECT COALESCE(min(received_ts), 0)::bigint AS first,
+    COALESCE(max(received_ts), -1)::bigint AS last
 FROM events
 """
 
@@ -107,7 +121,8 @@ LIMIT 1
 SQL_NTH_POSITION: Final[LiteralString] = """
 SELECT e.stream_ordering
 FROM events e
-JOIN unnest($3::bigint[], $4::bool[], $5::bigint[], $6::bigint[]) AS b (writer_nid, backfilled, after_id, upto_id)
+JOIN unnest($3::bigint[], $4::bool[], $5::bigint[], $6::bigint[]) AS b (writer_nid, backfilled,
+    after_id, upto_id)
     ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
 WHERE e.stream_ordering > $1::bigint AND e.stream_ordering <= $2::bigint
     AND e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id
@@ -156,9 +171,12 @@ COMPARISONS: Final[Mapping[type[Filter], tuple[int | None, int | None]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Filters that Postgres applies; None: all. What Spark passes on as ``room_id = …`` or ``room_id IN (…)``, and so for the others.
+    """Filters that Postgres applies; None: all.
 
-    ``stream_ordering``, ``received_ts``: ranges, from comparisons. ``outliers``: whether outliers are read at all.
+    What Spark passes on as ``room_id = …`` or ``room_id IN (…)``, and so for the others.
+
+    ``stream_ordering``, ``received_ts``: ranges, from comparisons. ``outliers``: whether outliers
+    are read at all.
     """
 
     room_id: tuple[str, ...] | None = None
@@ -185,17 +203,27 @@ class Chosen:
         if not all(isinstance(one, str) for one in values):
             return None
         held: tuple[str, ...] | None = getattr(self, name)
-        return self._with(name, values if held is None else tuple(one for one in held if one in values))
+        return self._with(
+            name, values if held is None else tuple(one for one in held if one in values)
+        )
 
     def _with(self, name: str, value: object) -> "Chosen":
         changes: dict[str, Any] = {name: value}
         return replace(self, **changes)
 
     def columns(self) -> tuple[object, ...]:
-        """As arguments of `PART_WANTED`. An outlier has no stream ordering, so none passes a comparison with it."""
+        """As arguments of `PART_WANTED`.
+
+        An outlier has no stream ordering, so none passes a comparison with it.
+        """
         texts: Iterator[tuple[str, ...] | None] = (getattr(self, name) for name in TEXTS)
         outliers = self.outliers and self.stream_ordering == ALL
-        return *(None if held is None else list(held) for held in texts), outliers, *self.stream_ordering, *self.received_ts
+        return (
+            *(None if held is None else list(held) for held in texts),
+            outliers,
+            *self.stream_ordering,
+            *self.received_ts,
+        )
 
 
 TEXTS: Final = ("room_id", "type", "sender", "event_id")
@@ -214,13 +242,19 @@ def split(first: int, last: int, parts: int) -> Iterator[tuple[int, int]]:
         yield begin, min(begin + size, last + 1)
 
 
-def by_number(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+def by_number(
+    conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
+) -> Iterator[list[int]]:
     """The events with numbers from ``begin`` to before ``end`` that the bounds cover, and outliers, some at a time."""
     for first, after in split(begin, end - 1, max((end - begin) // RANGE, 1)):
-        yield _nids(conn.table(SQL_NIDS_BY_NUMBER, *bounds.columns(), *chosen.columns(), first, after))
+        yield _nids(
+            conn.table(SQL_NIDS_BY_NUMBER, *bounds.columns(), *chosen.columns(), first, after)
+        )
 
 
-def by_position(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+def by_position(
+    conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
+) -> Iterator[list[int]]:
     """The events with stream orderings from ``begin`` to before ``end`` that the bounds cover, in stream order, some at a time.
 
     Where there is none for long, as above what a restore took back, nothing is looked through.
@@ -229,28 +263,45 @@ def by_position(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, cho
     while rows := conn.rows(SQL_FIRST_POSITION, at, end):
         first = rows[0]["stream_ordering"]
         at = min(first + RANGE, end)
-        yield _nids(conn.table(SQL_NIDS_BY_POSITION, *bounds.columns(), *chosen.columns(), first, at))
+        yield _nids(
+            conn.table(SQL_NIDS_BY_POSITION, *bounds.columns(), *chosen.columns(), first, at)
+        )
 
 
-def by_receipt(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+def by_receipt(
+    conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
+) -> Iterator[list[int]]:
     """The events received from the millisecond ``begin`` to before ``end`` that the bounds cover, and outliers."""
     conn.execute(SQL_BY_INDEX)
     yield _nids(conn.table(SQL_NIDS_BY_RECEIPT, *bounds.columns(), *chosen.columns(), begin, end))
 
 
-def by_room(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+def by_room(
+    conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
+) -> Iterator[list[int]]:
     """The events of the chosen rooms from the one at index ``begin`` to before ``end`` that the bounds cover, and outliers, room by room."""
     conn.execute(SQL_BY_INDEX)
     for room_id in (chosen.room_id or ())[begin:end]:
         yield _nids(conn.table(SQL_NIDS_BY_ROOM, *bounds.columns(), *chosen.columns(), [room_id]))
 
 
-def by_id(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+def by_id(
+    conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
+) -> Iterator[list[int]]:
     """The chosen events from the one at index ``begin`` to before ``end`` that the bounds cover, and outliers."""
-    yield _nids(conn.table(SQL_NIDS_BY_ID, *bounds.columns(), *chosen.columns(), list(chosen.event_id or ())[begin:end]))
+    yield _nids(
+        conn.table(
+            SQL_NIDS_BY_ID,
+            *bounds.columns(),
+            *chosen.columns(),
+            list(chosen.event_id or ())[begin:end],
+        )
+    )
 
 
-def outliers_of(conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen) -> Iterator[list[int]]:
+def outliers_of(
+    conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
+) -> Iterator[list[int]]:
     """The outliers of the rooms with numbers from ``begin`` to before ``end``, whatever the bounds."""
     yield _nids(conn.table(SQL_OUTLIER_NIDS, *bounds.columns(), *chosen.columns(), begin, end))
 

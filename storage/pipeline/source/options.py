@@ -13,12 +13,14 @@ from storage.pipeline.source.rows import COLUMNS
 class Options:
     """Options of the format `room_events`.
 
-    ``dsn``: the database. ``columns``: only these, separated by commas. ``partitions``: tasks of a read, each with one connection at a time.
-    ``pushdown``: "true" lets Postgres filter. ``since``, ``upto``: tokens; only events between them are read. ``outliers``: whether to read
-    outliers; else they are where ``since`` is not given. ``maxEventsPerBatch``: of a streaming read.
-    ``server_name``, ``room_version``: of a write, as of `storage.open` and `Store.append`. ``instance_name``: tasks write under this name and
-    their number. ``rejects``: "fail" (the default) or "ignore" what cannot be stored.
-    ``config``: no option; the limits and settings of the driver, which go to the executors.
+    ``dsn``: the database. ``columns``: only these, separated by commas. ``partitions``: tasks of a
+    read, each with one connection at a time. ``pushdown``: "true" lets Postgres filter. ``since``,
+    ``upto``: tokens; only events between them are read. ``outliers``: whether to read outliers;
+    else they are where ``since`` is not given. ``maxEventsPerBatch``: of a streaming read.
+    ``server_name``, ``room_version``: of a write, as of `storage.open` and `Store.append`.
+    ``instance_name``: tasks write under this name and their number. ``rejects``: "fail" (the
+    default) or "ignore" what cannot be stored. ``config``: no option; the limits and settings of
+    the driver, which go to the executors.
     """
 
     dsn: str
@@ -37,11 +39,16 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Self:
-        """As given to Spark, where the case of names does not matter. `InputError` says what is wrong."""
+        """As given to Spark, where the case of names does not matter.
+
+        `InputError` says what is wrong.
+        """
         found = {name.lower(): value for name, value in given.items()}
         unknown = found.keys() - KNOWN
         if unknown:
-            raise InputError(f"room_events has no option {', '.join(sorted(unknown))}: it has {', '.join(sorted(KNOWN))}")
+            raise InputError(
+                f"room_events has no option {', '.join(sorted(unknown))}: it has {', '.join(sorted(KNOWN))}"
+            )
         if "dsn" not in found:
             raise InputError("room_events needs the option dsn: postgresql://…")
         batch = found.get("maxeventsperbatch")
@@ -52,12 +59,15 @@ class Options:
             pushdown=_truth("pushdown", found.get("pushdown", "false")),
             since=found.get("since"),
             upto=found.get("upto"),
-            outliers=_truth("outliers", found.get("outliers", "false" if "since" in found else "true")),
+            outliers=_truth(
+                "outliers", found.get("outliers", "false" if "since" in found else "true")
+            ),
             max_events_per_batch=None if batch is None else _positive("maxEventsPerBatch", batch),
             server_name=found.get("server_name"),
             room_version=found.get("room_version"),
             instance_name=found.get("instance_name", "spark"),
-            ignore_rejects=_choice("rejects", found.get("rejects", "fail"), ("fail", "ignore")) == "ignore",
+            ignore_rejects=_choice("rejects", found.get("rejects", "fail"), ("fail", "ignore"))
+            == "ignore",
         )
 
 
@@ -84,7 +94,9 @@ def _columns(text: str | None) -> tuple[str, ...]:
     names = COLUMNS if text is None else tuple(one.strip() for one in text.split(","))
     unknown = [one for one in names if one not in COLUMNS]
     if unknown:
-        raise InputError(f"room_events has no column {', '.join(unknown)}: it has {', '.join(COLUMNS)}")
+        raise InputError(
+            f"room_events has no column {', '.join(unknown)}: it has {', '.join(COLUMNS)}"
+        )
     return names
 
 

@@ -3,11 +3,14 @@
     spark.dataSource.register(RoomEvents)
     spark.read.format("room_events").option("dsn", dsn).load()
 
-A batch read sees what was committed when it was planned: tasks share the numbers of the events in stretches, and each leaves out what the
-position of that moment does not cover. Columns: those of the schema or of the option ``columns``; others are not fetched (Spark does not tell
-a Python source which columns a query uses). With the option ``pushdown`` Postgres applies filters on room, type, sender and id by equality,
-and comparisons of stream_ordering and received_ts. Those on id, room, stream_ordering and received_ts reach an index: a task reads what
-passes them. Set ``spark.sql.python.filterPushdown.enabled`` as well: without it Spark refuses a source that takes filters.
+A batch read sees what was committed when it was planned: tasks share the numbers of the events in
+stretches, and each leaves out what the position of that moment does not cover. Columns: those of
+the schema or of the option ``columns``; others are not fetched (Spark does not tell a Python source
+which columns a query uses). With the option ``pushdown`` Postgres applies filters on room, type,
+sender and id by equality, and comparisons of stream_ordering and received_ts. Those on id, room,
+stream_ordering and received_ts reach an index: a task reads what passes them. Set
+``spark.sql.python.filterPushdown.enabled`` as well: without it Spark refuses a source that takes
+filters.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +18,14 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from storage.config import Config
@@ -63,7 +73,8 @@ Ranges = Mapping[Kind, Range]
 class ReadRange(InputPartition):
     """What one task reads, from ``begin`` to before ``end``.
 
-    By ``kind``: numbers of events, stream orderings, numbers of rooms with outliers, times of receipt, or indexes of chosen rooms or events.
+    By ``kind``: numbers of events, stream orderings, numbers of rooms with outliers, times of
+    receipt, or indexes of chosen rooms or events.
     """
 
     begin: int
@@ -79,13 +90,19 @@ class RoomEvents(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the format's name. `register` calls this on the driver: from then on the session redacts DSNs."""
+        """Return the format's name.
+
+        `register` calls this on the driver: from then on the session redacts DSNs.
+        """
         redact_dsns()
         return "room_events"
 
     @classmethod
     def with_config(cls, config: Config) -> type["RoomEvents"]:
-        """Return the data source to register for this config. Executors use it; else they use that of the environment of the driver's JVM."""
+        """Return the data source to register for this config.
+
+        Executors use it; else they use that of the environment of the driver's JVM.
+        """
         return type("RoomEvents", (cls,), {"config": config})
 
     def schema(self) -> str:
@@ -112,7 +129,12 @@ class RoomEvents(DataSource):
     def _asked(self, schema: StructType) -> Options:
         """The options, with the columns of the schema that is read by."""
         found = self._options()
-        return replace(found, columns=Options.of({"dsn": found.dsn, "columns": ",".join(schema.fieldNames())}).columns)
+        return replace(
+            found,
+            columns=Options.of(
+                {"dsn": found.dsn, "columns": ",".join(schema.fieldNames())}
+            ).columns,
+        )
 
 
 class EventReader(DataSourceReader):
@@ -128,8 +150,12 @@ class EventReader(DataSourceReader):
         self.chosen = replace(self.chosen, outliers=options.outliers)
         with arrow_snapshot(options.dsn, config=options.config) as conn:
             deployment = deployment_of(conn)
-            since = SyncToken() if options.since is None else token_of(conn, options.since, deployment)
-            upto = current(conn) if options.upto is None else token_of(conn, options.upto, deployment)
+            since = (
+                SyncToken() if options.since is None else token_of(conn, options.since, deployment)
+            )
+            upto = (
+                current(conn) if options.upto is None else token_of(conn, options.upto, deployment)
+            )
             bounds = between(conn, since, upto)
             ranges = self._chosen_ranges(conn, bounds) or self._all_ranges(conn, bounds)
         return [
@@ -155,14 +181,20 @@ class EventReader(DataSourceReader):
         if self.options.since is None and self.options.outliers:
             return {"numbers": Range(*numbers(conn))}
         positions: dict[Kind, Range] = {"positions": Range(bounds.after + 1, bounds.upto)}
-        return {**positions, "outliers": Range(*room_numbers(conn))} if self.options.outliers else positions
+        return (
+            {**positions, "outliers": Range(*room_numbers(conn))}
+            if self.options.outliers
+            else positions
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of a stretch; none where `partitions` found nothing to read, for which Spark gives a partition of its own."""
         if not isinstance(partition, ReadRange):
             return
         with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
-            for nids in SELECT[partition.kind](conn, partition.begin, partition.end, partition.bounds, self.chosen):
+            for nids in SELECT[partition.kind](
+                conn, partition.begin, partition.end, partition.bounds, self.chosen
+            ):
                 yield from read_rows(conn, nids, self.options.columns)
 
 

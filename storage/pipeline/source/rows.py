@@ -1,10 +1,11 @@
 """Events as rows: the columns of the data source and of the export, and how they are read.
 
-Text at the border: ids, types and users are text here, as in the protocol. ``pdu`` has the received bytes. ``state_before`` stands only
-where the events alone do not tell it (a parent is missing, or came later), so that what was read can be stored again as it was.
+Text at the border: ids, types and users are text here, as in the protocol. ``pdu`` has the received
+bytes. ``state_before`` stands only where the events alone do not tell it (a parent is missing, or
+came later), so that what was read can be stored again as it was.
 
-Rows come as Arrow batches and are never rows of Python. Edges come as numbers: which ids these have is mostly in the same batch, else asked
-for once for each number, and put together column by column.
+Rows come as Arrow batches and are never rows of Python. Edges come as numbers: which ids these have
+is mostly in the same batch, else asked for once for each number, and put together column by column.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -44,7 +45,13 @@ ARROW_SCHEMA: Final = pa.schema(
 COLUMNS: Final = tuple(ARROW_SCHEMA.names)
 OF_EDGES: Final = frozenset({"prev_events", "auth_events", "redacted_by", "state_before"})
 
-_SPARK_TYPES: Final = {"string": "string", "int32": "int", "int64": "bigint", "bool": "boolean", "binary": "binary"}
+_SPARK_TYPES: Final = {
+    "string": "string",
+    "int32": "int",
+    "int64": "bigint",
+    "bool": "boolean",
+    "binary": "binary",
+}
 
 SQL_EVENT_ROWS: Final[LiteralString] = """
 SELECT
@@ -55,7 +62,8 @@ SELECT
     t.type,
     k.state_key,
     p.name AS sender,
-    CASE WHEN is_out_of_band(e) THEN 'out_of_band' WHEN e.outlier THEN 'outlier' WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
+    CASE WHEN is_out_of_band(e) THEN 'out_of_band' WHEN e.outlier THEN 'outlier'
+        WHEN e.backfilled THEN 'backfill' ELSE 'live' END AS origin,
     e.stream_ordering,
     e.topological_ordering,
     e.depth,
@@ -84,7 +92,8 @@ WHERE e.event_nid = ANY($1::bigint[])
 UNION ALL
 SELECT m.event_nid, m.event_id, NULL
 FROM missing_events m
-WHERE m.event_nid = ANY($1::bigint[]) AND NOT EXISTS (SELECT FROM events e WHERE e.event_nid = m.event_nid)
+WHERE m.event_nid = ANY($1::bigint[])
+    AND NOT EXISTS (SELECT FROM events e WHERE e.event_nid = m.event_nid)
 """
 
 SQL_STATES_BEFORE: Final[LiteralString] = """
@@ -128,10 +137,16 @@ def spark_ddl(schema: pa.Schema) -> str:
 
 
 def _spark_type(kind: pa.DataType) -> str:
-    return f"array<{_spark_type(kind.value_type)}>" if pa.types.is_list(kind) else _SPARK_TYPES[str(kind)]
+    return (
+        f"array<{_spark_type(kind.value_type)}>"
+        if pa.types.is_list(kind)
+        else _SPARK_TYPES[str(kind)]
+    )
 
 
-def read_rows(conn: ArrowConnection, event_nids: Sequence[int], columns: Collection[str]) -> Iterator[pa.RecordBatch]:
+def read_rows(
+    conn: ArrowConnection, event_nids: Sequence[int], columns: Collection[str]
+) -> Iterator[pa.RecordBatch]:
     """These events in batches, with these columns in this order; what is not asked for is not read from the rows either.
 
     Within each batch by position, outliers first. They are put in order here: Postgres would write the bytes of a page to disk for that.
@@ -139,7 +154,11 @@ def read_rows(conn: ArrowConnection, event_nids: Sequence[int], columns: Collect
     wanted = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
     edges = not OF_EDGES.isdisjoint(columns)
     for start in range(0, len(event_nids), PAGE):
-        table = _ordered(conn.table(SQL_EVENT_ROWS, list(event_nids[start : start + PAGE]), edges, "pdu" in columns).combine_chunks())
+        table = _ordered(
+            conn.table(
+                SQL_EVENT_ROWS, list(event_nids[start : start + PAGE]), edges, "pdu" in columns
+            ).combine_chunks()
+        )
         if edges:
             table = _with_edges(conn, table, states="state_before" in columns)
         yield from table.select(list(columns)).cast(wanted).combine_chunks().to_batches()
@@ -149,22 +168,30 @@ def _ordered(table: pa.Table) -> pa.Table:
     """By position, what has none first, then by number: so it comes, mostly."""
     positions = pc.fill_null(_column(table, "stream_ordering", pa.int64()), OUTLIER)
     keys = pa.table({"position": positions, "event_nid": _column(table, "event_nid", pa.int64())})
-    places = pc.sort_indices(keys, sort_keys=[("position", "ascending"), ("event_nid", "ascending")])
+    places = pc.sort_indices(
+        keys, sort_keys=[("position", "ascending"), ("event_nid", "ascending")]
+    )
     return table if places.equals(pa.array(range(len(places)), places.type)) else table.take(places)
 
 
-# ----------------------------------------------------------------------------------------------------------------- edges
+# -----------------------------------------------------------------------------------------------------------------
+# edges
 
 
 def _with_edges(conn: ArrowConnection, table: pa.Table, *, states: bool) -> pa.Table:
     """The columns of ids, from those of numbers."""
     prev, auth = (_column(table, name, pa.list_(pa.int64())) for name in ("prev_nids", "auth_nids"))
     redacted = _column(table, "redacted_by_nid", pa.int64())
-    known = KnownEvents.of(conn, table, pa.concat_arrays([prev.flatten(), auth.flatten(), redacted.drop_null()]))
+    known = KnownEvents.of(
+        conn, table, pa.concat_arrays([prev.flatten(), auth.flatten(), redacted.drop_null()])
+    )
     table = table.append_column("prev_events", known.lists(prev))
     table = table.append_column("auth_events", known.lists(auth))
     table = table.append_column("redacted_by", known.ids_of(redacted))
-    return table.append_column("state_before", _states(conn, table, prev, known) if states else pa.nulls(table.num_rows, IDS))
+    return table.append_column(
+        "state_before",
+        _states(conn, table, prev, known) if states else pa.nulls(table.num_rows, IDS),
+    )
 
 
 class KnownEvents:
@@ -184,7 +211,8 @@ class KnownEvents:
         if len(others):
             found = conn.table(SQL_EDGE_IDS, others.to_pylist()).combine_chunks()
             columns = [
-                pa.concat_arrays([own, _column(found, name, kind)]) for own, (name, kind) in zip(columns, KNOWN.items(), strict=True)
+                pa.concat_arrays([own, _column(found, name, kind)])
+                for own, (name, kind) in zip(columns, KNOWN.items(), strict=True)
             ]
         return cls(*columns)
 
@@ -212,7 +240,11 @@ def _offsets(lists: pa.Array) -> pa.Array:
 
 def _column(table: pa.Table, name: str, kind: pa.DataType) -> Any:
     column = table.column(name).cast(kind)
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], kind), *column.chunks])
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays([pa.array([], kind), *column.chunks])
+    )
 
 
 def _states(conn: ArrowConnection, table: pa.Table, prev: pa.Array, known: KnownEvents) -> pa.Array:

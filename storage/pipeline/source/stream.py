@@ -1,9 +1,12 @@
-"""The streams of events as a source of Structured Streaming. Offsets are stream tokens, as those of /sync.
+"""The streams of events as a source of Structured Streaming.
+
+Offsets are stream tokens, as those of /sync.
 
     {"token": "s1~4f2a90c1~backfill.3~events.53.main-60~9c3ab84e"}
 
-What lies between two tokens is told by the tokens alone (`storage.pipeline.source.token_bounds`), so a query that restarts from its checkpoint reads
-the same events again for a batch that was not finished, and goes on after one that was: it misses nothing and repeats nothing. Where the database
+What lies between two tokens is told by the tokens alone (`storage.pipeline.source.token_bounds`),
+so a query that restarts from its checkpoint reads the same events again for a batch that was not
+finished, and goes on after one that was: it misses nothing and repeats nothing. Where the database
 was restored, and a batch has read what is gone since, the query ends with `ResyncNeeded`.
 """
 
@@ -13,13 +16,26 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 from storage.database.arrow import ArrowConnection, arrow_snapshot
 from storage.pipeline.source.filters import Chosen, by_position, nth_position, split
 from storage.pipeline.source.options import Options
 from storage.pipeline.source.rows import read_rows
-from storage.pipeline.source.token_bounds import Bounds, between, current, cut, deployment_of, lost_positions, token_of
+from storage.pipeline.source.token_bounds import (
+    Bounds,
+    between,
+    current,
+    cut,
+    deployment_of,
+    lost_positions,
+    token_of,
+)
 from storage.streams import SyncToken
 
 
@@ -48,7 +64,11 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without a checkpoint starts."""
         with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
             deployment = deployment_of(conn)
-            since = SyncToken() if self.options.since is None else token_of(conn, self.options.since, deployment)
+            since = (
+                SyncToken()
+                if self.options.since is None
+                else token_of(conn, self.options.since, deployment)
+            )
             return _offset(since, deployment)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
@@ -73,13 +93,18 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bounds = _bounds(conn, start, end)
         if not bounds.parts:
             return []
-        return [StreamPartition(begin, stop, bounds) for begin, stop in split(bounds.after + 1, bounds.upto, self.options.partitions)]
+        return [
+            StreamPartition(begin, stop, bounds)
+            for begin, stop in split(bounds.after + 1, bounds.upto, self.options.partitions)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of a stretch, in stream order."""
         assert isinstance(partition, StreamPartition)  # noqa: S101  # what `partitions` gave
         with arrow_snapshot(self.options.dsn, config=self.options.config) as conn:
-            for nids in by_position(conn, partition.begin, partition.end, partition.bounds, Chosen()):
+            for nids in by_position(
+                conn, partition.begin, partition.end, partition.bounds, Chosen()
+            ):
                 yield from read_rows(conn, nids, self.options.columns)
 
 

@@ -6,10 +6,12 @@
     days/       events sent and received per day; ``months/`` the same per month
     index.html  the same for people, with plots; needs nothing from elsewhere
 
-Tasks share the events as those of a batch read do (`RoomEvents`), so a store that is written to meanwhile is counted as of one moment. What
-crosses to Spark are sums: Postgres adds up each stretch, and does not open the bytes to tell how many there are.
+Tasks share the events as those of a batch read do (`RoomEvents`), so a store that is written to
+meanwhile is counted as of one moment. What crosses to Spark are sums: Postgres adds up each
+stretch, and does not open the bytes to tell how many there are.
 
-The day of sending is what the sender claims. Before 2014, or later than a day after receipt, it is taken for no day at all (null).
+The day of sending is what the sender claims. Before 2014, or later than a day after receipt, it is
+taken for no day at all (null).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +42,8 @@ WITH counted AS (
         e.room_nid,
         e.type_nid,
         CASE
-            WHEN e.origin_server_ts >= 1388534400000 AND e.origin_server_ts < e.received_ts + 86400000
+            WHEN e.origin_server_ts >= 1388534400000
+                AND e.origin_server_ts < e.received_ts + 86400000
             THEN (e.origin_server_ts / 86400000)::int
         END AS sent_day,
         (e.received_ts / 86400000)::int AS received_day,
@@ -54,7 +57,8 @@ WITH counted AS (
         count(*) FILTER (WHERE cardinality(e.prev_events) > 1) AS merges,
         sum(octet_length(e.json))::bigint AS bytes
     FROM events e
-    LEFT JOIN unnest($3::bigint[], $4::bool[], $5::bigint[], $6::bigint[]) AS b (writer_nid, backfilled, after_id, upto_id)
+    LEFT JOIN unnest($3::bigint[], $4::bool[], $5::bigint[], $6::bigint[]) AS b (writer_nid,
+        backfilled, after_id, upto_id)
         ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
     WHERE e.event_nid >= $1::bigint AND e.event_nid < $2::bigint
         AND (e.outlier OR (e.stream_ordering > b.after_id AND e.stream_ordering <= b.upto_id))
@@ -99,8 +103,25 @@ JOIN events e ON e.event_nid = c.event_nid
 WHERE r.room_id = ANY($1::text[]) AND e.redacted_by IS NULL AND NOT e.redacted_form
 """
 
-BY: Final = pa.schema([("room_id", pa.string()), ("type", pa.string()), ("sent_day", pa.int32()), ("received_day", pa.int32())])
-SUMS: Final = ("events", "state_events", "outliers", "backfilled", "rejected", "soft_failed", "redacted", "merges", "bytes")
+BY: Final = pa.schema(
+    [
+        ("room_id", pa.string()),
+        ("type", pa.string()),
+        ("sent_day", pa.int32()),
+        ("received_day", pa.int32()),
+    ]
+)
+SUMS: Final = (
+    "events",
+    "state_events",
+    "outliers",
+    "backfilled",
+    "rejected",
+    "soft_failed",
+    "redacted",
+    "merges",
+    "bytes",
+)
 COUNTS: Final = pa.schema([*BY, *((name, pa.int64()) for name in SUMS)])
 ROOMS_NOW: Final = pa.schema(
     [
@@ -124,10 +145,13 @@ Read = Callable[[Any], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What the page shows. Rows are as those of the tables of that name, the first of them; ``totals``: sums over everything.
+    """What the page shows.
 
-    ``days``: the last `DAYS_SHOWN` of those that have events; ``months``: all; a day or month is a text, None where none can be told.
-    Rooms have a ``name`` as well, None where they have none.
+    Rows are as those of the tables of that name, the first of them; ``totals``: sums over
+    everything.
+
+    ``days``: the last `DAYS_SHOWN` of those that have events; ``months``: all; a day or month is a
+    text, None where none can be told. Rooms have a ``name`` as well, None where they have none.
     """
 
     totals: Mapping[str, int]
@@ -172,27 +196,48 @@ def check_plots() -> None:
         raise InputError("matplotlib is not installed: pip install 'room-event-storage[spark]'")
 
 
-# ----------------------------------------------------------------------------------------------------------------- count
+# -----------------------------------------------------------------------------------------------------------------
+# count
 
 
 def _write_counts(spark: SparkSession, dsn: str, folder: str, partitions: int) -> None:
     stretches = EventReader(Options(dsn, partitions=partitions)).partitions()
     sums = [f.sum(name).alias(name) for name in SUMS]
-    counted = _read(spark, stretches, partial(counts_of, dsn, config=Config.from_env()), COUNTS).groupBy(*BY.names).agg(*sums)
-    _date(_date(counted, "sent_day"), "received_day").write.mode("overwrite").parquet(folder + "/counts")
+    counted = (
+        _read(spark, stretches, partial(counts_of, dsn, config=Config.from_env()), COUNTS)
+        .groupBy(*BY.names)
+        .agg(*sums)
+    )
+    _date(_date(counted, "sent_day"), "received_day").write.mode("overwrite").parquet(
+        folder + "/counts"
+    )
 
 
-def counts_of(dsn: str, stretch: ReadRange, *, config: Config | None = None) -> Iterator[pa.RecordBatch]:
+def counts_of(
+    dsn: str, stretch: ReadRange, *, config: Config | None = None
+) -> Iterator[pa.RecordBatch]:
     """`COUNTS` of a stretch, in parts to be added up."""
     with arrow_snapshot(dsn, config=config) as conn:
-        for first, end in split(stretch.begin, stretch.end - 1, _parts(stretch.begin, stretch.end, NUMBERS_PER_STATEMENT)):
-            yield from conn.table(SQL_COUNTS_OF_STRETCH, first, end, *stretch.bounds.columns()).cast(COUNTS).to_batches()
+        for first, end in split(
+            stretch.begin,
+            stretch.end - 1,
+            _parts(stretch.begin, stretch.end, NUMBERS_PER_STATEMENT),
+        ):
+            yield from (
+                conn.table(SQL_COUNTS_OF_STRETCH, first, end, *stretch.bounds.columns())
+                .cast(COUNTS)
+                .to_batches()
+            )
 
 
 def _write_sums(spark: SparkSession, dsn: str, folder: str, partitions: int) -> None:
     counts = _table(spark, folder, "counts").cache()
     try:
-        rooms = _rooms_now(spark, dsn, partitions).join(_summed(counts, f.col("room_id")), "room_id", "left").fillna(0, list(SUMS))
+        rooms = (
+            _rooms_now(spark, dsn, partitions)
+            .join(_summed(counts, f.col("room_id")), "room_id", "left")
+            .fillna(0, list(SUMS))
+        )
         rooms.write.mode("overwrite").parquet(folder + "/rooms")
         _summed(counts, f.col("type")).write.mode("overwrite").parquet(folder + "/types")
         _growth(counts, "day").write.mode("overwrite").parquet(folder + "/days")
@@ -208,13 +253,17 @@ def _rooms_now(spark: SparkSession, dsn: str, partitions: int) -> DataFrame:
 
     def read(stretch: tuple[int, int]) -> Iterator[pa.RecordBatch]:
         with arrow_snapshot(dsn, config=config) as conn:
-            for first, end in split(stretch[0], stretch[1] - 1, _parts(*stretch, ROOMS_PER_STATEMENT)):
+            for first, end in split(
+                stretch[0], stretch[1] - 1, _parts(*stretch, ROOMS_PER_STATEMENT)
+            ):
                 yield from conn.table(SQL_ROOMS_NOW, first, end).cast(ROOMS_NOW).to_batches()
 
     return _read(spark, stretches, read, ROOMS_NOW)
 
 
-def _read(spark: SparkSession, stretches: Sequence[Any], of_stretch: Read, schema: pa.Schema) -> DataFrame:
+def _read(
+    spark: SparkSession, stretches: Sequence[Any], of_stretch: Read, schema: pa.Schema
+) -> DataFrame:
     """The rows of all stretches, a task each."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -222,7 +271,9 @@ def _read(spark: SparkSession, stretches: Sequence[Any], of_stretch: Read, schem
             for index in batch.column(0).to_pylist():
                 yield from of_stretch(stretches[index])
 
-    return spark.range(0, len(stretches), 1, max(len(stretches), 1)).mapInArrow(read, spark_ddl(schema))
+    return spark.range(0, len(stretches), 1, max(len(stretches), 1)).mapInArrow(
+        read, spark_ddl(schema)
+    )
 
 
 def _parts(begin: int, end: int, size: int) -> int:
@@ -244,7 +295,12 @@ def _growth(counts: DataFrame, unit: str) -> DataFrame:
     def by(name: str) -> DataFrame:
         moment = f.col(f"{name}_day")
         dated = counts.groupBy((moment if unit == "day" else f.trunc(moment, unit)).alias(unit))
-        others = [f.lit(0).cast("bigint").alias(f"{other}_{what}") for other in ("sent", "received") if other != name for what in GROWTH]
+        others = [
+            f.lit(0).cast("bigint").alias(f"{other}_{what}")
+            for other in ("sent", "received")
+            if other != name
+            for what in GROWTH
+        ]
         return dated.agg(*(f.sum(what).alias(f"{name}_{what}") for what in GROWTH), *others)
 
     columns = [f"{name}_{what}" for name in ("sent", "received") for what in GROWTH]
@@ -255,7 +311,8 @@ def _growth(counts: DataFrame, unit: str) -> DataFrame:
 GROWTH: Final = ("events", "bytes")
 
 
-# ------------------------------------------------------------------------------------------------------------------ tell
+# ------------------------------------------------------------------------------------------------------------------
+# tell
 
 
 def _table(spark: SparkSession, folder: str, name: str) -> DataFrame:
@@ -263,8 +320,14 @@ def _table(spark: SparkSession, folder: str, name: str) -> DataFrame:
 
 
 def _found(spark: SparkSession, dsn: str, folder: str, top: int) -> Statistics:
-    rooms, types, months, days = (_table(spark, folder, name) for name in ("rooms", "types", "months", "days"))
-    sums = types.agg(*(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in SUMS)).collect()[0].asDict()
+    rooms, types, months, days = (
+        _table(spark, folder, name) for name in ("rooms", "types", "months", "days")
+    )
+    sums = (
+        types.agg(*(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in SUMS))
+        .collect()[0]
+        .asDict()
+    )
 
     def first(frame: DataFrame, *order: str) -> list[dict[str, Any]]:
         keys = [f.desc(name) for name in order[:-1]] + [f.asc(order[-1])]
@@ -273,14 +336,21 @@ def _found(spark: SparkSession, dsn: str, folder: str, top: int) -> Statistics:
     lists = [
         first(rooms, "events", "room_id"),
         first(rooms, "state_entries", "room_id"),
-        first(rooms.where("merges > 0 OR forward_extremities > 1"), "merges", "forward_extremities", "room_id"),
+        first(
+            rooms.where("merges > 0 OR forward_extremities > 1"),
+            "merges",
+            "forward_extremities",
+            "room_id",
+        ),
     ]
     names = _names(dsn, sorted({row["room_id"] for rows in lists for row in rows}))
     return Statistics(
         {"rooms": rooms.count(), "types": types.count(), **sums},
         first(types, "events", "type"),
         _plain(months.orderBy("month").collect()),
-        _plain(days.where("day IS NOT NULL").orderBy(f.desc("day")).limit(DAYS_SHOWN).collect())[::-1],
+        _plain(days.where("day IS NOT NULL").orderBy(f.desc("day")).limit(DAYS_SHOWN).collect())[
+            ::-1
+        ],
         *([{"name": names.get(row["room_id"]), **row} for row in rows] for rows in lists),
     )
 
@@ -288,7 +358,13 @@ def _found(spark: SparkSession, dsn: str, folder: str, top: int) -> Statistics:
 def _plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
     """Rows of Spark, days as text."""
     told = [row.asDict() for row in rows]
-    return [{key: value.isoformat() if hasattr(value, "isoformat") else value for key, value in row.items()} for row in told]
+    return [
+        {
+            key: value.isoformat() if hasattr(value, "isoformat") else value
+            for key, value in row.items()
+        }
+        for row in told
+    ]
 
 
 def _names(dsn: str, room_ids: list[str]) -> dict[str, str]:

@@ -1,7 +1,10 @@
-"""The page of the statistics: tables and plots in one file of HTML, which is also well-formed XML. Nothing is fetched from elsewhere.
+"""The page of the statistics: tables and plots in one file of HTML, which is also well-formed XML.
 
-What rooms and types are called was chosen by others: every text goes through `text`, and no plot has any but our own words. Bars that
-stand for rooms or types are numbered as the rows of the table beside them.
+Nothing is fetched from elsewhere.
+
+What rooms and types are called was chosen by others: every text goes through `text`, and no plot
+has any but our own words. Bars that stand for rooms or types are numbered as the rows of the table
+beside them.
 """
 
 import base64
@@ -32,7 +35,17 @@ PLOT: Final[Any] = {
     "svg.hashsalt": "room-storage",
     "text.parse_math": False,
 }
-ROOM_COLUMNS: Final = ("name", "room_id", "room_version", "events", "bytes", "state_entries", "joined", "merges", "forward_extremities")
+ROOM_COLUMNS: Final = (
+    "name",
+    "room_id",
+    "room_version",
+    "events",
+    "bytes",
+    "state_entries",
+    "joined",
+    "merges",
+    "forward_extremities",
+)
 STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
@@ -47,11 +60,29 @@ def page(found: "Statistics") -> str:
     dated = [row for row in found.months if row["month"] is not None]
     parts = [
         _section("In all", _values(found.totals)),
-        _section("Growth by month", _growth(dated, "month"), _table(("month", *GROWN), found.months)),
-        _section(f"The last {len(found.days)} days with events", _growth(found.days, "day"), _table(("day", *GROWN), found.days)),
-        _section("Events per type", _bars(found.types, "events"), _table(("type", "events", "state_events", "bytes"), found.types)),
-        _section("Largest rooms", _bars(found.largest_rooms, "events"), _table(ROOM_COLUMNS, found.largest_rooms)),
-        _section("Largest states", _bars(found.largest_states, "state_entries"), _table(ROOM_COLUMNS, found.largest_states)),
+        _section(
+            "Growth by month", _growth(dated, "month"), _table(("month", *GROWN), found.months)
+        ),
+        _section(
+            f"The last {len(found.days)} days with events",
+            _growth(found.days, "day"),
+            _table(("day", *GROWN), found.days),
+        ),
+        _section(
+            "Events per type",
+            _bars(found.types, "events"),
+            _table(("type", "events", "state_events", "bytes"), found.types),
+        ),
+        _section(
+            "Largest rooms",
+            _bars(found.largest_rooms, "events"),
+            _table(ROOM_COLUMNS, found.largest_rooms),
+        ),
+        _section(
+            "Largest states",
+            _bars(found.largest_states, "state_entries"),
+            _table(ROOM_COLUMNS, found.largest_states),
+        ),
         _section(
             "Most forked rooms",
             "<p>Merges are events with more than one parent; forward extremities are the ends that are open now.</p>",
@@ -59,10 +90,10 @@ def page(found: "Statistics") -> str:
             _table(ROOM_COLUMNS, found.most_forked),
         ),
     ]
-    head = f'<meta charset="utf-8"/><title>Statistics of a room storage</title><style>{STYLE}</style>'
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body><h1>Statistics of a room storage</h1>{"".join(parts)}</body></html>\n'
+    head = (
+        f'<meta charset="utf-8"/><title>Statistics of a room storage</title><style>{STYLE}</style>'
     )
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body><h1>Statistics of a room storage</h1>{"".join(parts)}</body></html>\n'
 
 
 GROWN: Final = ("sent_events", "sent_bytes", "received_events", "received_bytes")
@@ -83,24 +114,39 @@ def _section(title: str, *parts: str) -> str:
 
 
 def _values(values: Mapping[str, int]) -> str:
-    return "<table>" + "".join(f"<tr><th>{text(_words(name))}</th>{_cell(value)}</tr>" for name, value in values.items()) + "</table>"
+    return (
+        "<table>"
+        + "".join(
+            f"<tr><th>{text(_words(name))}</th>{_cell(value)}</tr>"
+            for name, value in values.items()
+        )
+        + "</table>"
+    )
 
 
 def _table(columns: Sequence[str], rows: Sequence["Row"]) -> str:
     head = "".join(f"<th>{text(_words(name))}</th>" for name in ("", *columns))
-    body = [f"<tr>{_cell(number)}{''.join(_cell(row[name]) for name in columns)}</tr>" for number, row in enumerate(rows, 1)]
+    body = [
+        f"<tr>{_cell(number)}{''.join(_cell(row[name]) for name in columns)}</tr>"
+        for number, row in enumerate(rows, 1)
+    ]
     return f"<table><tr>{head}</tr>{''.join(body)}</table>"
 
 
 def _cell(value: object) -> str:
-    return f'<td class="number">{text(value)}</td>' if isinstance(value, int) else f"<td>{text(value)}</td>"
+    return (
+        f'<td class="number">{text(value)}</td>'
+        if isinstance(value, int)
+        else f"<td>{text(value)}</td>"
+    )
 
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-# ----------------------------------------------------------------------------------------------------------------- plots
+# -----------------------------------------------------------------------------------------------------------------
+# plots
 
 
 def _growth(rows: Sequence["Row"], unit: str) -> str:
@@ -111,10 +157,16 @@ def _growth(rows: Sequence["Row"], unit: str) -> str:
     received = list(accumulate(row["received_events"] for row in rows))
     with mpl.rc_context(PLOT):
         figure, (sent, total) = _plots(2)
-        sent.bar(_at(days), [row["sent_events"] for row in rows], width=25 if unit == "month" else 0.8)
+        sent.bar(
+            _at(days), [row["sent_events"] for row in rows], width=25 if unit == "month" else 0.8
+        )
         sent.set_title(f"Events sent, by {unit}")
         total.step(_at(days), received, where="post", marker=".")
-        total.set_title("Events received, added up" if unit == "month" else "Events received in these days, added up")
+        total.set_title(
+            "Events received, added up"
+            if unit == "month"
+            else "Events received in these days, added up"
+        )
         for one in (sent, total):
             one.xaxis_date()
             one.set_ylim(bottom=0)
@@ -148,6 +200,8 @@ def _plots(count: int) -> tuple[Figure, list[Axes]]:
 def _image(figure: Figure, told: str) -> str:
     """The plot as an image within the page: its names are its own, and no script of it would run."""
     drawn = BytesIO()
-    figure.savefig(drawn, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
+    figure.savefig(
+        drawn, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None}
+    )
     _, begin, rest = drawn.getvalue().partition(b"<svg")  # before it stands the address of a DTD
     return f'<p><img alt="{text(told)}" src="data:image/svg+xml;base64,{base64.b64encode(begin + rest).decode()}"/></p>'

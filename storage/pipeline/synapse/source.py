@@ -23,7 +23,8 @@ from storage.event import glance
 from storage.event.ndjson import Origin
 from storage.pipeline.imports.lines import FileRange, LineContent, ParsedLine, place_of, placed
 
-# Of another schema than ours: tests/source/sql.py leaves these out, tests/pipeline/test_synapse.py runs each.
+# Of another schema than ours: tests/source/sql.py leaves these out, tests/pipeline/test_synapse.py
+# runs each.
 SQL_SYNAPSE_RANGES: Final[LiteralString] = """
 SELECT COALESCE(min(one.first), 0)::bigint AS first, COALESCE(max(one.last), 0)::bigint AS last
 FROM (
@@ -37,13 +38,16 @@ FROM (
 """
 
 SQL_SYNAPSE_EVENTS: Final[LiteralString] = """
-SELECT e.stream_ordering AS place, e.stream_ordering < 0 AS is_history, e.event_id, r.room_version, e.outlier, j.json,
+SELECT e.stream_ordering AS place, e.stream_ordering < 0 AS is_history, e.event_id, r.room_version,
+    e.outlier, j.json,
     NOT e.outlier AND EXISTS (
         SELECT
         FROM event_edges x
         LEFT JOIN events p ON p.event_id = x.prev_event_id
         WHERE x.event_id = e.event_id
-            AND (p.event_id IS NULL OR p.outlier OR (e.stream_ordering > 0 AND (p.stream_ordering < 0 OR p.stream_ordering > e.stream_ordering)))
+            AND (p.event_id IS NULL OR p.outlier
+                OR (e.stream_ordering > 0
+                    AND (p.stream_ordering < 0 OR p.stream_ordering > e.stream_ordering)))
     ) AS is_untold
 FROM events e
 LEFT JOIN event_json j ON j.event_id = e.event_id
@@ -53,7 +57,8 @@ ORDER BY e.stream_ordering
 """
 
 SQL_SYNAPSE_FORMER_OUTLIERS: Final[LiteralString] = """
-SELECT x.event_stream_ordering AS place, x.event_stream_ordering < 0 OR e.stream_ordering < 0 AS is_history, e.event_id, r.room_version,
+SELECT x.event_stream_ordering AS place, x.event_stream_ordering < 0
+    OR e.stream_ordering < 0 AS is_history, e.event_id, r.room_version,
     e.outlier, j.json, true AS is_untold
 FROM ex_outlier_stream x
 JOIN events e ON e.event_id = x.event_id
@@ -67,7 +72,8 @@ SQL_SYNAPSE_JOINED_AS_HISTORY: Final[LiteralString] = """
 SELECT e.event_id, max(x.event_stream_ordering)::bigint AS place
 FROM ex_outlier_stream x
 JOIN events e ON e.event_id = x.event_id
-WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint AND x.event_stream_ordering < 0
+WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
+    AND x.event_stream_ordering < 0
 GROUP BY e.event_id
 """
 
@@ -75,7 +81,8 @@ SQL_SYNAPSE_STATES: Final[LiteralString] = """
 SELECT wanted.event_id, ARRAY(
     SELECT folded.event_id
     FROM (
-        WITH RECURSIVE up AS (  -- the groups that this one builds on: the nearest value of a key counts
+        -- the groups that this one builds on: the nearest value of a key counts
+        WITH RECURSIVE up AS (
             SELECT g.state_group, 0 AS far
             UNION ALL
             SELECT x.prev_state_group, up.far + 1
@@ -126,7 +133,9 @@ class SynapseCheckpoint(NamedTuple):
         try:
             return cls(int(live), int(history))
         except ValueError:
-            raise InputError(f"{text!r} is no position in a Synapse: it looks like 12345,-678") from None
+            raise InputError(
+                f"{text!r} is no position in a Synapse: it looks like 12345,-678"
+            ) from None
 
     def __str__(self) -> str:
         return f"{self.live},{self.history}"
@@ -136,7 +145,8 @@ class SynapseCheckpoint(NamedTuple):
 class Synapse:
     """A source of an import. ``since``: where an earlier one ended; ``upto``: where this one does.
 
-    ``lacking``: places of events that lacked something then: they are looked at again, however far back.
+    ``lacking``: places of events that lacked something then: they are looked at again, however far
+    back.
     """
 
     dsn: str
@@ -146,11 +156,15 @@ class Synapse:
     broken: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, dsn: str, since: SynapseCheckpoint | None = None, lacking: Sequence[int] = ()) -> "Synapse":
+    def of(
+        cls, dsn: str, since: SynapseCheckpoint | None = None, lacking: Sequence[int] = ()
+    ) -> "Synapse":
         """The events that are there now. `DatabaseUnavailable`."""
         with arrow_snapshot(dsn, foreign=True) as conn:
             [row] = conn.rows(SQL_SYNAPSE_RANGES)
-        return cls(dsn, since, SynapseCheckpoint(max(row["last"], 0), min(row["first"], 0)), tuple(lacking))
+        return cls(
+            dsn, since, SynapseCheckpoint(max(row["last"], 0), min(row["first"], 0)), tuple(lacking)
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -166,8 +180,14 @@ class Synapse:
         del tasks
         live = 1 if self.since is None else max(self.since.live - OVERLAP, 0) + 1
         history = 0 if self.since is None else min(self.since.history + OVERLAP, 0)
-        found = [self._stretch(LIVE, begin, min(begin + STRETCH, self.upto.live + 1)) for begin in range(live, self.upto.live + 1, STRETCH)]
-        found += [self._stretch(HISTORY, max(end - STRETCH, self.upto.history), end) for end in range(history, self.upto.history, -STRETCH)]
+        found = [
+            self._stretch(LIVE, begin, min(begin + STRETCH, self.upto.live + 1))
+            for begin in range(live, self.upto.live + 1, STRETCH)
+        ]
+        found += [
+            self._stretch(HISTORY, max(end - STRETCH, self.upto.history), end)
+            for end in range(history, self.upto.history, -STRETCH)
+        ]
         if self.since is None:
             return found
         former = ((FORMER, live, self.upto.live + 1), (FORMER_HISTORY, self.upto.history, history))
@@ -175,7 +195,10 @@ class Synapse:
         return [*found, *self._again(found)]
 
     def _again(self, stretches: Sequence[FileRange]) -> Iterator[FileRange]:
-        """What lacked something, and is in none of these. Positions near each other are read together: the rest of them are duplicates."""
+        """What lacked something, and is in none of these.
+
+        Positions near each other are read together: the rest of them are duplicates.
+        """
         lacking: dict[int, list[int]] = {}
         for place in self.lacking:
             kind, number = placed(place)
@@ -198,29 +221,52 @@ class Synapse:
 
 def read_synapse(stretch: FileRange) -> Iterator[ParsedLine]:
     """The rows of a stretch, in pages; one snapshot."""
-    statement = SQL_SYNAPSE_FORMER_OUTLIERS if stretch.file in {FORMER, FORMER_HISTORY} else SQL_SYNAPSE_EVENTS
+    statement = (
+        SQL_SYNAPSE_FORMER_OUTLIERS
+        if stretch.file in {FORMER, FORMER_HISTORY}
+        else SQL_SYNAPSE_EVENTS
+    )
     with arrow_snapshot(stretch.path, foreign=True) as conn:
-        found = conn.rows(SQL_SYNAPSE_JOINED_AS_HISTORY, stretch.begin, stretch.end) if stretch.file == LIVE else []
+        found = (
+            conn.rows(SQL_SYNAPSE_JOINED_AS_HISTORY, stretch.begin, stretch.end)
+            if stretch.file == LIVE
+            else []
+        )
         joined = {row["event_id"]: row["place"] for row in found}
         for begin in range(stretch.begin, stretch.end, PAGE):
             rows = conn.rows(statement, begin, min(begin + PAGE, stretch.end))
             untold = [row["event_id"] for row in rows if row["is_untold"] and not row["outlier"]]
-            states = {row["event_id"]: row["state_before"] for row in conn.rows(SQL_SYNAPSE_STATES, untold)} if untold else {}
+            states = (
+                {
+                    row["event_id"]: row["state_before"]
+                    for row in conn.rows(SQL_SYNAPSE_STATES, untold)
+                }
+                if untold
+                else {}
+            )
             for row in rows:
-                yield _row(stretch.file, row, joined.get(row["event_id"]), states.get(row["event_id"]))
+                yield _row(
+                    stretch.file, row, joined.get(row["event_id"]), states.get(row["event_id"])
+                )
 
 
-def _row(file: int, row: Mapping[str, Any], joined: int | None, state: list[str] | None) -> ParsedLine:
+def _row(
+    file: int, row: Mapping[str, Any], joined: int | None, state: list[str] | None
+) -> ParsedLine:
     """``joined``: the position, below 0, at which a former outlier has joined the timeline as history."""
     place: int = row["place"]
     is_history = row["is_history"] or joined is not None
     rank = HISTORY_LAST - (joined or place) if is_history else place
     origin: Origin = "outlier" if row["outlier"] else "backfill" if is_history else "live"
     raw: bytes = (row["json"] or "").encode()
-    return ParsedLine(rank, place_of(file, abs(place)), _given(raw, row["room_version"], origin, state), raw)
+    return ParsedLine(
+        rank, place_of(file, abs(place)), _given(raw, row["room_version"], origin, state), raw
+    )
 
 
-def _given(raw: bytes, version: str | None, origin: Origin, state: list[str] | None) -> LineContent | InvalidEvent:
+def _given(
+    raw: bytes, version: str | None, origin: Origin, state: list[str] | None
+) -> LineContent | InvalidEvent:
     glanced = glance(raw)
     if glanced is None:
         return InvalidEvent("not JSON" if raw else "this event has no row in event_json")

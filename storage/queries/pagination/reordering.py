@@ -30,7 +30,10 @@ class Reorderings(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Sequence[int] | None) -> "Reorderings":
-        """From the column: the moves, then all orders, then all levels. None: no event of the room has ever moved."""
+        """From the column: the moves, then all orders, then all levels.
+
+        None: no event of the room has ever moved.
+        """
         if not numbers:
             return cls()
         moves, *rest = numbers
@@ -42,7 +45,12 @@ def walking(token: PaginationToken, direction: str) -> PaginationToken:
     """A token to go on from: who turns around begins at its last place."""
     if token.direction in ("", direction):
         return token
-    return replace(token, live=token.live if token.beside is None else LARGEST_POSITION, direction="", earlier=())
+    return replace(
+        token,
+        live=token.live if token.beside is None else LARGEST_POSITION,
+        direction="",
+        earlier=(),
+    )
 
 
 def base(token: PaginationToken) -> Level:
@@ -75,7 +83,10 @@ def behind(token: PaginationToken) -> int:
 
 
 def numbers(token: PaginationToken) -> list[int] | None:
-    """The token as reordered_across takes it. None for the ends of the order, which nothing moves across."""
+    """The token as reordered_across takes it.
+
+    None for the ends of the order, which nothing moves across.
+    """
     levels = _crossed(token)
     if not levels:
         return None
@@ -96,7 +107,9 @@ def as_of(token: PaginationToken) -> int:
     return levels[0].moves if levels else LARGEST_POSITION
 
 
-def ahead(end: PaginationToken, start: PaginationToken, direction: str, moved: Reorderings) -> PaginationToken:
+def ahead(
+    end: PaginationToken, start: PaginationToken, direction: str, moved: Reorderings
+) -> PaginationToken:
     """The token for what lies ahead at the end of a page that began at ``start``, as of now."""
     earlier = tuple(_kept(end, _crossed(start), direction, moved))
     beside = _beside(end, start) if direction == "f" else None
@@ -105,21 +118,31 @@ def ahead(end: PaginationToken, start: PaginationToken, direction: str, moved: R
     if len(earlier) >= LEVELS_MAX:
         earlier = (*earlier[:1], *earlier[2:])
     live = LARGEST_POSITION if direction == "f" and beside is None else start.live
-    return replace(end, live=live, moves=moved.moves, direction=direction if earlier else "", earlier=earlier)
+    return replace(
+        end, live=live, moves=moved.moves, direction=direction if earlier else "", earlier=earlier
+    )
 
 
 def _beside(end: PaginationToken, start: PaginationToken) -> Level | None:
     """Return the place beside a timeline at which a walk forwards began, if it ends a page below that."""
     place = None if start.live == LARGEST_POSITION else start.beside or base(start)
-    return place if place is not None and (end.topological, end.stream) < (place.topological, place.stream) else None
+    return (
+        place
+        if place is not None and (end.topological, end.stream) < (place.topological, place.stream)
+        else None
+    )
 
 
-def _kept(end: PaginationToken, levels: Sequence[Level], direction: str, moved: Reorderings) -> Iterator[Level]:
+def _kept(
+    end: PaginationToken, levels: Sequence[Level], direction: str, moved: Reorderings
+) -> Iterator[Level]:
     """The places that do not follow from the new one."""
     for number, level in enumerate(levels):
         if direction == "b":
             kept = (level.topological, level.stream) < (end.topological, end.stream)
         else:
-            kept = any(bits >> number & 1 and order >= end.topological for order, bits in moved.left_out)
+            kept = any(
+                bits >> number & 1 and order >= end.topological for order, bits in moved.left_out
+            )
         if kept:
             yield level

@@ -13,7 +13,15 @@ transaction. If there is more to tell after all, it is asked for in a snapshot o
 from storage.queries.sync.changed_rooms import SyncMemory
 from storage.queries.sync.long_poll import Look, until_news
 from storage.queries.sync.response import SyncRequest, brief, is_brief, is_quiet, look, quiet, sync
-from storage.queries.sync.types import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, RoomSummary, Sync, Timeline
+from storage.queries.sync.types import (
+    InvitedRoom,
+    JoinedRoom,
+    KnockedRoom,
+    LeftRoom,
+    RoomSummary,
+    Sync,
+    Timeline,
+)
 
 __all__ = [
     "InvitedRoom",

@@ -36,7 +36,8 @@ WITH
 writer AS MATERIALIZED (
     SELECT p.stream_name, p.instance_name, p.stream_id, COALESCE(s.stream_id, p.entered_at) AS seen
     FROM stream_positions p
-    LEFT JOIN unnest($1::text[], $2::text[], $3::bigint[]) AS s (stream_name, instance_name, stream_id) USING (stream_name, instance_name)
+    LEFT JOIN unnest($1::text[], $2::text[], $3::bigint[]) AS s (stream_name, instance_name,
+        stream_id) USING (stream_name, instance_name)
     WHERE p.stream_name IN ('events', 'caches', 'account_data', 'receipts', 'to_device')
 ),
 behind AS MATERIALIZED (  -- writers of which there is more than was seen
@@ -46,7 +47,8 @@ behind AS MATERIALIZED (  -- writers of which there is more than was seen
     WHERE p.stream_name = 'events' AND p.stream_id > p.seen
 ),
 stretch AS MATERIALIZED (
-    SELECT min(seen) AS above, max(stream_id) AS upto, max(stream_id) - min(seen) > $5::bigint AS is_far
+    SELECT min(seen) AS above, max(stream_id) AS upto,
+        max(stream_id) - min(seen) > $5::bigint AS is_far
     FROM behind
     HAVING count(*) > 0
 ),
@@ -66,17 +68,20 @@ unseen AS (
     ) AS f
     JOIN behind b ON b.writer_nid = f.writer_nid AND f.stream_ordering > b.seen
 )
-SELECT stream_name AS what, instance_name, stream_id AS position, seen, NULL::int[] AS room_nids, NULL::text[] AS room_ids
+SELECT stream_name AS what, instance_name, stream_id AS position, seen, NULL::int[] AS room_nids,
+    NULL::text[] AS room_ids
 FROM writer
 UNION ALL
-SELECT 'unseen', NULL, upto, above, CASE WHEN NOT is_far THEN ARRAY(SELECT DISTINCT room_nid FROM unseen) END, NULL
+SELECT 'unseen', NULL, upto, above, CASE
+    WHEN NOT is_far THEN ARRAY(SELECT DISTINCT room_nid FROM unseen) END, NULL
 FROM stretch
 UNION ALL
 SELECT 'purged', stream_name, purged_upto, 0, NULL, NULL
 FROM purged_streams
 WHERE stream_name = 'events'
 UNION ALL
-SELECT 'rooms of', NULL, max(m.stream_ordering), 0, array_agg(m.room_nid ORDER BY m.room_nid) FILTER (WHERE m.membership = 5),
+SELECT 'rooms of', NULL, max(m.stream_ordering), 0,
+    array_agg(m.room_nid ORDER BY m.room_nid) FILTER (WHERE m.membership = 5),
     array_agg(r.room_id ORDER BY m.room_nid) FILTER (WHERE m.membership = 5)
 FROM principals p
 JOIN memberships m USING (principal_nid)
@@ -105,7 +110,10 @@ class News:
     rooms_of: RoomsOf | None
     """The rooms that the user is in. None: it is not known."""
     unseen: frozenset[int] | None
-    """The rooms in which something was committed that this process has not heard of. None: it is not known."""
+    """The rooms in which something was committed that this process has not heard of.
+
+    None: it is not known.
+    """
     changes: LastChange
     purged_upto: int = 0
     is_read: bool = False
@@ -128,14 +136,25 @@ class News:
     def room_ids(self) -> list[RoomId] | None:
         """The rooms that the user is in, if they are known for certain."""
         is_certain = self.is_read or self.unseen == frozenset()
-        return list(map(RoomId, self.rooms_of.joined)) if self.rooms_of is not None and is_certain else None
+        return (
+            list(map(RoomId, self.rooms_of.joined))
+            if self.rooms_of is not None and is_certain
+            else None
+        )
 
 
 class SyncMemory:
-    """What a process remembers for its syncs. ``heard``: up to which position it has heard of a stream, by writer."""
+    """What a process remembers for its syncs.
+
+    ``heard``: up to which position it has heard of a stream, by writer.
+    """
 
     def __init__(
-        self, heard: Callable[[str], Mapping[str, int]], rooms_of: Cache[RoomsOf], changes: LastChange, state_changes: LastChange
+        self,
+        heard: Callable[[str], Mapping[str, int]],
+        rooms_of: Cache[RoomsOf],
+        changes: LastChange,
+        state_changes: LastChange,
     ) -> None:
         self._heard = heard
         self._rooms_of = rooms_of
@@ -145,14 +164,25 @@ class SyncMemory:
     def is_quiet(self, user_id: UserId, since: VectorPosition) -> bool:
         """Whether nothing is new to the user as far as this process has heard."""
         entry = self._rooms_of.peek(user_id)
-        return entry is not None and _is_known(entry, self._changes, since) and next(_changed(entry, self._changes, since), None) is None
+        return (
+            entry is not None
+            and _is_known(entry, self._changes, since)
+            and next(_changed(entry, self._changes, since), None) is None
+        )
 
     async def news(self, conn: Connection, user_id: UserId, *, anew: bool = False) -> News:
-        """In one statement. The rooms of the user are read with it where they are not remembered, or wanted ``anew``."""
+        """In one statement.
+
+        The rooms of the user are read with it where they are not remembered, or wanted ``anew``.
+        """
         entry = self._rooms_of.get(user_id)
         heard = [(name, writer, at) for name in HEARD for writer, at in self._heard(name).items()]
         rows = await read(conn, heard, user_id if anew or isinstance(entry, Ticket) else None)
-        is_current = all(row.position is not None and row.position <= row.seen for row in rows if row.what == "caches")
+        is_current = all(
+            row.position is not None and row.position <= row.seen
+            for row in rows
+            if row.what == "caches"
+        )
         rooms_of = entry if is_current and not isinstance(entry, Ticket) else None
         is_read = anew or isinstance(entry, Ticket)
         if is_read:
@@ -160,7 +190,10 @@ class SyncMemory:
         if isinstance(entry, Ticket) and rooms_of is not None:
             self._rooms_of.fill(entry, rooms_of)
         purged_upto = max((row.position or 0 for row in rows if row.what == PURGED), default=0)
-        found = {name: {row.instance_name or "": row.position or 0 for row in rows if row.what == name} for name in STREAMS}
+        found = {
+            name: {row.instance_name or "": row.position or 0 for row in rows if row.what == name}
+            for name in STREAMS
+        }
         token = SyncToken.of({name: vector(writers) for name, writers in found.items()})
         return News(token, rooms_of, _unseen(rows), self._changes, purged_upto, is_read)
 
@@ -176,9 +209,15 @@ class SyncMemory:
         return KnownPositions(heard, None if isinstance(entry, Ticket) else entry, self._changes)
 
     def has_state(self, user_id: UserId, since: VectorPosition) -> bool:
-        """Whether one of the rooms of the user has had a state event, as far as is remembered. It may still have state to tell if not."""
+        """Whether one of the rooms of the user has had a state event, as far as is remembered.
+
+        It may still have state to tell if not.
+        """
         entry = self._rooms_of.peek(user_id)
-        return entry is not None and next(_changed(entry, self._state_changes, since), None) is not None
+        return (
+            entry is not None
+            and next(_changed(entry, self._state_changes, since), None) is not None
+        )
 
 
 class KnownPositions(NamedTuple):
@@ -198,15 +237,24 @@ class KnownPositions(NamedTuple):
         return News(SyncToken(), self.rooms_of, frozenset(), self.changes).candidates(since)
 
     def confirmed(self, rows: Iterable[WriterRow]) -> News | None:
-        """As known where the writers are there. None: somebody has committed what was not heard of."""
+        """As known where the writers are there.
+
+        None: somebody has committed what was not heard of.
+        """
         rows = tuple(rows)
-        if any(row.stream_id > self.heard[row.stream_name].get(row.instance_name, -1) for row in rows if row.stream_name in self.heard):
+        if any(
+            row.stream_id > self.heard[row.stream_name].get(row.instance_name, -1)
+            for row in rows
+            if row.stream_name in self.heard
+        ):
             return None
         reached = reached_by(rows)
         return News(reached.token, self.rooms_of, frozenset(), self.changes, reached.purged_upto)
 
 
-async def read(conn: Connection, heard: Sequence[tuple[str, str, int]], user_id: UserId | None) -> list[NewsRow]:
+async def read(
+    conn: Connection, heard: Sequence[tuple[str, str, int]], user_id: UserId | None
+) -> list[NewsRow]:
     """The positions of the streams; what was committed after those ``heard`` of, by stream and writer; the rooms of a user, if asked for."""
     columns = [list(column) for column in zip(*heard, strict=True)] or [[], [], []]
     return await conn.fetch(SQL_NEWS, *columns, user_id, FAR, row=NewsRow)

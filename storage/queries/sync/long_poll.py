@@ -27,7 +27,12 @@ class Look(NamedTuple):
 
 
 async def until_news(
-    look: Callable[[], Awaitable[Look]], notifier: Notifier, deployment: str, since: SyncToken | None, *, timeout_ms: int
+    look: Callable[[], Awaitable[Look]],
+    notifier: Notifier,
+    deployment: str,
+    since: SyncToken | None,
+    *,
+    timeout_ms: int,
 ) -> Sync:
     """The first answer that is not empty, or before which something came in a stream beside; or the last one when the time is over."""
     if timeout_ms <= 0:
@@ -48,7 +53,10 @@ async def until_news(
 
 
 def _beside(token: SyncToken | None) -> dict[str, VectorPosition]:
-    """Where a token is in the streams beside the events. One from before an upgrade does not name a stream that came with it: at 0."""
+    """Where a token is in the streams beside the events.
+
+    One from before an upgrade does not name a stream that came with it: at 0.
+    """
     if token is None:
         return {}
     named = token.positions()

@@ -1,7 +1,7 @@
 """How far the streams are in a snapshot.
 
-A position and its facts are written in one transaction (storage/persist/write/all_tables.py), so within one snapshot the positions are
-those of exactly the facts that can be read.
+A position and its facts are written in one transaction (storage/persist/write/all_tables.py), so
+within one snapshot the positions are those of exactly the facts that can be read.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,11 @@ FROM purged_streams
 WHERE stream_name = 'events'
 """
 
-BESIDE: Final = ("account_data", "receipts", "to_device")  # a sync says how far these are; what is in them, the store of each tells
+BESIDE: Final = (
+    "account_data",
+    "receipts",
+    "to_device",
+)  # a sync says how far these are; what is in them, the store of each tells
 STREAMS: Final = ("events", *BESIDE)  # those of a sync token
 
 PURGED: Final = "purged"
@@ -53,14 +57,23 @@ async def writers(conn: Connection, streams: Sequence[str]) -> list[WriterRow]:
 
 
 def reached_by(rows: Iterable[WriterRow]) -> Reached:
-    """How far the streams of a sync token are where their writers are there. Rows as they were lately are not put together again."""
+    """How far the streams of a sync token are where their writers are there.
+
+    Rows as they were lately are not put together again.
+    """
     return _reached_by(tuple(rows))
 
 
 @lru_cache(maxsize=64)
 def _reached_by(rows: tuple[WriterRow, ...]) -> Reached:
-    found = {name: vector({row.instance_name: row.stream_id for row in rows if row.stream_name == name}) for name in STREAMS}
-    return Reached(SyncToken.of(found), max((row.stream_id for row in rows if row.stream_name == PURGED), default=0))
+    found = {
+        name: vector({row.instance_name: row.stream_id for row in rows if row.stream_name == name})
+        for name in STREAMS
+    }
+    return Reached(
+        SyncToken.of(found),
+        max((row.stream_id for row in rows if row.stream_name == PURGED), default=0),
+    )
 
 
 async def positions(conn: Connection) -> dict[str, VectorPosition]:

@@ -16,7 +16,14 @@ from storage.queries.sync.positions import events_of, where
 from storage.queries.sync.rooms import ChangedRoom, SyncRange, rooms, rooms_and_writers
 from storage.queries.sync.state import RoomState, StateRequest, SyncedRoom, SyncedUser, states
 from storage.queries.sync.stripped_state import stripped
-from storage.queries.sync.types import InvitedRoom, JoinedRoom, KnockedRoom, LeftRoom, Sync, Timeline
+from storage.queries.sync.types import (
+    InvitedRoom,
+    JoinedRoom,
+    KnockedRoom,
+    LeftRoom,
+    Sync,
+    Timeline,
+)
 from storage.streams import PaginationToken, RoomsToken, SyncToken
 from storage.streams.positions import LARGEST_POSITION
 from storage.streams.tokens import is_rooms_token
@@ -68,7 +75,11 @@ class SyncRequest:
         config: Config,
     ) -> "SyncRequest":
         """From what the caller gave; `InvalidIdentifier`, `InvalidToken`, `InputError`."""
-        part = None if since is None or not is_rooms_token(since) else RoomsToken.parse(since, deployment)
+        part = (
+            None
+            if since is None or not is_rooms_token(since)
+            else RoomsToken.parse(since, deployment)
+        )
         token = None if since is None or part is not None else SyncToken.parse(since, deployment)
         if rooms_limit is not None:
             rooms_limit = args.limit(rooms_limit, config.page_limit_max, "rooms_limit")
@@ -77,24 +88,41 @@ class SyncRequest:
         limit = args.limit(timeline_limit, config.page_limit_max, "timeline_limit")
         user = args.local_user(user_id, server_name)
         rows_max = config.traversal_rows_max
-        return cls(user, token, part, limit, rooms_limit, full_state, deployment, tuple(ignored), filter, rows_max)
+        return cls(
+            user,
+            token,
+            part,
+            limit,
+            rooms_limit,
+            full_state,
+            deployment,
+            tuple(ignored),
+            filter,
+            rows_max,
+        )
 
 
 async def sync(conn: Connection, asked: SyncRequest, *, memory: SyncMemory | None = None) -> Sync:
-    """The answer, in at most three statements. ``conn`` is in a REPEATABLE READ transaction: one snapshot.
+    """The answer, in at most three statements.
+
+    ``conn`` is in a REPEATABLE READ transaction: one snapshot.
 
     ``memory`` tells where to look for what is new; without it all rooms of the user are looked at.
     """
     return await _answer(conn, asked, await _news(conn, asked, memory))
 
 
-async def look(conn: Connection, asked: SyncRequest, memory: SyncMemory, *, anew: bool) -> tuple[Sync, News | None]:
+async def look(
+    conn: Connection, asked: SyncRequest, memory: SyncMemory, *, anew: bool
+) -> tuple[Sync, News | None]:
     """As `sync`, with what is known there, if anything; ``anew``: the rooms that the user is in are read along, rather than remembered."""
     news = await _news(conn, asked, memory, anew=anew)
     return await _answer(conn, asked, news), news
 
 
-async def _news(conn: Connection, asked: SyncRequest, memory: SyncMemory | None, *, anew: bool = False) -> News | None:
+async def _news(
+    conn: Connection, asked: SyncRequest, memory: SyncMemory | None, *, anew: bool = False
+) -> News | None:
     """What is known of where something can have happened. None: it makes no difference."""
     if memory is None or asked.since is None or asked.full_state:
         return None
@@ -113,7 +141,16 @@ async def _answer(conn: Connection, asked: SyncRequest, news: News | None) -> Sy
         return Sync(upto.print(asked.deployment))
     below = None if asked.part is None else (asked.part.activity, asked.part.room)
     limit = asked.rooms_limit if since is None else None
-    of_all = asked.timeline_limit, limit, below, asked.full_state, asked.ignored, among, asked.filter, asked.rows_max
+    of_all = (
+        asked.timeline_limit,
+        limit,
+        below,
+        asked.full_state,
+        asked.ignored,
+        among,
+        asked.filter,
+        asked.rows_max,
+    )
     found = await rooms(conn, asked.user_id, SyncRange(known, events_of(upto), *of_all))
     joined = [room for room in found if room.row.membership == JOIN]
     more = limit is not None and len(joined) > limit
@@ -121,15 +158,23 @@ async def _answer(conn: Connection, asked: SyncRequest, news: News | None) -> Sy
         found.remove(joined[-1])
         joined = joined[:-1]
     next_rooms = _next_rooms(upto, joined[-1]).print(asked.deployment) if more and joined else None
-    return await _fill(conn, asked, found, Sync(upto.print(asked.deployment), next_rooms=next_rooms))
+    return await _fill(
+        conn, asked, found, Sync(upto.print(asked.deployment), next_rooms=next_rooms)
+    )
 
 
 def is_quiet(asked: SyncRequest, memory: SyncMemory) -> bool:
     """Whether nothing is new as far as this process has heard: then `quiet` is worth asking."""
-    return asked.since is not None and not asked.full_state and memory.is_quiet(asked.user_id, events_of(asked.since))
+    return (
+        asked.since is not None
+        and not asked.full_state
+        and memory.is_quiet(asked.user_id, events_of(asked.since))
+    )
 
 
-async def quiet(conn: Connection, asked: SyncRequest, memory: SyncMemory) -> tuple[Sync, News] | None:
+async def quiet(
+    conn: Connection, asked: SyncRequest, memory: SyncMemory
+) -> tuple[Sync, News] | None:
     """The answer that nothing is new, in one statement, which needs no transaction; with what is known there. None: something may be."""
     news = await memory.still(conn, asked.user_id)
     if news is None:
@@ -150,7 +195,9 @@ def is_brief(asked: SyncRequest, memory: SyncMemory) -> bool:
     return not memory.has_state(asked.user_id, events_of(asked.since))
 
 
-async def brief(conn: Connection, asked: SyncRequest, memory: SyncMemory) -> tuple[Sync, News] | None:
+async def brief(
+    conn: Connection, asked: SyncRequest, memory: SyncMemory
+) -> tuple[Sync, News] | None:
     """The answer that only timelines have gone on, in one statement, which needs no transaction; with what is known there.
 
     It asks for the rooms that have changed as far as this process has heard, and along with that how far the streams are. None: further than
@@ -162,10 +209,23 @@ async def brief(conn: Connection, asked: SyncRequest, memory: SyncMemory) -> tup
     if among is None:
         return None
     limit, rows_max = asked.timeline_limit, asked.rows_max
-    stretch = SyncRange(since, upto, limit, ignored=asked.ignored, room_nids=among, filter=asked.filter, rows_max=rows_max)
+    stretch = SyncRange(
+        since,
+        upto,
+        limit,
+        ignored=asked.ignored,
+        room_nids=among,
+        filter=asked.filter,
+        rows_max=rows_max,
+    )
     found, writers = await rooms_and_writers(conn, asked.user_id, stretch)
     news = known.confirmed(writers)
-    if news is None or events_of(news.token) != upto or since.min < news.purged_upto or news.candidates(since) != among:
+    if (
+        news is None
+        or events_of(news.token) != upto
+        or since.min < news.purged_upto
+        or news.candidates(since) != among
+    ):
         return None
     if any(room.row.whole or room.row.has_state or room.row.membership != JOIN for room in found):
         return None
@@ -176,27 +236,38 @@ def _refuse_purged(asked: SyncRequest, purged_upto: int) -> None:
     """`ResyncNeeded` for a token from before what was thrown away."""
     token = asked.token
     if token is not None and events_of(token).min < purged_upto:
-        raise ResyncNeeded(token.print(asked.deployment), "what happened since then is not kept any more")
+        raise ResyncNeeded(
+            token.print(asked.deployment), "what happened since then is not kept any more"
+        )
 
 
 def _next_rooms(upto: SyncToken, last: ChangedRoom) -> RoomsToken:
     return RoomsToken(upto, last.row.activity or 0, last.row.room_nid)
 
 
-async def _fill(conn: Connection, asked: SyncRequest, found: list[ChangedRoom], answer: Sync) -> Sync:
+async def _fill(
+    conn: Connection, asked: SyncRequest, found: list[ChangedRoom], answer: Sync
+) -> Sync:
     """The rooms, with their states, into the answer."""
     shown = [room for room in found if room.row.membership in (INVITE, KNOCK)]
     told = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
     members = _members(told, asked) if asked.filter.lazy_load_members else None
     wanted = [_wanted(room, asked.timeline_limit) for room in told]
-    strange = [SyncedUser(_of(room), room.row.member_nid) for room in (*shown, *filter(_may_have_ended, told))]
-    held = await states(conn, asked.user_id, wanted, members=members, picked=asked.filter.state, shown=strange)
+    strange = [
+        SyncedUser(_of(room), room.row.member_nid)
+        for room in (*shown, *filter(_may_have_ended, told))
+    ]
+    held = await states(
+        conn, asked.user_id, wanted, members=members, picked=asked.filter.state, shown=strange
+    )
     for room in told:
         room_id = room.row.room_id
         one = _room(room, held[room.row.room_nid], asked)
         if room.row.membership != JOIN:
             _tell_end(one.timeline, held[room.row.room_nid])
-            answer.leave[room_id] = LeftRoom(one.timeline, one.state, one.state_after, one.state_removed)
+            answer.leave[room_id] = LeftRoom(
+                one.timeline, one.state, one.state_after, one.state_removed
+            )
         elif (
             room.row.whole
             or one.timeline.events
@@ -219,7 +290,12 @@ async def _fill(conn: Connection, asked: SyncRequest, found: list[ChangedRoom], 
 
 def _may_have_ended(room: ChangedRoom) -> bool:
     """Whether a room may be one of an invite or knock that ended out of band."""
-    return room.row.membership != JOIN and not room.row.was_joined and not room.events and room.row.member_nid != 0
+    return (
+        room.row.membership != JOIN
+        and not room.row.was_joined
+        and not room.events
+        and room.row.member_nid != 0
+    )
 
 
 def _tell_end(timeline: Timeline, state: RoomState) -> None:
@@ -242,7 +318,10 @@ def _members(told: Iterable[ChangedRoom], asked: SyncRequest) -> list[tuple[int,
 
 
 def _wanted(room: ChangedRoom, timeline_limit: int) -> StateRequest:
-    """The state to ask for. Who has not been in the room since the last sync is told of their own membership only."""
+    """The state to ask for.
+
+    Who has not been in the room since the last sync is told of their own membership only.
+    """
     row = room.row
     only = None if row.was_joined else row.member_key_nid
     start = _start(room, timeline_limit)
@@ -275,4 +354,6 @@ def _room(room: ChangedRoom, state: RoomState, asked: SyncRequest) -> JoinedRoom
     before = PaginationToken(BESIDE_TIMELINE, 0, live=_start(room, limit)).print(asked.deployment)
     limited = room.cut or len(room.events) > limit or room.is_visit
     timeline = Timeline(room.events[-limit:] if limit else [], limited, before)
-    return JoinedRoom(timeline, state.at_start, state.at_end, state.removed, next(iter(state.summary), None))
+    return JoinedRoom(
+        timeline, state.at_start, state.at_end, state.removed, next(iter(state.summary), None)
+    )

@@ -27,17 +27,25 @@ from storage.queries.sync.types import RoomSummary
 
 SQL_STATE: Final[LiteralString] = r"""
 WITH
-room AS MATERIALIZED (  -- with the first event of the timeline, which is at start; 0 where there is none
-    SELECT i.*, COALESCE(e.event_nid, 0) AS first_nid, e.state_key_nid AS first_key_nid, CASE WHEN e.after_gap THEN e.state_group_before END AS given_group
-    FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::boolean[], $20::boolean[])
+-- with the first event of the timeline, which is at start; 0 where there is none
+room AS MATERIALIZED (
+    SELECT i.*, COALESCE(e.event_nid, 0) AS first_nid, e.state_key_nid AS first_key_nid, CASE
+        WHEN e.after_gap THEN e.state_group_before END AS given_group
+    FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[],
+        $7::boolean[], $20::boolean[])
         AS i (room_nid, whole, only_key_nid, lower, start, upper, is_joined, has_first)
     LEFT JOIN events e ON i.has_first AND e.stream_ordering = i.start
 ),
-given AS MATERIALIZED (  -- what a first event after a gap has replaced: the value in the state before it, as the room's may be older
-    SELECT r.room_nid, r.first_key_nid AS state_key_nid, replaced.event_nid, COALESCE(replaced.is_lost, false) AS is_lost
+-- what a first event after a gap has replaced: the value in the state before it, as the room's may
+-- be older
+given AS MATERIALIZED (
+    SELECT r.room_nid, r.first_key_nid AS state_key_nid, replaced.event_nid,
+        COALESCE(replaced.is_lost, false) AS is_lost
     FROM room r
-    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering = r.start AND d.state_key_nid = r.first_key_nid AND d.event_nid = r.first_nid
-    LEFT JOIN LATERAL (  -- the last row of the path that has the key, or one that is lost; the group itself may be
+    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering = r.start
+        AND d.state_key_nid = r.first_key_nid AND d.event_nid = r.first_nid
+    -- the last row of the path that has the key, or one that is lost; the group itself may be
+    LEFT JOIN LATERAL (
         SELECT part.state_group IS NULL AS is_lost, NULLIF(COALESCE(
             part.event_nids[array_position(part.key_nids, r.first_key_nid)],
             part.member_event_nids[array_position(part.member_key_nids, r.first_key_nid)]
@@ -46,7 +54,8 @@ given AS MATERIALIZED (  -- what a first event after a gap has replaced: the val
         LEFT JOIN state_groups g USING (state_group)
         LEFT JOIN LATERAL unnest(g.back) WITH ORDINALITY AS step (back, place) ON true
         LEFT JOIN state_groups part ON part.state_group = g.state_group - step.back
-        WHERE part.state_group IS NULL OR r.first_key_nid = ANY(part.key_nids) OR r.first_key_nid = ANY(part.member_key_nids)
+        WHERE part.state_group IS NULL OR r.first_key_nid = ANY(part.key_nids)
+            OR r.first_key_nid = ANY(part.member_key_nids)
         ORDER BY part.state_group IS NULL DESC, step.place DESC
         LIMIT 1
     ) AS replaced ON true
@@ -58,34 +67,47 @@ shown AS (  -- rooms that the user is not in, but invited to or knocking at; wit
 filter AS MATERIALIZED (
     SELECT * FROM filter_of($12::text[], $13::text[], $14::text[], $15::text[], $16::boolean)
 ),
-wanted AS MATERIALIZED (  -- where members are loaded lazily: those who matter; the client is taken to know none of them
+-- where members are loaded lazily: those who matter; the client is taken to know none of them
+wanted AS MATERIALIZED (
     SELECT i.room_nid, k.state_key_nid
     FROM unnest($9::int[], $10::text[]) AS i (room_nid, user_id)
     JOIN state_keys k ON k.type_nid = 2 AND k.state_key = i.user_id
 ),
-changed AS (  -- rooms that the client knows: each key that changed since, before, at the start and at the end of the timeline
+-- rooms that the client knows: each key that changed since, before, at the start and at the end of
+-- the timeline
+changed AS (
     SELECT r.room_nid, r.whole, d.state_key_nid,
         (array_agg(d.prev_event_nid ORDER BY d.stream_ordering))[1] AS before_nid,
         (array_agg(
             CASE WHEN came.before_first THEN d.event_nid ELSE d.prev_event_nid END
-            ORDER BY NOT came.before_first, CASE WHEN came.before_first THEN -d.stream_ordering ELSE d.stream_ordering END
+            ORDER BY NOT came.before_first, CASE WHEN came.before_first THEN -d.stream_ordering
+                ELSE d.stream_ordering END
         ))[1] AS start_nid,
         (array_agg(d.event_nid ORDER BY d.stream_ordering DESC))[1] AS end_nid
     FROM room r
-    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.lower AND d.stream_ordering <= r.upper
-    CROSS JOIN LATERAL (  -- what came with the first event, but for itself, was so before it: it changed where history is missing
-        SELECT d.stream_ordering < r.start OR (d.stream_ordering = r.start AND d.event_nid IS DISTINCT FROM r.first_nid)
+    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > r.lower
+        AND d.stream_ordering <= r.upper
+    -- what came with the first event, but for itself, was so before it: it changed where history is
+    -- missing
+    CROSS JOIN LATERAL (
+        SELECT d.stream_ordering < r.start
+            OR (d.stream_ordering = r.start AND d.event_nid IS DISTINCT FROM r.first_nid)
     ) AS came (before_first)
-    WHERE (NOT r.whole OR r.lower > 0) AND (r.only_key_nid IS NULL OR d.state_key_nid = r.only_key_nid)
+    WHERE (NOT r.whole OR r.lower > 0)
+        AND (r.only_key_nid IS NULL OR d.state_key_nid = r.only_key_nid)
     GROUP BY r.room_nid, r.whole, d.state_key_nid
 ),
-undone AS (  -- rooms that are told whole, and members that the client may not know: each key that changed after the start of the timeline
+-- rooms that are told whole, and members that the client may not know: each key that changed after
+-- the start of the timeline
+undone AS (
     SELECT r.room_nid, d.state_key_nid,
         (array_agg(d.prev_event_nid ORDER BY d.stream_ordering))[1] AS start_nid,
-        (array_agg(d.prev_event_nid ORDER BY d.stream_ordering) FILTER (WHERE d.stream_ordering > r.upper))[1] AS end_nid,
+        (array_agg(d.prev_event_nid
+            ORDER BY d.stream_ordering) FILTER (WHERE d.stream_ordering > r.upper))[1] AS end_nid,
         bool_or(d.stream_ordering > r.upper) AS end_differs
     FROM room r
-    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering >= r.start AND (d.stream_ordering > r.start OR d.event_nid = r.first_nid)
+    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering >= r.start
+        AND (d.stream_ordering > r.start OR d.event_nid = r.first_nid)
     WHERE r.whole OR $8::boolean
     GROUP BY r.room_nid, d.state_key_nid
 ),
@@ -106,31 +128,38 @@ held AS (  -- the current state of these rooms
     JOIN current_state c USING (room_nid, state_key_nid)
 ),
 value AS (  -- each key to tell: what the client knows, the value at the start, the value at the end
-    SELECT room_nid, state_key_nid, before_nid, CASE WHEN given.room_nid IS NULL THEN start_nid ELSE given.event_nid END AS start_nid, end_nid
+    SELECT room_nid, state_key_nid, before_nid, CASE WHEN given.room_nid IS NULL THEN start_nid
+        ELSE given.event_nid END AS start_nid, end_nid
     FROM changed
     LEFT JOIN given USING (room_nid, state_key_nid)
-    WHERE NOT whole AND (room_nid, state_key_nid) NOT IN (SELECT room_nid, state_key_nid FROM wanted)
+    WHERE NOT whole AND (room_nid, state_key_nid) NOT IN (SELECT room_nid, state_key_nid
+        FROM wanted)
     UNION ALL
     SELECT room_nid, state_key_nid, NULL,
-        CASE WHEN given.room_nid IS NOT NULL THEN given.event_nid WHEN u.end_differs IS NULL THEN c.event_nid ELSE u.start_nid END,
+        CASE WHEN given.room_nid IS NOT NULL THEN given.event_nid
+            WHEN u.end_differs IS NULL THEN c.event_nid ELSE u.start_nid END,
         CASE WHEN u.end_differs THEN u.end_nid ELSE c.event_nid END
     FROM held c
     FULL JOIN undone u USING (room_nid, state_key_nid)
     LEFT JOIN given USING (room_nid, state_key_nid)
     WHERE NOT $8::boolean
         OR (room_nid, state_key_nid) IN (SELECT room_nid, state_key_nid FROM wanted)
-        OR (room_nid IN (SELECT room_nid FROM room WHERE whole)  -- one key at a time: EXISTS could have all members of the database hashed
-            AND (SELECT k.type_nid <> 2 FROM state_keys k WHERE k.state_key_nid = COALESCE(c.state_key_nid, u.state_key_nid)))
+        -- one key at a time: EXISTS could have all members of the database hashed
+        OR (room_nid IN (SELECT room_nid FROM room WHERE whole)
+            AND (SELECT k.type_nid <> 2 FROM state_keys k
+                WHERE k.state_key_nid = COALESCE(c.state_key_nid, u.state_key_nid)))
         OR state_key_nid IS NULL  -- rows of the state are lost
 ),
 entry AS (
-    SELECT room_nid, state_key_nid, start_nid AS event_nid, true AS at_start, COALESCE(start_nid = end_nid, false) AS at_end, NULL::boolean AS is_own
+    SELECT room_nid, state_key_nid, start_nid AS event_nid, true AS at_start,
+        COALESCE(start_nid = end_nid, false) AS at_end, NULL::boolean AS is_own
     FROM value
     WHERE start_nid IS NOT NULL AND start_nid IS DISTINCT FROM before_nid
     UNION ALL
     SELECT room_nid, state_key_nid, end_nid, false, true, NULL
     FROM value
-    WHERE end_nid IS NOT NULL AND end_nid IS DISTINCT FROM before_nid AND end_nid IS DISTINCT FROM start_nid
+    WHERE end_nid IS NOT NULL AND end_nid IS DISTINCT FROM before_nid
+        AND end_nid IS DISTINCT FROM start_nid
     UNION ALL
     SELECT room_nid, state_key_nid, NULL, false, false, NULL
     FROM changed
@@ -168,14 +197,17 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
             JOIN events e ON e.event_nid = COALESCE((
                 SELECT COALESCE(d.prev_event_nid, 0)
                 FROM state_deltas d
-                WHERE d.room_nid = r.room_nid AND d.state_key_nid = k.state_key_nid AND d.stream_ordering > r.upper
+                WHERE d.room_nid = r.room_nid AND d.state_key_nid = k.state_key_nid
+                    AND d.stream_ordering > r.upper
                 ORDER BY d.stream_ordering
                 LIMIT 1
-            ), (SELECT c.event_nid FROM current_state c WHERE c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid))
+            ), (SELECT c.event_nid FROM current_state c
+                WHERE c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid))
             CROSS JOIN LATERAL (SELECT convert_from(e.json, 'UTF8') AS text OFFSET 0) AS pdu
             WHERE e.redacted_by IS NULL AND NOT e.redacted_form AND CASE
                 WHEN e.encoding <> 0 THEN true
-                WHEN position('\u' IN pdu.text) > 0 AND pdu.text ~ '\\u(0000|[dD][89abAB])'  -- what Postgres takes for no text
+                -- what Postgres takes for no text
+                WHEN position('\u' IN pdu.text) > 0 AND pdu.text ~ '\\u(0000|[dD][89abAB])'
                     THEN pdu.text ~ ('"' || k.said || '"\s*:\s*"[^"]')
                 ELSE (pdu.text::json #> ARRAY['content', k.said])::text ~ '^"[^"]'
             END
@@ -186,20 +218,26 @@ due AS (  -- joined rooms with a summary that may have changed: members, name, c
         SELECT
         FROM state_deltas d
         JOIN state_keys k USING (state_key_nid)
-        WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower AND d.stream_ordering <= r.upper
+        WHERE d.room_nid = r.room_nid AND d.stream_ordering > r.lower
+            AND d.stream_ordering <= r.upper
             AND (k.type_nid = 2 OR k.state_key_nid IN (9, 11))
     ))
 )
-SELECT n.room_nid, n.at_start, n.at_end, n.is_own, e.event_id, e.stream_ordering, e.topological_ordering,
-    CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) END AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json, gone.type AS removed_type, gone.state_key AS removed_key,
+SELECT n.room_nid, n.at_start, n.at_end, n.is_own, e.event_id, e.stream_ordering,
+    e.topological_ordering,
+    CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+        WHERE b.event_nid = e.redacted_by) END AS redacted_by,
+    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json, gone.type AS removed_type,
+        gone.state_key AS removed_key,
     CASE WHEN n.is_own THEN (
-        SELECT o.stripped_state FROM out_of_band_memberships o WHERE o.room_nid = n.room_nid AND o.event_nid = n.event_nid
+        SELECT o.stripped_state FROM out_of_band_memberships o
+            WHERE o.room_nid = n.room_nid AND o.event_nid = n.event_nid
     ) END AS stripped_state,
     NULL::int AS joined_count, NULL::int AS invited_count, NULL::text[] AS heroes
 FROM entry n
 CROSS JOIN filter
-LEFT JOIN events e ON e.event_nid = n.event_nid  -- not `stored_events`, which looks its room up for each event
+-- not `stored_events`, which looks its room up for each event
+LEFT JOIN events e ON e.event_nid = n.event_nid
 LEFT JOIN LATERAL (  -- for the few keys that were removed; not all keys of the database, hashed
     SELECT t.type, k.state_key
     FROM state_keys k
@@ -208,13 +246,18 @@ LEFT JOIN LATERAL (  -- for the few keys that were removed; not all keys of the 
     OFFSET 0
 ) AS gone ON true
 WHERE e.event_nid IS NULL OR NOT $11::boolean OR n.is_own IS NOT NULL
-    OR is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders, filter.contains_url)
+    OR is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders,
+        filter.contains_url)
 UNION ALL
-SELECT d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    d.joined_count + COALESCE((SELECT sum((l.membership = 5)::int - (l.membership_now = 5)::int) FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
-    d.invited_count + COALESCE((SELECT sum((l.membership = 4)::int - (l.membership_now = 4)::int) FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
+SELECT d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL,
+    d.joined_count + COALESCE((SELECT sum((l.membership = 5)::int - (l.membership_now = 5)::int)
+        FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
+    d.invited_count + COALESCE((SELECT sum((l.membership = 4)::int - (l.membership_now = 4)::int)
+        FROM later l WHERE l.room_nid = d.room_nid), 0)::int,
     CASE WHEN NOT d.is_named THEN
-        COALESCE(NULLIF(heroes_of(d.room_nid, d.upper, '{4,5}', $17::text), '{}'), heroes_of(d.room_nid, d.upper, '{1,2}', $17::text))
+        COALESCE(NULLIF(heroes_of(d.room_nid, d.upper, '{4,5}', $17::text), '{}'),
+            heroes_of(d.room_nid, d.upper, '{1,2}', $17::text))
     END
 FROM due d
 """
@@ -291,7 +334,10 @@ class StateRequest(NamedTuple):
 
 
 class RoomState(NamedTuple):
-    """The answer for one room. ``shown`` and ``own`` are for stripped state, the rest is of rooms that are told."""
+    """The answer for one room.
+
+    ``shown`` and ``own`` are for stripped state, the rest is of rooms that are told.
+    """
 
     room: SyncedRoom
     at_start: list[StoredEvent]
@@ -312,7 +358,9 @@ async def states(
     picked: EventFilter,
     shown: Sequence[SyncedUser],
 ) -> dict[int, RoomState]:
-    """The state of each of these rooms, by room nid. ``members``: in which room whose membership matters; None: everybody's.
+    """The state of each of these rooms, by room nid.
+
+    ``members``: in which room whose membership matters; None: everybody's.
 
     `StorageCorrupt` where a state cannot be read.
     """
@@ -349,7 +397,10 @@ def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
 
 
 def _take(room: RoomState, row: SyncStateRow) -> None:
-    """A summary, or a key that was removed. `StorageCorrupt` where rows of the state, or an event of it, are lost."""
+    """A summary, or a key that was removed.
+
+    `StorageCorrupt` where rows of the state, or an event of it, are lost.
+    """
     if row.joined_count is None:
         if row.removed_type is None:
             lost = "rows of state_groups or events are lost, or an index does not find them (`room-storage verify`)"

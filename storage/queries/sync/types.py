@@ -11,10 +11,12 @@ from storage.queries.events import StoredEvent
 class Timeline:
     """Events in the order of their arrival, the latest last.
 
-    ``limited``: there are more between the last token and the first of them, or may be: a gap lies there, or so many events were passed
-    over (`Config.traversal_rows_max`), hidden or not wanted, that no further ones were looked at. So is that of a room that the user joined
-    and left since the last token, as the client may hold the timeline of an earlier stay. ``prev_batch`` pages back from there
-    (`store.messages`). It meets every event that is not in the timeline, and none that is.
+    ``limited``: there are more between the last token and the first of them, or may be: a gap lies
+    there, or so many events were passed over (`Config.traversal_rows_max`), hidden or not wanted,
+    that no further ones were looked at. So is that of a room that the user joined and left since
+    the last token, as the client may hold the timeline of an earlier stay. ``prev_batch`` pages
+    back from there (`store.messages`). It meets every event that is not in the timeline, and none
+    that is.
     """
 
     events: list[StoredEvent]
@@ -39,10 +41,11 @@ class RoomSummary:
 class JoinedRoom:
     """One room that the user is in.
 
-    ``state`` leads from what the client knows to the start of the timeline, ``state_after`` to its end: state events that are
-    new or changed, or all of them where the client knows nothing. What changed inside a gap before the timeline is in ``state``.
-    ``state_removed`` are the keys that state resolution took
-    away altogether, as of the end. ``summary`` is None where it has not changed.
+    ``state`` leads from what the client knows to the start of the timeline, ``state_after`` to its
+    end: state events that are new or changed, or all of them where the client knows nothing. What
+    changed inside a gap before the timeline is in ``state``. ``state_removed`` are the keys that
+    state resolution took away altogether, as of the end. ``summary`` is None where it has not
+    changed.
     """
 
     timeline: Timeline
@@ -53,7 +56,9 @@ class JoinedRoom:
 
 
 class LeftRoom(JoinedRoom):
-    """A room that the user has left, or was banned from, since the last sync; as of then. One who never joined is told no state.
+    """A room that the user has left, or was banned from, since the last sync; as of then.
+
+    One who never joined is told no state.
 
     One who joined and left since then gets the whole state, and a ``limited`` timeline.
     """
@@ -79,8 +84,9 @@ class KnockedRoom:
 class Sync:
     """An answer to `store.sync`. ``next_batch`` is the next ``since``.
 
-    ``next_rooms``: there are more rooms than ``rooms_limit``; given as ``since`` it brings the next ones, as of the same position,
-    so every part has the same ``next_batch``. None when these were the last.
+    ``next_rooms``: there are more rooms than ``rooms_limit``; given as ``since`` it brings the next
+    ones, as of the same position, so every part has the same ``next_batch``. None when these were
+    the last.
     """
 
     next_batch: str
