@@ -194,7 +194,8 @@ def public_methods() -> Iterator[tuple[type, str]]:
 
 
 def parameters(owner: type, method: str) -> list[str]:
-    return [name for name in inspect.signature(getattr(owner, method)).parameters if name != "self"]
+    """Their names, without the object itself: `self`, or `store` in the modules of `storage.store`."""
+    return list(inspect.signature(getattr(owner, method)).parameters)[1:]
 
 
 def given(owner: type, method: str, parameter: str) -> ArgumentCase:

@@ -12,6 +12,7 @@ import storage
 from storage import EventFilter, Store, SyncFilter
 from storage.ids import UserId
 from storage.queries.sync import SyncRequest, changed_rooms
+from storage.store import syncing
 from storage.streams import SyncToken, VectorPosition
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, deliver, new_room
@@ -256,7 +257,7 @@ async def test_whoever_waits_in_that_moment_asks_no_fifth_either(
             deployment=store.deployment_id,
             config=ALONE,
         )
-        look = await store._look(asked, waits=True)  # what is waited for does not show otherwise
+        look = await syncing.look(store, asked, waits=True)  # the keys do not show otherwise
         assert look.answer.is_empty
         assert set(look.keys) == {LOCAL, room.room_id, joined.room_id}
         assert round_trips(statements) == ["SELECT", "BEGIN", "WITH", "WITH", "WITH", "COMMIT"]

@@ -1,0 +1,71 @@
+"""What all calls of a store share: the pool, the streams, the writer, and the caches.
+
+The calls stand in one module for each subject, as functions whose first argument is a `StoreCore`.
+`storage.store.facade.Store` lists them as its methods.
+"""
+
+from storage import arguments as args
+from storage.database.connection import Database
+from storage.observability.counters import Measures
+from storage.persist import Writer
+from storage.queries.events import StoredEvent
+from storage.queries.state_entries import StateMap
+from storage.queries.sync import SyncMemory
+from storage.streams.account_data import AccountData
+from storage.streams.caches import ReadCaches
+from storage.streams.identity import Identity
+from storage.streams.notifier import Notifier
+from storage.streams.receipts import Receipts
+from storage.streams.registry import Streams
+from storage.streams.stream_writer import StreamWriter
+from storage.streams.to_device import ToDevice
+
+
+class StoreCore:
+    """An open database of one homeserver."""
+
+    def __init__(
+        self, database: Database, streams: Streams, writer: Writer, identity: Identity
+    ) -> None:
+        self.database = database
+        self.streams = streams
+        self.writer = writer
+        self.server_name = identity.server_name
+        self.instance_name = identity.instance_name
+        self.deployment_id = identity.deployment_id
+        self.notifier = Notifier(streams, remembered=database.config.notifier_keys_max)
+        self.caches: ReadCaches[StoredEvent, StateMap] = ReadCaches.of(
+            database.config, streams.feed, self._furthest()
+        )
+        streams.on_restart(lambda _: self.caches.restart(self._furthest()))
+        self.memory = SyncMemory(
+            lambda name: streams[name].positions(),
+            self.caches.rooms_of,
+            self.caches.room_changes,
+            self.caches.state_changes,
+        )
+        self.account_data = AccountData(
+            self._stream_writer("account_data", identity), identity.server_name
+        )
+        self.to_device = ToDevice(self._stream_writer("to_device", identity), identity.server_name)
+        self.receipts = Receipts(self._stream_writer("receipts", identity))
+
+    def _stream_writer(self, name: str, identity: Identity) -> StreamWriter:
+        return StreamWriter(name, self.database, self.streams, identity.writer_nid)
+
+    def _furthest(self) -> int:
+        """Return the position above which every event is published to this process."""
+        return self.streams["events"].current().furthest()
+
+    @property
+    def measures(self) -> Measures:
+        """The counters and timers of this store.
+
+        `storage.observability.prometheus` exposes them to Prometheus.
+        """
+        return self.database.measures
+
+
+def page_limit(store: StoreCore, limit: int) -> int:
+    """Cap a limit at `Config.page_limit_max`. `InputError` for a negative one."""
+    return args.limit(limit, store.database.config.page_limit_max)

@@ -1,0 +1,123 @@
+"""Calls that answer other servers: backfill, missing events, state, and auth chains."""
+
+from collections.abc import Iterable
+
+from storage import arguments as args
+from storage.ids import EventId, RoomId, ServerName
+from storage.observability.instrument import measured
+from storage.queries import auth_chain
+from storage.queries import event_auth as auth_queries
+from storage.queries import federation as queries
+from storage.queries.event_auth import StateIds
+from storage.queries.events import StoredEvent
+from storage.store.core import StoreCore, page_limit
+
+
+async def is_resident(store: StoreCore, server_name: str, room_id: RoomId) -> bool:
+    """Return whether a user of the server is joined to the room now. `UnknownRoom`.
+
+    Use it to refuse requests of a server that has left.
+    """
+    server, room = args.server(server_name), args.room(room_id)
+    async with store.database.connection() as conn:
+        return await queries.is_resident(conn, server, room)
+
+
+@measured("backfill")
+async def backfill(
+    store: StoreCore,
+    room_id: RoomId,
+    from_ids: Iterable[str],
+    limit: int,
+    *,
+    server_name: str | None = None,
+) -> list[StoredEvent]:
+    """Return these events and their ancestors, newest first. `UnknownRoom`.
+
+    With ``server_name``, events that the server may not see are redacted, in ``json`` and in
+    ``raw``. A server that was never joined to the room gets world-readable events only.
+    """
+    room, ids, server = args.room(room_id), args.events(from_ids), _server(server_name)
+    async with store.database.connection() as conn:
+        return await queries.backfill(
+            conn,
+            room,
+            ids,
+            page_limit(store, limit),
+            server_name=server,
+            rows_max=store.database.config.traversal_rows_max,
+        )
+
+
+@measured("missing_events")
+async def missing_events(
+    store: StoreCore,
+    room_id: RoomId,
+    earliest: Iterable[str],
+    latest: Iterable[str],
+    *,
+    limit: int = 10,
+    min_depth: int = 0,
+    server_name: str | None = None,
+) -> list[StoredEvent]:
+    """Return the events between ``earliest`` and ``latest``, without both, oldest first.
+
+    The walk is breadth first from the latest. ``server_name`` is that of `backfill`.
+    `UnknownRoom`.
+    """
+    room, early, late = args.room(room_id), args.events(earliest), args.events(latest)
+    server = _server(server_name)
+    async with store.database.connection() as conn:
+        return await queries.missing_events(
+            conn,
+            room,
+            early,
+            late,
+            limit=page_limit(store, limit),
+            min_depth=args.whole(min_depth, "min_depth"),
+            server_name=server,
+            rows_max=store.database.config.traversal_rows_max,
+        )
+
+
+def _server(server_name: str | None) -> ServerName | None:
+    return None if server_name is None else args.server(server_name)
+
+
+@measured("state_ids")
+async def state_ids(store: StoreCore, event_id: EventId) -> StateIds:
+    """Return the state before an event, and the auth chain of that state.
+
+    `UnknownEvent`, `StateUnknown` for an outlier.
+    """
+    wanted = args.event(event_id)
+    async with store.database.connection() as conn:
+        return await auth_queries.state_ids(conn, wanted)
+
+
+@measured("event_auth")
+async def event_auth(store: StoreCore, event_id: EventId) -> list[StoredEvent]:
+    """Return the auth chain of an event, without the event, as far as it is of the event's room.
+
+    `UnknownEvent`.
+    """
+    wanted = args.event(event_id)
+    async with store.database.connection() as conn:
+        return await auth_queries.event_auth(conn, wanted)
+
+
+async def auth_chain_ids(store: StoreCore, event_ids: Iterable[str]) -> set[EventId]:
+    """Return the union of the auth chains of these events. `UnknownEvent`."""
+    ids = args.events(event_ids)
+    async with store.database.connection() as conn:
+        return await auth_chain.auth_chain_ids(conn, ids)
+
+
+async def auth_chain_difference(store: StoreCore, sets: Iterable[Iterable[str]]) -> set[EventId]:
+    """Return the events that are in the auth chains of some of the sets, but not of all of them.
+
+    `UnknownEvent`.
+    """
+    ids = [args.events(one) for one in args.listed(sets, "sets")]
+    async with store.database.connection() as conn:
+        return await auth_chain.auth_chain_difference(conn, ids)

@@ -1,0 +1,181 @@
+"""Calls that page through events: history, context, relations, and the event near a time."""
+
+from collections.abc import Collection, Iterable
+
+from storage import arguments as args
+from storage.ids import EventId, RoomId, UserId
+from storage.observability.instrument import measured
+from storage.queries import aggregations as aggregation_queries
+from storage.queries import context as context_queries
+from storage.queries import messages as message_queries
+from storage.queries import relations as relation_queries
+from storage.queries import timestamp_to_event
+from storage.queries.context import Context
+from storage.queries.events import Aggregations, StoredEvent
+from storage.queries.filters import ANY_EVENT, EventFilter
+from storage.queries.messages import Direction, Page
+from storage.queries.relations import RelationsPage
+from storage.store.core import StoreCore, page_limit
+
+
+@measured("messages")
+async def messages(
+    store: StoreCore,
+    room_id: RoomId,
+    user_id: str,
+    *,
+    from_: str | None = None,
+    to: str | None = None,
+    direction: Direction = "b",
+    limit: int = 10,
+    ignored: Collection[UserId] = (),
+    filter: EventFilter = ANY_EVENT,  # noqa: A002  # as the client-server API calls it
+    aggregations: bool = False,
+) -> Page:
+    """Return a page of a room's history, backwards ("b") or forwards ("f") from a token.
+
+    ``from_`` None is the end of the room, or forwards its beginning. Tokens of sync are accepted.
+    The page has ``limit`` visible events that pass the ``filter``, or fewer where there are no
+    more; then `Page.end` is None. ``aggregations`` adds `StoredEvent.relations` to each event.
+
+    `UnknownRoom`, `InvalidIdentifier`, `InvalidToken`, `InputError`.
+    """
+    room, user = args.room(room_id), args.local_user(user_id, store.server_name)
+    silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
+    wanted = args.instance(filter, EventFilter, "filter")
+    bounds = message_queries.between(
+        from_, to, direction, page_limit(store, limit), store.deployment_id
+    )
+    async with store.database.connection() as conn:
+        page = await message_queries.messages(
+            conn,
+            room,
+            user,
+            bounds,
+            store.deployment_id,
+            rows_max=store.database.config.traversal_rows_max,
+            ignored=silent,
+            wanted=wanted,
+        )
+        if not bundles:
+            return page
+        return await aggregation_queries.of_page(conn, user, page, ignored=silent)
+
+
+@measured("context")
+async def context(
+    store: StoreCore,
+    event_id: EventId,
+    user_id: str,
+    *,
+    limit: int = 10,
+    ignored: Collection[UserId] = (),
+    filter: EventFilter = ANY_EVENT,  # noqa: A002  # as the client-server API calls it
+    aggregations: bool = False,
+) -> Context:
+    """Return an event, at most ``limit`` events around it that pass the ``filter``, and the state.
+
+    `UnknownEvent`, also where the user may not see it.
+    """
+    target, user = args.event(event_id), args.local_user(user_id, store.server_name)
+    silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
+    most, wanted = page_limit(store, limit), args.instance(filter, EventFilter, "filter")
+    async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+        found = await context_queries.context(
+            conn,
+            target,
+            user,
+            limit=most,
+            deployment=store.deployment_id,
+            ignored=silent,
+            wanted=wanted,
+        )
+        if not bundles:
+            return found
+        return await aggregation_queries.of_context(conn, user, found, ignored=silent)
+
+
+@measured("relations")
+async def relations(
+    store: StoreCore,
+    event_id: str,
+    user_id: str,
+    *,
+    rel_type: str | None = None,
+    event_type: str | None = None,
+    from_: str | None = None,
+    to: str | None = None,
+    direction: Direction = "b",
+    limit: int = 10,
+    recurse: bool = False,
+    ignored: Collection[UserId] = (),
+    aggregations: bool = False,
+) -> RelationsPage:
+    """Return a page of the events that relate to an event, newest first, or oldest first ("f").
+
+    These are edits, reactions, references, and threads; ``rel_type`` and ``event_type`` pick from
+    them. ``recurse`` adds the events that relate to those, and so on
+    (`RelationsPage.recursion_depth`). Limits and tokens are those of `messages`.
+
+    `UnknownEvent`, also where the user may not see it, `InvalidToken`, `InputError`.
+    """
+    user, target = args.local_user(user_id, store.server_name), args.event(event_id)
+    silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
+    wanted = relation_queries.RelationFilter(
+        rel_type=None if rel_type is None else args.text(rel_type),
+        event_type=None if event_type is None else args.text(event_type),
+        ignored=silent,
+        recurse=args.flag(recurse, "recurse"),
+    )
+    bounds = message_queries.between(
+        from_, to, direction, page_limit(store, limit), store.deployment_id
+    )
+    async with store.database.connection() as conn:
+        page = await relation_queries.relations(
+            conn,
+            target,
+            user,
+            wanted,
+            bounds,
+            deployment=store.deployment_id,
+            rows_max=store.database.config.traversal_rows_max,
+        )
+        if not bundles:
+            return page
+        return await aggregation_queries.of_page(conn, user, page, ignored=silent)
+
+
+@measured("aggregations")
+async def aggregations(
+    store: StoreCore,
+    user_id: str,
+    event_ids: Iterable[str],
+    *,
+    ignored: Collection[UserId] = (),
+) -> dict[EventId, Aggregations]:
+    """Return the aggregations that a client gets with events: edit, thread summary, references.
+
+    One statement serves any number of events; those without aggregations are left out. Use it for
+    /sync and for single events. `InvalidIdentifier`.
+    """
+    user, ids = args.local_user(user_id, store.server_name), args.events(event_ids)
+    silent = args.users(ignored)
+    async with store.database.connection() as conn:
+        return await aggregation_queries.aggregations(conn, user, ids, ignored=silent)
+
+
+@measured("event_near")
+async def event_near(
+    store: StoreCore, room_id: RoomId, user_id: str, timestamp_ms: int, direction: Direction
+) -> StoredEvent | None:
+    """Return the visible event at a time, or the nearest before ("b") or after ("f") it.
+
+    None if there is none. `UnknownRoom`.
+    """
+    room, user = args.room(room_id), args.local_user(user_id, store.server_name)
+    at = args.whole(timestamp_ms, "timestamp_ms")
+    rows_max = store.database.config.traversal_rows_max
+    async with store.database.connection() as conn:
+        return await timestamp_to_event.event_near(
+            conn, room, user, at, direction, rows_max=rows_max
+        )

@@ -1,0 +1,122 @@
+"""/sync: read what is new, and wait where nothing is."""
+
+from collections.abc import Collection
+from time import perf_counter
+
+from storage import arguments as args
+from storage.database.connection import Connection
+from storage.ids import UserId
+from storage.observability.instrument import measured
+from storage.queries import state
+from storage.queries import sync as queries
+from storage.queries.filters import ANY_ROOM, SyncFilter
+from storage.queries.sync import Look, Sync, SyncRequest
+from storage.queries.sync.changed_rooms import News
+from storage.store.core import StoreCore
+from storage.streams import SyncToken, VectorPosition
+
+
+@measured("sync", timed=False)
+async def sync(
+    store: StoreCore,
+    user_id: str,
+    *,
+    since: str | None = None,
+    timeline_limit: int = 10,
+    rooms_limit: int | None = None,
+    full_state: bool = False,
+    timeout_ms: int = 0,
+    ignored: Collection[UserId] = (),
+    filter: SyncFilter = ANY_ROOM,  # noqa: A002  # as the client-server API calls it
+) -> Sync:
+    """Return what is new to a local user since a token; None asks for everything.
+
+    ``rooms_limit`` is for an initial sync: it returns the rooms with the latest activity, and
+    `Sync.next_rooms` as ``since`` returns the next ones. ``full_state`` adds the whole state of
+    each joined room. ``timeout_ms`` waits until something is new.
+
+    Events of ``ignored`` users are left out, except for state, and so are their invites.
+    ``filter`` picks rooms, events, and members (`storage.SyncFilter`).
+
+    A timeline that is `limited` is incomplete. This is also so where history is missing, or where
+    too few of the last `Config.traversal_rows_max` events pass the filter or are visible. Page on
+    from its `prev_batch`.
+
+    `InvalidToken`, `ResyncNeeded`, `InputError`.
+    """
+    wait_ms = args.limit(timeout_ms, args.LARGEST, "timeout_ms")
+    request = SyncRequest.of(
+        user_id,
+        since,
+        timeline_limit=timeline_limit,
+        rooms_limit=rooms_limit,
+        full_state=args.flag(full_state, "full_state"),
+        ignored=args.users(ignored),
+        filter=args.instance(filter, SyncFilter, "filter"),
+        server_name=store.server_name,
+        deployment=store.deployment_id,
+        config=store.database.config,
+    )
+    return await queries.until_news(
+        lambda: look(store, request, waits=wait_ms > 0),
+        store.notifier,
+        store.deployment_id,
+        request.since,
+        timeout_ms=wait_ms,
+    )
+
+
+def positions_of(store: StoreCore, token: str) -> dict[str, VectorPosition]:
+    """Return the position of a `Sync.next_batch` in each stream. `InvalidToken`.
+
+    The streams are events, account_data, receipts, and to_device. New facts are above
+    `VectorPosition.min`. A stream that is absent came with an upgrade: read it from 0.
+    """
+    return SyncToken.parse(token, store.deployment_id).positions()
+
+
+async def look(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look:
+    """Read once what is new, and time it. A sync that waits looks several times."""
+    began = perf_counter()
+    try:
+        return await _look_within_an_era(store, request, waits=waits)
+    finally:
+        kind = "sync" if request.since is not None else "first_sync"
+        store.measures.call(kind).add(perf_counter() - began)
+
+
+async def _look_within_an_era(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look:
+    """Look again if the database was replaced meanwhile, so that one database answers.
+
+    `ResyncNeeded` if the token covers positions that the present database has lost.
+    """
+    while True:
+        era = store.database.era
+        if store.streams.lost and request.token is not None:
+            store.streams.refuse_lost(request.text, request.token)
+        found = await _look_once(store, request, waits=waits)
+        if era == store.database.era:
+            return found
+
+
+async def _look_once(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look:
+    was_quiet = queries.is_quiet(request, store.memory)
+    if was_quiet or queries.is_brief(request, store.memory):
+        short_answer = queries.quiet if was_quiet else queries.brief
+        async with store.database.connection() as conn:
+            if found := await short_answer(conn, request, store.memory):
+                return await _with_keys(conn, request, *found, waits=waits)
+    async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
+        answer, news = await queries.look(conn, request, store.memory, anew=waits and was_quiet)
+        return await _with_keys(conn, request, answer, news, waits=waits)
+
+
+async def _with_keys(
+    conn: Connection, request: SyncRequest, answer: Sync, news: News | None, *, waits: bool
+) -> Look:
+    """Add the keys to wait for: the user and their rooms, which ``news`` may know already."""
+    if not (waits and answer.is_empty):
+        return Look(answer, ())
+    known = None if news is None else news.room_ids
+    room_ids = await state.rooms_of(conn, request.user_id) if known is None else known
+    return Look(answer, (request.user_id, *room_ids))

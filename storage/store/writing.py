@@ -1,0 +1,53 @@
+"""Calls that write events, or change who sees them."""
+
+from collections.abc import Iterable, Mapping
+from time import time_ns
+
+from storage import arguments as args
+from storage.ids import EventId
+from storage.observability.instrument import measured
+from storage.persist import AppendResult, Origin, erasure
+from storage.persist import append as persist
+from storage.persist.receive import Pdu, VerifyKeys
+from storage.persist.stripped_state import StrippedState
+from storage.store.core import StoreCore
+
+
+@measured("append")
+async def append(
+    store: StoreCore,
+    pdus: Iterable[Pdu],
+    *,
+    room_version: str | None = None,
+    origin: Origin = "live",
+    state_before: Mapping[EventId, Iterable[EventId]] | None = None,
+    stripped_state: StrippedState | None = None,
+    verify_keys: VerifyKeys | None = None,
+) -> list[AppendResult]:
+    """Store PDUs, and return one result for each, in their order.
+
+    A bad PDU is an outcome and does not fail the others. A bad argument is an `InputError`.
+    `storage.persist.append.AppendOptions` explains the arguments.
+    """
+    options = persist.AppendOptions(room_version, origin, state_before, stripped_state, verify_keys)
+    results = await persist.append(store.database, store.writer, pdus, options)
+    store.measures.append_events.add(len(results))
+    store.measures.outcomes.update(result.outcome for result in results)
+    return results
+
+
+async def erase_user(store: StoreCore, user_id: str) -> None:
+    """Redact a user's events from now on for users and servers that were not in the room then.
+
+    `InvalidIdentifier`.
+    """
+    user = args.user(user_id)
+    async with store.database.connection() as conn:
+        await erasure.erase_user(conn, user, time_ns() // 1_000_000)
+
+
+async def restore_user(store: StoreCore, user_id: str) -> None:
+    """Take `erase_user` back. It does nothing for a user who is not erased. `InvalidIdentifier`."""
+    user = args.user(user_id)
+    async with store.database.connection() as conn:
+        await erasure.restore_user(conn, user)
