@@ -1,0 +1,79 @@
+"""The recipes in docs/how-to name every place of a change.
+
+Each page is compared with an example that is there: the files that name it must be the files that
+the page lists. A place that is added, and that a page lacks, fails its test.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from storage.database.migrate import HEAD_REVISION
+from tests.source.test_tidy import ROOT
+
+PAGES = ROOT / "docs" / "how-to"
+PLACE = re.compile(r"^- `([^`]+)`: \S", re.MULTILINE)
+
+
+def places(page: str) -> set[str]:
+    """Return the files that a recipe lists."""
+    text = (PAGES / f"{page}.md").read_text("utf-8")
+    return set(PLACE.findall(text.partition("\n## Places\n")[2]))
+
+
+def naming(pattern: str, *folders: str, suffixes: Iterable[str] = (".py",)) -> set[str]:
+    """Return the files below some folders whose text matches."""
+    wanted = re.compile(pattern)
+    paths = (path for folder in folders for path in sorted((ROOT / folder).rglob("*")))
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in paths
+        if path.suffix in suffixes and wanted.search(path.read_text("utf-8"))
+    }
+
+
+def stream_places() -> set[str]:
+    named = naming(r"""["']to_device["']""", "storage", suffixes=(".py", ".sql"))
+    return named | naming(r"CREATE TABLE to_device ", "storage", suffixes=(".sql",))
+
+
+def query_places() -> set[str]:
+    return naming(r"\bevent_near\b", "storage") | {
+        path
+        for path in naming(r"\bevent_near\b", "tests/oracle")
+        if not Path(path).name.startswith("test_")
+    }
+
+
+def version_places() -> set[str]:
+    return naming(r'"12"', "storage")
+
+
+def migration_places() -> set[str]:
+    """A page cannot name a revision that is not written yet."""
+    named = naming(rf"['\"]{HEAD_REVISION}['\"]", "storage", "migrations", suffixes=(".py", ".sql"))
+    return {
+        "migrations/versions/<revision>.py" if Path(path).name.startswith(HEAD_REVISION) else path
+        for path in named
+    }
+
+
+@pytest.mark.parametrize(
+    "page, found",
+    [
+        ("add-a-stream", stream_places()),
+        ("add-a-query", query_places()),
+        ("add-a-room-version", version_places()),
+        ("add-a-migration", migration_places()),
+    ],
+)
+def test_a_recipe_names_each_place(page: str, found: set[str]) -> None:
+    assert found == places(page)
+
+
+def test_the_files_of_all_recipes_are_there() -> None:
+    named = {place for page in PAGES.glob("add-*.md") for place in places(page.stem)}
+    assert named
+    assert [place for place in named if "<" not in place and not (ROOT / place).is_file()] == []
