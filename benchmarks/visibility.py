@@ -39,12 +39,12 @@ SMALL: Final = VisibleRoomHistory(events=600, local=20, remote=40, servers=10)
 
 FILTER: Final = """AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
                 r.shared_before, r.reader_nid, r.unread)"""
-STRETCHES: Final = (
-    "topological_ranges_of(r.room_nid, r.principal_nid, r.strays, $3::bigint, $9::bigint + 1, 0)"
-)
+RANGES: Final = """topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
+        $3::bigint, $9::bigint + 1, 0)"""
 EVERYWHERE: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest, s.* FROM visibility_of(r.room_nid, r.principal_nid) AS s)"
 NOTHING: Final = "(SELECT 0::bigint AS lowest, 9223372036854775807 AS highest)"
-WITHHELD: Final = """NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+WITHHELD: Final = """NOT was_there(e, r.joined_since, r.joined_audiences)
+                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
                 AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld"""
 
 SQL_SIZES: Final = """
@@ -97,9 +97,9 @@ def without(sql: str, *parts: tuple[str, str]) -> str:
     return sql
 
 
-PLAIN: Final = without(messages.SQL_BACKWARDS, (STRETCHES, EVERYWHERE))
+PLAIN: Final = without(messages.SQL_BACKWARDS, (RANGES, EVERYWHERE))
 UNFILTERED: Final = without(
-    messages.SQL_BACKWARDS, (STRETCHES, NOTHING), (FILTER, ""), (WITHHELD, "false AS withheld")
+    messages.SQL_BACKWARDS, (RANGES, NOTHING), (FILTER, ""), (WITHHELD, "false AS withheld")
 )
 
 
@@ -198,9 +198,9 @@ def _arguments(asked: VisibilityQuery) -> tuple[object, ...]:
         PAGE,
         [],
         *ANY_EVENT.arguments,
+        0,
+        0,
         LARGEST_POSITION,
-        0,
-        0,
     )
 
 

@@ -42,7 +42,7 @@ from storage.queries.event_auth import StateIds
 from storage.queries.events import Aggregations, StoredEvent, ThreadSummary
 from storage.queries.filters import EventFilter, SyncFilter
 from storage.queries.gaps import OpenGap
-from storage.queries.messages import Gap, Page
+from storage.queries.pagination.page import Gap, Page
 from storage.queries.relations import RelationsPage
 from storage.queries.sync import (
     InvitedRoom,

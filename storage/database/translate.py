@@ -47,7 +47,7 @@ OLD_WRITER: Final = "RS002"
 TOO_MANY_MOVES: Final = "RS004"
 """SQLSTATE of `reordered_across` (schema.sql): a pagination token is too old to be read.
 
-`storage.queries.messages` makes it `InvalidToken`.
+`storage.queries.pagination.fetch` makes it `InvalidToken`.
 """
 
 SQLSTATES: Final[Mapping[str, type[DatabaseError]]] = {

@@ -12,7 +12,7 @@ from storage.database.connection import Connection
 from storage.ids import EventId, UserId
 from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent, ThreadSummary, stored_of
-from storage.queries.messages import Page
+from storage.queries.pagination.page import Page
 
 AnyPage = TypeVar("AnyPage", bound=Page)
 

@@ -29,6 +29,7 @@ from storage.queries import event_auth as auth_queries
 from storage.queries import timestamp_to_event as timestamps
 from storage.queries import visible_events as visibility_queries
 from storage.queries.filters import ANY_ROOM, SyncFilter
+from storage.queries.pagination.page import Direction, between
 from storage.queries.sync import SyncMemory, SyncRequest, brief, sync
 from storage.queries.sync.changed_rooms import rooms_of
 from storage.queries.sync.positions import positions
@@ -165,9 +166,9 @@ async def _sync_timelines(conn: Connection, given: Any) -> object:
     )
 
 
-def _pages(direction: messages.Direction) -> Ask:
+def _pages(direction: Direction) -> Ask:
     async def page(conn: Connection, given: Any) -> object:
-        asked = messages.between(None, None, direction, given.limit, given.deployment)
+        asked = between(None, None, direction, given.limit, given.deployment)
         return await messages.messages(
             conn,
             RoomId(given.room),
@@ -181,7 +182,7 @@ def _pages(direction: messages.Direction) -> Ask:
 
 
 async def _since(conn: Connection, given: Any) -> object:
-    asked = messages.between(None, given.since, "b", given.limit, given.deployment)
+    asked = between(None, given.since, "b", given.limit, given.deployment)
     return await messages.messages(
         conn,
         RoomId(given.room),
@@ -204,7 +205,7 @@ async def _context(conn: Connection, given: Any) -> object:
 
 def _relations(*, recurse: bool) -> Ask:
     async def related(conn: Connection, given: Any) -> object:
-        asked = messages.between(None, None, "b", given.limit, given.deployment)
+        asked = between(None, None, "b", given.limit, given.deployment)
         wanted = relations.RelationFilter(recurse=recurse)
         rows_max = given.config.traversal_rows_max
         ids = EventId(given.event), UserId(given.user)
@@ -219,7 +220,7 @@ async def _aggregations(conn: Connection, given: Any) -> object:
     return await aggregations.aggregations(conn, UserId(given.user), [EventId(given.event)])
 
 
-def _near(direction: messages.Direction) -> Ask:
+def _near(direction: Direction) -> Ask:
     async def nearest(conn: Connection, given: Any) -> object:
         rows_max = given.config.traversal_rows_max
         return await timestamps.event_near(

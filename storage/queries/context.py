@@ -12,7 +12,7 @@ from storage.errors import UnknownEvent
 from storage.ids import EventId, UserId
 from storage.queries.events import StoredEvent, StoredEventRow, stored, stored_of
 from storage.queries.filters import ANY_EVENT, EventFilter
-from storage.queries.messages import edge
+from storage.queries.pagination.page import edge
 from storage.queries.state_at import lost
 
 SQL_CONTEXT: Final[LiteralString] = """

@@ -1,8 +1,9 @@
-"""What relates to an event: edits, reactions, references, threads, in the order and with the tokens of `messages`. One statement, two after a move.
+"""The events that relate to an event: edits, reactions, references, threads.
 
-Client-server API, "Event relationships". An event relates to another one as long as it does in the eyes of who asks: it is not
-redacted (nor shown redacted, for its sender was erased), of the same room, and they may see it. With `recurse` what relates to
-those is looked up as well, as if one asked again for each of them with the same filters, down to `LEVELS`.
+Client-server API, "Event relationships". Order and tokens are those of `messages`: a page is one
+statement, or two after moves. A relation counts if the user may see the event, in the same room, and
+it is neither redacted nor shown redacted (its sender was erased). With `recurse` a page also has the
+events that relate to those, down to `LEVELS`, under the same filters.
 """
 
 from collections.abc import Collection
@@ -10,14 +11,19 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.template import fill
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, UserId
-from storage.queries.events import StoredEvent, stored_of
-from storage.queries.messages import Direction, Page, PageRange, exact, page_of, with_care
-from storage.queries.pagination.relations_reordered import (
-    SQL_BACKWARDS_MOVED,
-    SQL_FORWARDS_MOVED,
-    SQL_RECURSIVE_MOVED,
+from storage.queries.events import stored_of
+from storage.queries.pagination.fetch import fetch_page
+from storage.queries.pagination.page import Direction, Page, PageRange, page_of
+from storage.queries.pagination.parts import (
+    PART_LEFT_OUT,
+    PART_NONE_LEFT_OUT,
+    PART_NOT_LEFT_OUT,
+    PART_OR_BROUGHT,
+    TEMPLATE_NOT_LEFT_OUT_LIVE,
+    TEMPLATE_REORDERED,
 )
 from storage.queries.pagination.reordering import (
     Reorderings,
@@ -27,11 +33,13 @@ from storage.queries.pagination.reordering import (
     numbers,
     upper_end,
 )
+from storage.queries.pagination.sync_tokens import exact
+from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 
 LEVELS: Final = 3
-"""How many steps from the event a recursive answer goes; the specification recommends at least three."""
+"""Depth of a recursive request. The specification recommends at least three."""
 
-SQL_BACKWARDS: Final[LiteralString] = """
+TEMPLATE_DIRECT: Final[LiteralString] = """
 WITH RECURSIVE
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
@@ -40,23 +48,21 @@ reader AS MATERIALIZED (
 ),
 target AS MATERIALIZED (
     SELECT relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version, r.moves,
-        reader.ignored, sight.*
+        reader.ignored, v.*
     FROM reader
     CROSS JOIN events e
     JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS sight
-    -- else the tokens are to be read with care (pagination/relations_reordered.py)
-    WHERE e.event_id = $1::text AND r.moves <= $13::bigint
-        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences,
-            sight.world_audiences,
-            sight.shared_before, sight.reader_nid, sight.unread)
+    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
+    WHERE e.event_id = $1::text {and_not_reordered}
+        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
+            v.shared_before, v.reader_nid, v.unread)
 ),
-found AS (  -- the types of relations to it, from one to the next by the index
+found AS (  -- the types of relations to it: the index leads from each to the next one
     SELECT (
-        SELECT e.rel_type_nid FROM events e WHERE e.relates_to = t.key AND NOT e.outlier
+        SELECT e.rel_type_nid FROM events e WHERE e.relates_to = r.key AND NOT e.outlier
             ORDER BY e.rel_type_nid LIMIT 1
-    ) AS rel_type_nid, t.key
-    FROM target t
+    ) AS rel_type_nid, r.key
+    FROM target r
     WHERE $4::text IS NULL
     UNION ALL
     SELECT (
@@ -74,144 +80,67 @@ kind AS MATERIALIZED (
     UNION ALL
     SELECT type_nid FROM event_types WHERE type = $4::text
 ),
-page AS MATERIALIZED (  -- of each type as many as asked for, and one more
+{reordered}
+page AS MATERIALIZED (  -- of each type the limit and one more, which shows that there are more
     SELECT e.*
-    FROM target t
+    FROM target r
     CROSS JOIN kind
+    {page_range}
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth,
             e.redacted_by, e.rejected, e.soft_failed,
             e.outlier, e.redacted_form, e.encoding, e.json
         FROM events e
-        WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid
-            AND e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
-            -- beside a timeline all
-            AND e.topological_ordering >= CASE
-                WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE $14::bigint END
+        WHERE e.relates_to = r.key AND e.rel_type_nid = kind.rel_type_nid
+            AND e.room_nid = r.room_nid AND NOT e.outlier
+            AND (e.topological_ordering, e.stream_ordering) <= {upper}
+            AND {above_lower}
             AND (e.backfilled OR e.stream_ordering <= $8::bigint)
             AND (
                 (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+                    {and_not_left_out}
                 OR (
                     NOT e.backfilled AND e.stream_ordering > $11::bigint
-                        AND (e.topological_ordering, e.stream_ordering) > ($14::bigint, $15::bigint)
+                        AND (e.topological_ordering, e.stream_ordering) > ($13::bigint, $14::bigint)
+                        {and_not_left_out_live}
                 )
             )
             AND ($5::text IS NULL
                 OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
-            AND user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences,
-                t.world_audiences,
-                t.shared_before, t.reader_nid, t.unread, t.ignored)
-            AND (was_there(e, t.joined_since, t.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, t.reader_nid, t.unread))
-        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+            AND {is_visible}
+        ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
         LIMIT $12::bigint + 1
     ) AS e
-    ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+    ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
     LIMIT $12::bigint + 1
 )
-SELECT CASE WHEN t.moves > 0 THEN ARRAY[t.moves] END AS moved,
-    page.event_nid, page.event_id, t.room_id, t.room_version, page.stream_ordering,
+SELECT r.moves, {left_out},
+    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering,
         page.topological_ordering, page.depth,
     (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
     page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
-FROM target t
+FROM target r
 LEFT JOIN page ON true
-ORDER BY page.topological_ordering DESC, page.stream_ordering DESC
+ORDER BY page.topological_ordering {order}, page.stream_ordering {order}
+"""
+"""Parameters: $6 to $8 are the upper end (topological, stream, live), $9 to $11 the lower one.
+
+$13 and $14 are `above` the lower end. Then come $15 the moves that the tokens know, or for a
+reordered page $15 and $16 the `numbers` of both ends, $17 the most moves to read, $18 `behind`.
 """
 
-SQL_FORWARDS: Final[LiteralString] = """
-WITH RECURSIVE
-reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
-        0) AS principal_nid,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($3::text[])) AS ignored
-),
-target AS MATERIALIZED (
-    SELECT relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version, r.moves,
-        reader.ignored, sight.*
-    FROM reader
-    CROSS JOIN events e
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS sight
-    -- else the tokens are to be read with care (pagination/relations_reordered.py)
-    WHERE e.event_id = $1::text AND r.moves <= $13::bigint
-        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences,
-            sight.world_audiences,
-            sight.shared_before, sight.reader_nid, sight.unread)
-),
-found AS (  -- the types of relations to it, from one to the next by the index
-    SELECT (
-        SELECT e.rel_type_nid FROM events e WHERE e.relates_to = t.key AND NOT e.outlier
-            ORDER BY e.rel_type_nid LIMIT 1
-    ) AS rel_type_nid, t.key
-    FROM target t
-    WHERE $4::text IS NULL
+TEMPLATE_PAGE_RANGE: Final[LiteralString] = """
+{reordered}
+page_range AS MATERIALIZED (  -- each brought event is a range of its own
+    SELECT CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint
+        ELSE $13::bigint END AS lower, 0::bigint AS lower_stream,
+        $6::bigint AS upper, $7::bigint AS upper_stream
     UNION ALL
-    SELECT (
-        SELECT e.rel_type_nid
-        FROM events e
-        WHERE e.relates_to = f.key AND e.rel_type_nid > f.rel_type_nid AND NOT e.outlier
-        ORDER BY e.rel_type_nid
-        LIMIT 1
-    ), f.key
-    FROM found f
-    WHERE f.rel_type_nid IS NOT NULL
+    SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
 ),
-kind AS MATERIALIZED (
-    SELECT rel_type_nid FROM found WHERE rel_type_nid IS NOT NULL
-    UNION ALL
-    SELECT type_nid FROM event_types WHERE type = $4::text
-),
-page AS MATERIALIZED (  -- of each type as many as asked for, and one more
-    SELECT e.*
-    FROM target t
-    CROSS JOIN kind
-    CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth,
-            e.redacted_by, e.rejected, e.soft_failed,
-            e.outlier, e.redacted_form, e.encoding, e.json
-        FROM events e
-        WHERE e.relates_to = t.key AND e.rel_type_nid = kind.rel_type_nid
-            AND e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
-            -- beside a timeline all
-            AND e.topological_ordering >= CASE
-                WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE $14::bigint END
-            AND (e.backfilled OR e.stream_ordering <= $8::bigint)
-            AND (
-                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
-                OR (
-                    NOT e.backfilled AND e.stream_ordering > $11::bigint
-                        AND (e.topological_ordering, e.stream_ordering) > ($14::bigint, $15::bigint)
-                )
-            )
-            AND ($5::text IS NULL
-                OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
-            AND user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences,
-                t.world_audiences,
-                t.shared_before, t.reader_nid, t.unread, t.ignored)
-            AND (was_there(e, t.joined_since, t.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, t.reader_nid, t.unread))
-        ORDER BY e.topological_ordering, e.stream_ordering
-        LIMIT $12::bigint + 1
-    ) AS e
-    ORDER BY e.topological_ordering, e.stream_ordering
-    LIMIT $12::bigint + 1
-)
-SELECT CASE WHEN t.moves > 0 THEN ARRAY[t.moves] END AS moved,
-    page.event_nid, page.event_id, t.room_id, t.room_version, page.stream_ordering,
-        page.topological_ordering, page.depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
-    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
-FROM target t
-LEFT JOIN page ON true
-ORDER BY page.topological_ordering, page.stream_ordering
 """
 
-SQL_RECURSIVE: Final[LiteralString] = """
+TEMPLATE_RECURSIVE: Final[LiteralString] = """
 WITH RECURSIVE
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
@@ -222,72 +151,166 @@ reader AS MATERIALIZED (
 ),
 target AS MATERIALIZED (
     SELECT e.event_nid, relation_key(e.event_id) AS key, e.room_nid, r.moves, reader.ignored,
-        reader.rel_type_nid, reader.type_nid, sight.*
+        reader.rel_type_nid, reader.type_nid, v.*
     FROM reader
     CROSS JOIN events e
     JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS sight
-    -- else the tokens are to be read with care (pagination/relations_reordered.py)
-    WHERE e.event_id = $1::text AND r.moves <= $16::bigint
-        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences,
-            sight.world_audiences,
-            sight.shared_before, sight.reader_nid, sight.unread)
+    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
+    WHERE e.event_id = $1::text {and_not_reordered}
+        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
+            v.shared_before, v.reader_nid, v.unread)
 ),
--- level by level; what is not shown is not gone through. Each event relates to one other, so there
--- are no circles but by the target
+-- level by level, not through hidden events. An event relates to one other event: the only cycles
+-- are those by the target
 walk AS (
-    SELECT t.event_nid, t.key, 0 AS level, true AS shown
-    FROM target t
+    SELECT r.event_nid, r.key, 0 AS level, true AS shown
+    FROM target r
     UNION ALL
     SELECT e.event_nid, relation_key(e.event_id), w.level + 1,
-        user_sees_relation(e, t.joined_since, t.own_audiences, t.shared_audiences,
-            t.world_audiences,
-            t.shared_before, t.reader_nid, t.unread, t.ignored)
-        AND (was_there(e, t.joined_since, t.joined_audiences)
-            OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-            OR was_there_before(e, t.reader_nid, t.unread))
+        {is_visible}
     FROM walk w
-    CROSS JOIN target t
-    JOIN events e ON e.relates_to = w.key AND e.room_nid = t.room_nid AND NOT e.outlier
-    WHERE w.shown AND w.level < $15::int AND e.event_nid <> t.event_nid
-        AND ($4::text IS NULL OR e.rel_type_nid = t.rel_type_nid)
-        AND ($5::text IS NULL OR e.type_nid = t.type_nid)
+    CROSS JOIN target r
+    JOIN events e ON e.relates_to = w.key AND e.room_nid = r.room_nid AND NOT e.outlier
+    WHERE w.shown AND w.level < $15::int AND e.event_nid <> r.event_nid
+        AND ($4::text IS NULL OR e.rel_type_nid = r.rel_type_nid)
+        AND ($5::text IS NULL OR e.type_nid = r.type_nid)
 ),
-found AS (  -- stops the walk when it has read that many rows
+found AS (  -- stops the walk once it has read that many rows
     SELECT event_nid, level, shown
     FROM walk
     LIMIT $14::bigint
 ),
+{reordered}
 page AS MATERIALIZED (
     SELECT e.event_nid, e.topological_ordering, e.stream_ordering
     FROM found f
     JOIN events e USING (event_nid)
     WHERE f.shown AND f.level > 0
-        AND (e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint)
+        AND ((e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint) {or_brought})
         AND (e.backfilled OR e.stream_ordering <= $8::bigint)
         AND (
             (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+                {and_not_left_out}
             OR (
                 NOT e.backfilled AND e.stream_ordering > $11::bigint
-                    AND (e.topological_ordering, e.stream_ordering) > ($17::bigint, $18::bigint)
+                    AND (e.topological_ordering, e.stream_ordering) > ($16::bigint, $17::bigint)
+                    {and_not_left_out_live}
             )
         )
     ORDER BY e.topological_ordering * $13::bigint, e.stream_ordering * $13::bigint
     LIMIT $12::bigint + 1
 )
-SELECT CASE WHEN t.moves > 0 THEN ARRAY[t.moves] END AS moved, s.*
-FROM target t
+SELECT r.moves, {left_out}, s.*
+FROM target r
 LEFT JOIN page ON true
 LEFT JOIN stored_events s ON s.event_nid = page.event_nid
 ORDER BY page.topological_ordering * $13::bigint, page.stream_ordering * $13::bigint
 """
+"""Parameters as of `TEMPLATE_DIRECT` up to $12. $13 is -1 for a page backwards, else 1.
+
+$14 is the most rows of the walk, $15 `LEVELS`. From $16 on they go on as there from $13.
+"""
+
+PART_IS_VISIBLE: Final[LiteralString] = fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")
+
+PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
+    "and_not_reordered": "AND r.moves <= $15::bigint",
+    "reordered": "",
+    "page_range": "",
+    "upper": "($6::bigint, $7::bigint)",
+    "above_lower": """
+            e.topological_ordering >= CASE
+                WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE $13::bigint END
+    """,
+    "and_not_left_out": "",
+    "and_not_left_out_live": "",
+    "left_out": PART_NONE_LEFT_OUT,
+}
+
+PARTS_REORDERED: Final[dict[str, LiteralString]] = {
+    "and_not_reordered": "",
+    "page_range": "CROSS JOIN page_range AS p",
+    "upper": "(p.upper, p.upper_stream)",
+    "above_lower": "(e.topological_ordering, e.stream_ordering) >= (p.lower, p.lower_stream)",
+    "and_not_left_out": PART_NOT_LEFT_OUT,
+    "and_not_left_out_live": fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind="$18"),
+}
+
+PARTS_NUMBERS: Final[dict[str, LiteralString]] = {
+    "room": "target",
+    "upper": "$15",
+    "lower": "$16",
+    "rows_max": "$17",
+}
+
+SQL_BACKWARDS: Final[LiteralString] = fill(
+    TEMPLATE_DIRECT, order="DESC", is_visible=PART_IS_VISIBLE, **PARTS_ORDINARY
+)
+
+SQL_FORWARDS: Final[LiteralString] = fill(
+    TEMPLATE_DIRECT, order="ASC", is_visible=PART_IS_VISIBLE, **PARTS_ORDINARY
+)
+
+SQL_BACKWARDS_REORDERED: Final[LiteralString] = fill(
+    TEMPLATE_DIRECT,
+    order="DESC",
+    is_visible=PART_IS_VISIBLE,
+    left_out=PART_NONE_LEFT_OUT,
+    reordered=fill(
+        TEMPLATE_PAGE_RANGE,
+        reordered=fill(TEMPLATE_REORDERED, forwards="false", **PARTS_NUMBERS),
+    ),
+    **PARTS_REORDERED,
+)
+
+SQL_FORWARDS_REORDERED: Final[LiteralString] = fill(
+    TEMPLATE_DIRECT,
+    order="ASC",
+    is_visible=PART_IS_VISIBLE,
+    left_out=PART_LEFT_OUT,
+    reordered=fill(
+        TEMPLATE_PAGE_RANGE,
+        reordered=fill(TEMPLATE_REORDERED, forwards="true", **PARTS_NUMBERS),
+    ),
+    **PARTS_REORDERED,
+)
+
+SQL_RECURSIVE: Final[LiteralString] = fill(
+    TEMPLATE_RECURSIVE,
+    is_visible=PART_IS_VISIBLE,
+    and_not_reordered="AND r.moves <= $18::bigint",
+    reordered="",
+    or_brought="",
+    and_not_left_out="",
+    and_not_left_out_live="",
+    left_out=PART_NONE_LEFT_OUT,
+)
+
+SQL_RECURSIVE_REORDERED: Final[LiteralString] = fill(
+    TEMPLATE_RECURSIVE,
+    is_visible=PART_IS_VISIBLE,
+    and_not_reordered="",
+    reordered=fill(
+        TEMPLATE_REORDERED,
+        room="target",
+        upper="$18",
+        lower="$19",
+        rows_max="$20",
+        forwards="$13::bigint > 0",
+    ),
+    or_brought=PART_OR_BROUGHT,
+    and_not_left_out=PART_NOT_LEFT_OUT,
+    and_not_left_out_live=fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind="$21"),
+    left_out=PART_LEFT_OUT,
+)
 
 
 class RelatedRow(NamedTuple):
-    """One event of the page, or all None if it has none; with what has moved."""
+    """One event of the page, or all of its columns None if the page has none; with the moves."""
 
-    moved: list[int] | None
-    """For `Reorderings.of`."""
+    moves: int
+    left_out_topological: list[int] | None
+    left_out_levels: list[int] | None
     event_nid: int | None
     event_id: str | None
     room_id: str | None
@@ -305,12 +328,15 @@ class RelatedRow(NamedTuple):
 
 
 EVENT: Final = RelatedRow._fields.index("event_nid")
-"""Where the columns of the event begin."""
+"""The first column of the event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelationFilter:
-    """Which relations are asked for: of a type, by events of a type, by others than these senders, also indirect ones."""
+    """The relations of a request: of this type, by events of this type, not by ``ignored`` senders.
+
+    ``recurse``: also indirect relations.
+    """
 
     rel_type: str | None = None
     event_type: str | None = None
@@ -320,9 +346,9 @@ class RelationFilter:
 
 @dataclass(frozen=True, slots=True)
 class RelationsPage(Page):
-    """A page of events that relate to one.
+    """A page of events that relate to one event.
 
-    ``recursion_depth``: how far it was looked for indirect ones; None if they were not asked for.
+    ``recursion_depth``: the depth of indirect relations; None if these were not requested.
     """
 
     recursion_depth: int | None = None
@@ -333,70 +359,54 @@ async def relations(
     event_id: EventId,
     user_id: UserId,
     wanted: RelationFilter,
-    asked: PageRange,
+    page_range: PageRange,
     *,
     deployment: str,
     rows_max: int,
 ) -> RelationsPage:
-    """Exactly ``limit`` events that relate to one, unless there are no more.
+    """Return exactly ``limit`` events that relate to this one, unless there are no more.
 
     `UnknownEvent` also where the user may not see the event.
 
-    One statement; one more for tokens of sync of a time when a writer was behind
-    (`messages.exact`), or where events have moved since. A recursive walk reads ``rows_max`` events
-    at most, nearest to the event first; what it has found by then is all there is. `InvalidToken`
-    where more than ``rows_max`` moves are to be read for a token.
+    Send one statement. Send one more for sync tokens of a time when a writer was behind
+    (`pagination.sync_tokens`), or where events were reordered since. A recursive walk reads at most
+    ``rows_max`` events, nearest to the event first, and returns what it has found by then.
+    `InvalidToken` where more than ``rows_max`` moves have to be read for a token.
     """
     if any("\0" in (text or "") for text in (wanted.rel_type, wanted.event_type)):
         raise InputError("a type holds no NUL")
-    given, asked = asked, await exact(conn, asked, event_id=event_id)
-    upper, lower = (
-        (asked.start, asked.stop) if asked.direction == "b" else (asked.stop, asked.start)
-    )
-    bounds = upper_end(upper) + lower_end(lower)
+    given, page_range = page_range, await exact(conn, page_range, event_id=event_id)
+    upper, lower = page_range.upper, page_range.lower
+    ordinary, reordered = _statements(page_range.direction, recurse=wanted.recurse)
+    sign = -1 if page_range.direction == "b" else 1
     arguments: tuple[object, ...] = (
-        event_id,
-        user_id,
-        list(wanted.ignored),
-        wanted.rel_type,
-        wanted.event_type,
-        *bounds,
-        asked.limit,
+        *(event_id, user_id, list(wanted.ignored), wanted.rel_type, wanted.event_type),
+        *(*upper_end(upper), *lower_end(lower), page_range.limit),
+        *((sign, rows_max, LEVELS) if wanted.recurse else ()),
+        *above(lower),
     )
-    if wanted.recurse:
-        arguments += (-1 if asked.direction == "b" else 1, rows_max, LEVELS)
-    ordinary, moved = _statements(asked.direction, recurse=wanted.recurse)
-    rows = await with_care(
-        asked,
+    reordering = numbers(upper), numbers(lower), rows_max, behind(lower)
+    rows = await fetch_page(
+        page_range,
         deployment,
-        asked is not given,
-        lambda moves: conn.fetch(ordinary, *arguments, moves, *above(lower), row=RelatedRow),
-        lambda: conn.fetch(
-            moved,
-            *arguments,
-            numbers(upper),
-            numbers(lower),
-            rows_max,
-            *above(lower),
-            behind(lower),
-            row=RelatedRow,
-        ),
+        lambda moves: conn.fetch(ordinary, *arguments, moves, row=RelatedRow),
+        lambda: conn.fetch(reordered, *arguments, *reordering, row=RelatedRow),
+        skip_ordinary=page_range is not given,
     )
     if not rows:
         raise UnknownEvent(event_id)
-    found: list[StoredEvent] = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
-    page = page_of(found, asked, deployment, Reorderings.of(rows[0].moved))
-    return RelationsPage(
-        page.chunk, page.start, page.end, page.gaps, LEVELS if wanted.recurse else None
-    )
+    found = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
+    first = rows[0]
+    reorderings = Reorderings.of(first.moves, first.left_out_topological, first.left_out_levels)
+    page = page_of(found, page_range, deployment, reorderings)
+    depth = LEVELS if wanted.recurse else None
+    return RelationsPage(page.chunk, page.start, page.end, page.gaps, depth)
 
 
 def _statements(direction: Direction, *, recurse: bool) -> tuple[LiteralString, LiteralString]:
-    """The ordinary one, and that for after a move."""
+    """Return the ordinary statement, and the one for reordered events."""
     if recurse:
-        return SQL_RECURSIVE, SQL_RECURSIVE_MOVED
-    return (
-        (SQL_BACKWARDS, SQL_BACKWARDS_MOVED)
-        if direction == "b"
-        else (SQL_FORWARDS, SQL_FORWARDS_MOVED)
-    )
+        return SQL_RECURSIVE, SQL_RECURSIVE_REORDERED
+    if direction == "b":
+        return SQL_BACKWARDS, SQL_BACKWARDS_REORDERED
+    return SQL_FORWARDS, SQL_FORWARDS_REORDERED

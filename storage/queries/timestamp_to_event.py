@@ -16,7 +16,7 @@ from storage.errors import InputError
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
 from storage.queries.federation import EVENT, TraversalRow
-from storage.queries.messages import Direction
+from storage.queries.pagination.page import Direction
 
 SQL_AT_OR_AFTER: Final[LiteralString] = """
 WITH reader AS MATERIALIZED (

@@ -13,7 +13,7 @@ from storage.queries import timestamp_to_event
 from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent
 from storage.queries.filters import ANY_EVENT, EventFilter
-from storage.queries.messages import Direction, Page
+from storage.queries.pagination.page import Direction, Page, between
 from storage.queries.relations import RelationsPage
 from storage.store.core import StoreCore, page_limit
 
@@ -43,7 +43,7 @@ async def messages(
     room, user = args.room(room_id), args.local_user(user_id, store.server_name)
     silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
     wanted = args.instance(filter, EventFilter, "filter")
-    bounds = message_queries.between(
+    bounds = between(
         from_, to, direction, page_limit(store, limit), store.deployment_id
     )
     async with store.database.connection() as conn:
@@ -127,7 +127,7 @@ async def relations(
         ignored=silent,
         recurse=args.flag(recurse, "recurse"),
     )
-    bounds = message_queries.between(
+    bounds = between(
         from_, to, direction, page_limit(store, limit), store.deployment_id
     )
     async with store.database.connection() as conn:

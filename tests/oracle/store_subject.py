@@ -14,7 +14,7 @@ from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.maintenance.verify import Finding, verify
 from storage.persist import Origin, Outcome
-from storage.queries.messages import Direction
+from storage.queries.pagination.page import Direction
 from tests.oracle.facts import Audience, Facts, Stretch
 from tests.oracle.filtering import passes
 from tests.oracle.oracle import Position

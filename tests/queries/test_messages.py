@@ -5,7 +5,7 @@ import pytest
 from storage import Page, Store
 from storage.errors import InputError, InvalidIdentifier, InvalidToken, UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId
-from storage.queries.messages import Direction
+from storage.queries.pagination.page import Direction
 from storage.testing import RoomBuilder
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import (

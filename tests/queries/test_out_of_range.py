@@ -12,7 +12,7 @@ from storage.visibility import audience_ranges
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, new_room
 from tests.queries.test_plans import ALL, EDGE, NONE, plan_of
 
-HOW: tuple[object, ...] = (*ALL, *NONE, 100, [], *ANY_EVENT.arguments, LARGEST_POSITION, *EDGE)
+HOW: tuple[object, ...] = (*ALL, *NONE, 100, [], *ANY_EVENT.arguments, *EDGE, LARGEST_POSITION)
 
 
 async def paged(store: Store) -> tuple[set[str], set[str]]:

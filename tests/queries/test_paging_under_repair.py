@@ -15,7 +15,7 @@ import pytest
 
 from storage import Store
 from storage.ids import EventId
-from storage.queries.messages import Direction
+from storage.queries.pagination.page import Direction
 from storage.streams import PaginationToken
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.queries.conftest import StatementLog

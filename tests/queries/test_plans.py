@@ -14,6 +14,7 @@ from storage.queries import context, federation, messages
 from storage.queries import timestamp_to_event as timestamps
 from storage.queries import visible_events as visibility_queries
 from storage.queries.filters import ANY_EVENT
+from storage.queries.pagination import sync_tokens
 from storage.queries.sync import rooms, state
 from storage.streams import registry
 from storage.streams.positions import LARGEST_POSITION
@@ -138,7 +139,7 @@ EDGE = (0, 0)
 async def test_pages(filled: Filled) -> None:
     for sql, args in (
         (messages.SQL_BACKWARDS, (*ALL, *NONE)),
-        (messages.SQL_FORWARDS, (*NONE, *ALL)),
+        (messages.SQL_FORWARDS, (*ALL, *NONE)),
     ):
         plan = await plan_of(
             filled.store,
@@ -149,8 +150,8 @@ async def test_pages(filled: Filled) -> None:
             100,
             [],
             *ANY_EVENT.arguments,
-            LARGEST_POSITION,
             *EDGE,
+            LARGEST_POSITION,
         )
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 101 + 10
@@ -173,7 +174,7 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
             await conn.execute(f"VACUUM ANALYZE {table}")
     for sql, args in (
         (messages.SQL_BACKWARDS, (*ALL, *NONE)),
-        (messages.SQL_FORWARDS, (*NONE, *ALL)),
+        (messages.SQL_FORWARDS, (*ALL, *NONE)),
     ):
         plan = await plan_of(
             store,
@@ -184,8 +185,8 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
             100,
             [],
             *ANY_EVENT.arguments,
-            LARGEST_POSITION,
             *EDGE,
+            LARGEST_POSITION,
         )
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 50 + 4 * audience_ranges.SLACK
@@ -214,8 +215,8 @@ async def test_pages_beside_a_timeline(filled: Filled) -> None:
         400,
         [],
         *ANY_EVENT.arguments,
-        LARGEST_POSITION,
         *EDGE,
+        LARGEST_POSITION,
     )
     assert (
         "events_room_topological_idx" in plan.indexes
@@ -227,7 +228,7 @@ async def test_what_tokens_of_sync_cover(filled: Filled) -> None:
     last = filled.last_stream
     tokens = ([0, 1], [last - 100, last - 50], [last, last], [0, 1], ["main", "main"], [last, last])
     for room_id, event_id in ((filled.room_id, None), (None, filled.last_event_id)):
-        plan = await plan_of(filled.store, messages.SQL_COVERED, room_id, event_id, *tokens)
+        plan = await plan_of(filled.store, sync_tokens.SQL_COVERED, room_id, event_id, *tokens)
         assert "events_room_stream_idx" in plan.indexes
         assert 150 <= plan.event_rows <= 151
 

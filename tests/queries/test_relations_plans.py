@@ -70,8 +70,8 @@ async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
                 None,
                 *ALL,
                 20,
-                LARGEST_POSITION,
                 *EDGE,
+                LARGEST_POSITION,
             )
             assert "events_relation_idx" in plan.indexes
             assert plan.event_rows <= (kinds + 1) * 21 + 10
@@ -95,14 +95,14 @@ async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
             None,
             *middle,
             20,
-            LARGEST_POSITION,
             *EDGE,
+            LARGEST_POSITION,
         )
         assert plan.event_rows <= 2 * 21 + 10
 
 
 async def test_a_walk_stops_at_its_limit(busy: Busy) -> None:
-    recursive = (*ALL, 20, -1, 500, relations.LEVELS, LARGEST_POSITION, *EDGE)
+    recursive = (*ALL, 20, -1, 500, relations.LEVELS, *EDGE, LARGEST_POSITION)
     plan = await plan_of(
         busy.store, relations.SQL_RECURSIVE, busy.root_id, LOCAL, [], None, None, *recursive
     )

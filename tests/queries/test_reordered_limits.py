@@ -8,7 +8,7 @@ import pytest
 
 import storage
 from storage import InvalidToken, Store
-from storage.queries.messages import Direction
+from storage.queries.pagination.page import Direction
 from storage.streams import PaginationToken
 from storage.streams.tokens import Level
 from storage.testing import RoomBuilder

@@ -12,7 +12,7 @@ from storage import Store
 from storage.database.explained import ExplainingConnection, QueryPlan
 from storage.ids import EventId, RoomId, UserId
 from storage.queries import messages, relations
-from storage.queries.messages import BEGINNING, END, Page, PageRange
+from storage.queries.pagination.page import BEGINNING, END, Page, PageRange
 from storage.streams import PaginationToken
 from storage.streams.positions import LARGEST_POSITION
 from tests.queries.rooms import ADMIN, LOCAL, deliver, new_room

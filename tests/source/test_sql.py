@@ -1,10 +1,14 @@
 """Every statement is valid against the migrated schema, and fits the row type it is read into (convention: tests/source/sql.py)."""
 
+from types import ModuleType
 from typing import NamedTuple
 
 import asyncpg
 import pytest
 
+from storage.queries import messages, relations
+from storage.queries.messages import PageRow
+from storage.queries.relations import RelatedRow
 from tests.source import sql
 
 pytestmark = pytest.mark.every_postgres
@@ -37,6 +41,19 @@ async def test_each_statement_has_the_columns_of_its_row_type(driver: "asyncpg.C
         if problem:
             wrong[place] = problem
     assert wrong == {}
+
+
+@pytest.mark.parametrize("module,row", [(messages, PageRow), (relations, RelatedRow)])
+async def test_each_paging_statement_has_the_columns_of_its_row_type(
+    driver: "asyncpg.Connection", module: ModuleType, row: type
+) -> None:
+    """The function chooses one of these by direction, so its call does not name it."""
+    chosen = [name for name in sql.assigned_names(sql.tree_of(module)) if name.startswith("SQL_")]
+    assert len(chosen) >= 4
+    for name in chosen:
+        attributes = (await driver.prepare(getattr(module, name))).get_attributes()
+        columns = [(attribute.name, attribute.type.name) for attribute in attributes]
+        assert (name, mismatch(columns, row)) == (name, "")
 
 
 def mismatch(columns: list[tuple[str, str]], row: type) -> str:

@@ -21,6 +21,9 @@ HARMLESS_BASES = {
 SQL_START = re.compile(
     r"\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|MERGE INTO|TRUNCATE|LOCK TABLE)\s"
 )
+SQL_NAME = re.compile(r"(SQL|PART|PARTS|TEMPLATE)_[A-Z0-9_]+$")
+"""Of a statement, of a part of several, of parts by name, and of a template for `fill`."""
+
 LEFT_OVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError|\bxfail\(|time\.sleep\(")
 SLEEP_IS_POLLING = {"storage/database/embedded.py", "tests/pipeline/cluster.py"}
 """Waiting for another process that tells nobody when it is done."""
@@ -88,13 +91,13 @@ def base_name(base: ast.expr) -> str:
 
 
 def loose_sql(name: str, tree: ast.Module) -> list[str]:
-    """Statements that are not the value of a module-level constant SQL_…, or PART_… for a part that several statements begin with."""
+    """Return statements that are not the value of a module constant named as in SQL_NAME."""
     constants = {
         id(node.value)
         for node in tree.body
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
-        and node.target.id.startswith(("SQL_", "PART_"))
+        and SQL_NAME.match(node.target.id)
     }
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
@@ -105,6 +108,73 @@ def loose_sql(name: str, tree: ast.Module) -> list[str]:
         and SQL_START.match(node.value)
         and id(node) not in constants | docstrings
     ]
+
+
+def assembled_sql(name: str, tree: ast.Module) -> list[str]:
+    """Return SQL that is joined, formatted, or filled from anything but constants at import.
+
+    `fill` (storage/database/template.py) is the one way to put SQL together.
+    """
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    return [
+        f"{name}:{node.lineno} {ast.unparse(node)[:60]!r}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.expr)
+        and (
+            is_joined(node)
+            or (
+                is_call_of(node, "fill")
+                and (id(node) in inside or not is_filled_by_constants(node))
+            )
+        )
+    ]
+
+
+def is_sql(node: ast.expr) -> bool:
+    """Return whether an expression is SQL text: a statement, or a constant named as in SQL_NAME."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and SQL_START.match(node.value) is not None
+    if isinstance(node, ast.JoinedStr):
+        return any(is_sql(value) for value in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return is_sql(node.value)
+    if isinstance(node, ast.BinOp):
+        return is_sql(node.left) or is_sql(node.right)
+    named = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return SQL_NAME.match(named) is not None
+
+
+def is_joined(node: ast.AST) -> bool:
+    """Return whether an expression joins SQL by `+`, `%`, an f-string or a method of str."""
+    if isinstance(node, ast.BinOp | ast.JoinedStr):
+        return is_sql(node)
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return False
+    if node.func.attr in {"format", "format_map", "replace"}:
+        return is_sql(node.func.value)
+    listed = [part for given in node.args for part in getattr(given, "elts", [given])]
+    return node.func.attr == "join" and any(map(is_sql, listed))
+
+
+def is_call_of(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+def is_filled_by_constants(node: ast.AST) -> bool:
+    """Return whether each argument is a literal, a module constant, or such a call itself."""
+    assert isinstance(node, ast.Call)
+    given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return all(
+        isinstance(one, ast.Constant)
+        or (isinstance(one, ast.Name) and SQL_NAME.match(one.id) is not None)
+        or (is_call_of(one, "fill") and is_filled_by_constants(one))
+        for one in given
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------------
@@ -141,6 +211,11 @@ def test_each_class_name_is_used_once() -> None:
 def test_sql_stands_in_constants() -> None:
     package = [path for path in SOURCES if path.is_relative_to(ROOT / "storage")]
     assert [found for name, tree in trees(package) for found in loose_sql(name, tree)] == []
+
+
+def test_sql_is_put_together_at_import_by_fill_alone() -> None:
+    package = [path for path in SOURCES if path.is_relative_to(ROOT / "storage")]
+    assert [found for name, tree in trees(package) for found in assembled_sql(name, tree)] == []
 
 
 def test_nothing_is_left_over() -> None:
@@ -188,6 +263,19 @@ def test_the_lock_file_names_no_registry() -> None:
         (loose_sql, "QUERY: Final = 'SELECT 1'"),
         (loose_sql, "def f(x):\n    return f'SELECT {x} FROM y'"),
         (loose_sql, "SQL_X: Final = f'SELECT {x} FROM y'"),
+        (assembled_sql, "SQL_X: Final = SQL_Y + 'UNION ALL'"),
+        (assembled_sql, "SQL_X: Final = 'SELECT 1' + y"),
+        (assembled_sql, "SQL_X: Final = 'SELECT %s' % y"),
+        (assembled_sql, "SQL_X: Final = f'SELECT {y}'"),
+        (assembled_sql, "SQL_X: Final = f'{SQL_Y} LIMIT 1'"),
+        (assembled_sql, "SQL_X: Final = SQL_Y.format(y=1)"),
+        (assembled_sql, "SQL_X: Final = SQL_Y.replace('a', 'b')"),
+        (assembled_sql, "def f(x):\n    return rooms.SQL_Y + x"),
+        (assembled_sql, "SQL_X: Final = ' '.join([SQL_Y, PART_Z])"),
+        (assembled_sql, "def f(x):\n    return fill(TEMPLATE_X, x='1')"),
+        (assembled_sql, "f = lambda x: fill(TEMPLATE_X, x='1')"),
+        (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, x=argument)"),
+        (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, **given())"),
     ],
 )
 def test_a_check_sees_what_it_is_for(check: object, source: str) -> None:
@@ -201,6 +289,9 @@ def test_a_check_sees_what_it_is_for(check: object, source: str) -> None:
         (mixed_classes, "class A(B, Protocol[T]): ..."),
         (loose_sql, "SQL_X: Final = 'SELECT 1'"),
         (loose_sql, "def f():\n    '''SELECT 1 is a statement.'''\n    g('Select a room')"),
+        (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, x='1', y=PART_Y, **PARTS_Z)"),
+        (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, x=fill(TEMPLATE_Y, y=PART_Y))"),
+        (assembled_sql, "def f(x):\n    return x + 'SELECTED', f'{x} rooms', ', '.join(x)"),
     ],
 )
 def test_a_check_lets_the_rest_pass(check: object, source: str) -> None:

@@ -19,6 +19,7 @@ from storage.maintenance.purge import purge_history
 from storage.maintenance.repair import rebuild_visibility
 from storage.queries import context as contexts
 from storage.queries import messages
+from storage.queries.pagination.page import Direction, between
 from storage.testing import BuiltEvent, RoomBuilder
 from storage.visibility import audience_ranges, past
 from tests.maintenance.rooms import findings
@@ -241,14 +242,14 @@ async def test_rows_stay_short_and_reads_look_up_no_more(dsn: str) -> None:
             middle = ids[len(ids) // 2]
             async with store.database.transaction() as conn:
                 place = await messages_at(conn, room, middle)
-                pages: list[tuple[messages.Direction, str | None]] = [
+                pages: list[tuple[Direction, str | None]] = [
                     ("b", None),
                     ("b", place),
                     ("f", None),
                     ("f", place),
                 ]
                 for direction, from_ in pages:
-                    asked = messages.between(from_, None, direction, 10, store.deployment_id)
+                    asked = between(from_, None, direction, 10, store.deployment_id)
                     before = await conn.fetchval(SQL_PROBES)
                     page = await messages.messages(
                         conn,

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
 )
 
 from storage.database.arrow import ArrowConnection
+from storage.database.template import fill
 from storage.pipeline.source.token_bounds import Bounds
 
 PART_EVENTS: Final[LiteralString] = """
@@ -82,12 +83,30 @@ PART_BY_ID: Final[LiteralString] = """
 ORDER BY e.event_nid
 """
 
-SQL_NIDS_BY_NUMBER: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_BY_NUMBER
-SQL_NIDS_BY_POSITION: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_BY_POSITION
-SQL_NIDS_BY_RECEIPT: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_BY_RECEIPT
-SQL_OUTLIER_NIDS: Final[LiteralString] = PART_EVENTS + PART_WANTED + PART_OUTLIERS_BY_ROOM
-SQL_NIDS_BY_ROOM: Final[LiteralString] = PART_EVENTS_OF_ROOMS + PART_WANTED + PART_BY_ROOM
-SQL_NIDS_BY_ID: Final[LiteralString] = PART_EVENTS_OF_IDS + PART_WANTED + PART_BY_ID
+TEMPLATE_NIDS: Final[LiteralString] = """
+{events}
+{wanted}
+{by}
+"""
+
+SQL_NIDS_BY_NUMBER: Final[LiteralString] = fill(
+    TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_WANTED, by=PART_BY_NUMBER
+)
+SQL_NIDS_BY_POSITION: Final[LiteralString] = fill(
+    TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_WANTED, by=PART_BY_POSITION
+)
+SQL_NIDS_BY_RECEIPT: Final[LiteralString] = fill(
+    TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_WANTED, by=PART_BY_RECEIPT
+)
+SQL_OUTLIER_NIDS: Final[LiteralString] = fill(
+    TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_WANTED, by=PART_OUTLIERS_BY_ROOM
+)
+SQL_NIDS_BY_ROOM: Final[LiteralString] = fill(
+    TEMPLATE_NIDS, events=PART_EVENTS_OF_ROOMS, wanted=PART_WANTED, by=PART_BY_ROOM
+)
+SQL_NIDS_BY_ID: Final[LiteralString] = fill(
+    TEMPLATE_NIDS, events=PART_EVENTS_OF_IDS, wanted=PART_WANTED, by=PART_BY_ID
+)
 
 SQL_BY_INDEX: Final[LiteralString] = """
 SET LOCAL enable_seqscan = off

@@ -1,16 +1,24 @@
-"""Pages of an order in which events move: what a token means when some have moved up since it was made (`reordered_across` in the schema).
+"""Pages of an order in which events move up: what a token means after that.
 
-What a walk is due: what was there when it began, and what arrives ahead of it, each event once. So a walk backwards meets what has moved up past
-its place at the top of its next page, and a walk forwards leaves out what it has met already. New events that come to stand
-behind a walk are not due, as ever; nor, forwards, are parents that arrive after a child of theirs was met, or had come to stand behind. `to` is a place in the same sense: two
-walks that meet at a token share nothing and lack nothing. With honest depths nothing moves, and nothing of this is read.
+`reordered_across` in the schema reads the moves. A walk returns each event once: those that were
+there when it began, and those that arrive ahead of it. A walk backwards meets an event that moved up
+past its position at the top of its next page. A walk forwards leaves out events that it has returned
+already. Two kinds of event are skipped on purpose. New events inserted behind the position are never
+returned. And a walk forwards does not return a parent that arrives after its child was returned, or
+after the child was inserted behind the position. `to` is a position in the same sense: two walks
+that meet at a token share no event and lack none. With honest depths nothing moves, and the ordinary
+statements do.
 
-A page that ends amid moved events leaves two stretches behind that do not meet, so its token holds the place from before, too. Events may go
-on moving, so there may be several (`PaginationToken.earlier`); a place is forgotten once the walk has come by all that moved past it. After
-`LEVELS_MAX` of them, each with a move in between and a page full of what moved, the second one is forgotten, and events may be met again.
+A page that ends among reordered events leaves two ranges behind that do not meet. So its token also
+holds the position from before. Events may go on moving, so there may be several positions
+(`PaginationToken.earlier`). A walk drops a position once it has passed all events that moved past it.
+A token holds at most `LEVELS_MAX` positions, each with a move in between and a page full of reordered
+events. Beyond that the second one is dropped, and events may be returned again.
 
-A walk forwards from beside a timeline, as from a sync token, has two places (`PaginationToken.beside`). Below the one at which it began, only live
-events after the timeline are due. It has passed all that stands below the other. As the upper end of a range, such a token means the other alone.
+A walk forwards from beside a timeline, as from a sync token, has two positions
+(`PaginationToken.beside`). Below the one at which it began, only live events after the timeline are
+ahead. It has passed all events below the other. As the upper end of a range, such a token means the
+other position alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,26 +31,21 @@ from storage.streams.tokens import LEVELS_MAX, Level
 
 
 class Reorderings(NamedTuple):
-    """What the tables tell of a room's order: how many moves it has had, and, of events that the page left out, their order and levels."""
+    """How many moves a room has had, and the topological ordering and levels of left out events."""
 
     moves: int = 0
     left_out: Sequence[tuple[int, int]] = ()
 
     @classmethod
-    def of(cls, numbers: Sequence[int] | None) -> "Reorderings":
-        """From the column: the moves, then all orders, then all levels.
-
-        None: no event of the room has ever moved.
-        """
-        if not numbers:
-            return cls()
-        moves, *rest = numbers
-        half = len(rest) // 2
-        return cls(moves, list(zip(rest[:half], rest[half:], strict=True)))
+    def of(
+        cls, moves: int, topological: Sequence[int] | None, levels: Sequence[int] | None
+    ) -> "Reorderings":
+        """Return the value of the columns `moves`, `left_out_topological`, `left_out_levels`."""
+        return cls(moves, list(zip(topological or (), levels or (), strict=True)))
 
 
 def walking(token: PaginationToken, direction: str) -> PaginationToken:
-    """A token to go on from: who turns around begins at its last place."""
+    """Return a token to go on from. A walk that turns around begins at its last position."""
     if token.direction in ("", direction):
         return token
     return replace(
@@ -54,38 +57,48 @@ def walking(token: PaginationToken, direction: str) -> PaginationToken:
 
 
 def base(token: PaginationToken) -> Level:
-    """The place above which there is only what lies above the token, or has moved there."""
+    """Return the position above which all events lie above the token, or have moved there."""
     return token.levels[0] if token.direction == "b" else token.levels[-1]
 
 
 def upper_end(token: PaginationToken) -> tuple[int, int, int]:
-    """Return topological, stream and live of a token that ends a range from above."""
-    place = base(token)
-    return place.topological, place.stream, token.live if token.beside is None else LARGEST_POSITION
+    """Return topological, stream and live of a token that is the upper end of a range."""
+    position = base(token)
+    live = token.live if token.beside is None else LARGEST_POSITION
+    return position.topological, position.stream, live
 
 
 def lower_end(token: PaginationToken) -> tuple[int, int, int]:
-    """Return topological, stream and live of a token that ends a range from below: what is ahead is above the place, or live and after that."""
-    place = token.beside or base(token)
-    return place.topological, place.stream, token.live
+    """Return topological, stream and live of a token that is the lower end of a range.
+
+    Events above the position are ahead, and live events after that stream ordering.
+    """
+    position = token.beside or base(token)
+    return position.topological, position.stream, token.live
 
 
 def above(token: PaginationToken) -> tuple[int, int]:
-    """Return the place above which everything lies that is ahead of a token whose `lower_end` is below it; else that before every event."""
+    """Return the position above which all events lie that are ahead of the token.
+
+    Only a token beside a timeline has one: its `lower_end` is below it. For others it is (0, 0).
+    """
     return (0, 0) if token.beside is None else (token.topological, token.stream)
 
 
 def behind(token: PaginationToken) -> int:
-    """Return the levels of `numbers`, as bits, below which nothing is ahead of a walk forwards that has a place beside a timeline, too."""
+    """Return, as bits, the levels of `numbers` below which no event is ahead of the token.
+
+    0 but for a walk forwards that has a position beside a timeline, too.
+    """
     if token.beside is None:
         return 0
     return ~1 if token.beside in _crossed(token) else -1
 
 
 def numbers(token: PaginationToken) -> list[int] | None:
-    """The token as reordered_across takes it.
+    """Return the token as reordered_across takes it.
 
-    None for the ends of the order, which nothing moves across.
+    None for the ends of the order: no event moves across them.
     """
     levels = _crossed(token)
     if not levels:
@@ -97,52 +110,54 @@ def numbers(token: PaginationToken) -> list[int] | None:
 
 
 def _crossed(token: PaginationToken) -> tuple[Level, ...]:
-    """Return the places of the token that events can move across: all but the ends of the order."""
+    """Return the positions that events can move across: all but the ends of the order."""
     return tuple(level for level in token.levels if 0 < level.topological < LARGEST_POSITION - 1)
 
 
 def as_of(token: PaginationToken) -> int:
-    """How many moves the room had when the first place of the token was made; for the ends of the order, however many it has."""
+    """Return how many moves the room had when the first position of the token was made.
+
+    LARGEST_POSITION for the ends of the order: later moves make no difference to them.
+    """
     levels = _crossed(token)
     return levels[0].moves if levels else LARGEST_POSITION
 
 
 def ahead(
-    end: PaginationToken, start: PaginationToken, direction: str, moved: Reorderings
+    end: PaginationToken, start: PaginationToken, direction: str, reorderings: Reorderings
 ) -> PaginationToken:
-    """The token for what lies ahead at the end of a page that began at ``start``, as of now."""
-    earlier = tuple(_kept(end, _crossed(start), direction, moved))
+    """Return the token for the events ahead, at the end of a page that began at ``start``."""
+    earlier = tuple(_kept(end, _crossed(start), direction, reorderings))
     beside = _beside(end, start) if direction == "f" else None
     if beside is not None:
         earlier = (beside, *(level for level in earlier if level != beside))
     if len(earlier) >= LEVELS_MAX:
         earlier = (*earlier[:1], *earlier[2:])
     live = LARGEST_POSITION if direction == "f" and beside is None else start.live
-    return replace(
-        end, live=live, moves=moved.moves, direction=direction if earlier else "", earlier=earlier
-    )
+    direction = direction if earlier else ""
+    return replace(end, live=live, moves=reorderings.moves, direction=direction, earlier=earlier)
 
 
 def _beside(end: PaginationToken, start: PaginationToken) -> Level | None:
-    """Return the place beside a timeline at which a walk forwards began, if it ends a page below that."""
-    place = None if start.live == LARGEST_POSITION else start.beside or base(start)
-    return (
-        place
-        if place is not None and (end.topological, end.stream) < (place.topological, place.stream)
-        else None
-    )
+    """Return the position beside a timeline where a walk forwards began, if the page ends below."""
+    if start.live == LARGEST_POSITION:
+        return None
+    begun = start.beside or base(start)
+    is_below = (end.topological, end.stream) < (begun.topological, begun.stream)
+    return begun if is_below else None
 
 
 def _kept(
-    end: PaginationToken, levels: Sequence[Level], direction: str, moved: Reorderings
+    end: PaginationToken, levels: Sequence[Level], direction: str, reorderings: Reorderings
 ) -> Iterator[Level]:
-    """The places that do not follow from the new one."""
+    """Yield the positions that do not follow from the new one."""
     for number, level in enumerate(levels):
         if direction == "b":
             kept = (level.topological, level.stream) < (end.topological, end.stream)
         else:
             kept = any(
-                bits >> number & 1 and order >= end.topological for order, bits in moved.left_out
+                bits >> number & 1 and order >= end.topological
+                for order, bits in reorderings.left_out
             )
         if kept:
             yield level

@@ -26,6 +26,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.names import JOIN
+from storage.database.template import fill
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, told_of
 from storage.queries.filters import ANY_ROOM, SyncFilter
@@ -252,9 +253,7 @@ CROSS JOIN LATERAL (
 WHERE r.membership NOT IN (3, 4)
 """
 
-SQL_ROOMS_AND_WRITERS: Final[LiteralString] = (
-    SQL_ROOMS
-    + """
+PART_WRITERS: Final[LiteralString] = """
 UNION ALL
 SELECT NULL, stream_name, instance_name, NULL, NULL, NULL, NULL, NULL, stream_id, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
@@ -266,6 +265,14 @@ SELECT NULL, 'purged', stream_name, NULL, NULL, NULL, NULL, NULL, purged_upto, N
 FROM purged_streams
 WHERE stream_name = 'events'
 """
+
+TEMPLATE_ROOMS_AND_WRITERS: Final[LiteralString] = """
+{rooms}
+{writers}
+"""
+
+SQL_ROOMS_AND_WRITERS: Final[LiteralString] = fill(
+    TEMPLATE_ROOMS_AND_WRITERS, rooms=SQL_ROOMS, writers=PART_WRITERS
 )
 """With what `positions.SQL_POSITIONS` tells, in the same snapshot, in the columns of a room: no number, the stream, the writer, "lower"."""
 

@@ -1,0 +1,142 @@
+"""Pages and page ranges: what tokens mean as ends of a range, and which token a page ends with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from storage.errors import InputError
+from storage.ids import EventId
+from storage.queries.events import StoredEvent
+from storage.queries.pagination.reordering import Reorderings, ahead, walking
+from storage.queries.sync.positions import events_of, reached
+from storage.streams import PaginationToken, SyncToken, VectorPosition
+from storage.streams.positions import LARGEST_POSITION
+from storage.streams.tokens import is_sync_token
+
+Direction = Literal["b", "f"]
+
+BEGINNING: Final = PaginationToken(0, 0)
+END: Final = PaginationToken(LARGEST_POSITION, LARGEST_POSITION)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Missing history within a page. Request the events of `backfill_from` over federation.
+
+    These are parents of stored events, and are not stored themselves. The gap lies between the
+    events ``after`` (the older one) and ``before`` (the newer one) of the page. None: it lies at
+    that end of the page. A page backwards whose gap has ``after`` None stops there, and `Page.end`
+    goes on with the backfilled events.
+    """
+
+    backfill_from: tuple[EventId, ...]
+    after: EventId | None
+    before: EventId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A range of history in the direction of the request.
+
+    ``end`` is where the next page begins; None: there are no more events.
+
+    `gaps` name missing events. Append those with origin "backfill" and request the page again, or
+    go on. Backfill may reorder events: a walk still returns each of them once
+    (`storage.queries.pagination.reordering`). A page backwards that reaches the oldest stored event
+    above a gap is short and has an ``end``. Backfill first: until then the next pages are empty, at
+    most one for each event at such a gap, and the last one has no ``end``.
+    """
+
+    chunk: list[StoredEvent]
+    start: str
+    end: str | None
+    gaps: list[Gap]
+
+
+class PageRange(NamedTuple):
+    """A range of a room's topological order, with the direction and the limit of a page."""
+
+    start: PaginationToken
+    stop: PaginationToken
+    direction: Direction
+    limit: int
+    synced: tuple[VectorPosition | None, VectorPosition | None] = (None, None)
+    """Of sync tokens at start and stop: the position of each writer."""
+
+    @property
+    def upper(self) -> PaginationToken:
+        """Return the end with the newer events."""
+        return self.start if self.direction == "b" else self.stop
+
+    @property
+    def lower(self) -> PaginationToken:
+        """Return the end with the older events."""
+        return self.stop if self.direction == "b" else self.start
+
+
+def between(
+    from_: str | None, to: str | None, direction: Direction, limit: int, deployment: str
+) -> PageRange:
+    """Return the range between two tokens, of pages or of sync. `InvalidToken`, `InputError`."""
+    if direction not in ("b", "f"):
+        raise InputError(f"direction {direction!r}: b or f")
+    ends = (END, BEGINNING) if direction == "b" else (BEGINNING, END)
+    start = ends[0] if from_ is None else _parsed(from_, deployment)
+    stop = ends[1] if to is None else _parsed(to, deployment)
+    synced = _synced(from_, deployment), _synced(to, deployment)
+    return PageRange(walking(start, direction), stop, direction, limit, synced)
+
+
+def _synced(token: str | None, deployment: str) -> VectorPosition | None:
+    if token is None or not is_sync_token(token):
+        return None
+    return events_of(SyncToken.parse(token, deployment))
+
+
+def _parsed(token: str, deployment: str) -> PaginationToken:
+    """Return the position of a token. A sync token covers all that had arrived by then."""
+    if not is_sync_token(token):
+        return PaginationToken.parse(token, deployment)
+    live = reached(SyncToken.parse(token, deployment))
+    return PaginationToken(LARGEST_POSITION, LARGEST_POSITION, live)
+
+
+def page_of(
+    found: Sequence[StoredEvent],
+    page_range: PageRange,
+    deployment: str,
+    reorderings: Reorderings,
+) -> Page:
+    """Return the page for the events found, without gaps. One event beyond the limit: more exist."""
+    limit, start = page_range.limit, page_range.start
+    chunk, more = list(found[:limit]), len(found) > limit
+    if chunk and start in (BEGINNING, END):
+        start = edge(chunk[0], page_range.direction, first=True, moves=reorderings.moves)
+    end = end_of_page(chunk, page_range, reorderings).print(deployment) if more else None
+    return Page(chunk, start.print(deployment), end, [])
+
+
+def edge(
+    event: StoredEvent, direction: Direction, *, first: bool, moves: int = 0
+) -> PaginationToken:
+    """Return the position just before the first event of a page, or just after its last one.
+
+    Before and after are in this direction. ``moves``: how many moves the room had then.
+    """
+    topological, stream = event.topological_ordering or 0, event.stream_ordering or 0
+    return PaginationToken(
+        topological, stream if (direction == "b") == first else stream - 1, moves=moves
+    )
+
+
+def end_of_page(
+    chunk: Sequence[StoredEvent], page_range: PageRange, reorderings: Reorderings
+) -> PaginationToken:
+    """Return where a full page ends. With a limit of 0 that is where it begins.
+
+    The token keeps the timeline position that the walk started from.
+    """
+    if not chunk:
+        return page_range.start
+    end = edge(chunk[-1], page_range.direction, first=False)
+    return ahead(end, page_range.start, page_range.direction, reorderings)
