@@ -16,8 +16,8 @@ from storage.graph import topological_ordering
 from storage.ids import EventId
 from storage.persist import Origin
 from storage.testing import BuiltEvent, RoomBuilder
-from tests.oracle.machine import deepest
 from tests.oracle.store_subject import StoreSubject
+from tests.oracle.worlds import deepest
 
 SERVER = "s1.test"
 INT8_MAX = 2**63 - 1

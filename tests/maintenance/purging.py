@@ -75,3 +75,33 @@ class Stop:
         finally:
             self._go.set()
             await task
+
+
+class PurgeKilled(Exception):  # noqa: N818  # what a test throws into a purge
+    """The purge is cut short."""
+
+
+FOLLOWED = {
+    "account_data",
+    "audiences",
+    "auth_chain_links",
+    "auth_chains",
+    "current_state",
+    "dropped_extremities",
+    "events",
+    "gap_failures",
+    "memberships",
+    "missing_events",
+    "reordered_events",
+    "out_of_band_memberships",
+    "outlier_memberships",
+    "past_visibility",
+    "purge_jobs",
+    "purge_retained_events",
+    "receipts",
+    "rooms",
+    "state_deltas",
+    "state_groups",
+    "visibility",
+    "waiting_redactions",
+}

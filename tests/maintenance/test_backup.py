@@ -8,21 +8,21 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import asyncpg
 import pytest
 
 import storage
-from storage import ResyncNeeded, Store, UserId
+from storage import EventId, ResyncNeeded, Store, UserId
 from storage.config import Config
 from storage.database.binaries import Account
 from storage.database.embedded import EmbeddedPostgres
 from storage.database.migrate import migrate
 from storage.streams.restore_detection import JUMP
-from storage.testing import RoomBuilder
+from storage.testing import BuiltEvent, RoomBuilder
 from tests.maintenance.rooms import SERVER, findings
 from tests.postgres import chosen_binaries, client_programs, with_database
 
@@ -199,102 +199,108 @@ async def ready(dsn: str) -> None:
             await connection.close()
 
 
+class Archive:
+    """Servers whose log is archived: one that is backed up, one that is restored from it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.account = Account.for_server()
+        self.folder = self.account.make_directory(place / "archive")
+        self.first = self._server(self.account.make_directory(place / "first"))
+        self.backup = self.account.make_directory(place / "second") / "postgresql"
+
+    def _server(self, directory: Path) -> EmbeddedPostgres:
+        config = Config(embedded_shared_buffers_mb=64, embedded_connections_max=30)
+        return EmbeddedPostgres(directory, config=config, binaries=chosen_binaries())
+
+    @asynccontextmanager
+    async def archived(self) -> AsyncIterator[str]:
+        """The DSN of an empty database whose log is archived."""
+        self.first.start()
+        try:
+            await ask(
+                self.first.dsn,
+                "ALTER SYSTEM SET archive_mode = on",
+                f"ALTER SYSTEM SET archive_command = 'cp %p {self.folder}/%f'",
+            )
+        finally:
+            self.first.stop()
+        self.first.start()
+        try:
+            await ask(self.first.dsn, "CREATE DATABASE rooms")
+            yield with_database(self.first.dsn, "rooms")
+            await ask(self.first.dsn, "SELECT pg_switch_wal()")
+        finally:
+            self.first.stop()
+
+    def copy(self) -> None:
+        """Take a base backup without the log."""
+        words = f"-h {self.first.directory / 'run'} -p 5432 -U postgres -X none -c fast --no-sync"
+        run("pg_basebackup", "-D", self.backup, *words.split())
+
+    @asynccontextmanager
+    async def restored(self) -> AsyncIterator[str]:
+        """The DSN of the backup, brought to the restore point "then"."""
+        with (self.backup / "postgresql.auto.conf").open("a") as settings:
+            settings.write(
+                f"restore_command = 'cp {self.folder}/%f %p'\nrecovery_target_name = 'then'\n"
+                "recovery_target_action = 'promote'\narchive_mode = off\n"
+            )
+        (self.backup / "recovery.signal").touch()
+        own(self.account, self.backup)
+        second = self._server(self.place / "second")
+        second.start()
+        try:
+            dsn = with_database(second.dsn, "rooms")
+            await ready(dsn)
+            yield dsn
+        finally:
+            second.stop()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.every_postgres
 async def test_a_base_backup_goes_to_a_moment_and_on_from_there(
     place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    account, config = (
-        Account.for_server(),
-        Config(embedded_shared_buffers_mb=64, embedded_connections_max=30),
-    )
-    archive = account.make_directory(place / "archive")
-    first = EmbeddedPostgres(
-        account.make_directory(place / "first"), config=config, binaries=chosen_binaries()
-    )
-    first.start()
-    try:
-        await ask(
-            first.dsn,
-            "ALTER SYSTEM SET archive_mode = on",
-            f"ALTER SYSTEM SET archive_command = 'cp %p {archive}/%f'",
-        )
-    finally:
-        first.stop()
-    first.start()
-    chat = Chat()
-    try:
-        await ask(first.dsn, "CREATE DATABASE rooms")
-        dsn = with_database(first.dsn, "rooms")
+    archive, chat = Archive(place), Chat()
+    async with archive.archived() as dsn:
         await migrate(dsn)
         async with storage.open(dsn, server_name=SERVER, config=QUIET) as store:
             await chat.write(store, 40)
             await chat.sync(store)
-            sockets = first.directory / "run"
-            backup = account.make_directory(place / "second") / "postgresql"
-            run(
-                "pg_basebackup",
-                "-D",
-                backup,
-                "-h",
-                sockets,
-                "-p",
-                5432,
-                "-U",
-                "postgres",
-                "-X",
-                "none",
-                "-c",
-                "fast",
-                "--no-sync",
-            )
+            archive.copy()
             await chat.write(store, 20)
             before, old, known = chat.written, chat.since, list(chat.seen)
-            await ask(first.dsn, "SELECT pg_create_restore_point('then')")
+            await ask(archive.first.dsn, "SELECT pg_create_restore_point('then')")
             await chat.write(store, 30)
             await chat.sync(store)
-            late, lost = chat.since, chat.room.events[before:]
+            late, lost = chat.since, ids(chat.room.events[before:])
             place_of_late = (await store.messages(chat.room.room_id, ALICE, limit=5)).end
-        await ask(first.dsn, "SELECT pg_switch_wal()")
-    finally:
-        first.stop()
+    caplog.set_level(logging.WARNING)
+    async with (
+        archive.restored() as dsn,
+        storage.open(dsn, server_name=SERVER, config=QUIET) as store,
+    ):
+        assert "the database was restored" in caplog.text
+        assert await findings(store) == []
+        assert await store.events(lost) == {}
+        chat.since, chat.seen = old, known
+        assert await chat.sync(store) == ids(chat.room.events[before - 20 : before])
+        with pytest.raises(ResyncNeeded, match="restored from"):
+            await store.sync(ALICE, since=late)
+        chat.back_to(before)
+        await chat.write(store, 60)  # another history, longer than what was lost
+        assert ids(chat.room.events[before:]) != lost
+        with pytest.raises(ResyncNeeded):
+            await store.sync(ALICE, since=late)
+        assert await chat.sync(store) == ids(chat.room.events[before:])
+        assert chat.seen == ids(chat.room.events)
+        page = await store.messages(chat.room.room_id, ALICE, from_=place_of_late, limit=5)
+        assert page.chunk
+        assert store.streams["events"].current().min > JUMP
+        assert await findings(store) == []
 
-    restore = f"restore_command = 'cp {archive}/%f %p'\nrecovery_target_name = 'then'\nrecovery_target_action = 'promote'\narchive_mode = off\n"
-    with (backup / "postgresql.auto.conf").open("a") as settings:
-        settings.write(restore)
-    (backup / "recovery.signal").touch()
-    own(account, backup)
-    second = EmbeddedPostgres(place / "second", config=config, binaries=chosen_binaries())
-    second.start()
-    try:
-        dsn = with_database(second.dsn, "rooms")
-        await ready(dsn)
-        with caplog.at_level(logging.WARNING):
-            async with storage.open(dsn, server_name=SERVER, config=QUIET) as store:
-                assert "the database was restored" in caplog.text
-                assert await findings(store) == []
-                assert await store.events([event.event_id for event in lost]) == {}
-                chat.since, chat.seen = old, known
-                assert await chat.sync(store) == [
-                    event.event_id for event in chat.room.events[before - 20 : before]
-                ]
-                with pytest.raises(ResyncNeeded, match="restored from"):
-                    await store.sync(ALICE, since=late)
-                chat.back_to(before)
-                await chat.write(store, 60)  # another history, longer than what was lost
-                assert [event.event_id for event in chat.room.events[before:]] != [
-                    event.event_id for event in lost
-                ]
-                with pytest.raises(ResyncNeeded):
-                    await store.sync(ALICE, since=late)
-                assert await chat.sync(store) == [
-                    event.event_id for event in chat.room.events[before:]
-                ]
-                assert chat.seen == [event.event_id for event in chat.room.events]
-                assert (
-                    await store.messages(chat.room.room_id, ALICE, from_=place_of_late, limit=5)
-                ).chunk
-                assert store.streams["events"].current().min > JUMP
-                assert await findings(store) == []
-    finally:
-        second.stop()
+
+def ids(events: Iterable[BuiltEvent]) -> list[EventId]:
+    return [event.event_id for event in events]

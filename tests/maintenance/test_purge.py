@@ -1,10 +1,7 @@
 """Purging by hand-made rooms: the point, what comes back, interruptions, beside writers, whole rooms, retention."""
 
 import asyncio
-import json
 import time
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -20,28 +17,19 @@ from storage import (
 )
 from storage.database import Database
 from storage.errors import InputError
-from storage.ids import UserId
 from storage.maintenance.purge import (
     PurgeJob,
     jobs,
     purge_history,
-    purge_retention,
-    purge_room,
     resume,
     run,
 )
-from storage.maintenance.purge.retention import lifetime_ms
 from storage.maintenance.room_lock import lock_room
-from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder, build_room
-from tests.maintenance.purging import ALICE, BOB, chat, purge, value
+from tests.maintenance.purging import ALICE, BOB, PurgeKilled, chat, purge, value
 from tests.maintenance.rooms import LIVELY, SERVER, findings
 
 CONFIG = Config(purge_batch_max=5, purge_pause_ms=0)
-
-
-class PurgeKilled(Exception):  # noqa: N818  # what a test throws into a purge
-    """The purge is cut short."""
 
 
 @pytest.fixture
@@ -328,157 +316,10 @@ REFERENCES = (
     "child_nids",
     "prev_event_nid",
 )
-FOLLOWED = {
-    "account_data",
-    "audiences",
-    "auth_chain_links",
-    "auth_chains",
-    "current_state",
-    "dropped_extremities",
-    "events",
-    "gap_failures",
-    "memberships",
-    "missing_events",
-    "reordered_events",
-    "out_of_band_memberships",
-    "outlier_memberships",
-    "past_visibility",
-    "purge_jobs",
-    "purge_retained_events",
-    "receipts",
-    "rooms",
-    "state_deltas",
-    "state_groups",
-    "visibility",
-    "waiting_redactions",
-}
 """Tables with a column that refers to a room, an event, a state group or a chain.
 
 A purge takes care of each of these.
 """
-
-
-async def referring(store: Store) -> dict[str, list[str]]:
-    """The tables of the catalogue with such columns."""
-    async with store.database.connection() as conn:
-        rows: list[str] = await conn.fetchvals(
-            "SELECT c.relname || '.' || a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid "
-            "WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace AND a.attnum > 0 AND NOT a.attisdropped "
-            "AND (a.attname ~ '(room|event|redaction|child|chain)_nids?$' OR a.attname ~ '^state_group(_|$)' OR a.attname ~ 'audience'"
-            "  OR a.attname IN ('prev_events', 'auth_events', 'forward_extremities', 'redacted_by', 'room_id', 'event_id'))"
-        )
-    tables: dict[str, list[str]] = {}
-    for row in rows:
-        table, _, column = row.partition(".")
-        tables.setdefault(table, []).append(column)
-    return tables
-
-
-async def test_no_table_with_a_reference_is_forgotten(store: Store) -> None:
-    """Whoever adds a table that refers to rooms or events adds it to the purge, and to this list."""
-    assert set(await referring(store)) == FOLLOWED
-
-
-async def test_a_whole_room_leaves_nothing(store: Store) -> None:
-    room, other = build_room(LIVELY, 150, seed=4, sign=False), chat(10)
-    await store.append(other.pdus)
-    kept = {
-        name: await value(store, f"SELECT count(*) FROM {name}")
-        for name in FOLLOWED - {"purge_jobs"}
-    }
-    await store.append(room.pdus, room_version=room.version)
-    user = UserId(
-        next(event.sender for event in room.events if event.sender.endswith(f":{SERVER}"))
-    )
-    room_nid = await value(
-        store, "SELECT room_nid FROM rooms WHERE room_id = $1::text", room.room_id
-    )
-    with pytest.raises(PurgeRefused, match="is joined"):
-        await purge_room(store.database, room.room_id, server_name=SERVER)
-    killed = 0
-
-    async def kill(job: PurgeJob) -> None:
-        nonlocal killed
-        killed += 1
-        if killed < 4:
-            raise PurgeKilled
-
-    while True:
-        try:
-            purged = await purge_room(
-                store.database, room.room_id, server_name=SERVER, force=True, watcher=kill
-            )
-        except PurgeKilled:
-            assert room.room_id not in await store.rooms_of(user)
-            assert room.room_id not in (await store.sync(user)).join
-            continue
-        break
-    assert purged.events == len(room.events)
-    await follow_once(store.database, store.streams)
-    tables = await referring(store)
-    for table, columns in tables.items():
-        if "room_nid" in columns and table != "purge_jobs":
-            assert (
-                await value(
-                    store, f"SELECT count(*) FROM {table} WHERE room_nid = $1::int", room_nid
-                )
-                == 0
-            ), table
-    assert {name: await value(store, f"SELECT count(*) FROM {name}") for name in kept} == kept
-    assert await findings(store) == []
-    with pytest.raises(UnknownRoom):
-        await purge_room(store.database, room.room_id, server_name=SERVER)
-    results = await store.append(room.pdus, room_version=room.version)
-    assert {result.outcome for result in results} <= {"stored", "soft_failed"}, "it can come back"
-    assert await findings(store) == []
-
-
-def retention(content: dict[str, Any]) -> bytes:
-    return json.dumps({"content": content}).encode()
-
-
-def test_lifetimes_lie_within_the_limits_of_the_operator() -> None:
-    day = 86_400_000
-    config = Config()
-    assert lifetime_ms(None, config) is None
-    assert lifetime_ms(retention({"max_lifetime": 5 * day}), config) == 5 * day
-    assert lifetime_ms(retention({"max_lifetime": 1}), config) == day
-    for odd in ("5", True, -1, 0, None, 1.5):
-        assert lifetime_ms(retention({"max_lifetime": odd}), config) is None
-        assert (
-            lifetime_ms(
-                retention({"max_lifetime": odd}), replace(config, retention_lifetime_ms_default=3)
-            )
-            == 3
-        )
-    assert (
-        lifetime_ms(
-            retention({"max_lifetime": 50 * day}),
-            replace(config, retention_lifetime_ms_max=9 * day),
-        )
-        == 9 * day
-    )
-
-
-async def test_rooms_keep_what_their_policy_says(store: Store) -> None:
-    day = 86_400_000
-    keeps, forgets = RoomBuilder("11", seed=1), chat(11)
-    keeps.start(ALICE, name="The attic")
-    for number in range(10):
-        keeps.message(ALICE, f"message {number}")
-    forgets.state_event(ALICE, "m.room.retention", {"max_lifetime": 2 * day})
-    await store.append(keeps.pdus)
-    await store.append(forgets.pdus)
-    now = time.time_ns() // 1_000_000
-    async with store.database.connection() as conn:
-        await conn.execute(
-            "UPDATE events SET received_ts = $1::bigint WHERE topological_ordering < 10",
-            now - 3 * day,
-        )
-    purged = [one async for one in purge_retention(store.database, server_name=SERVER)]
-    assert [(one.room_id, one.events) for one in purged] == [(forgets.room_id, 9)]
-    assert await findings(store) == []
-    assert [one async for one in purge_retention(store.database, server_name=SERVER)] == []
 
 
 async def test_calls_keep_their_order_while_a_room_is_taken_again_and_again(store: Store) -> None:
@@ -505,32 +346,3 @@ async def test_calls_keep_their_order_while_a_room_is_taken_again_and_again(stor
         await task
     assert held > 10
     assert {result.outcome for [result] in answers} == {"stored"}
-
-
-async def test_a_whole_room_without_users_leaves_tokens_of_others_good(store: Store) -> None:
-    """A client that has been told of the last change of membership in it has nothing to hear; one that has not begins anew."""
-    room, other = chat(5), RoomBuilder("11", seed=1)
-    other.start(ALICE, name="Elsewhere")
-    await store.append([*other.pdus, *room.pdus])
-    before = (await store.sync(ALICE)).next_batch
-    room.leave(ALICE)
-    await store.append(room.pdus[-1:])
-    after = (await store.sync(ALICE, since=before)).next_batch
-    room.message(BOB, "alone")
-    await store.append(room.pdus[-1:])
-    await purge_room(store.database, room.room_id, server_name=SERVER)
-    await follow_once(store.database, store.streams)
-    assert (await store.sync(ALICE, since=after)).join == {}
-    with pytest.raises(ResyncNeeded):
-        await store.sync(ALICE, since=before)
-
-
-async def test_a_whole_room_that_users_are_in_has_them_begin_anew(store: Store) -> None:
-    room = chat(5)
-    await store.append(room.pdus[:-1])
-    since = (await store.sync(ALICE)).next_batch
-    await store.append(room.pdus[-1:])
-    await purge_room(store.database, room.room_id, server_name=SERVER, force=True)
-    await follow_once(store.database, store.streams)
-    with pytest.raises(ResyncNeeded):
-        await store.sync(ALICE, since=since)

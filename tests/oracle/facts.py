@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from storage import EventFilter, SyncFilter
 from storage.ids import EventId, RoomId
 from tests.oracle.oracle import Oracle, Position
-from tests.oracle.receiver import Origin, Outcome
+from tests.oracle.room_graph import Origin, Outcome
 from tests.oracle.syncing import Answer
 
 Facts = dict[str, Any]
@@ -73,37 +73,41 @@ def oracle_facts(
     oracle: Oracle, room_id: RoomId, audience: Audience, known: Collection[EventId] = ()
 ) -> Facts:
     """Everything about a room; of the ``known`` events nothing that never changes once they are in the timeline."""
-    held = {event_id: one for event_id, one in oracle.held.items() if one.event.room_id == room_id}
     timeline = oracle.timeline(room_id)
-    latest = sorted(oracle.forward_extremities(room_id))
-    earliest = [event_id for event_id in timeline if not oracle.get(event_id).event.prev_event_ids]
     new = [event_id for event_id in timeline if event_id not in known]
-    times = {oracle.get(event_id).event.origin_server_ts for event_id in new}
+    return {
+        **_state_facts(oracle, room_id, new),
+        **_reader_facts(oracle, room_id, audience, new),
+        **_federation_facts(oracle, room_id, audience, new, known),
+    }
+
+
+def _held(oracle: Oracle, room_id: RoomId) -> list[EventId]:
+    return [event_id for event_id, one in oracle.held.items() if one.event.room_id == room_id]
+
+
+def _state_facts(oracle: Oracle, room_id: RoomId, new: Sequence[EventId]) -> Facts:
     return {
         "flags": {
             event_id: (one.outlier, one.rejected, one.soft_failed, oracle.redacted_by(event_id))
-            for event_id, one in held.items()
+            for event_id, one in oracle.held.items()
+            if one.event.room_id == room_id
         },
-        "state before": {
-            event_id: oracle.state_before(event_id)
-            for event_id in timeline
-            if event_id not in known
-        },
-        "state after": {
-            event_id: oracle.state_after(event_id) for event_id in timeline if event_id not in known
-        },
+        "state before": {event_id: oracle.state_before(event_id) for event_id in new},
+        "state after": {event_id: oracle.state_after(event_id) for event_id in new},
         "current state": oracle.current_state(room_id),
-        "forward extremities": set(latest),
+        "forward extremities": set(oracle.forward_extremities(room_id)),
         "backward extremities": oracle.backward_extremities(room_id),
+    }
+
+
+def _reader_facts(
+    oracle: Oracle, room_id: RoomId, audience: Audience, new: Sequence[EventId]
+) -> Facts:
+    held = _held(oracle, room_id)
+    times = {oracle.get(event_id).event.origin_server_ts for event_id in new}
+    return {
         "seen by user": {user: oracle.visible_to_user(user, held) for user in audience.users},
-        "seen by server": {
-            server: oracle.visible_to_server(server, held) for server in audience.servers
-        },
-        "resident": {server: oracle.is_resident(server, room_id) for server in audience.servers},
-        "sent to server": {
-            server: oracle.sent(server, room_id, oracle.backfill(room_id, latest))
-            for server in audience.servers
-        },
         "messages": {user: oracle.messages(room_id, user) for user in audience.users},
         "messages forwards": {
             user: oracle.messages(room_id, user, direction="f") for user in audience.users
@@ -131,6 +135,30 @@ def oracle_facts(
             user: {event_id: oracle.aggregations(event_id, user) for event_id in held}
             for user in audience.users
         },
+    }
+
+
+def _federation_facts(
+    oracle: Oracle,
+    room_id: RoomId,
+    audience: Audience,
+    new: Sequence[EventId],
+    known: Collection[EventId],
+) -> Facts:
+    held = _held(oracle, room_id)
+    not_known = [event_id for event_id in held if event_id not in known]
+    timeline = oracle.timeline(room_id)
+    latest = sorted(oracle.forward_extremities(room_id))
+    earliest = [event_id for event_id in timeline if not oracle.get(event_id).event.prev_event_ids]
+    return {
+        "seen by server": {
+            server: oracle.visible_to_server(server, held) for server in audience.servers
+        },
+        "resident": {server: oracle.is_resident(server, room_id) for server in audience.servers},
+        "sent to server": {
+            server: oracle.sent(server, room_id, oracle.backfill(room_id, latest))
+            for server in audience.servers
+        },
         "backfill": oracle.backfill(room_id, latest, EVERYTHING),
         "backfill 3": oracle.backfill(room_id, latest, 3),
         "missing events": oracle.missing_events(room_id, earliest, latest, limit=EVERYTHING),
@@ -141,16 +169,12 @@ def oracle_facts(
         },
         "state ids": {event_id: oracle.state_ids(event_id) for event_id in {*latest, *new}},
         "event auth": {
-            event_id: oracle.auth_chain([event_id]) - {event_id}
-            for event_id in held
-            if event_id not in known
+            event_id: oracle.auth_chain([event_id]) - {event_id} for event_id in not_known
         },
         "chain difference": oracle.auth_chain_difference(
             [oracle.state_after(event_id).values() for event_id in new]
         ),
-        "auth chains": {
-            event_id: oracle.auth_chain([event_id]) for event_id in held if event_id not in known
-        },
+        "auth chains": {event_id: oracle.auth_chain([event_id]) for event_id in not_known},
     }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from storage.ids import EventId
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.oracle.oracle import Oracle
-from tests.oracle.receiver import Outcome
+from tests.oracle.room_graph import Outcome
 
 
 def outcomes(answers: Sequence[tuple[str | None, Outcome]]) -> list[Outcome]:

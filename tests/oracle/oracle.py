@@ -25,7 +25,8 @@ from storage.errors import StateUnknown
 from storage.ids import EventId, RoomId, ServerName, UserId, server_name_of
 from tests.oracle.filtering import passes
 from tests.oracle.inboxes import Inboxes
-from tests.oracle.receiver import OracleEvent, Receiver, State
+from tests.oracle.receiver import Receiver
+from tests.oracle.room_graph import OracleEvent, State
 from tests.oracle.visibility_rule import Sight, server_sees, user_sees
 
 Position = tuple[int, int]

@@ -26,10 +26,8 @@ Where the rules leave a choice, the oracle takes the first of these:
   storage/persist/plan/extremity_limit.py says.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from storage.auth import check, check_auth_events, keys_needed, redaction_allowed
 from storage.errors import (
@@ -41,39 +39,24 @@ from storage.errors import (
     UnknownRoomVersion,
 )
 from storage.event import Event, parse
-from storage.ids import EventId, RoomId, StateKey
+from storage.ids import EventId, RoomId
 from tests.auth.literal_resolution import LiteralRoom, resolve_literally
+from tests.oracle.room_graph import (
+    CREATE,
+    OracleEvent,
+    Origin,
+    Outcome,
+    Pdu,
+    State,
+    cited,
+    in_causal_order,
+    read_pdu,
+    said_version,
+    version_of,
+)
 
-Outcome = Literal[
-    "stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid"
-]
-Origin = Literal["live", "backfill", "outlier"]
-State = dict[StateKey, EventId]
-Pdu = bytes | dict[str, Any]
-CREATE = ("m.room.create", "")
 TRIED = 4
 UNREADABLE = (UnknownRoomVersion, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-
-
-@dataclass
-class OracleEvent:
-    """An event that is held, and what was decided when it came."""
-
-    event: Event
-    origin: Origin
-    arrival: int  # the oracle's stream ordering: 1, 2, 3 … over all rooms, outliers too
-    rejected: bool
-    soft_failed: bool
-    state_before: State | None  # None: an outlier
-
-    @property
-    def outlier(self) -> bool:
-        return self.origin == "outlier"
-
-    @property
-    def accepted(self) -> bool:
-        """An event of the timeline that nothing speaks against."""
-        return not (self.outlier or self.rejected or self.soft_failed)
 
 
 class Receiver:
@@ -135,7 +118,7 @@ class Receiver:
         versions: dict[RoomId, str] = {}
         for pdu in batch:
             try:
-                version = _said_version(_read(pdu))
+                version = said_version(read_pdu(pdu))
                 if version is not None:
                     versions[parse(pdu, version).room_id] = version
             except (InvalidEvent, *UNREADABLE):
@@ -481,51 +464,3 @@ class Receiver:
         return redaction_allowed(
             redaction.event, target.sender, state, redaction.event.room_version
         )
-
-
-def _read(pdu: Pdu) -> dict[str, Any]:
-    read = json.loads(pdu) if isinstance(pdu, bytes) else pdu
-    if not isinstance(read, dict):
-        raise TypeError(f"a PDU is an object, not {read!r}")
-    return read
-
-
-def _said_version(read: Mapping[str, Any]) -> str | None:
-    """The room version that a create event says."""
-    if read["type"] != CREATE[0] or "state_key" not in read:
-        return None
-    return str(read["content"].get("room_version", "1"))
-
-
-def version_of(pdu: Pdu, versions: Mapping[RoomId, str], named: str | None) -> str:
-    """That of the room (known, or by its create event in the batch), of a create event its own, else what the caller names."""
-    read = _read(pdu)
-    version = versions.get(read.get("room_id", ""), _said_version(read) or named)
-    if version is None:
-        raise UnknownRoomVersion(version)
-    return version
-
-
-def cited(event: Event) -> tuple[EventId, ...]:
-    """The auth events, and from room version 12 on the create event that the room id names instead."""
-    if event.room_version.create_room_id and event.type != CREATE[0]:
-        return (*event.auth_event_ids, EventId("$" + event.room_id[1:]))
-    return event.auth_event_ids
-
-
-def in_causal_order(events: Mapping[int, Event]) -> list[int]:
-    """The places of a batch: again and again the first whose parents and auth events in the batch have all had their turn."""
-    waiting = dict(events)
-    ordered: list[int] = []
-    while waiting:
-        ids = {event.event_id for event in waiting.values()}
-        free = [
-            place
-            for place, event in waiting.items()
-            if not (ids - {event.event_id}) & {*event.prev_event_ids, *cited(event)}
-        ]
-        ordered.append(
-            (free or list(waiting))[0]
-        )  # in a circle (ids of versions 1 and 2 can form one) nobody is free
-        del waiting[ordered[-1]]
-    return ordered

@@ -212,104 +212,117 @@ class StoreSubject:
     async def _facts(
         self, room_id: RoomId, audience: Audience, known: Collection[EventId]
     ) -> Facts:
-        store = self.store
         rows = await self._held(room_id)
-        held = [EventId(row.event_id) for row in rows]
-        timeline = [EventId(row.event_id) for row in rows if not row.outlier]
-        events = await store.events(held)
-        latest = sorted(await store.forward_extremities(room_id))
-        earliest = [event_id for event_id in timeline if not _parents(events[event_id])]
-        new = [event_id for event_id in timeline if event_id not in known]
-        times = {events[event_id].json["origin_server_ts"] for event_id in new}
+        events = await self.store.events([EventId(row.event_id) for row in rows])
+        new = [
+            EventId(row.event_id) for row in rows if not row.outlier and row.event_id not in known
+        ]
         return {
             "flags": {
                 EventId(row.event_id): (row.outlier, row.rejected, row.soft_failed, row.redacted_by)
                 for row in rows
             },
-            "state before": {
-                event_id: await store.state_before(event_id)
-                for event_id in timeline
-                if event_id not in known
-            },
-            "state after": {
-                event_id: await store.state_after(event_id)
-                for event_id in timeline
-                if event_id not in known
-            },
+            **await self._state_facts(room_id, new),
+            **await self._reader_facts(room_id, audience, new, events),
+            **await self._walk_facts(room_id, new, events, rows),
+            **await self._auth_facts(room_id, audience, new, known, events),
+        }
+
+    async def _state_facts(self, room_id: RoomId, new: Sequence[EventId]) -> Facts:
+        store = self.store
+        return {
+            "state before": {event_id: await store.state_before(event_id) for event_id in new},
+            "state after": {event_id: await store.state_after(event_id) for event_id in new},
             "current state": await store.current_state(room_id),
-            "forward extremities": set(latest),
+            "forward extremities": set(await store.forward_extremities(room_id)),
             "backward extremities": await store.backward_extremities(room_id),
-            "seen by user": {
-                user: await store.visible_to_user(user, held) for user in audience.users
-            },
-            "seen by server": {
-                server: await store.visible_to_server(server, held) for server in audience.servers
-            },
-            "resident": {
-                server: await store.is_resident(server, room_id) for server in audience.servers
-            },
-            "sent to server": {
-                server: await self._sent(server, room_id, latest) for server in audience.servers
-            },
-            "messages": {
-                user: await self._messages(room_id, user, "b", 3) for user in audience.users
-            },
+        }
+
+    async def _reader_facts(
+        self,
+        room_id: RoomId,
+        audience: Audience,
+        new: Sequence[EventId],
+        held: Mapping[EventId, StoredEvent],
+    ) -> Facts:
+        store, users = self.store, audience.users
+        times = {held[event_id].json["origin_server_ts"] for event_id in new}
+        return {
+            "seen by user": {user: await store.visible_to_user(user, held) for user in users},
+            "messages": {user: await self._messages(room_id, user, "b", 3) for user in users},
             "messages forwards": {
-                user: await self._messages(room_id, user, "f", 4) for user in audience.users
+                user: await self._messages(room_id, user, "f", 4) for user in users
             },
             "goes on at a gap": {
-                user: (await self._page_back(room_id, user))[1] is not None
-                for user in audience.users
+                user: (await self._page_back(room_id, user))[1] is not None for user in users
             },
             "context": {
-                user: {one: await self._context(one, user) for one in new}
-                for user in audience.users
+                user: {one: await self._context(one, user) for one in new} for user in users
             },
             "near": {
                 user: {time: await self._near(room_id, user, time) for time in times}
-                for user in audience.users
+                for user in users
             },
             "relations": {
-                user: {one: await self._relations(one, user) for one in held}
-                for user in audience.users
+                user: {one: await self._relations(one, user) for one in held} for user in users
             },
             "indirect": {
-                user: {one: await self._indirect(one, user) for one in held}
-                for user in audience.users
+                user: {one: await self._indirect(one, user) for one in held} for user in users
             },
-            "aggregations": {user: await self._aggregations(held, user) for user in audience.users},
-            "backfill": await self._backfill(room_id, latest, store.database.config.page_limit_max),
+            "aggregations": {user: await self._aggregations(list(held), user) for user in users},
+        }
+
+    async def _walk_facts(
+        self,
+        room_id: RoomId,
+        new: Sequence[EventId],
+        held: Mapping[EventId, StoredEvent],
+        rows: Sequence[SubjectEventRow],
+    ) -> Facts:
+        store, most = self.store, self.store.database.config.page_limit_max
+        latest = sorted(await store.forward_extremities(room_id))
+        timeline = [EventId(row.event_id) for row in rows if not row.outlier]
+        earliest = [event_id for event_id in timeline if not _parents(held[event_id])]
+        return {
+            "backfill": await self._backfill(room_id, latest, most),
             "backfill 3": await self._backfill(room_id, latest, 3),
             "missing events": _ids(
-                await store.missing_events(
-                    room_id, earliest, latest, limit=store.database.config.page_limit_max
-                )
+                await store.missing_events(room_id, earliest, latest, limit=most)
             ),
-            "backfill of each": {
-                event_id: await self._backfill(room_id, [event_id], 4) for event_id in new
-            },
+            "backfill of each": {one: await self._backfill(room_id, [one], 4) for one in new},
             "missing events of each": {
-                event_id: _ids(
-                    await store.missing_events(room_id, earliest, [event_id], limit=3, min_depth=2)
+                one: _ids(
+                    await store.missing_events(room_id, earliest, [one], limit=3, min_depth=2)
                 )
-                for event_id in new
+                for one in new
             },
-            "state ids": {
-                event_id: await self._state_ids(event_id) for event_id in {*latest, *new}
+        }
+
+    async def _auth_facts(
+        self,
+        room_id: RoomId,
+        audience: Audience,
+        new: Sequence[EventId],
+        known: Collection[EventId],
+        held: Mapping[EventId, StoredEvent],
+    ) -> Facts:
+        store, servers = self.store, audience.servers
+        latest = sorted(await store.forward_extremities(room_id))
+        not_known = [event_id for event_id in held if event_id not in known]
+        return {
+            "seen by server": {
+                server: await store.visible_to_server(server, held) for server in servers
             },
-            "event auth": {
-                event_id: set(_ids(await store.event_auth(event_id)))
-                for event_id in held
-                if event_id not in known
+            "resident": {server: await store.is_resident(server, room_id) for server in servers},
+            "sent to server": {
+                server: await self._sent(server, room_id, latest) for server in servers
             },
+            "state ids": {one: await self._state_ids(one) for one in {*latest, *new}},
+            "event auth": {one: set(_ids(await store.event_auth(one))) for one in not_known},
             "chain difference": await store.auth_chain_difference(
-                [(await store.state_after(event_id)).values() for event_id in new]
+                [(await store.state_after(one)).values() for one in new]
             ),
-            "auth chains": {
-                event_id: await store.auth_chain_ids([event_id])
-                for event_id in held
-                if event_id not in known
-            },
+            "auth chains": {one: await store.auth_chain_ids([one]) for one in not_known},
         }
 
     async def _messages(

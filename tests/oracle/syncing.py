@@ -18,7 +18,7 @@ from typing import Any
 from storage import SyncFilter
 from storage.ids import EventId, RoomId, server_name_of
 from tests.oracle.oracle import Oracle
-from tests.oracle.receiver import OracleEvent, State
+from tests.oracle.room_graph import OracleEvent, State
 
 Summary = tuple[
     int, int, tuple[str, ...] | None

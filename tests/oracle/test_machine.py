@@ -21,8 +21,8 @@ from tests.oracle.facts import Audience, Facts, Stretch, oracle_facts
 from tests.oracle.inboxes import Inboxes
 from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.oracle import Oracle, Position
-from tests.oracle.receiver import (
-    UNREADABLE,
+from tests.oracle.receiver import UNREADABLE
+from tests.oracle.room_graph import (
     OracleEvent,
     Origin,
     Outcome,

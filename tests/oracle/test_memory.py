@@ -23,10 +23,11 @@ from storage.streams.position_poller import follow_once
 from storage.streams.registry import STREAMS
 from tests.conftest import _fresh_database
 from tests.oracle.facts import Audience
-from tests.oracle.machine import SERVERS, RoomMachine, run_machine
+from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.store_subject import StoreSubject
 from tests.oracle.syncing import Answer
 from tests.oracle.test_store import LOCAL, SERVER
+from tests.oracle.worlds import SERVERS
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "5"))
 NEVER_MS = 3_600_000

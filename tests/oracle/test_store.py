@@ -14,8 +14,9 @@ import pytest
 from storage.visibility import audience_ranges, past
 from tests.conftest import _fresh_database
 from tests.oracle.facts import Audience
-from tests.oracle.machine import SERVERS, USERS, AbsenceMachine, run_machine
+from tests.oracle.machine import AbsenceMachine, run_machine
 from tests.oracle.store_subject import StoreSubject
+from tests.oracle.worlds import SERVERS, USERS
 
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", "5"))
 SERVER = "s2.test"

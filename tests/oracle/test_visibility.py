@@ -17,10 +17,11 @@ from storage.ids import EventId, RoomId, UserId, server_name_of
 from storage.visibility import audience_ranges, past
 from tests.conftest import _fresh_database
 from tests.oracle.facts import Audience, Facts, near
-from tests.oracle.machine import SERVERS, USERS, RoomMachine, run_machine
+from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.oracle import Oracle
 from tests.oracle.store_subject import StoreSubject
 from tests.oracle.test_store import SQL_NO_SLACK, _execute
+from tests.oracle.worlds import SERVERS, USERS
 
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "15"))
 SERVER = "s2.test"

@@ -11,7 +11,7 @@ from storage.persist.commit.group_commit import BATCH_EVENTS_MAX
 from storage.persist.load.batch import SQL_AHEAD, SQL_NAMES_AHEAD
 from storage.persist.load.lookups import SQL_DIGEST
 from storage.testing import SHAPES, RoomBuilder, generate_room
-from tests.persist.test_group_commit import (
+from tests.persist.writing import (
     HOLD,
     QUIET,
     REFUSE,

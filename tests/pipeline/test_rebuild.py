@@ -37,8 +37,9 @@ from tests.conftest import _fresh_database
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
 from tests.maintenance.test_damage import DAMAGES
 from tests.oracle.facts import Audience
-from tests.oracle.machine import SERVERS, USERS, RoomMachine, run_machine
+from tests.oracle.machine import RoomMachine, run_machine
 from tests.oracle.store_subject import StoreSubject
+from tests.oracle.worlds import SERVERS, USERS
 from tests.persist.tables import SQL_LOGICAL
 from tests.pipeline.stores import tables
 

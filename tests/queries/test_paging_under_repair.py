@@ -7,7 +7,7 @@ it are not due; nor, forwards, are the parents of what lies behind it.
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -194,6 +194,17 @@ class Course(NamedTuple):
     earlier: int
 
 
+def check_parents_first(room: RoomBuilder, turned: Sequence[EventId], seed: int) -> None:
+    at = {event_id: place for place, event_id in enumerate(turned)}
+    for event in room.events:
+        for parent in event.prev_events:
+            assert at.get(parent, -1) < at.get(event.event_id, len(at)), (
+                seed,
+                event.event_id,
+                parent,
+            )
+
+
 async def course(
     store: Store,
     seed: int,
@@ -259,14 +270,7 @@ async def course(
             known = now
             reader.passed(known)
     turned = [] if beside else reader.seen if direction == "f" else reader.seen[::-1]
-    at = {event_id: place for place, event_id in enumerate(turned)}
-    for event in room.events:
-        for parent in event.prev_events:
-            assert at.get(parent, -1) < at.get(event.event_id, len(at)), (
-                seed,
-                event.event_id,
-                parent,
-            )
+    check_parents_first(room, turned, seed)
     return Course(reader.due, reader.seen, moved, reader.earlier)
 
 

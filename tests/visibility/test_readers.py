@@ -12,9 +12,9 @@ import pytest
 from storage.maintenance.repair import rebuild_visibility
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.oracle.facts import Audience, differences
-from tests.oracle.machine import SERVERS, USERS
 from tests.oracle.oracle import Oracle
 from tests.oracle.test_visibility import SERVER, SLACKS, SightSubject, sights, with_slack
+from tests.oracle.worlds import SERVERS, USERS
 
 READER, HOST, ELSEWHERE, OTHER = (
     USERS[0],

@@ -1,0 +1,97 @@
+"""Events and rooms as the oracle knows them: what it holds of an event, versions, and the order of causes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from storage.errors import (
+    UnknownRoomVersion,
+)
+from storage.event import Event
+from storage.ids import EventId, RoomId, StateKey
+
+Outcome = Literal[
+    "stored", "duplicate", "rejected", "soft_failed", "redacted", "missing_parents", "invalid"
+]
+
+
+Origin = Literal["live", "backfill", "outlier"]
+
+
+State = dict[StateKey, EventId]
+
+
+Pdu = bytes | dict[str, Any]
+
+
+CREATE = ("m.room.create", "")
+
+
+@dataclass
+class OracleEvent:
+    """An event that is held, and what was decided when it came."""
+
+    event: Event
+    origin: Origin
+    arrival: int  # the oracle's stream ordering: 1, 2, 3 … over all rooms, outliers too
+    rejected: bool
+    soft_failed: bool
+    state_before: State | None  # None: an outlier
+
+    @property
+    def outlier(self) -> bool:
+        return self.origin == "outlier"
+
+    @property
+    def accepted(self) -> bool:
+        """An event of the timeline that nothing speaks against."""
+        return not (self.outlier or self.rejected or self.soft_failed)
+
+
+def read_pdu(pdu: Pdu) -> dict[str, Any]:
+    read = json.loads(pdu) if isinstance(pdu, bytes) else pdu
+    if not isinstance(read, dict):
+        raise TypeError(f"a PDU is an object, not {read!r}")
+    return read
+
+
+def said_version(read: Mapping[str, Any]) -> str | None:
+    """The room version that a create event says."""
+    if read["type"] != CREATE[0] or "state_key" not in read:
+        return None
+    return str(read["content"].get("room_version", "1"))
+
+
+def version_of(pdu: Pdu, versions: Mapping[RoomId, str], named: str | None) -> str:
+    """That of the room (known, or by its create event in the batch), of a create event its own, else what the caller names."""
+    read = read_pdu(pdu)
+    version = versions.get(read.get("room_id", ""), said_version(read) or named)
+    if version is None:
+        raise UnknownRoomVersion(version)
+    return version
+
+
+def cited(event: Event) -> tuple[EventId, ...]:
+    """The auth events, and from room version 12 on the create event that the room id names instead."""
+    if event.room_version.create_room_id and event.type != CREATE[0]:
+        return (*event.auth_event_ids, EventId("$" + event.room_id[1:]))
+    return event.auth_event_ids
+
+
+def in_causal_order(events: Mapping[int, Event]) -> list[int]:
+    """The places of a batch: again and again the first whose parents and auth events in the batch have all had their turn."""
+    waiting = dict(events)
+    ordered: list[int] = []
+    while waiting:
+        ids = {event.event_id for event in waiting.values()}
+        free = [
+            place
+            for place, event in waiting.items()
+            if not (ids - {event.event_id}) & {*event.prev_event_ids, *cited(event)}
+        ]
+        ordered.append(
+            (free or list(waiting))[0]
+        )  # in a circle (ids of versions 1 and 2 can form one) nobody is free
+        del waiting[ordered[-1]]
+    return ordered
