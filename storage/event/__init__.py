@@ -1,4 +1,6 @@
-"""Events, pure: room versions, parsing, hashes, ids, redaction and signatures. No I/O.
+"""Events, pure: room versions, parsing, hashes, ids, redaction and signatures.
+
+No I/O.
 
 Read in this order: versions (the table), model (Event), parsing, reading (numbers and limits),
 hashes, redaction, signatures, relation.

@@ -1,6 +1,6 @@
 """Content hash, reference hash and event ids.
 
-What is hashed is written by canonicaljson, the encoder that the Python servers use, or by orjson
+The hashed bytes come from canonicaljson, the encoder that the Python servers use, or from orjson
 where that gives the same bytes. Source: Matrix specification, server-server API, "Calculating the
 content hash" and "Calculating the reference hash"; room versions 3 and 4, "Event IDs".
 """
@@ -23,7 +23,10 @@ _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 def canonical(value: object) -> bytes:
-    """Canonical JSON; InvalidEvent where the value has none (NaN, lone surrogates, objects that are not JSON)."""
+    """Return canonical JSON.
+
+    Raise InvalidEvent for a value that has none: NaN, lone surrogates, objects that are not JSON.
+    """
     try:
         return encode_canonical_json(value)
     except UnicodeEncodeError as error:
@@ -35,38 +38,41 @@ def canonical(value: object) -> bytes:
 
 
 def encoded(value: dict[str, Any], *, exact: bool) -> bytes:
-    """Canonical JSON of what was read and checked.
+    """Return the canonical JSON of a value that was read and checked.
 
-    ``exact``: its numbers are all integers that canonical JSON allows.
+    ``exact`` means that all numbers are integers that canonical JSON allows.
 
-    For such values orjson writes the same bytes as canonicaljson, fifteen times faster: both escape
-    what they must and nothing else, and the order of UTF-8 is that of code points. It writes floats
+    For such values orjson writes the same bytes as canonicaljson, fifteen times faster. Both escape
+    only what JSON requires, and the order of UTF-8 is that of code points. orjson writes floats
     differently, and stops at 254 levels.
     """
     if exact:
         try:
             return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-        except orjson.JSONEncodeError:  # nested too deeply for it, or a lone surrogate
+        except orjson.JSONEncodeError:  # nested too deeply for orjson, or a lone surrogate
             return canonical(value)
     return canonical(value)
 
 
 def content_digest(pdu: dict[str, Any]) -> bytes:
-    """The 32 bytes of the content hash."""
+    """Return the 32 bytes of the content hash."""
     return sha256(
         canonical({key: value for key, value in pdu.items() if key not in _NOT_IN_CONTENT_HASH})
     ).digest()
 
 
 def content_hash(pdu: dict[str, Any]) -> str:
-    """The content hash, as it stands in `hashes.sha256`: over everything but `unsigned`, `signatures` and `hashes`."""
+    """Return the content hash in the form of `hashes.sha256`.
+
+    It covers every key but `unsigned`, `signatures` and `hashes`.
+    """
     return unpadded(content_digest(pdu))
 
 
 def content_hash_fits(pdu: dict[str, Any]) -> bool:
-    """Whether `hashes.sha256` is the content hash.
+    """Return whether `hashes.sha256` is the content hash.
 
-    Any base64 of the same bytes will do, padded or not.
+    Any base64 of the same bytes matches, padded or not.
     """
     hashes = pdu.get("hashes")
     return isinstance(hashes, dict) and _is_hash(hashes, content_digest(pdu))
@@ -80,20 +86,20 @@ def _is_hash(hashes: dict[str, Any], digest: bytes) -> bool:
         return True
     try:
         return bool(decode_base64(given) == digest)
-    except ValueError:  # not base64: then it is not the hash either
+    except ValueError:  # not base64: it cannot match
         return False
 
 
 def reference_hash(pdu: dict[str, Any], room_version: str | RoomVersion) -> bytes:
-    """The 32 bytes that name an event: the hash of its redacted form without signatures.
+    """Return the 32 bytes that name an event: the hash of its redacted form without signatures.
 
-    From version 3 an `event_id` that a receiver wrote into the PDU is not part of it.
+    From version 3, an `event_id` that a receiver wrote into the PDU is not part of it.
     """
     return sha256(canonical(_referenced(pdu, version_of(room_version)))).digest()
 
 
 def _referenced(pdu: dict[str, Any], version: RoomVersion) -> dict[str, Any]:
-    """What the reference hash is made of."""
+    """Return the part of the PDU that the reference hash covers."""
     redacted = redact(pdu, version)
     redacted.pop("signatures", None)
     if version.event_id_format != "in_pdu":
@@ -102,7 +108,11 @@ def _referenced(pdu: dict[str, Any], version: RoomVersion) -> dict[str, Any]:
 
 
 def event_id(pdu: dict[str, Any], room_version: str | RoomVersion) -> EventId:
-    """The event's id: from the PDU in versions 1 and 2 (InvalidEvent if it has none), from the reference hash after."""
+    """Return the event id.
+
+    Versions 1 and 2 read it from the PDU and raise InvalidEvent if it has none. Later versions
+    derive it from the reference hash.
+    """
     version = version_of(room_version)
     if version.event_id_format == "in_pdu":
         given = pdu.get("event_id")
@@ -113,7 +123,10 @@ def event_id(pdu: dict[str, Any], room_version: str | RoomVersion) -> EventId:
 
 
 def id_from_hash(digest: bytes, version: RoomVersion) -> EventId:
-    """The event id that a reference hash gives in this version (3: standard base64, later: URL-safe)."""
+    """Return the event id that a reference hash gives in this version.
+
+    Version 3 uses standard base64, later versions URL-safe base64.
+    """
     encoded = b2a_base64(digest, newline=False)[:-1]
     if version.event_id_format == "url_safe_base64":
         encoded = encoded.translate(_URL_SAFE)
@@ -121,14 +134,17 @@ def id_from_hash(digest: bytes, version: RoomVersion) -> EventId:
 
 
 def fits_and_id(pdu: dict[str, Any], version: RoomVersion, *, exact: bool) -> tuple[bool, EventId]:
-    """(whether the content hash fits, the event id) of a checked PDU; ``exact`` as in `encoded`."""
+    """Return (whether the content hash matches, the event id) of a checked PDU.
+
+    ``exact`` is as in `encoded`.
+    """
     covered = pdu.copy()
     for key in _NOT_IN_CONTENT_HASH:
         covered.pop(key, None)
     fits = _is_hash(pdu["hashes"], sha256(encoded(covered, exact=exact)).digest())
     if version.event_id_format == "in_pdu":
         return fits, pdu["event_id"]
-    if version.common_keys.issuperset(covered):  # a redaction takes nothing from the top
+    if version.common_keys.issuperset(covered):  # a redaction removes no top-level key
         kept, kept["hashes"] = covered, pdu["hashes"]
         kept["content"] = redacted_content(pdu["type"], pdu["content"], version)
     else:
@@ -137,5 +153,5 @@ def fits_and_id(pdu: dict[str, Any], version: RoomVersion, *, exact: bool) -> tu
 
 
 def unpadded(digest: bytes) -> str:
-    """Unpadded standard base64."""
+    """Return unpadded standard base64."""
     return b2a_base64(digest, newline=False).rstrip(b"=\n").decode("ascii")

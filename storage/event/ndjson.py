@@ -1,19 +1,19 @@
-r"""PDUs in lines of text: one a line, alone or in an envelope, cut out byte for byte.
+r"""PDUs in lines of text: one per line, alone or in an envelope, cut out byte for byte.
 
 A line is a PDU, or an envelope ``{"pdu": {…}, "room_version": "11", "origin": "live",
-"state_before": ["$…", …]}`` of which only ``pdu`` must be there; other keys are passed over. Of a
-key that stands twice the last one counts, as in every server. Instead of ``pdu`` there may be
-``pdu_base64`` (RFC 4648, padded): for bytes that no line can hold, such as those with line breaks.
-An object that has a ``sender`` is a PDU, whatever else it has: so no PDU is taken for an envelope
-because of a key ``pdu`` of its own.
+"state_before": ["$…", …]}``. Only ``pdu`` is required; unknown keys are ignored. The last of
+duplicate keys counts, as in every server. Instead of ``pdu`` there may be ``pdu_base64`` (RFC 4648,
+padded), for bytes that no line can hold, such as those with line breaks. An object that has a
+``sender`` is a PDU, whatever else it has. So a PDU with a key ``pdu`` of its own is not mistaken
+for an envelope.
 
-The bytes of a PDU are what was signed and hashed by others, and must come out as they went in. So
-nothing is encoded again: the JSON reader tells where in the text each value ends, and that stretch
-of the line is the PDU. A text that was decoded strictly from UTF-8 encodes to the same bytes, so it
-does not matter that the reader works on text.
+Other servers signed and hashed the bytes of a PDU, so they must stay unchanged. Nothing is encoded
+again: the JSON reader returns where in the text each value ends, and that range of the line is the
+PDU. A text that was decoded strictly from UTF-8 encodes to the same bytes, so the reader can work
+on text.
 
-Here no PDU is judged: a line that is JSON is read, and `storage.event.parse` says what is wrong
-with it.
+This module does not validate PDUs. It reads any line that is JSON; `storage.event.parse` reports
+what is wrong with the PDU.
 """
 
 import json
@@ -31,24 +31,23 @@ Origin = Literal["live", "backfill", "outlier", "out_of_band"]
 
 ORIGINS: Final = ("live", "backfill", "outlier", "out_of_band")
 OUTLIERS: Final = ("outlier", "out_of_band")
-"""The origins of events that are stored without a place in the timeline."""
+"""The origins of events that are stored without a position in the timeline."""
 
 WHITESPACE: Final = " \t\r\n"
 
-_READER: Final = json.JSONDecoder(
-    parse_int=float, strict=False
-)  # numbers are only looked at; float reads one of any length
+# numbers are only looked at; float reads one of any length
+_READER: Final = json.JSONDecoder(parse_int=float, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a line holds.
+    """The contents of a line.
 
     ``origin``, ``room_version``, ``state_before`` and ``stripped_state`` are None where the line
-    does not say.
+    does not give them.
 
-    ``room_id`` and ``depth`` are the PDU's own, read at a glance: enough to sort by, not to store.
-    None where there is none.
+    ``room_id`` and ``depth`` are the PDU's own, unchecked: enough to sort by, not to store. They
+    are None where there is none.
     """
 
     pdu: bytes
@@ -61,9 +60,9 @@ class Line:
 
 
 def read_line(raw: bytes) -> Line:
-    """The PDU of a line, with or without the line break.
+    """Read the PDU of a line, with or without the line break.
 
-    `InvalidEvent` says what is wrong with the line.
+    Raise `InvalidEvent` with the reason if the line is wrong.
     """
     try:
         text = raw.decode()
@@ -94,9 +93,9 @@ def envelope(
     state_before: Sequence[str] | None = None,
     stripped_state: Sequence[Mapping[str, Any]] | None = None,
 ) -> bytes:
-    """A line that `read_line` reads as just this.
+    """Return a line that `read_line` reads back as these values.
 
-    The PDU stands in it as it is, or as base64 where it is no JSON object on one line.
+    The PDU is embedded as it is, or as base64 where it is no JSON object on one line.
     """
     try:
         plain = b"\n" not in pdu and read_line(pdu).pdu == pdu
@@ -116,9 +115,9 @@ def envelope(
 
 
 def pdus_of(raw: bytes) -> list[bytes]:
-    """The PDUs of an answer of /backfill, ``{"pdus": [{…}, …], …}``, byte for byte.
+    """Return the PDUs of a /backfill response, ``{"pdus": [{…}, …], …}``, byte for byte.
 
-    `InvalidEvent` says what is wrong with it.
+    Raise `InvalidEvent` with the reason if the response is wrong.
     """
     try:
         text = raw.decode()
@@ -140,9 +139,9 @@ def pdus_of(raw: bytes) -> list[bytes]:
 
 
 def member(text: str, start: int, key: str) -> str | None:
-    """The text of a member's value, as it stands, in the JSON object that begins at ``start``; the last one of that name.
+    """Return the text of a member's value in the JSON object that begins at ``start``.
 
-    Only for a text that has been read as JSON before.
+    The last member of that name counts. The text must have been read as JSON before.
     """
     found = None
     at = _skip(text, start + 1)
@@ -159,7 +158,7 @@ def member(text: str, start: int, key: str) -> str | None:
 
 
 def _opened(text: str, start: int, given: dict[str, Any]) -> Line:
-    """The line of an envelope."""
+    """Read the line of an envelope."""
     pdu = (
         _encoded(given["pdu_base64"]) if "pdu_base64" in given else _cut(text, start, given["pdu"])
     )
@@ -188,12 +187,14 @@ def _opened(text: str, start: int, given: dict[str, Any]) -> Line:
 
 
 def _stripped(text: str, start: int) -> tuple[dict[str, Any], ...]:
-    """The stripped state of the envelope that begins at ``start``, read once more: numbers were only looked at before."""
+    """Read the stripped state of the envelope that begins at ``start`` a second time.
+
+    The first reader turned its numbers into floats.
+    """
     try:
         stripped = orjson.loads(cast("str", member(text, start, "stripped_state")))
-    except (
-        orjson.JSONDecodeError
-    ) as error:  # half of a surrogate pair, or a number that is out of range
+    except orjson.JSONDecodeError as error:
+        # half of a surrogate pair, or a number that is out of range
         raise InvalidEvent(f"stripped_state is not JSON: {error}") from None
     if not isinstance(stripped, list) or not all(isinstance(one, dict) for one in stripped):
         raise InvalidEvent("stripped_state is not a list of objects")
@@ -201,18 +202,18 @@ def _stripped(text: str, start: int) -> tuple[dict[str, Any], ...]:
 
 
 def _cut(text: str, start: int, pdu: object) -> Line:
-    """The PDU of the envelope that begins at ``start``."""
+    """Cut out the PDU of the envelope that begins at ``start``."""
     if not isinstance(pdu, dict):
         raise InvalidEvent("pdu is not an object")
     return _of_pdu(cast("str", member(text, start, "pdu")).encode(), pdu)
 
 
 def _encoded(value: object) -> Line:
-    """The PDU that is given as base64."""
+    """Decode the PDU that is given as base64."""
     try:
         raw = b64decode(cast("str", value), validate=True)
         pdu = _READER.decode(raw.decode())
-    except (TypeError, ValueError, RecursionError) as error:  # wrong base64, UTF-8, JSON
+    except (TypeError, ValueError, RecursionError) as error:  # wrong base64, UTF-8 or JSON
         raise InvalidEvent(f"pdu_base64 is not JSON in base64: {error}") from None
     if not isinstance(pdu, dict):
         raise InvalidEvent("pdu_base64 is not an object")
@@ -233,7 +234,7 @@ def _are_strings(value: object) -> TypeGuard[list[str]]:
 
 
 def _skip(text: str, at: int) -> int:
-    """The first position from ``at`` on that is not JSON's white space."""
+    """Return the first position from ``at`` on that is not JSON white space."""
     while at < len(text) and text[at] in WHITESPACE:
         at += 1
     return at

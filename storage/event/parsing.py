@@ -1,19 +1,17 @@
-"""Parsing: received bytes to an Event, with every check that needs nothing but the event itself.
+"""Parsing: received bytes to an Event, with every check that needs only the event itself.
 
-What is refused here is dropped by a server (receipt of a PDU, check 1). Not judged here: signatures
-(they need keys), and whatever an authorisation rule judges, for a rejected event is kept.
+A server drops an event that is refused here (receipt of a PDU, check 1). Two things are not checked
+here: signatures, which need keys, and the authorisation rules, because a rejected event is stored.
 
 Decisions where the specification is silent:
-
-* NUL: Postgres cannot store it as text, so an id, type or state_key that holds one is refused; in
+* NUL: Postgres cannot store it as text, so an id, type or state_key with a NUL is refused; in
   content it is data.
-* `redacts` that is no event id names no event and reads as None; the event itself is not refused
-  for it.
+* `redacts` that is no event id names no event and reads as None; the event itself is accepted.
 * An empty `type` and an empty `state_key` are text like any other; empty ids are refused.
-* A missing `hashes` or `signatures` is refused; a `hashes` without the right sha256 is a wrong
+* A missing `hashes` or `signatures` is refused; `hashes` without the right sha256 is a wrong
   content hash.
-* Ids are held to their sigil, and to a server name where one has to sign (sender; event_id in
-  versions 1 and 2).
+* Ids need their sigil, and a server name where a server has to sign (sender; event_id in versions
+  1 and 2).
 
 Source: Matrix specification, server-server API, "Checks performed on receipt of a PDU"; room
 versions, "Event format"; client-server API, "Size limits".
@@ -30,7 +28,7 @@ from storage.event.versions import RoomVersion, version_of
 from storage.ids import EventId, RoomId, UserId, server_name_of
 
 MAX_ID_BYTES: Final = 255
-SHORT: Final = 63  # characters that fit 255 bytes whatever they are
+SHORT: Final = 63  # so many characters fit 255 bytes in any script
 MAX_PREV_EVENTS: Final = 20
 MAX_AUTH_EVENTS: Final = 10
 MIN_BIGINT: Final = -(2**63)
@@ -46,11 +44,11 @@ def parse(
 ) -> Event:
     """Read and check one PDU; a dict is encoded as canonical JSON first.
 
-    `glanced`: what `glance` read of the bytes, to read them once.
+    `glanced` is the result of `glance` for these bytes, so that they are read once.
 
-    Raises InvalidEvent with the reason, and with the event's id where it can be told;
-    UnknownRoomVersion. A wrong content hash is no error: the event comes back in its redacted form,
-    `content_hash_valid` False.
+    Raise InvalidEvent with the reason, and with the event's id where it can be computed. Raise
+    UnknownRoomVersion for an unknown version. A wrong content hash is no error: the event is
+    returned in its redacted form, with `content_hash_valid` False.
     """
     version = version_of(room_version)
     if isinstance(pdu, dict):
@@ -71,9 +69,10 @@ def parse(
 def load(
     raw: bytes, room_version: str | RoomVersion, event_id: str, *, redacted: bool = False
 ) -> Event:
-    """The event of bytes that `parse` accepted before (they come from the store): no checks, no hashes.
+    """Return the event of stored bytes that `parse` accepted before: no checks, no hashes.
 
-    `redacted` gives the redacted form, with `content_hash_valid` False, whatever the reason it is redacted for.
+    `redacted` returns the redacted form with `content_hash_valid` False, for any reason of
+    redaction.
     """
     version = version_of(room_version)
     json = read_trusted(raw, strict=version.strict_canonical_json)
@@ -124,7 +123,7 @@ def _redacts(json: dict[str, Any], version: RoomVersion) -> str | None:
 def _id_if_any(json: dict[str, Any], version: RoomVersion) -> EventId | None:
     try:
         return event_id(json, version)
-    except InvalidEvent:  # then it has none
+    except InvalidEvent:  # it has no id
         return None
 
 

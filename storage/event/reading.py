@@ -1,22 +1,22 @@
 """From bytes to a JSON object that has one meaning for every server.
 
-orjson reads. Its reading of a number is that of the servers (Python's json, then canonicaljson)
-unless the number is
+orjson reads first. It reads a number as the servers do (Python's json, then canonicaljson) unless
+the number is
 
 * an integer beyond 64 bits, which orjson turns into a float;
 * `-0`, which both read as 0, and which canonical JSON forbids (versions 6 and later);
 * too large for a double: orjson refuses it, a long integer among them.
 
-So an object that holds a float, a large integer or a `-0` is read a second time by Python's json
-with hooks on the lexemes.
+So Python's json reads an object with a float, a large integer or a `-0` a second time, with hooks
+on the lexemes.
 
 Versions 6 and later: integers within ±(2^53 - 1), written without fraction, exponent or a negative
-zero; anything else is an InvalidEvent. Versions 1 to 5: as Python reads and canonicaljson writes,
-so for the hashes `1e2` is 100.0, `1.0` is 1.0, `-0` is 0, `-0.0` is -0.0, and a 30 digit integer is
+zero; anything else is an InvalidEvent. Versions 1 to 5: as Python reads and canonicaljson writes.
+So for the hashes `1e2` is 100.0, `1.0` is 1.0, `-0` is 0, `-0.0` is -0.0, and a 30 digit integer is
 itself. Refused are NaN, infinities (`1e400`), and integers of more than 4,300 digits, which Python
 does not convert.
 
-Of duplicate keys the last one counts, as in every server. Lone surrogates are refused: they have no
+The last of duplicate keys counts, as in every server. Lone surrogates are refused: they have no
 UTF-8 form.
 """
 
@@ -31,22 +31,22 @@ from storage.errors import InvalidEvent
 from storage.event.hashes import canonical
 
 MAX_PDU_BYTES: Final = 65_536  # of canonical JSON, `unsigned` included
-MAX_RAW_BYTES: Final = 1_048_576  # as received; 65,536 escaped characters are 393,216 bytes, the rest is room for spaces
-MAX_NESTING: Final = (
-    500  # levels; no specification has a limit: Python servers stop near 1,000, serde_json at 128
-)
+# as received; 65,536 escaped characters are 393,216 bytes, the rest is room for spaces
+MAX_RAW_BYTES: Final = 1_048_576
+# levels; no specification has a limit: Python servers stop near 1,000, serde_json at 128
+MAX_NESTING: Final = 500
 MAX_INTEGER: Final = 2**53 - 1  # canonical JSON
 
 
 class Read(NamedTuple):
-    """A PDU as it was read. ``exact``: all its numbers are integers that canonical JSON allows."""
+    """A PDU as it was read; ``exact`` if canonical JSON allows all its numbers, all integers."""
 
     value: dict[str, Any]
     exact: bool
 
 
 def glance(raw: bytes) -> dict[str, Any] | None:
-    """The object that `raw` seems to be, to find its room by; None where it cannot be read so.
+    """Peek at the object in `raw`, to find its room; return None if it cannot be read so.
 
     Nothing is checked.
     """
@@ -58,10 +58,10 @@ def glance(raw: bytes) -> dict[str, Any] | None:
 
 
 def read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> Read:
-    """The object that `raw` is, its size, nesting, text and numbers checked; else InvalidEvent.
+    """Read the object in `raw` and check its size, nesting, text and numbers.
 
-    `strict` is the room version's strict_canonical_json; `glanced` is `glance(raw)`, where that was
-    needed before.
+    Raise InvalidEvent if a check fails. `strict` is the room version's strict_canonical_json.
+    `glanced` is `glance(raw)`, where that was needed before.
     """
     if len(raw) > MAX_RAW_BYTES:
         raise InvalidEvent(f"{len(raw)} bytes, more than {MAX_RAW_BYTES}")
@@ -80,16 +80,15 @@ def read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> 
     if numbers == "other" or (numbers == "zero" and strict and b"-0" in raw):
         value = _read_lexemes(raw, _STRICT if strict else _LENIENT)
         encode = encode or not strict
-    # Canonical JSON is never longer than what it was made from, unless a float is: 1e15 becomes
-    # 1000000000000000.0. The second reader also lets a lone surrogate pass, which cannot be
-    # encoded.
+    # Canonical JSON is never longer than its source, unless a float is: 1e15 becomes
+    # 1000000000000000.0. The second reader also accepts a lone surrogate, which cannot be encoded.
     if encode and (size := len(canonical(value))) > MAX_PDU_BYTES:
         raise InvalidEvent(f"{size} bytes of canonical JSON, more than {MAX_PDU_BYTES}")
     return Read(value, exact=strict or numbers != "other")
 
 
 def read_trusted(raw: bytes, *, strict: bool) -> dict[str, Any]:
-    """The same object, of bytes that `read` has accepted before."""
+    """Read the same object from bytes that `read` accepted before."""
     try:
         value: dict[str, Any] = orjson.loads(raw)
     except orjson.JSONDecodeError:  # an integer of more than 308 digits
@@ -98,9 +97,10 @@ def read_trusted(raw: bytes, *, strict: bool) -> dict[str, Any]:
 
 
 def _numbers(value: dict[str, Any]) -> Literal["plain", "zero", "other"]:
-    """Whether all numbers are integers that canonical JSON allows, a zero (perhaps written -0) among them or not.
+    """Return "other" if canonical JSON does not allow all numbers, or one is no integer.
 
-    InvalidEvent where the object is nested too deeply to be walked safely by what comes after.
+    Otherwise return "zero" if there is a zero, perhaps written -0, else "plain". Raise InvalidEvent
+    where the object is nested too deeply for later recursive walks.
     """
     integers: list[int] = []
     exact = True
@@ -142,9 +142,8 @@ def _read_lexemes(raw: bytes, decoder: json.JSONDecoder) -> dict[str, Any]:
         raise
     except UnicodeDecodeError as error:
         raise InvalidEvent("not UTF-8") from error
-    except (
-        RecursionError
-    ) as error:  # only where the caller's own stack is deep: the nesting is limited before
+    except RecursionError as error:
+        # only where the caller's own stack is deep: the nesting is limited before
         raise InvalidEvent("nested too deeply") from error
     except ValueError as error:
         raise InvalidEvent(f"not JSON: {error}") from error

@@ -1,4 +1,4 @@
-"""Redaction: what is left of an event when its content is taken away.
+"""Redaction: the part of an event that remains when its content is removed.
 
 Source: Matrix specification, room versions, "Redactions" of each version.
 """
@@ -9,10 +9,10 @@ from storage.event.versions import RoomVersion, version_of
 
 
 def redact(pdu: dict[str, Any], room_version: str | RoomVersion) -> dict[str, Any]:
-    """The redacted form of `pdu`, as a new dict; `unsigned` goes, hashes and signatures stay.
+    """Return the redacted form of `pdu` as a new dict; drop `unsigned`, keep hashes and signatures.
 
-    Values that are kept are shared with `pdu`, not copied. A content that is missing or
-    not an object becomes {}: published signatures of events without content cover that form.
+    Kept values are shared with `pdu`, not copied. A content that is missing or not an object
+    becomes {}: published signatures of events without content cover that form.
     """
     version = version_of(room_version)
     keys = version.redaction_keys
@@ -22,7 +22,7 @@ def redact(pdu: dict[str, Any], room_version: str | RoomVersion) -> dict[str, An
 
 
 def redacted_content(event_type: object, content: object, version: RoomVersion) -> dict[str, Any]:
-    """What is kept of the content of an event of this type."""
+    """Return the part of the content that redaction keeps for this event type."""
     if not isinstance(content, dict) or not isinstance(event_type, str):
         return {}
     if version.redaction_keeps_create and event_type == "m.room.create":

@@ -1,8 +1,8 @@
-"""What an event relates to: its ``m.relates_to``, in the clear also where the event is encrypted.
+"""The relation of an event: its ``m.relates_to``, in clear text even in encrypted events.
 
-Client-server API, "Forming relationships between events". Whatever is not of that form is no
-relation, and no error. A rich reply alone (``m.in_reply_to`` without a ``rel_type``) is none
-either, nor is anything that a create event says, as nothing came before it.
+Source: client-server API, "Forming relationships between events". An ``m.relates_to`` of another
+form is no relation, and no error. A rich reply alone (``m.in_reply_to`` without a ``rel_type``) is
+no relation. A create event has none, because nothing came before it.
 """
 
 from hashlib import sha256
@@ -18,11 +18,11 @@ TEXT_BYTES_MAX: Final = 255  # of ids and types
 
 
 class Relation(NamedTuple):
-    """A relation to ``event_id``, which need not be held, nor exist.
+    """A relation to ``event_id``, which may be missing or not exist.
 
-    ``replaces``: of m.replace, whether the event may stand for another as far as it tells itself:
-    it is no state event, and has an ``m.new_content`` (or is encrypted, so that nobody can tell).
-    None for other types.
+    ``replaces`` is None unless the type is m.replace. It is True if the event itself allows it to
+    replace another: it is no state event, and has an ``m.new_content`` or is encrypted, so that
+    nobody can check.
     """
 
     rel_type: str
@@ -31,7 +31,7 @@ class Relation(NamedTuple):
 
 
 def relation_of(event: Event) -> Relation | None:
-    """The relation of an event; None if it has none."""
+    """Return the relation of an event; None if it has none."""
     content = event.content
     relates_to = content.get("m.relates_to")
     if not isinstance(relates_to, dict) or event.type == "m.room.create":
@@ -54,7 +54,10 @@ def relation_of(event: Event) -> Relation | None:
 
 
 def target_key(event_id: str) -> int:
-    """The number under which relations to an event are found, whether it is held or not: of its id, as `relation_key` in the schema."""
+    """Return the number under which relations to an event are indexed, stored or not.
+
+    It is computed from the id, as by `relation_key` in the schema.
+    """
     return int.from_bytes(sha256(event_id.encode()).digest()[:8], "big", signed=True)
 
 

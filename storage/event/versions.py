@@ -79,7 +79,7 @@ def _v1_content() -> Mapping[str, frozenset[str]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoomVersion:
-    """What one room version does; a flag is named after what is true when it is set.
+    """The rules of one room version; each flag is named after the behaviour when it is set.
 
     There is one object per version: compare with `is`. It pickles as its identifier.
     """
@@ -88,45 +88,34 @@ class RoomVersion:
     # The form of an event.
     event_id_format: EventIdFormat = "in_pdu"
     reference_pairs: bool = True  # prev_events and auth_events are [id, {hash}] pairs, not ids
-    strict_canonical_json: bool = (
-        False  # integers within ±(2^53 - 1) only; else floats and large integers are kept
-    )
-    create_room_id: bool = (
-        False  # the room id is the create event's id, which itself has no room_id
-    )
-    # Redaction.
-    redaction_keys: frozenset[str] = field(
-        default=_KEYS_V1, repr=False
-    )  # top-level keys that are kept
-    redaction_content: Mapping[str, frozenset[str]] = field(
-        default_factory=_v1_content, repr=False
-    )  # type -> content keys that are kept
+    # integers within ±(2^53 - 1) only; if False, floats and large integers are kept
+    strict_canonical_json: bool = False
+    # the room id is the create event's id, which itself has no room_id
+    create_room_id: bool = False
+    # Redaction. First the top-level keys that are kept.
+    redaction_keys: frozenset[str] = field(default=_KEYS_V1, repr=False)
+    # type -> content keys that are kept
+    redaction_content: Mapping[str, frozenset[str]] = field(default_factory=_v1_content, repr=False)
     redaction_keeps_create: bool = False  # content of m.room.create is kept whole
-    redaction_keeps_signed_invite: bool = (
-        False  # `third_party_invite.signed` of a member event is kept
-    )
+    # `third_party_invite.signed` of a member event is kept
+    redaction_keeps_signed_invite: bool = False
     redacts_in_content: bool = False  # `redacts` is in the content, not at the top
-    redaction_by_auth_rule: bool = (
-        True  # a redaction is refused by the auth rules, not held back afterwards
-    )
-    common_keys: frozenset[str] = field(
-        init=False, repr=False
-    )  # top-level keys of an event that loses none when redacted
+    # the auth rules refuse a forbidden redaction; if False, it is stored but takes no effect
+    redaction_by_auth_rule: bool = True
+    # top-level keys of an event that loses none when redacted
+    common_keys: frozenset[str] = field(init=False, repr=False)
     # Authorisation.
     special_case_aliases: bool = True  # m.room.aliases has an auth rule of its own
     enforce_key_validity: bool = False  # a signing key must have been valid at origin_server_ts
-    limit_notifications_power: bool = (
-        False  # `notifications` of power levels is checked like `events`
-    )
+    # `notifications` of power levels is checked like `events`
+    limit_notifications_power: bool = False
     knock: bool = False
     restricted_join: bool = False
     knock_restricted: bool = False
-    power_levels: Literal["float", "string", "integer"] = (
-        "float"  # the loosest form read as a level
-    )
-    creator_is_sender: bool = (
-        False  # the creator is the create event's sender, not `content.creator`
-    )
+    # the loosest form read as a level
+    power_levels: Literal["float", "string", "integer"] = "float"
+    # the creator is the create event's sender, not `content.creator`
+    creator_is_sender: bool = False
     privileged_creators: bool = False  # creators (also `additional_creators`) are above every level
     # State resolution.
     state_resolution: Literal["v1", "v2", "v2.1"] = "v1"
@@ -138,7 +127,10 @@ class RoomVersion:
         return version_of, (self.identifier,)
 
     def may_have_room(self, room_id: str) -> bool:
-        """Return whether the id can be that of a room of this version: it names a server unless it is made of the create event."""
+        """Return whether this version can have a room with this id.
+
+        The id names a server unless it is made of the create event.
+        """
         return (":" in room_id) != self.create_room_id
 
 
@@ -189,7 +181,7 @@ ROOM_VERSIONS: Final[Mapping[str, RoomVersion]] = _table()
 
 
 def version_of(room_version: str | RoomVersion) -> RoomVersion:
-    """The row of the table; UnknownRoomVersion where there is none."""
+    """Return the row of the table; raise UnknownRoomVersion for an unknown version."""
     if isinstance(room_version, RoomVersion):
         return room_version
     try:
