@@ -1,10 +1,12 @@
-"""Who may do what in a room, pure: the authorisation rules of room versions 1 to 12, and state resolution. No I/O.
+"""Authorisation rules of room versions 1 to 12, and state resolution.
 
-rules.py        `check`: one event against a state (create, membership, third_party, power_levels, redaction: a topic each)
+Pure: no I/O.
+rules.py        `check`: one event against a state (create, membership, third_party,
+                power_levels, redaction: a topic each)
 auth_events.py  `check_auth_events`: an event against the auth events it cites
-selection.py    which state an event is judged by
-levels.py       what numbers mean as power levels
-resolution/     one state out of several
+selection.py    the state keys that an event's auth check needs
+levels.py       which JSON values are power levels
+resolution/     state resolution
 """
 
 from storage.auth.auth_events import check_auth_events

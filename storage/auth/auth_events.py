@@ -1,7 +1,7 @@
-"""The rules on an event's own `auth_events`, and the check against the state that they make up.
+"""The rules on an event's own `auth_events`, and the check against the state that they form.
 
 Source: room versions 1 to 12, authorization rules, rule "Considering the event's auth_events" (and
-12's rule 2).
+rule 2 of version 12).
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ from storage.ids import EventId, StateKey
 def check_auth_events(
     event: Event, auth_events: Mapping[EventId, Event], rejected: AbstractSet[EventId]
 ) -> None:
-    """AuthDenied where the event's `auth_events` are not what they must be, or do not allow it.
+    """Raise AuthDenied where the event's `auth_events` are wrong, or do not allow it.
 
-    `auth_events` maps ids to events held, at least those in `event.auth_event_ids`; from version 12
-    on also the create event, under the id that the room id names. `rejected` is asked for those ids
-    only. An id that is not held is refused ("auth_events.missing"): callers that can fetch it do so
-    before. The auth events of a create event are not considered.
+    `auth_events` maps ids to stored events, at least those in `event.auth_event_ids`. From version
+    12 on it also has the create event, under the id that the room id names. `rejected` is looked up
+    for those ids only. A missing event is refused ("auth_events.missing"): callers that can fetch
+    it do so first. The auth events of a create event are ignored.
     """
     if event.type == CREATE[0]:
         check(event, {}, event.room_version)
@@ -60,7 +60,7 @@ def _checked(
 ) -> Event:
     auth_event = auth_events.get(event_id)
     if auth_event is None:
-        raise denied(event, "auth_events.missing", f"{event_id} is not held")
+        raise denied(event, "auth_events.missing", f"{event_id} is not stored")
     if event_id in rejected:
         raise denied(event, "auth_events.rejected", f"{event_id} is rejected")
     if auth_event.room_id != event.room_id:
@@ -75,14 +75,14 @@ def _checked(
 def _create_of_room(
     event: Event, auth_events: Mapping[EventId, Event], rejected: AbstractSet[EventId]
 ) -> Event:
-    """Room version 12: the room id must name an accepted create event."""
+    """Return the accepted create event that the room id names (room version 12)."""
     create_id = create_id_of(event.room_id)
     create = auth_events.get(create_id)
     if create is None or (create.type, create.state_key) != CREATE:
         raise denied(
             event,
             "room.no_create",
-            f"room id {event.room_id} does not name a create event that is held",
+            f"room id {event.room_id} does not name a create event that is stored",
         )
     if create_id in rejected:
         raise denied(event, "room.create_rejected", f"create event {create_id} is rejected")

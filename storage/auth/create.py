@@ -1,7 +1,7 @@
-"""Rule 1: what a create event must be.
+"""Rule 1: the checks on a create event.
 
-Its state key is not looked at: the specification's rules do not (gomatrixserverlib does), and a
-create event under another key is never found as the room's create event.
+The state key is not checked. The specification's rules do not check it (gomatrixserverlib does),
+and a create event under another key is never found as the room's create event.
 
 Source: room versions 1 to 12, authorization rules, rule 1.
 """
@@ -11,7 +11,7 @@ from storage.event import ROOM_VERSIONS, Event, RoomVersion
 
 
 def check_create(event: Event, version: RoomVersion) -> None:
-    """AuthDenied where the create event breaks rule 1. It needs no state."""
+    """Raise AuthDenied where the create event breaks rule 1. It needs no state."""
     if event.prev_event_ids:
         raise denied(event, "create.prev_events", f"cites {len(event.prev_event_ids)} events")
     if version.create_room_id:

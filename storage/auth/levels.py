@@ -1,10 +1,12 @@
-"""Power levels: which forms of a number a room version reads, and the level of a user, an event type or an action.
+"""Power levels: the number formats of a room version, and the level of a user, type or action.
 
-`PowerLevels` reads an `m.room.power_levels` content lazily, one level at a time, so that checking a message in a room with
-20,000 entries in `users` costs a few dictionary look-ups and needs no cache. A value that is not a level of the room
-version counts as absent here; refusing events that carry one is the business of `storage.auth.power_levels`.
+`PowerLevels` reads an `m.room.power_levels` content lazily, one level at a time. So checking a
+message in a room with 20,000 entries in `users` costs a few dictionary look-ups and needs no cache.
+A value that is not a level of the room version counts as absent here. `storage.auth.power_levels`
+refuses events that carry one.
 
-Source: client-server API, m.room.power_levels; room versions 1 (strings), 2 (floats), 10 (integers), 12 (creators).
+Source: client-server API, m.room.power_levels; room versions 1 (strings), 2 (floats), 10
+(integers), 12 (creators).
 """
 
 import math
@@ -30,14 +32,14 @@ DEFAULTS: Final[Mapping[str, int]] = {
     "kick": 50,
     "invite": 0,
 }
-"""The single levels of a power levels event, each with its value where the event (or the whole event) is missing."""
+"""The single levels of a power levels event, with the default for a missing value or event."""
 
 _DIGITS_MAX: Final = 308
 """As many as a double has; longer numbers are out of range."""
 
 
 def read_level(value: object, version: RoomVersion) -> int | None:
-    """The level that a JSON value stands for, None where the room version reads none.
+    """Return the level that a JSON value represents, or None if the room version accepts none.
 
     Integers always; up to version 9 also text in base 10 with optional sign, leading zeros and
     surrounding white space; up to version 5 also finite floats, truncated towards zero.
@@ -54,7 +56,10 @@ def read_level(value: object, version: RoomVersion) -> int | None:
 
 
 def _read_text(text: str) -> int | None:
-    """The number in base 10; never handed to `int` before its length is known, which has a limit of its own."""
+    """Return the number in base 10, or None.
+
+    The length is checked first, because `int` raises for very long text.
+    """
     digits = text[1:] if text[:1] in {"+", "-"} else text
     if not (digits.isascii() and digits.isdigit()):
         return None
@@ -65,12 +70,18 @@ def _read_text(text: str) -> int | None:
 
 
 def creator_of(create: Event, version: RoomVersion) -> object:
-    """The user who has level 100 while there are no power levels: `content.creator`, from version 11 on the sender."""
+    """Return the user who has level 100 while there are no power levels.
+
+    It is `content.creator`, and from version 11 on the sender.
+    """
     return create.sender if version.creator_is_sender else create.content.get("creator")
 
 
 def is_privileged_creator(user_id: str, create: Event) -> bool:
-    """Room version 12: whether the user is the sender of the create event or one of its `additional_creators`."""
+    """Return whether the user sent the create event or is one of its `additional_creators`.
+
+    Only room version 12 gives them the creator level.
+    """
     if user_id == create.sender:
         return True
     additional = create.content.get("additional_creators")
@@ -78,7 +89,7 @@ def is_privileged_creator(user_id: str, create: Event) -> bool:
 
 
 class PowerLevels:
-    """The levels that hold under one power levels event (or none) and one create event (or none)."""
+    """The levels under one power levels event (or none) and one create event (or none)."""
 
     __slots__ = ("_content", "_create", "_version")
 
@@ -93,11 +104,11 @@ class PowerLevels:
 
     @classmethod
     def of(cls, auth_state: Mapping[StateKey, Event], version: RoomVersion) -> "PowerLevels":
-        """The levels that hold in a state."""
+        """Build the levels that apply in a state."""
         return cls(auth_state.get(POWER_LEVELS), auth_state.get(CREATE), version)
 
     def user(self, user_id: str) -> Level:
-        """The level of a user."""
+        """Return the level of a user."""
         create = self._create
         if (
             create is not None
@@ -111,7 +122,7 @@ class PowerLevels:
         return self.named("users_default") if level is None else level
 
     def named(self, name: str) -> int:
-        """One of the single levels in `DEFAULTS`, such as `ban` or `state_default`."""
+        """Return one of the single levels in `DEFAULTS`, such as `ban` or `state_default`."""
         if self._content is not None:
             level = read_level(self._content.get(name), self._version)
             if level is not None:
@@ -119,7 +130,10 @@ class PowerLevels:
         return DEFAULTS[name]
 
     def required(self, event: Event) -> int:
-        """The level that sending such an event takes: its type's entry in `events`, else the default of its kind."""
+        """Return the level required to send such an event.
+
+        It is its type's entry in `events`, else the default for state events or for other events.
+        """
         level = self._entry("events", event.type)
         if level is not None:
             return level

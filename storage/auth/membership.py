@@ -1,8 +1,8 @@
 """Rules on `m.room.member`: join, invite, leave, kick, unban, ban and knock.
 
-`M(user)` below is the user's membership in the state given: None where there is no event. The
-signature of the server in `join_authorised_via_users_server` is checked where signatures are
-(`storage.event.required_signers`), not here.
+`M(user)` below is the user's membership in the given state; None where there is no event.
+`storage.event.required_signers` covers the signature of the server in
+`join_authorised_via_users_server`; it is not checked here.
 
 Source: room versions 1 to 12, authorization rules, rule "If type is m.room.member".
 """
@@ -19,13 +19,19 @@ AuthState = Mapping[StateKey, Event]
 
 
 def membership_of(user_id: str, auth_state: AuthState) -> object:
-    """M(user): the `membership` in a state, None where there is none (the same as `leave` to every rule)."""
+    """Return M(user), the `membership` in a state.
+
+    None if there is no event; every rule treats it as `leave`.
+    """
     event = auth_state.get((MEMBER, user_id))
     return None if event is None else event.content.get("membership")
 
 
 def check_member(event: Event, auth_state: AuthState, version: RoomVersion) -> None:
-    """AuthDenied where a membership event is not allowed. `auth_state` holds the create event."""
+    """Raise AuthDenied where a membership event is not allowed.
+
+    `auth_state` holds the create event.
+    """
     target = event.state_key
     if target is None:
         raise denied(event, "member.state_key", "no state_key")
@@ -51,7 +57,7 @@ def check_member(event: Event, auth_state: AuthState, version: RoomVersion) -> N
 
 
 def require_joined(event: Event, auth_state: AuthState, rule: str) -> None:
-    """AuthDenied unless the sender is joined."""
+    """Raise AuthDenied unless the sender is joined."""
     membership = membership_of(event.sender, auth_state)
     if membership != "join":
         raise denied(event, rule, f"sender {event.sender} has membership {membership!r}")
@@ -108,7 +114,7 @@ def _check_join_rule(
 
 
 def _check_authoriser(event: Event, auth_state: AuthState, version: RoomVersion) -> None:
-    """The user who lets somebody join a restricted room must be able to invite: joined, and at the invite level."""
+    """Check that the authorising user of a restricted join is joined and at the invite level."""
     authoriser = event.content.get("join_authorised_via_users_server")
     if not isinstance(authoriser, str):
         raise denied(

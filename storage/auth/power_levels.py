@@ -1,9 +1,10 @@
-"""The rule on `m.room.power_levels`: its form, and who may change what.
+"""The rule on `m.room.power_levels`: its form, and the changes that a sender may make.
 
-A property or entry that is absent has no value of its own: adding one is judged by the new value,
-removing one by the old value, as the text reads and Synapse does (other servers put the default in
-its place). Up to version 9 the text asks for well-formed `users` only; a malformed other level is
-refused here as well, as those versions say how a level is written.
+A property or entry that is absent has no value of its own. Adding one is checked against the new
+value, removing one against the old value, as the specification reads and Synapse does. Other
+servers use the default in its place. Up to version 9 the specification requires well-formed `users`
+only. A malformed other level is refused here as well, because those versions define the format of a
+level.
 
 Source: room versions 1 to 12, authorization rules, rule "If type is m.room.power_levels".
 """
@@ -24,7 +25,7 @@ _MISSING: Final = object()
 def check_power_levels(
     event: Event, auth_state: Mapping[StateKey, Event], version: RoomVersion, sender_level: Level
 ) -> None:
-    """AuthDenied where the new power levels are malformed, or change what the sender may not change."""
+    """Raise AuthDenied where the new levels are malformed or the sender may not make the change."""
     new = _single_levels(event, version)
     new_groups = {group: _group(event, group, version) for group in _groups(version)}
     new_users = _group(event, "users", version)
@@ -70,7 +71,7 @@ def _single_levels(event: Event, version: RoomVersion) -> Levels:
 
 
 def _group(event: Event, group: str, version: RoomVersion) -> Levels:
-    """The entries of `events`, `notifications` or `users` in a new event."""
+    """Return the entries of `events`, `notifications` or `users` in a new event."""
     entries = event.content.get(group, _MISSING)
     if entries is _MISSING:
         return {}
@@ -99,7 +100,7 @@ def _readable_group(content: Mapping[str, Any], group: str, version: RoomVersion
 
 
 def _readable(source: Mapping[str, Any], names: Mapping[str, Any], version: RoomVersion) -> Levels:
-    """The named entries of an event that is in force: what cannot be read counts as absent."""
+    """Return the named entries of the current event; unreadable values count as absent."""
     levels = ((name, read_level(source.get(name), version)) for name in names)
     return {name: level for name, level in levels if level is not None}
 

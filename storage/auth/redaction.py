@@ -1,4 +1,4 @@
-"""When a redaction applies to its target.
+"""The condition under which a redaction applies to its target.
 
 Source: room versions 1 and 2, authorization rule 11; room version 3, "Handling redactions".
 """
@@ -18,12 +18,12 @@ def redaction_allowed(
     auth_state: Mapping[StateKey, Event],
     room_version: str | RoomVersion,
 ) -> bool:
-    """Whether an accepted redaction takes effect on a target sent by `target_sender`.
+    """Return whether an accepted redaction takes effect on a target sent by `target_sender`.
 
-    `auth_state` is the state before the redaction: its power levels and create event. True where
-    the redactor has the redact level, or is of the server of the target's sender. In versions 1 and
-    2 the servers are those in the two event ids, and the same rule has already refused the
-    redaction as an event.
+    `auth_state` is the state before the redaction: its power levels and create event. A redaction
+    takes effect if the redactor has the redact level, or is on the server of the target's sender.
+    In versions 1 and 2 the servers are those in the two event ids, and the same rule has already
+    refused the redaction as an event.
     """
     version = version_of(room_version)
     levels = PowerLevels.of(auth_state, version)
@@ -36,7 +36,7 @@ def redaction_allowed(
 
 
 def check_redaction(event: Event, levels: PowerLevels) -> None:
-    """AuthDenied where rule 11 of versions 1 and 2 refuses a redaction."""
+    """Raise AuthDenied where rule 11 of versions 1 and 2 refuses a redaction."""
     has, needs = levels.user(event.sender), levels.named("redact")
     if has < needs and not _same_origin(event):
         raise denied(

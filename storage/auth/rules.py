@@ -1,8 +1,8 @@
-"""`check`: the authorisation rules on one event and the state it is judged by.
+"""`check`: the authorisation rules on one event and a state.
 
-The rules that look at an event's own `auth_events` are in `storage.auth.auth_events`. Every rule
-that refuses has a slug in `AuthDenied.rule`, such as "member.join.banned"; slugs are stable, the
-sentences with the values are not.
+The rules on an event's own `auth_events` are in `storage.auth.auth_events`. Every rule that refuses
+has a slug in `AuthDenied.rule`, such as "member.join.banned". Slugs are stable, the sentences with
+the values are not.
 
 Source: room versions 1 to 12, authorization rules.
 """
@@ -29,20 +29,20 @@ from storage.event.versions import version_of
 from storage.ids import StateKey
 
 CONTENT_MATTERS: Final = frozenset({CREATE[0], MEMBER, POWER_LEVELS[0], "m.room.redaction"})
-"""The types of events whose content the rules look at, or what they redact.
+"""The types of events whose content, or whose target, the rules read.
 
-In others: type, sender, state key, room and auth events.
+For other types the rules read type, sender, state key, room and auth events only.
 """
 
 
 def check(
     event: Event, auth_state: Mapping[StateKey, Event], room_version: str | RoomVersion
 ) -> None:
-    """AuthDenied unless the state allows the event.
+    """Raise AuthDenied unless the state allows the event.
 
     `auth_state` maps (type, state key) to the events of a state, at least those under
-    `keys_needed(event)`, and holds the create event under ("m.room.create", "") in every version.
-    UnknownRoomVersion for a version that is not in the table.
+    `keys_needed(event)`. It holds the create event under ("m.room.create", "") in every version.
+    Raise UnknownRoomVersion for a version that is not in the table.
     """
     version = version_of(room_version)
     if event.type == CREATE[0]:
@@ -66,7 +66,7 @@ def check(
 
 
 def _check_room(event: Event, auth_state: Mapping[StateKey, Event], version: RoomVersion) -> Event:
-    """The create event, which must be of the event's own room."""
+    """Return the create event, which must be of the event's own room."""
     create = auth_state.get(CREATE)
     if create is None:
         raise denied(event, "room.no_create", "the state has no create event")
@@ -87,7 +87,10 @@ def _check_room(event: Event, auth_state: Mapping[StateKey, Event], version: Roo
 
 
 def _check_aliases(event: Event) -> None:
-    """Rule 4 of versions 1 to 5: a server owns the aliases under its name, whoever of it is in the room."""
+    """Check rule 4 of versions 1 to 5: the state key of aliases is the sender's server.
+
+    Membership does not matter.
+    """
     if event.state_key is None:
         raise denied(event, "aliases.state_key", "no state_key")
     if event.state_key != domain_of(event.sender):

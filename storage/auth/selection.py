@@ -1,4 +1,4 @@
-"""Which state an event's authorisation looks at: the auth events selection of the specification.
+"""Auth events selection: the state keys that an event's authorisation reads.
 
 Source: server-server API, "Auth events selection".
 """
@@ -12,9 +12,9 @@ from storage.ids import StateKey
 
 
 def keys_needed(event: Event) -> set[StateKey]:
-    """The state keys that `check` may look at for this event; none for a create event.
+    """Return the state keys that `check` may read for this event; none for a create event.
 
-    The create event is among them in every room version. From version 12 on it must be given to
+    They include the create event in every room version. From version 12 on it must be given to
     `check`, but must not be in `auth_events`: see `auth_event_keys`.
     """
     if event.type == CREATE[0]:
@@ -26,7 +26,10 @@ def keys_needed(event: Event) -> set[StateKey]:
 
 
 def auth_event_keys(event: Event) -> set[StateKey]:
-    """The state keys under which an event's `auth_events` may be, and are to be chosen where the state has them."""
+    """Return the state keys allowed in an event's `auth_events`.
+
+    An event that is built here cites all of them that the state has.
+    """
     keys = keys_needed(event)
     if event.room_version.create_room_id:
         keys.discard(CREATE)
@@ -34,7 +37,10 @@ def auth_event_keys(event: Event) -> set[StateKey]:
 
 
 def third_party_token(content: Mapping[str, Any]) -> str | None:
-    """Return `third_party_invite.signed.token` of a membership's content, where it is there and can be a state key."""
+    """Return `third_party_invite.signed.token` of a membership's content.
+
+    Return None where it is absent or cannot be a state key.
+    """
     invite = content.get("third_party_invite")
     signed = invite.get("signed") if isinstance(invite, dict) else None
     token = signed.get("token") if isinstance(signed, dict) else None
@@ -61,6 +67,6 @@ def _add_membership_keys(event: Event, keys: set[StateKey]) -> None:
 def _can_be_key(value: object) -> TypeGuard[str]:
     """Return whether an event could have this state key.
 
-    One with a NUL is refused when it is read, and no table can look for it.
+    Parsing refuses a NUL, and Postgres cannot store it as text.
     """
     return isinstance(value, str) and "\0" not in value

@@ -1,4 +1,4 @@
-"""The state keys that the authorisation rules look at, and ids taken apart."""
+"""The state keys that the authorisation rules read, and the parts of ids."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ JOIN_RULES: Final[StateKey] = ("m.room.join_rules", "")
 
 
 def is_user_id(value: object) -> bool:
-    """Whether this is a user id in the widest form that the specification lets servers accept.
+    """Return whether this is a user id in the widest form that servers must accept.
 
     `@localpart:server`, at most 255 bytes; the characters of historical localparts are not
     restricted.
@@ -27,16 +27,22 @@ def is_user_id(value: object) -> bool:
 
 
 def domain_of(identifier: str) -> str | None:
-    """What follows the first colon of an id; None where there is no colon, so that nothing compares equal by accident."""
+    """Return the part after the first colon of an id.
+
+    Return None where there is no colon, so that two such ids never compare equal by accident.
+    """
     _, colon, domain = identifier.partition(":")
     return domain if colon else None
 
 
 def create_id_of(room_id: str) -> EventId:
-    """The id of the create event of a room, where the room id is made of it (room version 12)."""
+    """Return the id of the room's create event, from a room id of room version 12."""
     return EventId("$" + room_id[1:])
 
 
 def denied(event: Event, rule: str, reason: str) -> AuthDenied:
-    """The error to raise: `rule` is a stable slug, `reason` the values that met the rule."""
+    """Build the error to raise.
+
+    `rule` is a stable slug, `reason` has the values that broke the rule.
+    """
     return AuthDenied(reason, rule=rule, event_id=event.event_id)

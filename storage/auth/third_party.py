@@ -1,4 +1,6 @@
-"""Invitations that answer an `m.room.third_party_invite`: the identity server's signature takes the place of power.
+"""Invitations that answer an `m.room.third_party_invite`.
+
+The identity server's signature replaces the power level check.
 
 Source: room versions 1 to 12, authorization rules, membership `invite` with `third_party_invite`.
 """
@@ -17,13 +19,19 @@ from storage.event import Event
 from storage.ids import StateKey
 
 VERIFICATIONS_MAX: Final = 1000
-"""Pairs of a key and a signature that are tried (about 60 ms); two events of 64 KiB could otherwise ask for half a million."""
+"""Pairs of key and signature to try, about 60 ms.
+
+Two events of 64 KiB could otherwise require half a million verifications.
+"""
 
 
 def check_third_party_invite(
     event: Event, target: str, auth_state: Mapping[StateKey, Event]
 ) -> None:
-    """AuthDenied unless the signed token names the target and a third-party invite of the same sender vouches for it."""
+    """Raise AuthDenied unless the signed token names the target and a third-party invite allows it.
+
+    That invite has the same sender, and a key that fits a signature of the token.
+    """
     third_party = event.content["third_party_invite"]
     signed = third_party.get("signed") if isinstance(third_party, dict) else None
     if not isinstance(signed, dict):
@@ -74,7 +82,7 @@ def _signatures(signed: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _keys(invite: Mapping[str, Any]) -> list[str]:
-    """`public_key`, then those of `public_keys`; each once, in the order of the event."""
+    """Return `public_key`, then those of `public_keys`; each once, in the order of the event."""
     listed = invite.get("public_keys")
     entries = [invite, *(listed if isinstance(listed, list) else ())]
     keys = [entry.get("public_key") for entry in entries if isinstance(entry, dict)]
@@ -84,6 +92,6 @@ def _keys(invite: Mapping[str, Any]) -> list[str]:
 def _fits(message: bytes, key: str, signature: str) -> bool:
     try:
         VerifyKey(decode_base64(key)).verify(message, decode_base64(signature))
-    except (BadSignatureError, ValueError):  # ValueError: not base64, or of another length
+    except (BadSignatureError, ValueError):  # not base64 (ValueError), or of another length
         return False
     return True

@@ -207,7 +207,7 @@ def test_a_broken_third_party_invite_needs_no_token(broken: object) -> None:
 @pytest.mark.parametrize(
     "version,auth,rejected,reason",
     [
-        ("11", ("$create:a", "$unknown:a"), "", "$unknown:a is not held"),
+        ("11", ("$create:a", "$unknown:a"), "", "$unknown:a is not stored"),
         ("11", ("$create:a", "$power:a"), "$power:a", "$power:a is rejected"),
         ("11", ("$create:a", "$elsewhere:a"), "", "$elsewhere:a is of room !other:a, not !room:a"),
         ("11", ("$create:a", "$rules:a"), "", "$rules:a is m.room.join_rules with state key ''"),
@@ -234,7 +234,7 @@ def test_a_refusal_names_the_auth_event(
 def test_a_room_id_of_version_12_must_name_a_create_event() -> None:
     with pytest.raises(AuthDenied) as denial:
         check_auth_events(message("12", room_id="!power:a"), room("12"), NOBODY)
-    assert denial.value.reason == "room id !power:a does not name a create event that is held"
+    assert denial.value.reason == "room id !power:a does not name a create event that is stored"
 
 
 def test_a_create_event_needs_no_auth_events() -> None:

@@ -1,17 +1,16 @@
-"""State resolution, pure: one state out of several, by room version.
+"""State resolution, pure: one state from several, by room version.
 
-conflicts    what the states agree on, and what not
+conflicts    split states into unconflicted and conflicted keys
 graph        auth chains, auth difference, conflicted state subgraph over an in-memory map
 v1           room version 1
 v2           room versions 2 to 11 (v2) and 12 (v2.1): the phases; power_order, mainline and iterate
              are its three parts
-resolve      the entrances
-needed       what to load before `resolve_conflicts`
-incremental  versions 2 and 2.1 again, going on from what was decided before; ledger is its part
-             that checks
+resolve      the entry points
+needed       the events to load before `resolve_conflicts`
+incremental  versions 2 and 2.1 incrementally, from an earlier result; ledger is its part that
+             checks
 
-An event that cannot be judged, because something it rests on is not held, is passed over; it never
-stops a resolution.
+An event whose auth check needs a missing event is skipped; it never stops a resolution.
 """
 
 from storage.auth.resolution.conflicts import split_conflicts

@@ -1,4 +1,4 @@
-"""Where state maps agree and where they do not."""
+"""Split state maps into unconflicted and conflicted keys."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,10 +9,11 @@ Conflicts = dict[StateKey, set[EventId]]
 
 
 def split_conflicts(state_maps: Sequence[StateMap]) -> tuple[dict[StateKey, EventId], Conflicts]:
-    """(unconflicted, conflicted): what every map has with the same value, and all other values by key.
+    """Return (unconflicted, conflicted): values that all maps share, and all other values by key.
 
-    A key that one map lacks is conflicted, with whatever values the others have: so versions 2 and 2.1 of the algorithm
-    define it. Version 1 does not (`storage.auth.resolution.v1` sees to it). No maps give two empty results.
+    A key that one map lacks is conflicted, with the values that the others have, as versions 2 and
+    2.1 of the algorithm define it. Version 1 differs; `storage.auth.resolution.v1` handles that. No
+    maps give two empty results.
     """
     if not state_maps:
         return {}, {}

@@ -1,8 +1,8 @@
 """Sets in the graph of auth events, over an in-memory map.
 
-Walks are iterative and visit each event once, so neither depth nor a cycle (possible where senders
-choose event ids, in room versions 1 and 2) stops them. An event that is cited but not in the map
-belongs to a chain and ends it.
+Walks are iterative and visit each event once. So neither depth nor a cycle (possible where senders
+choose event ids, in room versions 1 and 2) stops them. A cited event that is not in the map belongs
+to a chain and ends it.
 
 Source: room version 2, "Auth chain", "Auth difference"; room version 12, "Conflicted state
 subgraph".
@@ -22,9 +22,10 @@ _NOTHING: frozenset[EventId] = frozenset()
 def auth_chain(
     event_ids: Iterable[EventId], events: Events, *, stop_at: AbstractSet[EventId] = _NOTHING
 ) -> set[EventId]:
-    """All ancestors by `auth_events` of these events; of the events themselves only those that are ancestors of others.
+    """Return all ancestors of these events by `auth_events`.
 
-    Nothing in `stop_at` is returned, or walked past.
+    The events themselves are included only where they are ancestors of others. The walk does not
+    return, or pass, events in `stop_at`.
     """
     chain: set[EventId] = set()
     waiting = list(event_ids)
@@ -38,9 +39,9 @@ def auth_chain(
 
 
 def auth_difference(state_sets: Iterable[Collection[EventId]], events: Events) -> set[EventId]:
-    """The events that are in the auth chains of some of these states, but not of all.
+    """Return the events that are in the auth chains of some of these states, but not of all.
 
-    Each state is given by the ids of its events. What the states share is walked once.
+    Each state is given by the ids of its events. The part that the states share is walked once.
     """
     states: list[set[EventId]] = [set(state) for state in state_sets]
     if not states:
@@ -52,7 +53,7 @@ def auth_difference(state_sets: Iterable[Collection[EventId]], events: Events) -
 
 
 def conflicted_subgraph(conflicted: Collection[EventId], events: Events) -> set[EventId]:
-    """The events on any path of `auth_events` edges from one conflicted event to another, both ends included."""
+    """Return the events on all `auth_events` paths between conflicted events, both included."""
     starts = set(conflicted)
     below = auth_chain(starts, events)
     citing: dict[EventId, list[EventId]] = {}

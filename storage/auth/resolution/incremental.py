@@ -1,18 +1,17 @@
-"""State resolution versions 2 and 2.1 that goes on from what it decided before.
+"""State resolution versions 2 and 2.1, continued from an earlier result.
 
 A `Resolution` is a full conflicted set with its two orders and the outcomes of the checks.
-`Resolution.change` adds events and takes events away, and comes to what
-`storage.auth.resolution.v2` comes to on the whole new set:
-
-- An event that no event of the set cites takes its place in the reverse topological power ordering
-  and moves no other: Kahn's algorithm picks the same events with it as without it, but for the one
-  step at which it is the smallest that is free.
-- Events that cite each other in another way, or that leave, have the power events ordered anew.
-- The other events are ordered anew along the mainline. It costs a look at each, and no check of
-  what stays in its order.
+`Resolution.change` adds and removes events. Its result equals that of `storage.auth.resolution.v2`
+on the whole new set:
+- An event that no event of the set cites is inserted into the reverse topological power ordering
+  and moves no other: Kahn's algorithm picks the same events with it as without it, except for the
+  one step at which it is the smallest that is free.
+- If the citations between events change, or events leave, the power events are ordered again.
+- The other events are ordered again along the mainline. It reads each event once, and repeats no
+  check of events that stay in order.
 - The checks are those of `storage.auth.resolution.ledger`.
 
-All is done in small steps: `change` yields after each, and says whether something has to be loaded
+The work is done in small steps: `change` yields after each, True if something has to be loaded
 before the next.
 
 Source: room version 2, room version 12, "State resolution".
@@ -38,11 +37,11 @@ _NONE: Final[frozenset[EventId]] = frozenset()
 
 
 class Change(NamedTuple):
-    """What is different from the last time.
+    """The difference from the last time.
 
     ``added`` and ``removed`` are members of the full conflicted set. ``passed``: further events on
-    auth paths between members, which are walked only. ``base_changed``: keys whose value in the
-    state that the checks start from may be another.
+    auth paths between members, which are walked only. ``base_changed``: keys whose value may have
+    changed in the state that the checks start from.
     """
 
     added: Collection[EventId]
@@ -52,28 +51,27 @@ class Change(NamedTuple):
 
 
 class Resolution:
-    """A conflict and what it comes to.
+    """A conflict and its resolution.
 
-    Changed in place; one whose `change` was not finished is of no use.
+    It is changed in place. If a `change` was not finished, discard the object.
     """
 
     def __init__(self) -> None:
         self.full: set[EventId] = set()
         self.ledger = Ledger()
-        self._walk: set[EventId] = set()  # the full conflicted set, and what is passed
+        self._walk: set[EventId] = set()  # the full conflicted set and the passed events
         self._cited: set[EventId] = set()  # by events of the walk
         self._reached: set[EventId] = set()  # power events, and what they reach within the walk
-        self._events: dict[EventId, Event] = {}  # of the walk; of those not held there is none
+        self._events: dict[EventId, Event] = {}  # of the walk, without missing events
         self._is_circular = False  # events cite each other in a circle
         self._power_keys: dict[EventId, PowerKey] = {}
-        self._parents: dict[
-            EventId, EventId | None
-        ] = {}  # of power levels, and of the events that are ordered by them
+        # of power levels, and of the events that are ordered by them
+        self._parents: dict[EventId, EventId | None] = {}
 
     def decided(self) -> dict[StateKey, EventId]:
-        """Return what the events of the conflict come to, by key.
+        """Return the resolved values of the conflicted events, by key.
 
-        Where the states agree on a key, that counts instead.
+        Where the states agree on a key, their value counts instead.
         """
         return self.ledger.values()
 
@@ -112,7 +110,7 @@ class Resolution:
             self.ledger.remove(event_id)
 
     def _read(self, event_ids: Iterable[EventId], source: EventSource) -> Steps[None]:
-        """Have these events at hand, and what they cite; all that is lacking is loaded together."""
+        """Read these events and the events they cite; missing ones are loaded together."""
         waiting = list(event_ids)
         while waiting:
             lacking = []
@@ -131,7 +129,10 @@ class Resolution:
             waiting = lacking
 
     def _only_grows(self, change: Change) -> bool:
-        """Whether no event that was here reaches one that is new, and none leaves that had to do with the power events."""
+        """Return whether the change only extends the graph.
+
+        That is: no old event reaches a new one, and no removed event affected the power events.
+        """
         if self._is_circular or not self._reached.isdisjoint(change.removed):
             return False
         if any(one in self._walk and one not in self.full for one in change.added):
@@ -141,9 +142,9 @@ class Resolution:
         )
 
     def _placed(self, new: Collection[EventId], source: EventSource) -> Steps[bool]:
-        """Put new events into the order of power.
+        """Insert new events into the power order.
 
-        Return whether that was possible; otherwise it is to be ordered anew.
+        Return False if that is impossible and the events must be ordered again.
         """
         found = self._newly_reached(new)
         pending = {
@@ -178,7 +179,7 @@ class Resolution:
         self.ledger.insert(event, POWER, None)
 
     def _newly_reached(self, new: Iterable[EventId]) -> list[EventId]:
-        """The new power events and what they reach, each behind what it reaches."""
+        """Return the new power events and their reach, each after the events that it reaches."""
         found: list[EventId] = []
         waiting = [
             (one, False)
@@ -201,7 +202,7 @@ class Resolution:
         return found
 
     def _power_key(self, event: Event, source: EventSource) -> Steps[None]:
-        """Know what an event is ordered by."""
+        """Compute the sort key of an event."""
         while event.event_id not in self._power_keys:
             key = power_key(event, source.event)
             if not source.lacking:
@@ -229,9 +230,9 @@ class Resolution:
         yield from self._reorder(POWER, order)
 
     def _reorder(self, phase: int, order: list[EventId]) -> Steps[None]:
-        """Have a phase in this order.
+        """Put a phase into this order.
 
-        What stays in its order keeps its place, and is not checked again.
+        Events that stay in order keep their position, and are not checked again.
         """
         members = set(order)
         for event_id in self.ledger.order(phase):

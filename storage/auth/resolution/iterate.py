@@ -1,7 +1,7 @@
-"""Iterative auth checks: build a state by judging events one after another.
+"""Iterative auth checks: build a state by checking events one after another.
 
-Source: room version 2, "Iterative auth checks"; room version 12, where the create event comes from
-the room id.
+Source: room version 2, "Iterative auth checks"; room version 12, where the room id names the create
+event.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,10 +19,10 @@ from storage.ids import EventId, StateKey
 
 
 class StateLookup(Protocol):
-    """A state that is only looked up by key."""
+    """A state with look-up by key only."""
 
     def get(self, key: StateKey, /) -> EventId | None:
-        """The id of the event under a key."""
+        """Return the id of the event under a key."""
 
 
 def iterate(
@@ -32,10 +32,10 @@ def iterate(
     lookup: Lookup,
     rejected: AbstractSet[EventId],
 ) -> None:
-    """Add to `decided` what each event in turn is allowed to set; the state so far is `decided` over `base`.
+    """Add to `decided` the keys that each event in turn is allowed to set.
 
-    `base` is asked for single keys only. An event whose auth cannot be judged because something it takes is not held is
-    passed over, like one that is refused.
+    The state so far is `decided` over `base`, which is only looked up by key. An event is skipped,
+    as if refused, where its auth check needs a missing event.
     """
     for event_id in order:
         event = lookup(event_id)
@@ -53,9 +53,11 @@ def auth_state_for(
     lookup: Lookup,
     rejected: AbstractSet[EventId],
 ) -> dict[StateKey, Event] | None:
-    """What the event is judged by: the state so far, and its own auth events (unless rejected) under keys that it lacks.
+    """Return the state for an event's auth check.
 
-    None where an event that belongs there is not held, or may be among auth events that are not held.
+    That is the state so far, and under keys that it lacks the event's own auth events, unless
+    rejected. Return None where an event that belongs there is missing, or may be among missing auth
+    events.
     """
     auth_state: dict[StateKey, Event] = {}
     lacking: list[StateKey] = []

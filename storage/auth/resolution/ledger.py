@@ -1,11 +1,13 @@
-"""The iterative auth checks, kept: after a change only the events are checked again whose auth state it reaches.
+"""Iterative auth checks with memory: a change repeats only the checks that it affects.
 
-The events stand in an order. Each sets its key if the state before it allows it, so the value of a key before an event is the last
-allowed event under that key, or the base's. A check depends on the values under `keys_needed` alone. So if the value that an event gives to
-a key changes, these are checked again: the later events that need the key, up to the next one that sets it. Checks go by the order, so
-each sees final values, and the outcome is that of checking all of them.
+The events are in an order. Each sets its key if the state before it allows it. So the value of a
+key before an event is the last allowed event under that key, or the base's value. A check depends
+on the values under `keys_needed` alone. If an event gives another value to a key, later events that
+need the key are checked again, up to the next one that sets it. Checks follow the order, so each
+uses final values, and the outcome is that of checking all of them.
 
-Places are pairs of a phase and a number between those of the neighbours. Source: room version 2, "Iterative auth checks".
+Positions are pairs of a phase and a number between those of the neighbours. Source: room version 2,
+"Iterative auth checks".
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -23,28 +25,32 @@ Place = tuple[int, int]
 """Phase, and a number within it."""
 
 Keys = tuple[StateKey, frozenset[StateKey]]
-"""What an event sets, and what it needs."""
+"""The key that an event sets, and the keys that it needs."""
 
 GAP: Final = 1 << 40
 SPREAD: Final = 64  # bits by which all numbers grow where two neighbours have no room between them
 
 
 class EventSource(Protocol):
-    """What resolution reads, which need not be in memory: if it is not, None is returned and `lacking` is true until it was loaded."""
+    """The events that resolution reads, which need not be in memory.
+
+    A read of an event that is not in memory returns None, and `lacking` is true until it was
+    loaded.
+    """
 
     @property
     def rejected(self) -> AbstractSet[EventId]:
-        """Of the events that were read, at least those that are rejected."""
+        """Return the rejected events, at least those among the events that were read."""
 
     def event(self, event_id: EventId, /) -> Event | None:
-        """An event; None if it is not held."""
+        """Return an event; None if it is missing."""
 
     def base(self, key: StateKey, /) -> EventId | None:
-        """The value of a key in the state that the checks start from."""
+        """Return the value of a key in the state that the checks start from."""
 
     @property
     def lacking(self) -> bool:
-        """Whether something was read that has to be loaded first."""
+        """Return whether a read event has to be loaded first."""
 
 
 class Ledger:
@@ -55,47 +61,46 @@ class Ledger:
         self.checks = 0
         """Auth checks made."""
         self.changed: set[StateKey] = set()
-        """At least the keys whose value in the end has changed; whoever reads the values may take them out."""
+        """At least the keys whose final value has changed; a reader of the values may clear it."""
         self._at: dict[Place, EventId] = {}
         self._order: list[Place] = []
         self._setting: dict[StateKey, list[Place]] = {}  # of the allowed events, by what they set
         self._needing: dict[StateKey, list[Place]] = {}
         self._keys: dict[EventId, Keys] = {}
-        self._known_keys: dict[
-            Keys, Keys
-        ] = {}  # each once: in a long chain all events have the same
+        # each once: in a long chain all events have the same
+        self._known_keys: dict[Keys, Keys] = {}
         self._allowed: set[EventId] = set()
-        self._unchecked: list[Place] = []  # a heap; an event may have left its place
-        self._due: set[Place] = set()  # the same
+        self._unchecked: list[Place] = []  # a heap; may hold former positions of events
+        self._due: set[Place] = set()  # as `_unchecked`
 
     def order(self, phase: int) -> list[EventId]:
-        """The events of a phase."""
+        """Return the events of a phase."""
         return [
             self._at[place] for place in self._order[self._first(phase) : self._first(phase + 1)]
         ]
 
     def after(self, phase: int, place: Place | None) -> list[EventId]:
-        """The events of a phase behind a place; all of them if that is None."""
+        """Return the events of a phase after a position; all of them if it is None."""
         start = self._first(phase) if place is None else bisect_right(self._order, place)
         return [self._at[one] for one in self._order[start : self._first(phase + 1)]]
 
     def value(self, key: StateKey) -> EventId | None:
-        """What the events set a key to in the end; None if none of them sets it."""
+        """Return the final value that the events give to a key; None if none of them sets it."""
         setting = self._setting.get(key)
         return self._at[setting[-1]] if setting else None
 
     def values(self) -> dict[StateKey, EventId]:
-        """What the events set in the end."""
+        """Return the final values that the events set."""
         return {key: self._at[setting[-1]] for key, setting in self._setting.items() if setting}
 
     def get(self, key: StateKey, before: Place) -> EventId | None:
-        """What the events before a place set a key to."""
+        """Return the value of a key that the events before a position set."""
         setting = self._setting.get(key, ())
         index = bisect_left(setting, before)
         return self._at[setting[index - 1]] if index else None
 
     def insert(self, event: Event, phase: int, before: EventId | None) -> None:
-        """Put an event before another one, or at the end of its phase."""
+        """Insert an event before another one, or at the end of its phase."""
         place = self._between(phase, before)
         self.places[event.event_id] = place
         self._at[place] = event.event_id
@@ -108,7 +113,7 @@ class Ledger:
         self._push(place)
 
     def remove(self, event_id: EventId) -> None:
-        """Take an event out."""
+        """Remove an event."""
         self._set(event_id, allowed_now=False)
         place = self.places.pop(event_id)
         del self._at[place]
@@ -117,12 +122,12 @@ class Ledger:
             del self._needing[key][bisect_left(self._needing[key], place)]
 
     def base_changed(self, keys: Iterable[StateKey]) -> None:
-        """Check those events again that take one of these keys from the base."""
+        """Check the events again that read one of these keys from the base."""
         for key in keys:
             self._value_changed(key, (-1, 0))
 
     def check(self, phase: int, source: EventSource) -> Iterator[bool]:
-        """Check what is due up to a phase.
+        """Run the due checks up to a phase.
 
         Yield after each check: True if something has to be loaded first.
         """
@@ -137,7 +142,10 @@ class Ledger:
             self._due.discard(heappop(self._unchecked))
 
     def _outcome(self, event_id: EventId, source: EventSource) -> bool | None:
-        """Whether the state before an event allows it; None if something has to be loaded first."""
+        """Return whether the state before an event allows it.
+
+        None if something has to be loaded first.
+        """
         event = source.event(event_id)
         if event is None or event.state_key is None:
             return None if source.lacking else False
@@ -163,7 +171,7 @@ class Ledger:
         self._value_changed(key, place)
 
     def _value_changed(self, key: StateKey, place: Place) -> None:
-        """Check those again that need a key behind a place, up to the next event that sets it."""
+        """Check the events that need a key again, from a position to the next one that sets it."""
         needing, setting = self._needing.get(key, ()), self._setting.get(key, ())
         following = bisect_right(setting, place)
         end = (
@@ -196,7 +204,7 @@ class Ledger:
         return phase, (low + high) // 2
 
     def _spread(self) -> None:
-        """Make room between all places."""
+        """Multiply all positions to make room between them."""
 
         def spread(place: Place) -> Place:
             return place[0], place[1] << SPREAD
@@ -212,7 +220,7 @@ class Ledger:
 
 
 class _Before:
-    """The state that the events before a place come to, by key."""
+    """The state after the events before a position, by key."""
 
     def __init__(self, ledger: Ledger, place: Place) -> None:
         self._ledger = ledger

@@ -1,6 +1,7 @@
-"""Looking things up for resolution: events that may not be held, and what an event's own auth events give.
+"""Look-ups for resolution: events that may be missing, and the auth events that an event cites.
 
-Where an event cites two events under one key (it is rejected for that, so it should not come this far) the first counts.
+Where an event cites two events under one key, the first counts. Such an event is rejected, so it
+should not get this far.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,11 +12,11 @@ from storage.event import Event
 from storage.ids import EventId, StateKey
 
 Lookup = Callable[[EventId], Event | None]
-"""The event under an id, None where it is not held."""
+"""Look up an event by id; None where it is missing."""
 
 
 class RecordingLookup:
-    """A lookup that remembers which ids it was asked for in vain; ids in `absent` are known not to be obtainable."""
+    """A lookup that records the ids without result; ids in `absent` cannot be obtained."""
 
     __slots__ = ("_absent", "_events", "missing")
 
@@ -25,7 +26,7 @@ class RecordingLookup:
         self.missing: set[EventId] = set()
 
     def __call__(self, event_id: EventId) -> Event | None:
-        """The event, or None and a note of the id."""
+        """Return the event, or record the id and return None."""
         event = self._events.get(event_id)
         if event is None and event_id not in self._absent:
             self.missing.add(event_id)
@@ -33,7 +34,7 @@ class RecordingLookup:
 
 
 def cited(event: Event, key: StateKey, lookup: Lookup) -> Event | None:
-    """The first auth event of an event under a key, rejected or not."""
+    """Return the first auth event of an event under a key, rejected or not."""
     for event_id in event.auth_event_ids:
         auth_event = lookup(event_id)
         if auth_event is not None and auth_event.state_key == key[1] and auth_event.type == key[0]:
@@ -42,13 +43,16 @@ def cited(event: Event, key: StateKey, lookup: Lookup) -> Event | None:
 
 
 def power_parent(event: Event, lookup: Lookup) -> EventId | None:
-    """The id of the power levels event among the auth events of an event."""
+    """Return the id of the power levels event among the auth events of an event."""
     found = cited(event, POWER_LEVELS, lookup)
     return None if found is None else found.event_id
 
 
 def create_cited(event: Event, lookup: Lookup) -> Event | None:
-    """The create event that an event is under: among its auth events, or (room version 12) named by its room id."""
+    """Return the create event of an event's room.
+
+    It is among the auth events, or (room version 12) named by the room id.
+    """
     if event.room_version.create_room_id:
         return lookup(create_id_of(event.room_id))
     return cited(event, CREATE, lookup)

@@ -1,8 +1,8 @@
 """Mainline ordering: older power levels first.
 
-The mainline is walked only as far as the events at hand ask: an event's own chain of power levels
-and the mainline are followed in turn until they meet, so the work grows with the age of the fork,
-not with the room's history.
+The mainline is walked only as far as needed. An event's own chain of power levels and the mainline
+are followed in turn until they meet. So the work grows with the age of the fork, not with the
+room's history.
 
 Source: room version 2, "Mainline ordering".
 """
@@ -16,11 +16,14 @@ from storage.event import Event
 from storage.ids import EventId
 
 Position = int | float
-"""0 for the newest power levels event of the mainline; infinity for what is not based on the mainline."""
+"""0 for the newest power levels event of the mainline; infinity for events outside of it."""
 
 
 class Mainline:
-    """The chain of power levels events that ends with `newest` (None: no mainline), and positions in it."""
+    """The chain of power levels events that ends with `newest`, and positions in it.
+
+    `newest` None means that there is no mainline.
+    """
 
     def __init__(
         self,
@@ -28,22 +31,26 @@ class Mainline:
         lookup: Lookup,
         parent: Callable[[Event], EventId | None] | None = None,
     ) -> None:
-        """`parent` gives the power levels that an event cites; None: `power_parent`."""
+        """Take `parent`, which returns the power levels that an event cites.
+
+        None means `power_parent`.
+        """
         self._lookup = lookup
         self._parent_of = parent or partial(power_parent, lookup=lookup)
         self._next = newest
         self._grown = 0
-        self._positions: dict[
-            EventId, Position
-        ] = {}  # of mainline events, and of others once they are known
+        # of mainline events, and of others once they are known
+        self._positions: dict[EventId, Position] = {}
 
     def position(self, event: Event) -> Position:
-        """The mainline position of an event, by the closest of its ancestors by power levels that is in the mainline."""
+        """Return the mainline position of an event.
+
+        It is that of the closest ancestor by power levels that is in the mainline.
+        """
         walked: dict[EventId, None] = {}  # the event's chain, newest first
         ahead = self._parent_of(event)
-        if ahead is None or (
-            self._next is None and not self._grown
-        ):  # nothing to be based on, or no mainline
+        # the event cites no power levels, or there is no mainline
+        if ahead is None or (self._next is None and not self._grown):
             return inf
         while True:
             if ahead is not None:
@@ -87,7 +94,7 @@ class Mainline:
 def mainline_order(
     events: Iterable[Event], newest: EventId | None, lookup: Lookup
 ) -> list[EventId]:
-    """The ids of these events by mainline position (largest first), origin_server_ts and event id."""
+    """Sort these events by mainline position (largest first), origin_server_ts and event id."""
     mainline = Mainline(newest, lookup)
     by_id = sorted(events, key=lambda event: event.event_id)
     return [

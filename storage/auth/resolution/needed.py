@@ -1,14 +1,16 @@
-"""Which events `resolve_conflicts` may look at, so that a store can load them in a few rounds.
+"""The events that `resolve_conflicts` may read, so that a store can load them in a few rounds.
 
-    events, absent = {}, set() while wanted := needed_events(version, unconflicted, conflicted,
-    difference, events, absent=absent):
-        found = load(wanted)
-        events |= found
-        absent |= wanted - found.keys()
+events, absent = {}, set()
+while wanted := needed_events(
+    version, unconflicted, conflicted, difference, events, absent=absent
+):
+    found = load(wanted)
+    events |= found
+    absent |= wanted - found.keys()
 
-The first round names the full conflicted set, the second the auth events of its members and the
-state they are judged by, the following ones follow the chains of power levels from both ends until
-they meet.
+The first round names the full conflicted set. The second names the auth events of its members and
+the state for their auth checks. The following ones follow the chains of power levels from both
+sides until they meet.
 """
 
 from collections.abc import Mapping
@@ -39,10 +41,11 @@ def needed_events(
     conflicted_subgraph: AbstractSet[EventId] | None = None,
     absent: AbstractSet[EventId] = _NOTHING,
 ) -> set[EventId]:
-    """The ids, not in `events`, that `resolve_conflicts` with the same arguments may ask for next; empty when it may be called.
+    """Return the ids that `resolve_conflicts` with the same arguments may read next.
 
-    `absent` are ids that were looked for and are not held: they are not named again. When nothing is named any more, the
-    result on `events` is the same as on all events of the room that are held.
+    They are not in `events`; an empty set means that it may be called. `absent` has ids that were
+    looked up without result: they are not named again. When nothing is named any more, the result
+    on `events` equals the result on all stored events of the room.
     """
     version = version_of(room_version)
     asked = RecordingLookup(events, absent)
@@ -67,7 +70,7 @@ def needed_events(
 def _subgraph(
     conflicted: AbstractSet[EventId], events: Events, asked: RecordingLookup
 ) -> set[EventId]:
-    """The conflicted state subgraph; whatever its search would have to read is asked for."""
+    """Return the conflicted state subgraph, and look up every event that the search reads."""
     for event_id in conflicted | graph.auth_chain(conflicted, events):
         asked(event_id)
     return graph.conflicted_subgraph(conflicted, events)
@@ -80,7 +83,7 @@ def _judged_by(
     *,
     with_auth_events: bool,
 ) -> None:
-    """Ask for events, what they cite, and the state under the keys they need."""
+    """Look up events, the events they cite, and the state under the keys they need."""
     for event_id in event_ids:
         event = asked(event_id)
         if event is None:

@@ -1,4 +1,4 @@
-"""Reverse topological power ordering: the order in which events that may take power away are judged.
+"""Reverse topological power ordering: the order of the checks of power events.
 
 Source: room version 2, "Reverse topological power ordering".
 """
@@ -21,9 +21,9 @@ Steps = Generator[bool, None, T]
 
 
 def sender_level(event: Event, lookup: Lookup) -> Level:
-    """The level of an event's sender by the event's own auth events.
+    """Return the level of an event's sender by the event's own auth events.
 
-    Without a power levels event among them the creator has 100 and everybody else 0; creators of
+    Without a power levels event among them the creator has 100 and everybody else 0. Creators of
     room version 12 are above every level either way.
     """
     levels = PowerLevels(
@@ -33,16 +33,16 @@ def sender_level(event: Event, lookup: Lookup) -> Level:
 
 
 def power_key(event: Event, lookup: Lookup) -> PowerKey:
-    """What decides between events of which neither cites the other: the smaller goes first."""
+    """Return the sort key between events that do not cite each other; the smaller goes first."""
     return (-sender_level(event, lookup), event.origin_server_ts, event.event_id)
 
 
 def reverse_topological_power_order(
     event_ids: Collection[EventId], lookup: Lookup
 ) -> list[EventId]:
-    """These events, each after those of them that it cites, and else by `power_key`.
+    """Sort these events, each after those of them that it cites, and else by `power_key`.
 
-    Events not held are left out.
+    Missing events are left out.
     """
     events = {
         event.event_id: event for event_id in event_ids if (event := lookup(event_id)) is not None
@@ -63,7 +63,7 @@ def in_power_order(
     Return whether events cite each other in a circle.
 
     Kahn's algorithm over the edges between the events given. Where nothing is free because of a
-    circle, the smallest of those that are left goes next.
+    circle, the smallest of the remaining events goes next.
     """
     open_citations: dict[EventId, int] = {}
     citing: dict[EventId, list[EventId]] = {event_id: [] for event_id in keys}

@@ -1,8 +1,8 @@
-"""The entrances: resolve whole state maps, or only what is in conflict.
+"""The entry points: resolve whole state maps, or only the conflict.
 
 `resolve` is the specification's function and walks everything. A store that knows the auth
 difference from an index calls `split_conflicts` (or knows the conflict already), `needed_events`
-until nothing is missing, and `resolve_conflicts`; none of these does work that grows with the
+until nothing is missing, and `resolve_conflicts`. The work of these does not grow with the
 unconflicted state.
 """
 
@@ -28,11 +28,13 @@ def resolve(
     *,
     rejected: AbstractSet[EventId] = _NOTHING,
 ) -> dict[StateKey, EventId]:
-    """The state that several states come to. The result does not depend on their order.
+    """Resolve several states into one.
 
-    `events` holds the state events and their auth chains (room version 12: and the create event);
-    one that is not there makes the auth of events that need it fail, no more. `rejected` events are
-    not used to supply what a state lacks.
+    The result does not depend on their order.
+
+    `events` holds the state events and their auth chains (room version 12: and the create event).
+    If one is missing, the auth checks of events that need it fail, and nothing else. `rejected`
+    events do not supply keys that a state lacks.
     """
     version = version_of(room_version)
     unconflicted, conflicted = split_conflicts(state_maps)
@@ -57,14 +59,14 @@ def resolve_conflicts(
     rejected: AbstractSet[EventId] = _NOTHING,
     conflicted_subgraph: AbstractSet[EventId] | None = None,
 ) -> dict[StateKey, EventId]:
-    """The keys that the conflict decides (none of them unconflicted), and what each comes to.
+    """Return the keys that the conflict decides (none of them unconflicted), with their values.
 
-    `unconflicted` is asked for single keys only. `conflicted` and `auth_difference` are as
-    `split_conflicts` and `storage.auth.auth_difference` give them (version 1 of the algorithm does
-    not look at the latter). `conflicted_subgraph` is the set of events on auth paths between
-    conflicted events. Version 2.1 makes it part of the conflict; version 2 only uses it to know how
-    far auth chains are worth walking. None: it is found from `events` (2.1), or chains are walked
-    to their ends (2).
+    `unconflicted` is looked up by key only. `conflicted` and `auth_difference` are as
+    `split_conflicts` and `storage.auth.auth_difference` return them; version 1 of the algorithm
+    ignores the latter. `conflicted_subgraph` is the set of events on auth paths between conflicted
+    events. Version 2.1 makes it part of the conflict. Version 2 only uses it to limit the walk of
+    auth chains. If it is None, version 2.1 computes it from `events`, and version 2 walks whole
+    chains.
     """
     version = version_of(room_version)
     if version.state_resolution == "v1":

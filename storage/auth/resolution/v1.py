@@ -1,10 +1,10 @@
 """State resolution version 1.
 
-Power levels are resolved first, then join rules, then memberships: of the events under one key,
-from the lowest depth up, each takes the place of the one before if that one's state allows it. Of
-any other kind the deepest event that is allowed wins. Where none is allowed the lowest stays (the
-text is silent; Synapse and gomatrixserverlib agree). Keys of one phase do not see each other's
-results, only those of the phases before, so the order of keys does not matter.
+Power levels are resolved first, then join rules, then memberships. The events under one of these
+keys are taken from the lowest depth up; each replaces the one before if the state with that one
+allows it. For any other key the deepest allowed event wins. Where none is allowed the lowest stays
+(the specification is silent; Synapse and gomatrixserverlib agree). Keys of one phase use only the
+results of earlier phases, so the order of keys does not matter.
 
 Source: room version 1, "State resolution".
 """
@@ -29,7 +29,7 @@ _PHASES = (POWER_LEVELS[0], JOIN_RULES[0], MEMBER)
 def resolve_v1(
     unconflicted: StateMap, conflicted: Mapping[StateKey, AbstractSet[EventId]], lookup: Lookup
 ) -> dict[StateKey, EventId]:
-    """What the conflicted keys come to.
+    """Resolve the conflicted keys.
 
     A key with a single value is no conflict in this version and keeps it.
     """
@@ -53,14 +53,17 @@ def resolve_v1(
 
 
 class StateSoFar(NamedTuple):
-    """R of the specification, as ids and where to find the events."""
+    """R of the specification, as ids and a lookup of the events."""
 
     decided: StateMap
     unconflicted: StateMap
     lookup: Lookup
 
     def allows(self, event: Event, placed: Mapping[StateKey, Event]) -> bool:
-        """Whether this state, with `placed` put into it, allows the event; False where an event it takes is not held."""
+        """Return whether this state, with `placed` put into it, allows the event.
+
+        False where an event that the check needs is missing.
+        """
         auth_state: dict[StateKey, Event] = {}
         for key in keys_needed(event):
             state_id = self.decided.get(key) or self.unconflicted.get(key)
@@ -77,7 +80,7 @@ class StateSoFar(NamedTuple):
 
 
 def _ordered(event_ids: Iterable[EventId], lookup: Lookup) -> list[Event]:
-    """Those held, from the lowest depth up, and from the highest hash down where depths are equal."""
+    """Sort the stored events by depth, and by descending hash where depths are equal."""
     events = [event for event_id in event_ids if (event := lookup(event_id)) is not None]
     by_hash = sorted(events, key=lambda event: sha1(event.event_id.encode()).digest(), reverse=True)  # noqa: S324  the protocol's order
     return sorted(by_hash, key=lambda event: event.depth)

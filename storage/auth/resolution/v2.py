@@ -1,7 +1,7 @@
 """State resolution versions 2 and 2.1.
 
-First the events that may take power away, with what they rest on, by power; then all others of the
-full conflicted set along the mainline of the power levels that came out. Version 2.1 differs in two
+The power events and their auth events in the set come first, by power. All others of the full
+conflicted set follow, along the mainline of the resulting power levels. Version 2.1 differs in two
 points: the full conflicted set also holds the conflicted state subgraph, and the checks start from
 an empty state instead of the unconflicted one.
 
@@ -27,11 +27,11 @@ from storage.ids import EventId, StateKey
 
 @dataclass(frozen=True, slots=True)
 class ConflictedEvents:
-    """What the two phases work on.
+    """The input of the two phases.
 
     `full` is the full conflicted set. `walk` holds at least every event on a path of auth events
-    from one event of `full` to another; None where that is not known, and chains are walked to
-    their ends.
+    from one event of `full` to another. If that is not known it is None, and whole chains are
+    walked.
     """
 
     full: AbstractSet[EventId]
@@ -40,7 +40,10 @@ class ConflictedEvents:
 
 
 def is_power_event(event: Event) -> bool:
-    """Power levels, join rules, and memberships that put somebody else out of the room."""
+    """Return whether it is a power event.
+
+    Power levels, join rules, and memberships that remove somebody else from the room.
+    """
     if event.state_key is None:
         return False
     if event.type in (POWER_LEVELS[0], JOIN_RULES[0]):
@@ -53,7 +56,7 @@ def is_power_event(event: Event) -> bool:
 
 
 def power_phase_events(conflict: ConflictedEvents, lookup: Lookup) -> set[EventId]:
-    """X: the power events of the full conflicted set, and those of the set that are in their auth chains."""
+    """Return X: the power events of the full conflicted set, and their chains within the set."""
     found = {
         event_id
         for event_id in conflict.full
@@ -73,7 +76,7 @@ def power_phase_events(conflict: ConflictedEvents, lookup: Lookup) -> set[EventI
 def power_phase(
     conflict: ConflictedEvents, lookup: Lookup, rejected: AbstractSet[EventId]
 ) -> tuple[dict[StateKey, EventId], set[EventId]]:
-    """Steps 1 and 2: what the power events come to, and which events were judged."""
+    """Run steps 1 and 2: return the values that the power events decide, and the checked events."""
     judged = power_phase_events(conflict, lookup)
     decided: dict[StateKey, EventId] = {}
     iterate(
@@ -85,7 +88,10 @@ def power_phase(
 def remaining_order(
     conflict: ConflictedEvents, decided: StateMap, judged: AbstractSet[EventId], lookup: Lookup
 ) -> list[EventId]:
-    """Step 3: all other events of the full conflicted set, by the mainline of the power levels that are decided."""
+    """Return the order of step 3.
+
+    It has all other events of the full conflicted set, by the mainline of the decided power levels.
+    """
     remaining = [
         event
         for event_id in conflict.full
@@ -101,7 +107,7 @@ def resolve_v2(
     lookup: Lookup,
     rejected: AbstractSet[EventId],
 ) -> dict[StateKey, EventId]:
-    """Steps 1 to 5: the keys outside the unconflicted state, and what each comes to."""
+    """Run steps 1 to 5: return the values of the keys outside the unconflicted state."""
     decided, judged = power_phase(conflict, lookup, rejected)
     iterate(
         remaining_order(conflict, decided, judged, lookup), decided, conflict.base, lookup, rejected
@@ -116,7 +122,7 @@ def conflict_of(
     auth_difference: AbstractSet[EventId],
     subgraph: AbstractSet[EventId] | None,
 ) -> ConflictedEvents:
-    """The full conflicted set, and the state that the checks start from."""
+    """Return the full conflicted set, and the state that the checks start from."""
     full = set(auth_difference).union(*conflicted.values())
     walk = None if subgraph is None else full | subgraph
     if version.state_resolution == "v2":
