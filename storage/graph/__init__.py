@@ -1,1 +1,1 @@
-"""The graph of a room: topological order."""
+"""The graph of a room: topological order and the chain cover."""

@@ -1,18 +1,18 @@
-"""The chain cover: where an event stands in the auth graph, so that "does a reach b" needs no walk.
+"""The chain cover: positions of events in the auth graph, so that "does a reach b" needs no walk.
 
-Every accepted state event has a place: a chain and a number on it. An event reaches every earlier
-place of its own chain, and what the links of its chain up to its own place say. A chain is the
-succession of one state key: an event that names its predecessor under the same key continues that
-one's chain, any other begins a new one. (Whoever continues a chain closes it for others, so the
+Every accepted state event has a position: a chain and a number on it. An event reaches all earlier
+positions of its own chain, and the targets of the links of its chain up to its own position. A
+chain is the succession of one state key. An event that cites its predecessor under the same key
+continues that one's chain, any other begins a new one. (Only one event can continue a chain, so the
 power levels' chain is left to the power levels.)
 
-A link says "from this place on, that chain is reached up to there". It is written for an auth event
-only if nothing says so already: an earlier link of the chain, or another auth event that names the
-same event.
+A link means "from this position on, that chain is reached up to there". It is written for an auth
+event only if nothing implies it already: an earlier link of the chain, or another auth event that
+cites the same event.
 
-The closure of an event says of each chain up to which number the event reaches it: so "does a reach
-b" is one look. It comes of the closures of its auth events, and shares with them what they have in
-common.
+The closure of an event gives for each chain the last number that the event reaches. So "does a
+reach b" is one look-up. It is computed from the closures of its auth events, and shares with them
+the part they have in common.
 
 Source: the chain cover indices of directed acyclic graphs (Jagadish, 1990), as used for room auth
 chains.
@@ -25,7 +25,7 @@ from typing import NamedTuple
 from immutables import Map
 
 Closure = Map[int, int]
-"""Chain -> the last number on it that an event reaches; the event itself is not among what it reaches."""
+"""Chain -> the last number on it that an event reaches; an event does not reach itself."""
 
 
 class ChainPosition(NamedTuple):
@@ -37,14 +37,14 @@ class ChainPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What is known of a chain: its last number, and up to where it reaches each other chain."""
+    """The known part of a chain: its last number, and how far it reaches each other chain."""
 
     last: int
     links: Mapping[int, int]
 
 
 class ChainParent(NamedTuple):
-    """An auth event: its place, and the auth events that it names itself."""
+    """An auth event: its position, and the auth events that it cites itself."""
 
     event_nid: int
     place: ChainPosition
@@ -52,7 +52,7 @@ class ChainParent(NamedTuple):
 
 
 class ChainEntry(NamedTuple):
-    """A new event's place, and the links that begin there: target chain -> target number."""
+    """A new event's position, and the links that begin there: target chain -> target number."""
 
     place: ChainPosition
     links: dict[int, int]
@@ -64,11 +64,11 @@ def enter(
     new_chain_nid: int,
     parents: Collection[ChainParent],
 ) -> ChainEntry:
-    """The place of a new event.
+    """Return the position and links of a new event.
 
-    ``predecessor`` is the place of the auth event under its own state key, if it has one, and
-    ``chain`` what is known of that chain; the event begins the chain ``new_chain_nid`` unless it
-    can continue that one.
+    ``predecessor`` is the position of the auth event under its own state key, if it has one.
+    ``chain`` is the known part of that chain. The event begins the chain ``new_chain_nid`` unless
+    it can continue that one.
     """
     continues = (
         predecessor is not None and chain is not None and chain.last == predecessor.sequence_number
@@ -92,14 +92,14 @@ def enter(
 
 
 def extended(chain: Chain | None, entry: ChainEntry) -> Chain:
-    """What is known of a chain once an event has its place on it."""
+    """Return the known part of a chain after an event was added to it."""
     return Chain(
         entry.place.sequence_number, {**(chain.links if chain is not None else {}), **entry.links}
     )
 
 
 def closure_of(parents: Sequence[tuple[ChainPosition, Closure]]) -> Closure:
-    """The closure of an event whose auth events have these places and closures."""
+    """Return the closure of an event whose auth events have these positions and closures."""
     outer = [
         (place, own)
         for place, own in parents
@@ -115,5 +115,5 @@ def closure_of(parents: Sequence[tuple[ChainPosition, Closure]]) -> Closure:
 
 
 def reaches(closure: Closure, place: ChainPosition) -> bool:
-    """Whether an event with this closure reaches a place."""
+    """Return whether an event with this closure reaches a position."""
     return closure.get(place.chain_nid, 0) >= place.sequence_number

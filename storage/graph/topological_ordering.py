@@ -1,33 +1,33 @@
 """Topological order: a child sorts after its parents, whatever depth its sender claimed.
 
-An event's topological ordering is 1 + the largest of its parents'. Below a gap, where parents are
-not held, the claimed depth is a hint, kept between what the held parents and the held children
-allow. When history arrives below such a gap and finds no room, the events above it move up, and
-only those that must (`moved_up`).
+An event's topological ordering is 1 + the largest of its parents'. Where parents are missing, the
+claimed depth is a hint. It is kept above the stored parents and below the stored children. When
+history arrives below such events and finds no room, only the events above it that must move are
+moved up (`moved_up`).
 
-Source: design.md, section 4; the forged depths of advisory GHSA-v56r-hwv5-mxg6.
+Reason for not trusting depths: the forged depths of advisory GHSA-v56r-hwv5-mxg6.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 FIRST: Final = 1
-HINT_SLACK: Final = 1_000_000  # how far above everything known in its room a hint may put an event
-HINT_CEILING: Final = 1 << 62  # leaves 2^62 positions for what comes after the boldest lie
+HINT_SLACK: Final = 1_000_000  # how far a hint may put an event above all known events of its room
+HINT_CEILING: Final = 1 << 62  # leaves 2^62 positions for events after the largest forged depth
 
 
 def above(parents: Iterable[int]) -> int:
-    """The topological ordering of an event whose parents are all held and have these."""
+    """Return the topological ordering of an event whose parents are all stored and have these."""
     return max(parents, default=0) + 1
 
 
 def ordering(
     parents: Iterable[int], *, complete: bool, depth: int, children: Iterable[int], room_max: int
 ) -> int:
-    """The topological ordering of a new event.
+    """Return the topological ordering of a new event.
 
-    ``parents`` and ``children`` are orderings of those held; ``complete`` says that no parent is
-    missing; ``room_max`` is the largest ordering in the room, 0 for a room without events.
+    ``parents`` and ``children`` are orderings of the stored ones. ``complete`` means that no parent
+    is missing. ``room_max`` is the largest ordering in the room, 0 for a room without events.
     """
     low = above(parents)
     if complete:
@@ -42,12 +42,12 @@ def ordering(
 def moved_up(
     start: Mapping[int, int], rows: Sequence[tuple[int, int, Sequence[int]]]
 ) -> tuple[dict[int, int], bool]:
-    """Which events have to move so that children stay above their parents.
+    """Return the events that have to move so that children stay above their parents.
 
-    ``start`` gives new orderings, by nid, of events whose ordering is decided. ``rows`` are (nid,
+    ``start`` has new orderings, by nid, of events whose ordering is decided. ``rows`` are (nid,
     ordering, parents) of the events of the room in ascending order, from the lowest ordering in
-    ``start`` on, perhaps not to the end. The answer is the new orderings of the others that move,
-    and whether the rows reached far enough to know.
+    ``start`` on, perhaps not to the end. The result is the new orderings of the other events that
+    move, and whether the rows reached far enough to know.
     """
     moved = dict(start)
     highest = max(moved.values(), default=0)

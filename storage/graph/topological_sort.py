@@ -1,14 +1,14 @@
-"""Which comes when, where some have to wait for others: of a batch, or of a whole archive."""
+"""Topological sort of items that wait for others: of a batch, or of a whole archive."""
 
 import heapq
 from collections.abc import Sequence
 
 
 def topological_sort(waits: Sequence[set[int]]) -> list[int]:
-    """All positions, each after those that it waits for: of the ones that wait for nothing (more), always the first.
+    """Return all positions, each after those that it waits for; the smallest free one is next.
 
-    ``waits[n]``: the positions that position n waits for. Where they wait for each other in a circle, the first that is left goes ahead.
-    Kahn's algorithm with a heap, so O((n + waits) log n).
+    ``waits[n]`` has the positions that position n waits for. Where they wait for each other in a
+    circle, the first remaining one is next. Kahn's algorithm with a heap, so O((n + waits) log n).
     """
     followers: dict[int, list[int]] = {}
     for index, befores in enumerate(waits):
@@ -21,7 +21,7 @@ def topological_sort(waits: Sequence[set[int]]) -> list[int]:
     while waiting:
         index = heapq.heappop(free) if free else next(iter(waiting))
         if index not in waiting:
-            continue  # was let go ahead in a circle
+            continue  # a circle: it was already returned
         del waiting[index]
         ordered.append(index)
         for follower in followers.get(index, ()):

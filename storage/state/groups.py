@@ -1,10 +1,10 @@
-"""State groups in memory: immutable states that share what they have in common.
+"""State groups in memory: immutable states that share their common part.
 
-A `Group` knows its whole state as a persistent map (a change costs O(log n)) and the rows of its
-path, so that a child can be written as a delta and two groups can be compared by what lies after
-their common ancestor, never by their size.
+A `Group` has its whole state as a persistent map (a change costs O(log n)) and the rows of its
+path. So a child can be written as a delta. Two groups are compared by the rows after their common
+ancestor, not by their size.
 
-Keys are state key nids and values event nids; see design.md, section 5, and `storage.state.levels`.
+Keys are state key nids and values event nids; see `storage.state.levels`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,9 +17,8 @@ from immutables import Map
 from storage.state import levels
 
 REMOVED: Final = 0  # the value that removes a key in a delta
-FARTHEST: Final = (
-    1 << 31
-) - 1  # how far back a row may stand: the table keeps the difference in four bytes
+# largest distance to a row of the path: the table stores the difference in four bytes
+FARTHEST: Final = (1 << 31) - 1
 _MASK: Final = (1 << 64) - 1
 
 State = Map[int, int]
@@ -29,9 +28,9 @@ State = Map[int, int]
 class DeltaRow:
     """One row of a path: the group that wrote it, and its entries (the whole state for a root).
 
-    A root that this process wrote remembers in ``origin`` the path that it took the place of, and
-    its own change as the last row, so that states before and after it are compared by what lies
-    between. One root back, and only in memory.
+    A root that this process wrote keeps in ``origin`` the path that it replaced, with its own
+    change as the last row. So states before and after it are compared by the rows between them. It
+    goes back one root only, and is only in memory.
     """
 
     state_group: int
@@ -42,8 +41,8 @@ class DeltaRow:
 class Group(NamedTuple):
     """One state.
 
-    ``steps`` are the rows to fold, root first, its own last; ``audience`` that of events sent under
-    it.
+    ``steps`` are the rows to fold, root first, its own last. ``audience`` is that of events sent
+    under the state.
     """
 
     state_group: int
@@ -59,7 +58,7 @@ class Group(NamedTuple):
 
 
 def entry_digest(key_nid: int, event_nid: int) -> int:
-    """A 64-bit mix of one entry (the finaliser of splitmix64 over both numbers)."""
+    """Return a 64-bit mix of one entry (the finaliser of splitmix64 over both numbers)."""
     x = (key_nid * 0x9E3779B97F4A7C15 ^ event_nid * 0xC2B2AE3D27D4EB4F) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -67,18 +66,18 @@ def entry_digest(key_nid: int, event_nid: int) -> int:
 
 
 def signed(number: int) -> int:
-    """A number modulo 2^64 as Postgres' int8."""
+    """Return a number modulo 2^64 as Postgres' int8."""
     number &= _MASK
     return number - (1 << 64) if number >> 63 else number
 
 
 def digest_of(entries: Mapping[int, int]) -> int:
-    """The digest of a whole state: the sum of its entries' digests, so it does not depend on order."""
+    """Return the digest of a whole state: the sum of its entries' digests, in any order."""
     return signed(sum(entry_digest(key, event) for key, event in entries.items()))
 
 
 def fold(steps: Iterable[DeltaRow]) -> dict[int, int]:
-    """The entries of several rows of a path, later ones winning, removals kept as `REMOVED`."""
+    """Fold the rows of a path: later entries win, and removals stay as `REMOVED`."""
     folded: dict[int, int] = {}
     for step in steps:
         folded.update(step.delta)
@@ -86,7 +85,7 @@ def fold(steps: Iterable[DeltaRow]) -> dict[int, int]:
 
 
 def root_group(state_group: int, room_nid: int, entries: State, audience: int) -> Group:
-    """A group that holds its whole state."""
+    """Return a group that holds its whole state."""
     step = DeltaRow(state_group, entries)
     return Group(
         state_group,
@@ -100,7 +99,7 @@ def root_group(state_group: int, room_nid: int, entries: State, audience: int) -
 
 
 def derive(parent: Group, change: Mapping[int, int], state_group: int, audience: int) -> Group:
-    """The group of the parent's state with a change applied, placed by the levels."""
+    """Return the group of the parent's state with a change applied, at the level that fits."""
     entries = applied(parent.entries, change)
     digest = _digest_after(parent, change)
     for place in levels.candidates(parent.runs, len(entries)):
@@ -139,7 +138,7 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
 
 
 def applied(entries: State, change: Mapping[int, int]) -> State:
-    """A state with a change applied; `REMOVED` takes the key away."""
+    """Return a state with a change applied; `REMOVED` removes the key."""
     draft = entries.mutate()
     for key, event in change.items():
         if event != REMOVED:
@@ -161,19 +160,17 @@ def _digest_after(parent: Group, change: Mapping[int, int]) -> int:
 
 
 def changed_keys(one: Group, other: Group) -> set[int]:
-    """The keys whose values differ.
+    """Return the keys whose values differ.
 
-    Costs what lies after the last common row of the two paths, over one new root as well.
+    The cost is that of the rows after the last common row of the two paths, even over one new root.
 
-    Where the paths have no row in common (as far as this process remembers), the states are
-    compared whole.
+    Where the paths have no row in common (as far as this process knows), whole states are compared.
     """
     if one.state_group == other.state_group:
         return set()
     for base, made in ((one, other), (other, one)):
-        if (
-            len(made.steps) > 1 and made.steps[-2].state_group == base.state_group
-        ):  # what it adds to the other's path is all
+        # the rest of its path is the other's
+        if len(made.steps) > 1 and made.steps[-2].state_group == base.state_group:
             return {
                 key
                 for key in made.steps[-1].delta
@@ -195,10 +192,13 @@ def changed_keys(one: Group, other: Group) -> set[int]:
 
 
 def _behind(group: Group) -> tuple[DeltaRow, ...]:
-    """A group's path with the rows before its root in the place of the root; empty if they are not known."""
+    """Return a group's path with the rows before its root instead of the root.
+
+    Return an empty path if they are not known.
+    """
     return (*group.steps[0].origin, *group.steps[1:]) if group.steps[0].origin else ()
 
 
 def difference(base: Group, other: Group) -> dict[int, int]:
-    """The change that makes the base's state the other's."""
+    """Return the change that turns the base's state into the other's."""
     return {key: other.entries.get(key, REMOVED) for key in changed_keys(base, other)}

@@ -1,11 +1,11 @@
-"""Levelled deltas: which ancestors a new state group keeps, and what it has to write itself.
+"""Levelled deltas: the ancestors that a new state group keeps, and the entries it writes itself.
 
 A group is read by folding the rows of its path: one root that holds a whole state, then deltas. The
-deltas stand at levels, each holding at most ``RADIX - 1`` of them. A new group is put at the lowest
-level that has room; when a level is full, the new group takes over everything at that level and
+deltas are on levels, each holding at most ``RADIX - 1`` of them. A new group is put on the lowest
+level that has room. When a level is full, the new group takes over everything on that level and
 below (it is promoted) and drops those rows from its path. So a path has at most ``levels * (RADIX -
 1) + 1`` rows, and an entry is written again once per level, not once per group. The counters are
-derived from the parent's own path, so that forks share nothing that could be contended.
+derived from the parent's own path, so forks share nothing that could be contended.
 
 Worked example with radix 3 and two levels, one key changed at a time (root R; runs high, low)::
 
@@ -22,18 +22,24 @@ from typing import Final, NamedTuple
 
 RADIX: Final = 8
 LEVELS_MAX: Final = 10  # more than any room needs: 8 ** 10 entries
-FACTOR: Final = 1.0  # how much a reader may fold besides the root, as a share of the state
+FACTOR: Final = 1.0  # the share of the state that a reader may fold besides the root
 
 
 class DeltaPlacement(NamedTuple):
-    """Where a new group goes: it keeps ``keep`` rows of the parent's path (0: it is a root) and has these ``runs``."""
+    """The position of a new group.
+
+    It keeps ``keep`` rows of the parent's path (0: it is a root) and has these ``runs``.
+    """
 
     keep: int
     runs: tuple[int, ...]
 
 
 def level_count(size: int) -> int:
-    """How many levels a state of this many entries deserves: the smallest with ``RADIX ** levels >= size``, 1 to `LEVELS_MAX`."""
+    """Return the number of levels for a state of this many entries.
+
+    The smallest with ``RADIX ** levels >= size``, 1 to `LEVELS_MAX`.
+    """
     levels = 1
     while RADIX**levels < size and levels < LEVELS_MAX:
         levels += 1
@@ -41,14 +47,15 @@ def level_count(size: int) -> int:
 
 
 def root(size: int) -> DeltaPlacement:
-    """The place of a group that holds its whole state."""
+    """Return the position of a group that holds its whole state."""
     return DeltaPlacement(0, (0,) * level_count(size))
 
 
 def candidates(runs: tuple[int, ...], size: int) -> list[DeltaPlacement]:
-    """The places a child of a group with these runs may take, best first; the last is always a root.
+    """Return the positions for a child of a group with these runs, best first; the last is a root.
 
-    ``size`` is the entry count of the child's state. The first place that is affordable is to be taken: see `affordable`.
+    ``size`` is the entry count of the child's state. The caller uses the first one that is
+    affordable: see `affordable`.
     """
     runs = (0,) * (level_count(size) - len(runs)) + runs
     for level in range(len(runs) - 1, -1, -1):
@@ -60,12 +67,18 @@ def candidates(runs: tuple[int, ...], size: int) -> list[DeltaPlacement]:
 
 
 def affordable(kept_entries: int, delta_entries: int, size: int) -> bool:
-    """Whether a delta pays: what a reader folds after the root must stay below `FACTOR` of the state itself."""
+    """Return whether a delta is cheap enough.
+
+    The entries that a reader folds after the root must stay below `FACTOR` of the state itself.
+    """
     return kept_entries + delta_entries < FACTOR * size
 
 
 def pack(runs: tuple[int, ...]) -> int:
-    """Runs as one number that fits four bytes: a 1, then a digit per level in base `RADIX`, high to low."""
+    """Pack runs into one number that fits four bytes.
+
+    It is a 1, then a digit per level in base `RADIX`, high to low.
+    """
     packed = 1
     for run in runs:
         packed = packed * RADIX + run
@@ -73,7 +86,7 @@ def pack(runs: tuple[int, ...]) -> int:
 
 
 def unpack(packed: int) -> tuple[int, ...]:
-    """The runs behind such a number."""
+    """Unpack the runs of such a number."""
     runs: list[int] = []
     while packed > 1:
         packed, run = divmod(packed, RADIX)

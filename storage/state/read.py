@@ -20,25 +20,28 @@ WHERE state_group IN (SELECT state_group - unnest(back) FROM state_groups
 """
 
 Prefixes: TypeAlias = dict[tuple[int, ...], tuple[tuple[DeltaRow, ...], State]]
-"""Beginnings of paths: their rows, and the state that they make."""
+"""Beginnings of paths: their rows, and the state that they fold to."""
 
 
 async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[int, Group]:
-    """These groups with their whole states; `StorageCorrupt` if one, or a row of its path, is not there."""
+    """Read these groups with their whole states.
+
+    Raise `StorageCorrupt` if one, or a row of its path, is missing.
+    """
     rows = {
         row.state_group: row
         for row in await conn.fetch(SQL_GROUPS, list(state_groups), row=GroupRow)
     }
     absent = [wanted for wanted in state_groups if wanted not in rows]
     if absent:
-        raise StorageCorrupt("a state group that is referred to is not there", state_groups=absent)
+        raise StorageCorrupt("a referenced state group is missing", state_groups=absent)
     return groups_of(state_groups, rows)
 
 
 def groups_of(state_groups: Iterable[int], rows: Mapping[int, GroupRow]) -> dict[int, Group]:
-    """These groups with their whole states; `StorageCorrupt` as `group_of`.
+    """Build these groups with their whole states; raise `StorageCorrupt` as `group_of`.
 
-    What their paths have in common is in memory once.
+    The common part of their paths is in memory once.
     """
     known: Prefixes = {}
     return {wanted: group_of(wanted, rows, known) for wanted in state_groups}
@@ -47,9 +50,10 @@ def groups_of(state_groups: Iterable[int], rows: Mapping[int, GroupRow]) -> dict
 def group_of(
     state_group: int, rows: Mapping[int, GroupRow], known: Prefixes | None = None
 ) -> Group:
-    """A group with its whole state, from its row and those of its path; `StorageCorrupt` if one of the path is not there.
+    """Build a group with its whole state, from its row and those of its path.
 
-    ``known``: what was made of the rows of other paths, to be shared and added to.
+    Raise `StorageCorrupt` if a row of the path is missing. ``known`` has the folded rows of other
+    paths; it is used and extended.
     """
     row = rows[state_group]
     path = row.path

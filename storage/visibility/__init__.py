@@ -1,4 +1,4 @@
-"""Who may see which event: the rule (rule.py, pure), and the table that has it decided beforehand."""
+"""The visibility of events: the rule (rule.py, pure), and the table of its precomputed results."""
 
 from storage.visibility.rule import server_may_see, user_may_see
 

@@ -1,6 +1,7 @@
-"""Multiranges of integers as tuples of half-open pairs, sorted and never touching: what int8multirange is in Postgres.
+"""Multiranges of integers as tuples of half-open pairs, sorted and never touching.
 
-``None`` as an upper end means that the range has no end.
+They correspond to int8multirange in Postgres. ``None`` as an upper end means that the range has no
+end.
 """
 
 import re
@@ -15,34 +16,34 @@ Ranges = tuple[Range, ...]
 
 EMPTY: Final[Ranges] = ()
 _PAIR: Final = re.compile(r"\[(-?\d+),(-?\d*)\)")
-_END: Final = 1 << 63  # larger than any number in use; stands for "no end" while comparing
+_END: Final = 1 << 63  # larger than any number in use; represents "no end" in comparisons
 
 
 def contains(ranges: Ranges, number: int) -> bool:
-    """Whether a number lies in one of the ranges."""
+    """Return whether a number lies in one of the ranges."""
     place = _ending_after(ranges, number)
     return place < len(ranges) and ranges[place][0] <= number
 
 
 def unending(ranges: Ranges) -> bool:
-    """Whether the last range has no end."""
+    """Return whether the last range has no end."""
     return bool(ranges) and ranges[-1][1] is None
 
 
 def add(ranges: Ranges, low: int, high: int | None) -> Ranges:
-    """The ranges with ``[low, high)`` added.
+    """Return the ranges with ``[low, high)`` added.
 
-    In time that grows with the logarithm of their number: what is new mostly comes last.
+    The time grows with the logarithm of their number, because additions are mostly at the end.
     """
     top = _top(high)
     first, end = _ending_after(ranges, low - 1), _beginning_after(ranges, top)
-    if first < end:  # those that it touches
+    if first < end:  # the ranges that it touches
         low, top = min(low, ranges[first][0]), max(top, _top(ranges[end - 1][1]))
     return (*ranges[:first], (low, None if top == _END else top), *ranges[end:])
 
 
 def remove(ranges: Ranges, low: int, high: int | None) -> Ranges:
-    """The ranges with ``[low, high)`` taken away. As fast as `add`."""
+    """Return the ranges without ``[low, high)``. As fast as `add`."""
     top = _top(high)
     first, end = _ending_after(ranges, low), _beginning_after(ranges, top - 1)
     if first >= end or low >= top:
@@ -53,7 +54,7 @@ def remove(ranges: Ranges, low: int, high: int | None) -> Ranges:
 
 
 def union(parts: Iterable[Range]) -> Ranges:
-    """The numbers of all these ranges, which may overlap."""
+    """Return the union of these ranges, which may overlap."""
     found = EMPTY
     for low, high in parts:
         found = add(found, low, high)
@@ -61,7 +62,7 @@ def union(parts: Iterable[Range]) -> Ranges:
 
 
 def coarser(ranges: Ranges, most: int) -> Ranges:
-    """The ranges with the smallest gaps between them closed, until there are at most so many."""
+    """Close the smallest gaps between the ranges until at most ``most`` remain."""
     while len(ranges) > most:
         gaps = [
             (after[0] - _top(before[1]), place)
@@ -73,24 +74,24 @@ def coarser(ranges: Ranges, most: int) -> Ranges:
 
 
 def to_text(ranges: Ranges) -> str:
-    """As Postgres reads an int8multirange."""
+    """Return the text that Postgres reads as an int8multirange."""
     return "{" + ",".join(f"[{low},{'' if high is None else high})" for low, high in ranges) + "}"
 
 
 def from_text(text: str) -> Ranges:
-    """As Postgres writes an int8multirange, in its canonical form."""
+    """Read the canonical text of an int8multirange from Postgres."""
     return tuple((int(low), int(high) if high else None) for low, high in _PAIR.findall(text))
 
 
 def _ending_after(ranges: Ranges, number: int) -> int:
-    """The place of the first range that ends after a number."""
+    """Return the index of the first range that ends after a number."""
     if not ranges or _top(ranges[-1][1]) <= number:
         return len(ranges)
     return bisect_right(ranges, number, key=_end_of)
 
 
 def _beginning_after(ranges: Ranges, number: int) -> int:
-    """The place of the first range that begins after a number."""
+    """Return the index of the first range that begins after a number."""
     if not ranges or ranges[-1][0] <= number:
         return len(ranges)
     return bisect_right(ranges, number, key=itemgetter(0))

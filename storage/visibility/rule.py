@@ -1,11 +1,12 @@
-"""Who may see an event: the rule itself, from the history visibility and the membership at the event. Pure.
+"""The visibility rule, pure: from the history visibility and the membership at the event.
 
-Specification: client-server API, "Room History Visibility"; for servers, server-server API, the reads of events (backfill,
-/event, /state). The table of audiences must give the same answers for every event; this is what it is checked against.
+Specification: client-server API, "Room History Visibility"; for servers, server-server API, the
+reads of events (backfill, /event, /state). The table of audiences must give the same answers for
+every event; it is tested against this rule.
 
-The state at an event is the state before it, but an event that itself changes the history visibility, or the
-membership of who asks, is seen under the more permissive of before and after. So both are arguments; for any other
-event they are equal, and None stands for a missing event.
+The state at an event is the state before it. But an event that itself changes the history
+visibility, or the requester's membership, is visible under the more permissive of before and after.
+So both are arguments. For any other event they are equal, and None means a missing event.
 """
 
 from itertools import product
@@ -18,9 +19,10 @@ def user_may_see(
     membership_after: str | None,
     joined_later: bool,
 ) -> bool:
-    """Whether a user may see an event, given their own membership; `joined_later`: they joined at any time after it.
+    """Return whether a user may see an event, given their own membership.
 
-    Rejected, soft-failed and outlier events, redactions and ignored senders are not looked at here.
+    `joined_later` means that they joined at any time after it. Rejected, soft-failed and outlier
+    events, redactions and ignored senders are not considered here.
     """
     return any(
         visibility == "world_readable"
@@ -41,10 +43,11 @@ def server_may_see(
     *,
     ever_joined: bool = True,
 ) -> bool:
-    """Whether a remote server may have an event whole (else redacted), given the highest membership of its users.
+    """Return whether a remote server may have an event whole, else redacted.
 
-    `ever_joined`: a user of the server was joined in some state of the room. A server without one gets world-readable
-    events only, and no redacted form of the others. That goes beyond the specification, which refuses all reads of a
+    The membership is the highest of the server's users. `ever_joined`: a user of the server was
+    joined in some state of the room. A server without one gets world-readable events only, and no
+    redacted form of the others. That goes beyond the specification, which refuses all reads of a
     server that is not in the room.
     """
     if not ever_joined:
@@ -61,5 +64,5 @@ def server_may_see(
 
 
 def _is_shared(visibility: str | None) -> bool:
-    """The default: no history visibility event, or a value that is not one of the four."""
+    """Return whether it is the default: no history visibility event, or an unknown value."""
     return visibility not in ("world_readable", "invited", "joined")

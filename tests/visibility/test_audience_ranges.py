@@ -3,7 +3,7 @@
 from storage.visibility.audience_ranges import (
     AROUND,
     SLACK,
-    STRETCHES_MAX,
+    OUT_OF_RANGE_MAX,
     expected,
     with_out_of_range,
 )
@@ -39,7 +39,7 @@ def test_a_stray_in_a_marked_range_changes_nothing() -> None:
 
 def test_the_nearest_ranges_are_joined_where_there_are_too_many() -> None:
     many = tuple(
-        (order, order + 1) for order in range(100_000, 100_000 + 1_000 * STRETCHES_MAX, 1_000)
+        (order, order + 1) for order in range(100_000, 100_000 + 1_000 * OUT_OF_RANGE_MAX, 1_000)
     )
-    assert len(many) == STRETCHES_MAX == 64
+    assert len(many) == OUT_OF_RANGE_MAX == 64
     assert with_out_of_range(many, 0) == ((0, 256), (100_000, 101_001), *many[2:])
