@@ -2,8 +2,8 @@
 
 from storage.visibility.audience_ranges import (
     AROUND,
-    SLACK,
     OUT_OF_RANGE_MAX,
+    SLACK,
     expected,
     with_out_of_range,
 )
