@@ -140,9 +140,9 @@ class FeedMemory(SyncMemory):
         )
         self._since = since
 
-    async def news(self, conn: Connection, user_id: UserId, *, anew: bool = False) -> News:
+    async def news(self, conn: Connection, user_id: UserId, *, reread: bool = False) -> News:
         """`ResyncNeeded` where the list does not reach back as far."""
-        del anew
+        del reread
         rows = await conn.fetch(SQL_FEED, user_id, self._since.min, row=FeedRow)
         found = {
             name: {row.instance_name or "": row.position or 0 for row in rows if row.what == name}

@@ -1,7 +1,8 @@
-"""What is told of an event together with it: its latest edit, its thread in short, the events that refer to it.
+"""Aggregations of child events: the latest edit, a summary of the thread, and the references.
 
-Client-server API, "Aggregations of child events" (``m.relations``), for a whole page in one statement. All of it is as of now,
-and in the eyes of who asks: what they may not see, what is redacted and what those sent whom they ignore does not count.
+Client-server API, "Aggregations of child events" (``m.relations``), for a whole page by one
+statement. They are as of now, for one user. Events that the user may not see, redacted events and
+events of ignored senders do not count.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -9,17 +10,19 @@ from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from storage.database.connection import Connection
+from storage.database.template import fill
 from storage.ids import EventId, UserId
 from storage.queries.context import Context
 from storage.queries.events import Aggregations, StoredEvent, ThreadSummary, stored_of
 from storage.queries.pagination.page import Page
+from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 
 AnyPage = TypeVar("AnyPage", bound=Page)
 
 REFERENCES_MAX: Final = 1_000
-"""Most references told of one event, the oldest ones; `relations` pages through all."""
+"""Most references of one event, the oldest ones. `relations` pages through all."""
 
-SQL_AGGREGATIONS: Final[LiteralString] = """
+TEMPLATE_AGGREGATIONS: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
@@ -31,24 +34,24 @@ named AS MATERIALIZED (
     FROM events
     WHERE event_id = ANY($2::text[])
 ),
--- those that something relates to: a probe for each, never a join with all relations there are
-asked AS MATERIALIZED (
+-- events that others relate to: a probe for each, never a join with all relations
+related AS MATERIALIZED (
     SELECT n.event_nid, n.room_nid, n.key
     FROM named n
     WHERE (SELECT true FROM events c WHERE c.relates_to = n.key AND NOT c.outlier
         ORDER BY c.rel_type_nid LIMIT 1)
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, reader.principal_nid, reader.ignored, sight.*
-    FROM (SELECT DISTINCT room_nid FROM asked) AS r
+    SELECT r.room_nid, reader.principal_nid, reader.ignored, v.*
+    FROM (SELECT DISTINCT room_nid FROM related) AS r
     CROSS JOIN reader
-    CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS sight
+    CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
 ),
 parent AS MATERIALIZED (
     SELECT e.event_id, a.key, e.sender_nid, e.type_nid, e.state_key_nid IS NULL
         AND form.whole AS whole,
         CASE WHEN form.whole THEN e.rel_type_nid END AS rel_type_nid, room.*
-    FROM asked a
+    FROM related a
     JOIN room USING (room_nid)
     JOIN events e USING (event_nid)
     CROSS JOIN LATERAL (
@@ -61,7 +64,7 @@ parent AS MATERIALIZED (
         room.world_audiences,
         room.shared_before, room.reader_nid, room.unread)
 ),
-latest AS MATERIALIZED (  -- of each thread: no event that relates to another itself can begin one
+latest AS MATERIALIZED (  -- of each thread: an event that itself relates to another begins none
     SELECT p.event_id AS root_id, p.key AS root_key, p.sender_nid AS root_sender_nid,
         last.event_nid, last.event_id, last.sender_nid,
         last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored, p.own_audiences,
@@ -73,18 +76,13 @@ latest AS MATERIALIZED (  -- of each thread: no event that relates to another it
         FROM events e
         WHERE e.relates_to = p.key AND e.rel_type_nid = 22 AND e.room_nid = p.room_nid
             AND NOT e.outlier
-            AND user_sees_relation(e, p.joined_since, p.own_audiences, p.shared_audiences,
-                p.world_audiences,
-                p.shared_before, p.reader_nid, p.unread, p.ignored)
-            AND (was_there(e, p.joined_since, p.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, p.reader_nid, p.unread))
+            AND {visible_by_parent}
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS last
     WHERE p.rel_type_nid IS NULL
 ),
--- what may have been edited or referred to: what was asked for, and the latest events of threads
+-- events that may have edits or references: the requested ones, and the latest events of threads
 holder AS MATERIALIZED (
     SELECT event_id, key, room_nid, sender_nid, type_nid, whole
         AND rel_type_nid IS DISTINCT FROM 19 AS editable, ignored,
@@ -97,7 +95,7 @@ holder AS MATERIALIZED (
             joined_since, reader_nid, unread
     FROM latest
 ),
-told AS (
+found AS (
     SELECT h.event_id AS about, 'replacement' AS kind, edit.event_nid, NULL::bigint AS events,
         NULL::boolean AS participated, NULL::text[] AS ids
     FROM holder h
@@ -107,12 +105,7 @@ told AS (
         WHERE e.relates_to = h.key AND e.rel_type_nid = 19 AND e.replaces
             AND e.room_nid = h.room_nid AND NOT e.outlier
             AND e.sender_nid = h.sender_nid AND e.type_nid = h.type_nid
-            AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences,
-                h.world_audiences,
-                h.shared_before, h.reader_nid, h.unread, h.ignored)
-            AND (was_there(e, h.joined_since, h.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, h.reader_nid, h.unread))
+            AND {visible_by_holder}
         ORDER BY e.origin_server_ts DESC, e.event_id DESC
         LIMIT 1
     ) AS edit
@@ -126,12 +119,7 @@ told AS (
         FROM events e
         WHERE e.relates_to = l.root_key AND e.rel_type_nid = 22 AND e.room_nid = l.room_nid
             AND NOT e.outlier
-            AND user_sees_relation(e, l.joined_since, l.own_audiences, l.shared_audiences,
-                l.world_audiences,
-                l.shared_before, l.reader_nid, l.unread, l.ignored)
-            AND (was_there(e, l.joined_since, l.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, l.reader_nid, l.unread))
+            AND {visible_by_thread}
     ) AS thread
     UNION ALL
     SELECT h.event_id, 'references', NULL, NULL, NULL, referring.ids
@@ -143,12 +131,7 @@ told AS (
             FROM events e
             WHERE e.relates_to = h.key AND e.rel_type_nid = 21 AND e.room_nid = h.room_nid
                 AND NOT e.outlier
-                AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences,
-                    h.world_audiences,
-                    h.shared_before, h.reader_nid, h.unread, h.ignored)
-                AND (was_there(e, h.joined_since, h.joined_audiences)
-                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    OR was_there_before(e, h.reader_nid, h.unread))
+                AND {visible_by_holder}
             ORDER BY e.topological_ordering, e.stream_ordering
             LIMIT $4::bigint
         ) AS r
@@ -156,13 +139,23 @@ told AS (
     WHERE referring.ids IS NOT NULL
 )
 SELECT t.about, t.kind, t.events, t.participated, t.ids, s.*
-FROM told t
+FROM found t
 LEFT JOIN stored_events s USING (event_nid)
 """
 
+SQL_AGGREGATIONS: Final[LiteralString] = fill(
+    TEMPLATE_AGGREGATIONS,
+    visible_by_parent=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="p"),
+    visible_by_holder=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="h"),
+    visible_by_thread=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="l"),
+)
+
 
 class AggregationRow(NamedTuple):
-    """One thing told of the event ``about``: its "replacement" or "thread" with an event (the columns of it), or its "references"."""
+    """One aggregation of the event ``about``: `kind` says which columns it has.
+
+    "replacement": the edit. "thread": its latest event and the counts. "references": the ids.
+    """
 
     about: str
     kind: str
@@ -186,7 +179,7 @@ class AggregationRow(NamedTuple):
 
 
 EVENT: Final = AggregationRow._fields.index("event_nid")
-"""Where the columns of the event begin."""
+"""The first column of the event."""
 
 
 async def aggregations(
@@ -196,7 +189,10 @@ async def aggregations(
     *,
     ignored: Collection[UserId] = (),
 ) -> dict[EventId, Aggregations]:
-    """What is aggregated of these events, by id; without those of which nothing is, or which the user may not see."""
+    """Return the aggregations of these events, by id.
+
+    Events without any, and events that the user may not see, are left out.
+    """
     rows = await conn.fetch(
         SQL_AGGREGATIONS,
         user_id,
@@ -206,9 +202,8 @@ async def aggregations(
         row=AggregationRow,
     )
     found: dict[EventId, Aggregations] = {}
-    for row in sorted(
-        rows, key=lambda row: row.kind == "thread"
-    ):  # threads last: their latest events have aggregations, too
+    # threads last: their latest events have aggregations, too
+    for row in sorted(rows, key=lambda row: row.kind == "thread"):
         about = EventId(row.about)
         known = found.get(about, Aggregations())
         if row.kind == "replacement":
@@ -222,14 +217,14 @@ async def aggregations(
                 known,
                 thread=ThreadSummary(latest, row.events or 0, participated=bool(row.participated)),
             )
-    asked = set(event_ids)
-    return {event_id: one for event_id, one in found.items() if event_id in asked}
+    requested = set(event_ids)
+    return {event_id: one for event_id, one in found.items() if event_id in requested}
 
 
 async def of_page(
     conn: Connection, user_id: UserId, page: AnyPage, *, ignored: Collection[UserId] = ()
 ) -> AnyPage:
-    """The page with the `StoredEvent.relations` of its events."""
+    """Return the page with the `StoredEvent.relations` of its events."""
     found = await aggregations(conn, user_id, _ids(page.chunk), ignored=ignored)
     return replace(page, chunk=_with(page.chunk, found))
 
@@ -237,7 +232,7 @@ async def of_page(
 async def of_context(
     conn: Connection, user_id: UserId, context: Context, *, ignored: Collection[UserId] = ()
 ) -> Context:
-    """The same for an event and those around it; not for the state."""
+    """Return the context with the relations of its events, but not of its state."""
     events = [*context.events_before, context.event, *context.events_after]
     found = await aggregations(conn, user_id, _ids(events), ignored=ignored)
     [event] = _with([context.event], found)

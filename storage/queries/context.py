@@ -1,4 +1,4 @@
-"""An event amid those around it, and the room's state there: two statements in one snapshot.
+"""An event with the events around it, and the state there: two statements in one snapshot.
 
 Client-server API, "Event Context".
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
+from storage.database.template import fill
 from storage.errors import UnknownEvent
 from storage.ids import EventId, UserId
 from storage.queries.events import StoredEvent, StoredEventRow, stored, stored_of
@@ -15,7 +16,7 @@ from storage.queries.filters import ANY_EVENT, EventFilter
 from storage.queries.pagination.page import edge
 from storage.queries.state_at import lost
 
-SQL_CONTEXT: Final[LiteralString] = """
+TEMPLATE_CONTEXT: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
@@ -23,78 +24,32 @@ reader AS MATERIALIZED (
 ),
 target AS MATERIALIZED (
     SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
-        NOT was_there(e, sight.joined_since, sight.joined_audiences)
+        NOT was_there(e, v.joined_since, v.joined_audiences)
             AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-            AND NOT was_there_before(e, sight.reader_nid, sight.unread) AS withheld,
+            AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($5::text[])) AS ignored, f.*
     FROM reader
     CROSS JOIN filter_of($6::text[], $7::text[], $8::text[], $9::text[], $10::boolean) AS f
     CROSS JOIN events e
-    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS sight
+    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
     WHERE e.event_id = $1::text
-        AND user_sees(e, sight.joined_since, sight.own_audiences, sight.shared_audiences,
-            sight.world_audiences,
-            sight.shared_before, sight.reader_nid, sight.unread)
+        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
+            v.shared_before, v.reader_nid, v.unread)
 ),
--- where in the order the reader's audiences lie: what is hidden between is not looked at
-stretch AS MATERIALIZED (
-    SELECT stretch.*
+-- the topological ranges of the reader's audiences: the hidden events between them are not read
+visible_range AS MATERIALIZED (
+    SELECT v.*
     FROM target t
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL topological_ranges_of(
         t.room_nid, t.principal_nid, r.out_of_range, t.topological_ordering, $3::bigint, $4::bigint
-    ) AS stretch
+    ) AS v
 ),
 before AS (
-    SELECT e.event_nid, e.withheld
-    FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.highest DESC) AS t
-    CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, t.joined_since, t.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
-        FROM events e
-        WHERE e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) < (
-                LEAST(t.topological_ordering, t.highest),
-                CASE WHEN t.highest < t.topological_ordering THEN 9223372036854775807
-                    ELSE t.stream_ordering END
-            )
-            AND e.topological_ordering >= t.lowest
-            AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
-                t.shared_before, t.reader_nid, t.unread)
-            AND not_ignored(e, t.ignored)
-            AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
-        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
-        LIMIT $3::bigint
-    ) AS e
-    ORDER BY t.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
-    LIMIT $3::bigint
+    {before}
 ),
 after AS (
-    SELECT e.event_nid, e.withheld
-    FROM (SELECT * FROM target CROSS JOIN stretch ORDER BY stretch.lowest) AS t
-    CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, t.joined_since, t.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
-        FROM events e
-        WHERE e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) > (
-                GREATEST(t.topological_ordering, t.lowest),
-                CASE WHEN t.lowest > t.topological_ordering THEN 0 ELSE t.stream_ordering END
-            )
-            AND e.topological_ordering <= t.highest
-            AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
-                t.shared_before, t.reader_nid, t.unread)
-            AND not_ignored(e, t.ignored)
-            AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
-        ORDER BY e.topological_ordering, e.stream_ordering
-        LIMIT $4::bigint
-    ) AS e
-    ORDER BY t.lowest, e.topological_ordering, e.stream_ordering
-    LIMIT $4::bigint
+    {after}
 ),
 chosen AS (
     SELECT event_nid, withheld, -1 AS side FROM before
@@ -109,6 +64,59 @@ FROM chosen
 JOIN stored_events s USING (event_nid)
 ORDER BY s.topological_ordering, s.stream_ordering
 """
+
+TEMPLATE_SIDE: Final[LiteralString] = """
+    SELECT e.event_nid, e.withheld
+    FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.{near_end} {order}) AS t
+    CROSS JOIN LATERAL (
+        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
+            NOT was_there(e, t.joined_since, t.joined_audiences)
+                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
+                AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
+        FROM events e
+        WHERE e.room_nid = t.room_nid AND NOT e.outlier
+            AND (e.topological_ordering, e.stream_ordering) {beyond} (
+                {nearer}(t.topological_ordering, t.{near_end}),
+                CASE WHEN t.{near_end} {beyond} t.topological_ordering THEN {edge}
+                    ELSE t.stream_ordering END
+            )
+            AND e.topological_ordering {within} t.{far_end}
+            AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
+                t.shared_before, t.reader_nid, t.unread)
+            AND not_ignored(e, t.ignored)
+            AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
+        ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
+        LIMIT {limit}
+    ) AS e
+    ORDER BY t.{near_end} {order}, e.topological_ordering {order}, e.stream_ordering {order}
+    LIMIT {limit}
+"""
+
+SQL_CONTEXT: Final[LiteralString] = fill(
+    TEMPLATE_CONTEXT,
+    before=fill(
+        TEMPLATE_SIDE,
+        order="DESC",
+        near_end="highest",
+        far_end="lowest",
+        beyond="<",
+        within=">=",
+        nearer="LEAST",
+        edge="9223372036854775807",
+        limit="$3::bigint",
+    ),
+    after=fill(
+        TEMPLATE_SIDE,
+        order="ASC",
+        near_end="lowest",
+        far_end="highest",
+        beyond=">",
+        within="<=",
+        nearer="GREATEST",
+        edge="0",
+        limit="$4::bigint",
+    ),
+)
 
 SQL_STATE_AT: Final[LiteralString] = """
 SELECT path.state_group, path.is_lost
@@ -135,7 +143,7 @@ WHERE e.event_id = $1::text
 class ContextStateRow(NamedTuple):
     """One event of the state (``event_nid`` None: the state is empty).
 
-    ``is_lost``: a row of the group's path, or an event, is not there.
+    ``is_lost``: a row of the group's path, or the event, is missing.
     """
 
     state_group: int
@@ -157,7 +165,7 @@ class ContextStateRow(NamedTuple):
 
 
 class ContextRow(NamedTuple):
-    """One event: before (-1), at (0) or after (1) the one that is asked about."""
+    """One event: before (-1), at (0) or after (1) the requested one."""
 
     side: int
     moves: int
@@ -179,16 +187,17 @@ class ContextRow(NamedTuple):
 
 
 EVENT: Final = ContextRow._fields.index("event_nid")
-"""Where the columns of the event begin."""
+"""The first column of the event."""
 STATE_EVENT: Final = ContextStateRow._fields.index("event_nid")
-"""The same of a row of the state."""
+"""The first column of the event in a row of the state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """An event amid others: those before it newest first, those after it oldest first, by topological order.
+    """An event with the events around it, in topological order.
 
-    ``state`` is that after the last event given. ``start`` pages back from the earliest event, ``end`` forward from the latest.
+    ``events_before`` are newest first, ``events_after`` oldest first. ``state`` is that after the
+    last event. ``start`` pages back from the earliest event, ``end`` forward from the latest.
     """
 
     events_before: list[StoredEvent]
@@ -209,14 +218,14 @@ async def context(
     ignored: Collection[UserId] = (),
     wanted: EventFilter = ANY_EVENT,
 ) -> Context:
-    """At most ``limit`` visible events around one, half of them before it.
+    """Return at most ``limit`` visible events around one, half of them before it.
 
     `UnknownEvent` also where the user may not see it.
 
     `StorageCorrupt` where the state cannot be read.
 
-    What the ``ignored`` have sent is left out, but for state and for the event that is asked about;
-    what is not ``wanted`` but for the latter.
+    Events of ``ignored`` senders are left out, but for state. So are events that are not
+    ``wanted``. Neither applies to the requested event.
     """
     before = limit // 2
     rows = await conn.fetch(

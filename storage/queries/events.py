@@ -1,7 +1,7 @@
 """Single events, by id.
 
-`StoredEvent` is what every read answers with: the row's facts, the received bytes, and a dict to
-serve, which is pruned where a redaction took effect or where only the redacted form was ever valid.
+Every read returns `StoredEvent`: the columns of the row, the received bytes, and a dict to serve.
+The dict is pruned if a redaction took effect, or if only the redacted form was ever valid.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -46,14 +46,14 @@ class StoredEventRow(NamedTuple):
 class StoredEvent:
     """An event of the store.
 
-    ``raw`` are the received bytes; ``json`` is to be served (api.md, "Reading one thing").
+    ``raw`` are the received bytes; serve ``json``.
 
     In a read for another server, ``raw`` is the canonical JSON of ``json`` where that is the
     redacted form.
 
-    The bytes are read when somebody first asks for something in them: `json`, `content`, `type`,
-    `sender`, `state_key` or `depth`. A state of thousands of members is listed, compared and passed
-    on without that. `StorageCorrupt` if they are no event any more.
+    The first access to `json`, `content`, `type`, `sender`, `state_key` or `depth` parses the
+    bytes. So a state of thousands of members can be listed and compared without parsing.
+    `StorageCorrupt` if the bytes are no event any more.
     """
 
     event_id: EventId
@@ -67,28 +67,29 @@ class StoredEvent:
     soft_failed: bool
     outlier: bool
     pruned: bool = False
-    """``json`` is the redacted form: a redaction took effect, or no other form was ever valid, or it is ``withheld``."""
-    withheld: bool = False
-    """Whoever asked may have its redacted form only, and neither ``json`` nor ``raw`` has more."""
-    relations: "Aggregations | None" = None
-    """What is told together with it, where a read was asked for aggregations.
+    """``json`` is the redacted form.
 
-    None: nothing, or not asked for.
+    A redaction took effect, or no other form was ever valid, or the event is ``withheld``.
     """
+    withheld: bool = False
+    """The reader gets the redacted form only: neither ``json`` nor ``raw`` has more."""
+    relations: "Aggregations | None" = None
+    """The aggregations. None: there are none, or the read did not request them."""
     _json: dict[str, Any] | None = field(default=None, compare=False)
-    """``json``, once it was asked for."""
+    """``json``, after the first access."""
 
     def __repr__(self) -> str:
         try:
             key = "" if self.state_key is None else f" state_key={self.state_key!r}"
-            what = f"{self.type}{key} sender={self.sender}"
+            text = f"{self.type}{key} sender={self.sender}"
         except StorageCorrupt:
-            what = "unreadable"
-        return f"<StoredEvent {self.event_id} {what} at {self.topological_ordering}/{self.stream_ordering}>"
+            text = "unreadable"
+        at = f"{self.topological_ordering}/{self.stream_ordering}"
+        return f"<StoredEvent {self.event_id} {text} at {at}>"
 
     @property
     def json(self) -> dict[str, Any]:
-        """To be served: as received, or in the redacted form.
+        """Return the dict to serve: as received, or in the redacted form.
 
         Shared, not copied: treat it as immutable.
         """
@@ -107,34 +108,37 @@ class StoredEvent:
 
     @property
     def type(self) -> str:
-        """The type."""
-        return self.json["type"]  # type: ignore[no-any-return]  # `_read` has looked
+        """Return the type."""
+        return self.json["type"]  # type: ignore[no-any-return]  # `_read` has checked
 
     @property
     def sender(self) -> UserId:
-        """Who sent it."""
+        """Return the sender."""
         return self.json["sender"]  # type: ignore[no-any-return]
 
     @property
     def state_key(self) -> str | None:
-        """The state key. None: not a state event."""
+        """Return the state key. None: not a state event."""
         return self.json.get("state_key")
 
     @property
     def depth(self) -> int:
-        """As claimed by the sender."""
+        """Return the depth that the sender claims."""
         return self.json["depth"]  # type: ignore[no-any-return]
 
     @property
     def content(self) -> dict[str, Any]:
-        """The content to be served."""
+        """Return the content to serve."""
         content = self.json.get("content")
         return content if isinstance(content, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadSummary:
-    """A thread: its last event in topological order, how many there are, and whether who asked wrote the root or one of them."""
+    """A thread: its last event in topological order, and the number of its events.
+
+    ``participated``: the reader sent the root or one of these events.
+    """
 
     latest_event: StoredEvent
     count: int
@@ -143,14 +147,20 @@ class ThreadSummary:
 
 @dataclass(frozen=True, slots=True)
 class Aggregations:
-    """What is told of an event together with it (client-server API, "Aggregations of child events"): m.replace, m.thread, m.reference."""
+    """The aggregations of an event: m.replace, m.thread, m.reference.
+
+    Client-server API, "Aggregations of child events".
+    """
 
     replacement: StoredEvent | None = None
     thread: ThreadSummary | None = None
     references: tuple[EventId, ...] = ()
 
     def bundle(self, show: Callable[[StoredEvent], Any]) -> dict[str, Any]:
-        """The ``m.relations`` of the event's ``unsigned``; ``show`` formats an event as clients get it, with its own `relations`."""
+        """Return the ``m.relations`` of the event's ``unsigned``.
+
+        ``show`` formats an event for clients, with its own `relations`.
+        """
         bundle: dict[str, Any] = {}
         if self.replacement is not None:
             bundle["m.replace"] = show(self.replacement)
@@ -169,8 +179,8 @@ class Aggregations:
         return bundle
 
 
-# As `storage.event.model` makes its events: a frozen dataclass sets its fields one by one, an
-# unfrozen twin in a quarter of the time.
+# As in `storage.event.model`: a frozen dataclass sets its fields one by one. An unfrozen twin
+# takes a quarter of the time.
 _Draft: Final[Any] = make_dataclass(
     "_Draft", [field.name for field in fields(StoredEvent)], slots=True, eq=False
 )
@@ -179,12 +189,12 @@ _Draft: Final[Any] = make_dataclass(
 def stored(
     row: StoredEventRow, *, redacted: bool = True, withheld: bool = False, sent: bool = False
 ) -> StoredEvent:
-    """The event of a row.
+    """Return the event of a row.
 
-    ``redacted`` False shows the content also where a redaction took effect; ``withheld`` shows it
-    nowhere.
+    ``redacted`` False shows the content also where a redaction took effect. ``withheld`` hides it
+    in any case.
 
-    ``sent``: the event goes to another server, so ``raw`` never holds more than ``json``.
+    ``sent``: the event goes to another server, so ``raw`` never has more than ``json``.
     """
     return stored_of(row, redacted=redacted, withheld=withheld, sent=sent)
 
@@ -192,9 +202,10 @@ def stored(
 def stored_of(
     columns: Sequence[Any], *, redacted: bool = True, withheld: bool = False, sent: bool = False
 ) -> StoredEvent:
-    """The event of columns in the order of `StoredEventRow`, for queries that select others besides.
+    """Return the event of columns in the order of `StoredEventRow`.
 
-    Reads of thousands of events spend much of their time here: nothing is looked at that is not asked for.
+    Queries with more columns use it. Reads of thousands of events spend much of their time here, so
+    it parses nothing that the read does not need.
     """
     (
         _,
@@ -238,12 +249,13 @@ def stored_of(
     return made
 
 
-def told_of(
+def event_of_room(
     room_id: RoomId, room_version: str, columns: Sequence[Any], *, withheld: bool = False
 ) -> StoredEvent:
-    """An event of a room that is known, for queries of whole rooms, which select of each event only what it does not share with the others.
+    """Return an event of a known room: for queries that select the columns of the room once.
 
-    ``columns``: event_id, stream_ordering, topological_ordering, redacted_by, rejected, soft_failed, outlier, redacted_form, json.
+    ``columns``: event_id, stream_ordering, topological_ordering, redacted_by, rejected,
+    soft_failed, outlier, redacted_form, json.
     """
     (
         event_id,
@@ -283,7 +295,7 @@ def told_of(
 
 
 def _read(event_id: EventId, raw: bytes, room_version: str, *, redacted: bool) -> dict[str, Any]:
-    """The event in the bytes, whole or redacted. `StorageCorrupt`: they are not what was stored."""
+    """Return the event in the bytes, whole or redacted. `StorageCorrupt` for other bytes."""
     try:
         json = read_trusted(raw, strict=version_of(room_version).strict_canonical_json)
         if type(json["type"]) is str and type(json["sender"]) is str and "depth" in json:
@@ -298,6 +310,6 @@ def _read(event_id: EventId, raw: bytes, room_version: str, *, redacted: bool) -
 async def events(
     conn: Connection, event_ids: Iterable[EventId], *, redacted: bool = True
 ) -> dict[EventId, StoredEvent]:
-    """The events that are held, by id."""
+    """Return the stored ones of these events, by id."""
     rows = await conn.fetch(SQL_EVENTS, list(event_ids), row=StoredEventRow)
     return {EventId(row.event_id): stored(row, redacted=redacted) for row in rows}

@@ -1,9 +1,11 @@
-"""State events in words: what the numbers of a folded state (state_at.py) stand for, thousands at a time.
+"""The texts of state events: types, keys and ids for the numbers of a folded state (state_at.py).
 
-The id and the state key stand beside an event's place in the auth chains, so one ordered pass over an index and dense rows gives both. They
-are asked for in parts of a thousand and come as the lines of one text each: a row for each event costs more to send than to find, and one
-text of all of them is more than a megabyte that both sides have to get from the system anew each time (a third of the time, at 20,000).
-A part with an event that has no place, or a line break in an id or user, is asked for again, by rows.
+The rows of the chain cover have the id and the state key of an event. So one ordered pass over an
+index and dense rows reads both. They are requested in parts of a thousand, and each part returns
+the lines of one text. One row for each event would cost more to send than to find. One text of all
+events would be over a megabyte. Both sides would allocate that again each time, which takes a third
+of the time at 20,000 events. If a part has an event without a chain position, or a line break in an
+id or a user, it is requested again, by rows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +26,8 @@ MEMBER: Final = "m.room.member"
 PART: Final = 1_000  # memberships in one text
 
 SQL_TEXTS: Final[LiteralString] = """
-SELECT part.place, lines.*
-FROM unnest($1::text[]) WITH ORDINALITY AS part (event_nids, place)
+SELECT part.number, lines.*, NULL AS others
+FROM unnest($1::text[]) WITH ORDINALITY AS part (event_nids, number)
 CROSS JOIN LATERAL (
     SELECT count(*) AS found, string_agg(event_id, E'\\n' ORDER BY event_nid) AS event_ids,
         string_agg(state_key, E'\\n' ORDER BY event_nid) AS users
@@ -33,12 +35,12 @@ CROSS JOIN LATERAL (
     WHERE event_nid = ANY(part.event_nids::bigint[])
 ) AS lines
 UNION ALL
-SELECT 0, count(*), json_agg(json_build_array(t.type, k.state_key, e.event_id)
-    ORDER BY e.event_nid)::text, NULL
+SELECT NULL, count(*), NULL, NULL, json_agg(json_build_array(t.type, k.state_key, e.event_id)
+    ORDER BY e.event_nid)::text
 FROM events e
 JOIN state_keys k USING (state_key_nid)
 JOIN event_types t ON t.type_nid = k.type_nid
--- a subselect, so that the planner does not weigh each of the numbers
+-- a subselect, so that the planner does not estimate each of the numbers
 WHERE e.event_nid = ANY((SELECT $2::text::bigint[])::bigint[])
 """
 
@@ -52,21 +54,21 @@ WHERE e.event_nid = ANY($1::bigint[])
 
 
 class EntryColumnsRow(NamedTuple):
-    """State events in the order of their numbers.
+    """How many state events were found, and their texts in the order of their numbers.
 
-    Of a part of the memberships the ids and the users, a line each, as far as they have a place.
-
-    ``place`` 0: all others, as one JSON list of [type, state key, id]. Texts are None for no
+    ``number`` of a part: the ids and users of its memberships that have a chain position, a line
+    each. None: all ``others``, as a JSON list of [type, state key, id]. Texts are None for no
     events.
     """
 
-    place: int
+    number: int | None
     found: int
     event_ids: str | None
     users: str | None
+    others: str | None
 
     def lines(self, size: int) -> tuple[list[str], list[EventId]] | None:
-        """Users and ids, if there are so many events, each of one line."""
+        """Return users and ids if there are ``size`` events, each of one line."""
         users, event_ids = (self.users or "").split("\n"), (self.event_ids or "").split("\n")
         return (
             (users, cast("list[EventId]", event_ids))
@@ -76,7 +78,7 @@ class EntryColumnsRow(NamedTuple):
 
 
 class EntryTextRow(NamedTuple):
-    """A state event in words."""
+    """The texts of a state event."""
 
     event_nid: int
     event_id: str
@@ -85,22 +87,20 @@ class EntryTextRow(NamedTuple):
 
 
 class FoldedState(NamedTuple):
-    """A state as the numbers of its events, in order: memberships apart."""
+    """A state as the numbers of its events, in order: memberships, and all others."""
 
     members: list[int]
     others: list[int]
 
 
 async def state_entries(conn: Connection, states: Sequence[FoldedState]) -> list[StateMap]:
-    """These states in words, in one statement: what one event stands for is the same in all of them."""
+    """Return the entries of these states, by one statement for all of their events."""
     members = _distinct([state.members for state in states])
     others = _distinct([state.others for state in states])
     parts = [members[at : at + PART] for at in range(0, len(members), PART)]
-    rest, *rows = sorted(
-        await conn.fetch(
-            SQL_TEXTS, list(map(long_int_array, parts)), long_int_array(others), row=EntryColumnsRow
-        )
-    )
+    arguments = list(map(long_int_array, parts)), long_int_array(others)
+    found = await conn.fetch(SQL_TEXTS, *arguments, row=EntryColumnsRow)
+    rest, *rows = sorted(found, key=lambda row: row.number or 0)
     if rest.found != len(others):
         raise StorageCorrupt(
             "a state refers to events that are not there", wanted=len(others), found=rest.found
@@ -117,14 +117,14 @@ async def state_entries(conn: Connection, states: Sequence[FoldedState]) -> list
 
 
 def _distinct(numbers: Sequence[list[int]]) -> list[int]:
-    """All these numbers in order, each once."""
+    """Return all these numbers in order, each once."""
     return numbers[0] if len(numbers) == 1 else sorted(set[int]().union(*numbers))
 
 
 def _others(row: EntryColumnsRow) -> Items:
     return (
         ((kind, state_key), event_id)
-        for kind, state_key, event_id in orjson.loads(row.event_ids or "[]")
+        for kind, state_key, event_id in orjson.loads(row.others or "[]")
     )
 
 
@@ -141,7 +141,10 @@ def _members(
 
 
 async def texts_of_any(conn: Connection, nids: Sequence[int]) -> dict[int, EntryTextRow]:
-    """Any state events in words: a state that was given with an event may hold rejected ones, which have no place in the auth chains."""
+    """Return the texts of any state events.
+
+    A state that came with an event may have rejected events, which have no chain position.
+    """
     texts = {
         row.event_nid: row
         for row in await conn.fetch(SQL_TEXTS_OF_ANY, list(nids), row=EntryTextRow)

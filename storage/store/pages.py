@@ -43,9 +43,7 @@ async def messages(
     room, user = args.room(room_id), args.local_user(user_id, store.server_name)
     silent, bundles = args.users(ignored), args.flag(aggregations, "aggregations")
     wanted = args.instance(filter, EventFilter, "filter")
-    bounds = between(
-        from_, to, direction, page_limit(store, limit), store.deployment_id
-    )
+    bounds = between(from_, to, direction, page_limit(store, limit), store.deployment_id)
     async with store.database.connection() as conn:
         page = await message_queries.messages(
             conn,
@@ -127,9 +125,7 @@ async def relations(
         ignored=silent,
         recurse=args.flag(recurse, "recurse"),
     )
-    bounds = between(
-        from_, to, direction, page_limit(store, limit), store.deployment_id
-    )
+    bounds = between(from_, to, direction, page_limit(store, limit), store.deployment_id)
     async with store.database.connection() as conn:
         page = await relation_queries.relations(
             conn,

@@ -107,7 +107,7 @@ async def _look_once(store: StoreCore, request: SyncRequest, *, waits: bool) -> 
             if found := await short_answer(conn, request, store.memory):
                 return await _with_keys(conn, request, *found, waits=waits)
     async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        answer, news = await queries.look(conn, request, store.memory, anew=waits and was_quiet)
+        answer, news = await queries.look(conn, request, store.memory, reread=waits and was_quiet)
         return await _with_keys(conn, request, answer, news, waits=waits)
 
 

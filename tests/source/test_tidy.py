@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LINES_PER_FILE = 500
 LINES_PER_FUNCTION = 70
+LINES_PER_STATEMENT = 150
+NEWLINE = "\n"
 HARMLESS_BASES = {
     "Protocol",
     "SupportsTriggerAvailableNow",
@@ -107,6 +109,18 @@ def loose_sql(name: str, tree: ast.Module) -> list[str]:
         and isinstance(node.value, str)
         and SQL_START.match(node.value)
         and id(node) not in constants | docstrings
+    ]
+
+
+def long_sql(name: str, tree: ast.Module) -> list[str]:
+    """Return SQL constants of more than LINES_PER_STATEMENT lines."""
+    return [
+        f"{name}:{node.lineno} {node.value.count(NEWLINE)} lines"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and is_sql(node)
+        and node.value.count(NEWLINE) > LINES_PER_STATEMENT
     ]
 
 
@@ -218,6 +232,11 @@ def test_sql_is_put_together_at_import_by_fill_alone() -> None:
     assert [found for name, tree in trees(package) for found in assembled_sql(name, tree)] == []
 
 
+def test_a_query_can_be_read_at_once() -> None:
+    queries = [path for path in SOURCES if path.is_relative_to(ROOT / "storage/queries")]
+    assert [found for name, tree in trees(queries) for found in long_sql(name, tree)] == []
+
+
 def test_nothing_is_left_over() -> None:
     found = [
         f"{name_of(path)}:{number} {line.strip()}"
@@ -263,6 +282,7 @@ def test_the_lock_file_names_no_registry() -> None:
         (loose_sql, "QUERY: Final = 'SELECT 1'"),
         (loose_sql, "def f(x):\n    return f'SELECT {x} FROM y'"),
         (loose_sql, "SQL_X: Final = f'SELECT {x} FROM y'"),
+        (long_sql, "SQL_X: Final = 'SELECT 1" + "\\n" * 151 + "'"),
         (assembled_sql, "SQL_X: Final = SQL_Y + 'UNION ALL'"),
         (assembled_sql, "SQL_X: Final = 'SELECT 1' + y"),
         (assembled_sql, "SQL_X: Final = 'SELECT %s' % y"),
@@ -289,6 +309,7 @@ def test_a_check_sees_what_it_is_for(check: object, source: str) -> None:
         (mixed_classes, "class A(B, Protocol[T]): ..."),
         (loose_sql, "SQL_X: Final = 'SELECT 1'"),
         (loose_sql, "def f():\n    '''SELECT 1 is a statement.'''\n    g('Select a room')"),
+        (long_sql, "SQL_X: Final = 'SELECT 1" + "\\n" * 150 + "'"),
         (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, x='1', y=PART_Y, **PARTS_Z)"),
         (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, x=fill(TEMPLATE_Y, y=PART_Y))"),
         (assembled_sql, "def f(x):\n    return x + 'SELECTED', f'{x} rooms', ', '.join(x)"),

@@ -1,13 +1,16 @@
-"""/sync: what is new to a user, in at most three statements within one snapshot, whatever the number of rooms.
+"""/sync: the changes for a user, by at most three statements in one snapshot.
 
-1. positions.py   how far the streams are: the answer's next_batch; changed_rooms.py: with which rooms can have changed, as remembered
-2. rooms.py       which rooms have something to tell, and their timelines
-3. state.py       their state at the start and at the end of the timeline, whole or as what changed, if it did; and what stripped_state.py makes the
-                  stripped state of: what invited and knocking users are shown of a room
+1. positions.py: the positions of the streams, for next_batch. changed_rooms.py: the rooms that can
+   have changed, from caches.
+2. rooms.py: the rooms that have changed, and their timelines. room_ranges.py is a part of it.
+3. state.py: the state at the start and at the end of the timelines, whole or as changes. summary.py
+   is a part of it. It also reads the events that stripped_state.py makes stripped state of.
 
-response.py puts them together, types.py is what comes out, long_poll.py is the long poll. Where nothing is new as far as a process has heard,
-it asks for the positions alone first; where only timelines have gone on, for those, with the positions. One statement is a snapshot without a
-transaction. If there is more to tell after all, it is asked for in a snapshot of several: so a look takes four statements at most.
+response.py puts them together, types.py has the results, long_poll.py the long poll. Where a
+process has followed no change, it requests the positions alone first. Where only timelines have new
+events, it requests those with the positions. One statement is a snapshot without a transaction. If
+there are more changes after all, they are read in a snapshot of several statements. So a look takes
+at most four.
 """
 
 from storage.queries.sync.changed_rooms import SyncMemory

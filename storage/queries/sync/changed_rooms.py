@@ -1,18 +1,22 @@
-"""Which rooms can have news for a user since a token: what a process remembers, and one statement for what it does not.
+"""The rooms that can have changed for a user since a token: from caches, and one statement.
 
-Three things are remembered (storage/streams/caches.py): the rooms that the user is in, the position of the last change of each room,
-and that of the last change of any membership of the user. So what a sync looks at are the rooms that are in both of the first two,
-whatever the number of rooms on either side.
+A process caches three things (storage/streams/caches.py): the rooms that the user is in, the
+position of the last change of each room, and that of the last change of any membership of the user.
+A sync reads the rooms that are in both of the first two, however many rooms there are on either
+side.
 
-What a process remembers lags behind the database: by what others have committed, by the moment between a commit and its news. So the
-statement that reads the positions also tells, in the same snapshot, in which rooms something was committed by a writer after the
-position up to which this process has heard of that writer. These are candidates as well. A change of membership always has its
-cause in its room, so a candidate; but what resolution does to memberships, only the stream "caches" tells: if the process is behind in
-that, its rooms of the user may be wrong. Where anything is not known, the answer is None, and all rooms are looked at. Who expects that
-nothing is new asks for the positions alone first (`SyncMemory.still`): that is a third of the work, and enough if none is ahead of what was heard.
+The caches lag behind the database: by the commits of other processes, and by the moment between a
+commit and its notification. So the statement that reads the positions also returns unseen rooms, in
+the same snapshot. A writer committed to these above the position up to which this process has
+followed that writer. They are candidates as well. A change of membership always has its cause in
+its room, so that room is a candidate. But only the stream "caches" says what state resolution does
+to memberships. If the process is behind in that stream, its rooms of the user may be wrong. Where
+the caches do not suffice, the result is None, and the sync reads all rooms. A process that expects
+nothing new requests the positions alone first (`SyncMemory.still`). That is a third of the work,
+and enough if no position is ahead of the process.
 
-That the rooms of the user were the same ones throughout, from the token to the snapshot, follows from: no membership of theirs changed
-after the token until they were read, and no change was told since then, which would have made them be forgotten.
+The rooms of the user were the same from the token to the snapshot. No membership changed after the
+token until they were read. A change since then would have invalidated the cache entry.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,14 +26,24 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.ids import RoomId, UserId
-from storage.queries.sync.positions import PURGED, STREAMS, WriterRow, reached_by, vector, writers
+from storage.queries.sync.positions import (
+    PURGED,
+    STREAMS,
+    WRITER,
+    Reached,
+    WriterRow,
+    reached_by,
+    vector,
+    writers,
+)
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
 
 UNSEEN: Final = "unseen"
 ROOMS_OF: Final = "rooms of"
-HEARD: Final = ("events", "caches")  # the streams that what is remembered follows
-FAR: Final = 5_000  # positions; who is further behind looks at all rooms
+CACHES: Final = "caches"
+FOLLOWED: Final = ("events", "caches")  # the streams that invalidate the caches
+FAR: Final = 5_000  # positions: a process further behind reads all rooms
 
 SQL_NEWS: Final[LiteralString] = """
 WITH
@@ -40,13 +54,13 @@ writer AS MATERIALIZED (
         stream_id) USING (stream_name, instance_name)
     WHERE p.stream_name IN ('events', 'caches', 'account_data', 'receipts', 'to_device')
 ),
-behind AS MATERIALIZED (  -- writers of which there is more than was seen
+behind AS MATERIALIZED (  -- writers that are ahead of the position seen
     SELECT w.writer_nid, p.seen, p.stream_id
     FROM writer p
     JOIN writers w USING (instance_name)
     WHERE p.stream_name = 'events' AND p.stream_id > p.seen
 ),
-stretch AS MATERIALIZED (
+unseen_range AS MATERIALIZED (
     SELECT min(seen) AS above, max(stream_id) AS upto,
         max(stream_id) - min(seen) > $5::bigint AS is_far
     FROM behind
@@ -56,31 +70,31 @@ unseen AS (
     SELECT f.room_nid
     FROM (
         SELECT e.room_nid, e.stream_ordering, e.writer_nid
-        FROM stretch s
+        FROM unseen_range s
         JOIN events e ON e.stream_ordering > s.above AND e.stream_ordering <= s.upto
         WHERE NOT s.is_far AND NOT e.backfilled
         UNION ALL
         SELECT e.room_nid, o.stream_id, o.writer_nid
-        FROM stretch s
+        FROM unseen_range s
         JOIN outlier_memberships o ON o.stream_id > s.above AND o.stream_id <= s.upto
         JOIN events e USING (event_nid)
         WHERE NOT s.is_far
     ) AS f
     JOIN behind b ON b.writer_nid = f.writer_nid AND f.stream_ordering > b.seen
 )
-SELECT stream_name AS what, instance_name, stream_id AS position, seen, NULL::int[] AS room_nids,
-    NULL::text[] AS room_ids
+SELECT 'writer' AS kind, stream_name, instance_name, stream_id AS position, seen,
+    NULL::int[] AS room_nids, NULL::text[] AS room_ids
 FROM writer
 UNION ALL
-SELECT 'unseen', NULL, upto, above, CASE
+SELECT 'unseen', 'events', NULL, upto, NULL, CASE
     WHEN NOT is_far THEN ARRAY(SELECT DISTINCT room_nid FROM unseen) END, NULL
-FROM stretch
+FROM unseen_range
 UNION ALL
-SELECT 'purged', stream_name, purged_upto, 0, NULL, NULL
+SELECT 'purged', stream_name, NULL, purged_upto, NULL, NULL, NULL
 FROM purged_streams
 WHERE stream_name = 'events'
 UNION ALL
-SELECT 'rooms of', NULL, max(m.stream_ordering), 0,
+SELECT 'rooms of', 'events', NULL, max(m.stream_ordering), NULL,
     array_agg(m.room_nid ORDER BY m.room_nid) FILTER (WHERE m.membership = 5),
     array_agg(r.room_id ORDER BY m.room_nid) FILTER (WHERE m.membership = 5)
 FROM principals p
@@ -91,36 +105,38 @@ WHERE p.name = $4::text
 
 
 class NewsRow(NamedTuple):
-    """A writer in a stream: how far it is, and how far this process has heard; or what is unseen, or purged; or the rooms of the user."""
+    """One row of a kind, with a position of a stream.
 
-    what: str
+    "writer": its position, and up to which this process has ``seen`` it. "unseen": the last unseen
+    position, and the rooms with an event up to it (None: too many). "purged": up to which the
+    stream is purged. "rooms of": the rooms of the user, and the last change of their memberships.
+    """
+
+    kind: str
+    stream_name: str
     instance_name: str | None
     position: int | None
-    seen: int
+    seen: int | None
     room_nids: list[int] | None
-    """Of "unseen" the rooms in which something was committed meanwhile; None: too much was."""
     room_ids: list[str] | None
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """How far the streams are in one snapshot, and what is known there."""
+    """The positions of the streams in one snapshot, and what the caches know there."""
 
     token: SyncToken
     rooms_of: RoomsOf | None
-    """The rooms that the user is in. None: it is not known."""
+    """The rooms that the user is in. None: unknown."""
     unseen: frozenset[int] | None
-    """The rooms in which something was committed that this process has not heard of.
-
-    None: it is not known.
-    """
+    """The rooms with commits that this process has not seen. None: unknown."""
     changes: LastChange
     purged_upto: int = 0
     is_read: bool = False
-    """The rooms of the user were read in the snapshot, not remembered."""
+    """The rooms of the user were read in the snapshot, not from the cache."""
 
     def candidates(self, since: VectorPosition) -> list[int] | None:
-        """The rooms that can have news for the user since then, by room nid. None: any can."""
+        """Return the nids of the rooms that can have changed since then. None: any can."""
         if self.rooms_of is None or self.unseen is None:
             return None
         if not _is_known(self.rooms_of, self.changes, since):
@@ -129,12 +145,12 @@ class News:
 
     @property
     def positions(self) -> dict[str, VectorPosition]:
-        """Of each stream of a sync token."""
+        """Return the position of each stream of a sync token."""
         return self.token.positions()
 
     @property
     def room_ids(self) -> list[RoomId] | None:
-        """The rooms that the user is in, if they are known for certain."""
+        """Return the rooms that the user is in, if they are known for certain."""
         is_certain = self.is_read or self.unseen == frozenset()
         return (
             list(map(RoomId, self.rooms_of.joined))
@@ -144,25 +160,25 @@ class News:
 
 
 class SyncMemory:
-    """What a process remembers for its syncs.
+    """The caches of a process for its syncs.
 
-    ``heard``: up to which position it has heard of a stream, by writer.
+    ``seen`` returns, for a stream, up to which position the process has followed each writer.
     """
 
     def __init__(
         self,
-        heard: Callable[[str], Mapping[str, int]],
+        seen: Callable[[str], Mapping[str, int]],
         rooms_of: Cache[RoomsOf],
         changes: LastChange,
         state_changes: LastChange,
     ) -> None:
-        self._heard = heard
+        self._seen = seen
         self._rooms_of = rooms_of
         self._changes = changes
         self._state_changes = state_changes
 
     def is_quiet(self, user_id: UserId, since: VectorPosition) -> bool:
-        """Whether nothing is new to the user as far as this process has heard."""
+        """Return whether nothing is new to the user, as far as this process has followed."""
         entry = self._rooms_of.peek(user_id)
         return (
             entry is not None
@@ -170,48 +186,44 @@ class SyncMemory:
             and next(_changed(entry, self._changes, since), None) is None
         )
 
-    async def news(self, conn: Connection, user_id: UserId, *, anew: bool = False) -> News:
-        """In one statement.
+    async def news(self, conn: Connection, user_id: UserId, *, reread: bool = False) -> News:
+        """Return the news of a user, by one statement.
 
-        The rooms of the user are read with it where they are not remembered, or wanted ``anew``.
+        It also reads the rooms of the user where they are not cached, or if ``reread``.
         """
         entry = self._rooms_of.get(user_id)
-        heard = [(name, writer, at) for name in HEARD for writer, at in self._heard(name).items()]
-        rows = await read(conn, heard, user_id if anew or isinstance(entry, Ticket) else None)
+        seen = [(name, writer, at) for name in FOLLOWED for writer, at in self._seen(name).items()]
+        is_read = reread or isinstance(entry, Ticket)
+        rows = await read(conn, seen, user_id if is_read else None)
         is_current = all(
-            row.position is not None and row.position <= row.seen
+            (row.position or 0) <= (row.seen or 0)
             for row in rows
-            if row.what == "caches"
+            if row.kind == WRITER and row.stream_name == CACHES
         )
         rooms_of = entry if is_current and not isinstance(entry, Ticket) else None
-        is_read = anew or isinstance(entry, Ticket)
         if is_read:
             rooms_of = _rooms_of(rows)
         if isinstance(entry, Ticket) and rooms_of is not None:
             self._rooms_of.fill(entry, rooms_of)
-        purged_upto = max((row.position or 0 for row in rows if row.what == PURGED), default=0)
-        found = {
-            name: {row.instance_name or "": row.position or 0 for row in rows if row.what == name}
-            for name in STREAMS
-        }
-        token = SyncToken.of({name: vector(writers) for name, writers in found.items()})
-        return News(token, rooms_of, _unseen(rows), self._changes, purged_upto, is_read)
+        reached = _reached(rows)
+        unseen = _unseen(rows)
+        return News(reached.token, rooms_of, unseen, self._changes, reached.purged_upto, is_read)
 
     async def still(self, conn: Connection, user_id: UserId) -> News | None:
-        """The same in a smaller statement, if nothing was committed that this process has not heard of. None: something was."""
+        """Return the news by a smaller statement. None: there are commits not seen yet."""
         known = self.known(user_id)
-        return known.confirmed(await writers(conn, (*STREAMS, "caches")))
+        return known.confirmed(await writers(conn, (*STREAMS, CACHES)))
 
     def known(self, user_id: UserId) -> "KnownPositions":
-        """What this process has heard and remembers, before it asks."""
+        """Return what this process has seen and cached, without a statement."""
         entry = self._rooms_of.get(user_id)
-        heard = {name: dict(self._heard(name)) for name in HEARD}
-        return KnownPositions(heard, None if isinstance(entry, Ticket) else entry, self._changes)
+        seen = {name: dict(self._seen(name)) for name in FOLLOWED}
+        return KnownPositions(seen, None if isinstance(entry, Ticket) else entry, self._changes)
 
     def has_state(self, user_id: UserId, since: VectorPosition) -> bool:
-        """Whether one of the rooms of the user has had a state event, as far as is remembered.
+        """Return whether a room of the user has had a state event, as far as the caches know.
 
-        It may still have state to tell if not.
+        If not, there may still be state to return.
         """
         entry = self._rooms_of.peek(user_id)
         return (
@@ -221,31 +233,31 @@ class SyncMemory:
 
 
 class KnownPositions(NamedTuple):
-    """What a process has heard and remembers: up to where, by stream and writer; the rooms of a user, None: not known."""
+    """The positions that a process has seen, by stream and writer, and the cached rooms of a user.
 
-    heard: Mapping[str, Mapping[str, int]]
+    ``rooms_of`` None: unknown.
+    """
+
+    seen: Mapping[str, Mapping[str, int]]
     rooms_of: RoomsOf | None
     changes: LastChange
 
     @property
     def upto(self) -> VectorPosition:
-        """Up to where it has heard of the events."""
-        return vector(self.heard["events"])
+        """Return the position up to which the process has seen the events."""
+        return vector(self.seen["events"])
 
     def candidates(self, since: VectorPosition) -> list[int] | None:
-        """As `News.candidates`, if nobody has committed anything else."""
+        """Return the candidates as `News.candidates`, if there are no other commits."""
         return News(SyncToken(), self.rooms_of, frozenset(), self.changes).candidates(since)
 
     def confirmed(self, rows: Iterable[WriterRow]) -> News | None:
-        """As known where the writers are there.
-
-        None: somebody has committed what was not heard of.
-        """
+        """Return the news. None: there are commits that this process has not seen."""
         rows = tuple(rows)
         if any(
-            row.stream_id > self.heard[row.stream_name].get(row.instance_name, -1)
+            row.position > self.seen[row.stream_name].get(row.instance_name or "", -1)
             for row in rows
-            if row.stream_name in self.heard
+            if row.kind == WRITER and row.stream_name in self.seen
         ):
             return None
         reached = reached_by(rows)
@@ -253,20 +265,23 @@ class KnownPositions(NamedTuple):
 
 
 async def read(
-    conn: Connection, heard: Sequence[tuple[str, str, int]], user_id: UserId | None
+    conn: Connection, seen: Sequence[tuple[str, str, int]], user_id: UserId | None
 ) -> list[NewsRow]:
-    """The positions of the streams; what was committed after those ``heard`` of, by stream and writer; the rooms of a user, if asked for."""
-    columns = [list(column) for column in zip(*heard, strict=True)] or [[], [], []]
+    """Return the positions, the rooms with commits after ``seen``, and the rooms of a user.
+
+    ``seen``: (stream, writer, position). ``user_id`` None: no user's rooms.
+    """
+    columns = [list(column) for column in zip(*seen, strict=True)] or [[], [], []]
     return await conn.fetch(SQL_NEWS, *columns, user_id, FAR, row=NewsRow)
 
 
 async def rooms_of(conn: Connection, user_id: UserId) -> RoomsOf:
-    """The rooms that a local user is in."""
+    """Return the rooms that a local user is in."""
     return _rooms_of(await read(conn, (), user_id))
 
 
 def _is_known(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> bool:
-    """Whether it is remembered what has changed; and no other rooms became the user's, or ceased to be."""
+    """Return whether the caches reach back so far, and the user's rooms were the same since."""
     is_known = rooms_of.moved <= since.min and since.min >= changes.floor
     changes.hits += is_known
     changes.misses += not is_known
@@ -274,19 +289,28 @@ def _is_known(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> 
 
 
 def _changed(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> Iterator[int]:
-    """Those of the user's rooms that have changed; some may be told twice."""
+    """Yield the nids of the user's rooms that have changed; some of them twice."""
     joined = rooms_of.joined
     for count, room_id in enumerate(changes.since(since.min)):
-        if count > len(joined):  # from here on it is shorter to go through the user's rooms
+        if count > len(joined):  # from here on the user's rooms are fewer
             yield from (nid for room_id, nid in joined.items() if changes.last(room_id) > since.min)
             return
         if room_id in joined:
             yield joined[room_id]
 
 
+def _reached(rows: Sequence[NewsRow]) -> Reached:
+    """Return the positions of the streams in these rows."""
+    return reached_by(
+        WriterRow(row.kind, row.stream_name, row.instance_name, row.position or 0)
+        for row in rows
+        if row.kind in (WRITER, PURGED)
+    )
+
+
 def _rooms_of(rows: Sequence[NewsRow]) -> RoomsOf:
     for row in rows:
-        if row.what == ROOMS_OF:
+        if row.kind == ROOMS_OF:
             ids = map(intern, row.room_ids or ())
             return RoomsOf(dict(zip(ids, row.room_nids or (), strict=True)), row.position or 0)
     return RoomsOf({}, 0)
@@ -294,6 +318,6 @@ def _rooms_of(rows: Sequence[NewsRow]) -> RoomsOf:
 
 def _unseen(rows: Sequence[NewsRow]) -> frozenset[int] | None:
     for row in rows:
-        if row.what == UNSEEN:
+        if row.kind == UNSEEN:
             return None if row.room_nids is None else frozenset(row.room_nids)
     return frozenset()

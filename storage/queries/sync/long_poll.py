@@ -1,10 +1,11 @@
-"""Long polling: look, and if there is nothing new wait until something concerns the user, and look again.
+"""Long polling: look, and while nothing is new wait for a change that concerns the user.
 
-What a sync tells of follows from events in the user's rooms, and from facts that name the user: so these are what it waits for. One
-thing an event does not say: that resolution made somebody a member again, or took that away. The stream "caches" does.
+The response of a sync follows from events in the user's rooms, and from facts that name the user.
+So these end the wait. One change is not in the events: state resolution may make a user a member
+again, or remove a membership. The stream "caches" publishes that.
 
-News of the user in a stream beside the events (account data, receipts, to-device) ends the wait, too: the answer is empty then, and its
-`next_batch` covers them.
+News of the user in a stream beside the events (account data, receipts, to-device) end the wait,
+too. The response is empty then, and its `next_batch` covers them.
 """
 
 import asyncio
@@ -20,7 +21,10 @@ RESOLVED: Final = "caches"
 
 
 class Look(NamedTuple):
-    """An answer, and what to wait for if it is empty: the user, and the rooms the user is in, as of the answer or later."""
+    """A response, and the keys to wait for if it is empty: the user, and the rooms of the user.
+
+    The rooms are those as of the response, or of a later moment.
+    """
 
     answer: Sync
     keys: Iterable[str]
@@ -34,7 +38,10 @@ async def until_news(
     *,
     timeout_ms: int,
 ) -> Sync:
-    """The first answer that is not empty, or before which something came in a stream beside; or the last one when the time is over."""
+    """Return the first response that is not empty, or before which a stream beside had news.
+
+    Return the last one when the time is over.
+    """
     if timeout_ms <= 0:
         return (await look()).answer
     beside = _beside(since)
@@ -53,9 +60,9 @@ async def until_news(
 
 
 def _beside(token: SyncToken | None) -> dict[str, VectorPosition]:
-    """Where a token is in the streams beside the events.
+    """Return the positions of a token in the streams beside the events.
 
-    One from before an upgrade does not name a stream that came with it: at 0.
+    A token from before an upgrade does not name a stream that came with it. Then it is at 0.
     """
     if token is None:
         return {}

@@ -1,4 +1,4 @@
-"""How far the streams are in a snapshot.
+"""The positions of the streams in a snapshot.
 
 A position and its facts are written in one transaction (storage/persist/write/all_tables.py), so
 within one snapshot the positions are those of exactly the facts that can be read.
@@ -12,85 +12,90 @@ from storage.database.connection import Connection
 from storage.streams import SyncToken, VectorPosition
 
 SQL_POSITIONS: Final[LiteralString] = """
-SELECT stream_name, instance_name, stream_id
+SELECT 'writer' AS kind, stream_name, instance_name, stream_id AS position
 FROM stream_positions
 WHERE stream_name = ANY($1::text[])
 UNION ALL
-SELECT 'purged', stream_name, purged_upto
+SELECT 'purged', stream_name, NULL, purged_upto
 FROM purged_streams
 WHERE stream_name = 'events'
 """
 
-BESIDE: Final = (
-    "account_data",
-    "receipts",
-    "to_device",
-)  # a sync says how far these are; what is in them, the store of each tells
-STREAMS: Final = ("events", *BESIDE)  # those of a sync token
+BESIDE: Final = ("account_data", "receipts", "to_device")
+"""Streams of which a sync returns the position alone. The store of each returns its facts."""
 
+STREAMS: Final = ("events", *BESIDE)
+"""The streams of a sync token."""
+
+WRITER: Final = "writer"
 PURGED: Final = "purged"
 
 
 class WriterRow(NamedTuple):
-    """How far a writer is in a stream; or ("purged") up to where facts may be gone."""
+    """A position in a stream: of a writer, or up to which the stream is purged ("purged").
 
+    A purged row has no ``instance_name``. Below its position facts may be missing.
+    """
+
+    kind: str
     stream_name: str
-    instance_name: str
-    stream_id: int
+    instance_name: str | None
+    position: int
 
 
 class Reached(NamedTuple):
-    """How far the streams of a sync token are, and up to where the events stream may have been purged."""
+    """The positions of the streams of a sync token, and up to which the events may be purged."""
 
     token: SyncToken
     purged_upto: int
 
 
 async def where(conn: Connection) -> Reached:
-    """How far the streams are."""
+    """Return how far the streams are."""
     return reached_by(await writers(conn, STREAMS))
 
 
 async def writers(conn: Connection, streams: Sequence[str]) -> list[WriterRow]:
-    """How far each writer is in these streams, and up to where the events stream may have been purged."""
+    """Return the position of each writer in these streams, and of the purge of the events."""
     return await conn.fetch(SQL_POSITIONS, list(streams), row=WriterRow)
 
 
 def reached_by(rows: Iterable[WriterRow]) -> Reached:
-    """How far the streams of a sync token are where their writers are there.
-
-    Rows as they were lately are not put together again.
-    """
+    """Return the positions of the streams for those of their writers. Recent ones are cached."""
     return _reached_by(tuple(rows))
 
 
 @lru_cache(maxsize=64)
 def _reached_by(rows: tuple[WriterRow, ...]) -> Reached:
-    found = {
-        name: vector({row.instance_name: row.stream_id for row in rows if row.stream_name == name})
-        for name in STREAMS
+    found = {name: vector(positions_in(rows, name)) for name in STREAMS}
+    purged = (row.position for row in rows if row.kind == PURGED)
+    return Reached(SyncToken.of(found), max(purged, default=0))
+
+
+def positions_in(rows: Iterable[WriterRow], stream_name: str) -> dict[str, int]:
+    """Return the position of each writer in one stream."""
+    return {
+        row.instance_name or "": row.position
+        for row in rows
+        if row.kind == WRITER and row.stream_name == stream_name
     }
-    return Reached(
-        SyncToken.of(found),
-        max((row.stream_id for row in rows if row.stream_name == PURGED), default=0),
-    )
 
 
 async def positions(conn: Connection) -> dict[str, VectorPosition]:
-    """The position of each stream of a sync token."""
+    """Return the position of each stream of a sync token."""
     return (await where(conn)).token.positions()
 
 
 def vector(writers: Mapping[str, int]) -> VectorPosition:
-    """The position of a stream with these writers."""
+    """Return the position of a stream with these writers."""
     return VectorPosition.of(min(writers.values(), default=0), writers)
 
 
 def events_of(token: SyncToken) -> VectorPosition:
-    """The position of a token in the stream "events"."""
+    """Return the position of a token in the stream "events"."""
     return token.position("events") or VectorPosition()
 
 
 def reached(token: SyncToken) -> int:
-    """No event above this stream ordering is covered by the token."""
+    """Return the stream ordering above which the token covers no event."""
     return events_of(token).furthest()

@@ -1,4 +1,4 @@
-"""One answer of /sync out of its parts, within one snapshot."""
+"""The response of /sync from its parts, within one snapshot."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,12 +30,14 @@ from storage.streams.tokens import is_rooms_token
 
 KNOCK: Final = MEMBERSHIPS["knock"]
 BESIDE_TIMELINE: Final = LARGEST_POSITION - 1
-"""A topological ordering above that of every event, also of one that moves up later (storage/graph/topological_ordering.py)."""
+"""Above the topological ordering of every event, also of one that moves up later.
+
+See storage/graph/topological_ordering.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """A question to /sync, its tokens read and its limits checked."""
+    """A request to /sync with parsed tokens and checked limits."""
 
     user_id: UserId
     since: SyncToken | None
@@ -50,13 +52,13 @@ class SyncRequest:
 
     @property
     def text(self) -> str:
-        """The token as the caller gave it; a token has one text only."""
+        """Return the token as the caller gave it: a token has one text only."""
         given = self.since or self.part
         return "" if given is None else given.print(self.deployment)
 
     @property
     def token(self) -> SyncToken | None:
-        """Where the user is: of ``since``, or of the parts of an initial sync."""
+        """Return the token of ``since``, or of the parts of an initial sync."""
         return self.since if self.part is None else self.part.upto
 
     @classmethod
@@ -74,7 +76,10 @@ class SyncRequest:
         deployment: str,
         config: Config,
     ) -> "SyncRequest":
-        """From what the caller gave; `InvalidIdentifier`, `InvalidToken`, `InputError`."""
+        """Return the request for these arguments.
+
+        `InvalidIdentifier`, `InvalidToken`, `InputError`.
+        """
         part = (
             None
             if since is None or not is_rooms_token(since)
@@ -102,142 +107,154 @@ class SyncRequest:
         )
 
 
-async def sync(conn: Connection, asked: SyncRequest, *, memory: SyncMemory | None = None) -> Sync:
-    """The answer, in at most three statements.
+async def sync(conn: Connection, request: SyncRequest, *, memory: SyncMemory | None = None) -> Sync:
+    """Return the response, by at most three statements.
 
     ``conn`` is in a REPEATABLE READ transaction: one snapshot.
 
-    ``memory`` tells where to look for what is new; without it all rooms of the user are looked at.
+    ``memory`` has the rooms that can have changed. Without it all rooms of the user are read.
     """
-    return await _answer(conn, asked, await _news(conn, asked, memory))
+    return await _respond(conn, request, await _news(conn, request, memory))
 
 
 async def look(
-    conn: Connection, asked: SyncRequest, memory: SyncMemory, *, anew: bool
+    conn: Connection, request: SyncRequest, memory: SyncMemory, *, reread: bool
 ) -> tuple[Sync, News | None]:
-    """As `sync`, with what is known there, if anything; ``anew``: the rooms that the user is in are read along, rather than remembered."""
-    news = await _news(conn, asked, memory, anew=anew)
-    return await _answer(conn, asked, news), news
+    """Return the response as `sync`, and the news of the snapshot, if they were read.
+
+    ``reread``: also read the rooms that the user is in, instead of taking them from the cache.
+    """
+    news = await _news(conn, request, memory, reread=reread)
+    return await _respond(conn, request, news), news
 
 
 async def _news(
-    conn: Connection, asked: SyncRequest, memory: SyncMemory | None, *, anew: bool = False
+    conn: Connection, request: SyncRequest, memory: SyncMemory | None, *, reread: bool = False
 ) -> News | None:
-    """What is known of where something can have happened. None: it makes no difference."""
-    if memory is None or asked.since is None or asked.full_state:
+    """Return what the caches know of changes. None: it makes no difference."""
+    if memory is None or request.since is None or request.full_state:
         return None
-    return await memory.news(conn, asked.user_id, anew=anew)
+    return await memory.news(conn, request.user_id, reread=reread)
 
 
-async def _answer(conn: Connection, asked: SyncRequest, news: News | None) -> Sync:
+async def _respond(conn: Connection, request: SyncRequest, news: News | None) -> Sync:
     reached, purged_upto = await where(conn) if news is None else (news.token, news.purged_upto)
-    _refuse_purged(asked, purged_upto)
+    _refuse_purged(request, purged_upto)
     current = reached.positions()
-    upto = reached if asked.part is None else asked.part.upto.bound(current)
-    since = None if asked.since is None else asked.since.bound(current)
+    upto = reached if request.part is None else request.part.upto.bound(current)
+    since = None if request.since is None else request.since.bound(current)
     known = None if since is None else events_of(since)
-    among = None if news is None or known is None else news.candidates(known)
-    if (known == events_of(upto) and not asked.full_state) or among == []:
-        return Sync(upto.print(asked.deployment))
-    below = None if asked.part is None else (asked.part.activity, asked.part.room)
-    limit = asked.rooms_limit if since is None else None
+    room_nids = None if news is None or known is None else news.candidates(known)
+    if (known == events_of(upto) and not request.full_state) or room_nids == []:
+        return Sync(upto.print(request.deployment))
+    below = None if request.part is None else (request.part.activity, request.part.room)
+    limit = request.rooms_limit if since is None else None
     of_all = (
-        asked.timeline_limit,
+        request.timeline_limit,
         limit,
         below,
-        asked.full_state,
-        asked.ignored,
-        among,
-        asked.filter,
-        asked.rows_max,
+        request.full_state,
+        request.ignored,
+        room_nids,
+        request.filter,
+        request.rows_max,
     )
-    found = await rooms(conn, asked.user_id, SyncRange(known, events_of(upto), *of_all))
+    found = await rooms(conn, request.user_id, SyncRange(known, events_of(upto), *of_all))
     joined = [room for room in found if room.row.membership == JOIN]
     more = limit is not None and len(joined) > limit
     if more:
         found.remove(joined[-1])
         joined = joined[:-1]
-    next_rooms = _next_rooms(upto, joined[-1]).print(asked.deployment) if more and joined else None
+    next_rooms = (
+        _next_rooms(upto, joined[-1]).print(request.deployment) if more and joined else None
+    )
     return await _fill(
-        conn, asked, found, Sync(upto.print(asked.deployment), next_rooms=next_rooms)
+        conn, request, found, Sync(upto.print(request.deployment), next_rooms=next_rooms)
     )
 
 
-def is_quiet(asked: SyncRequest, memory: SyncMemory) -> bool:
-    """Whether nothing is new as far as this process has heard: then `quiet` is worth asking."""
+def is_quiet(request: SyncRequest, memory: SyncMemory) -> bool:
+    """Return whether nothing is new as far as this process has followed. Then try `quiet`."""
     return (
-        asked.since is not None
-        and not asked.full_state
-        and memory.is_quiet(asked.user_id, events_of(asked.since))
+        request.since is not None
+        and not request.full_state
+        and memory.is_quiet(request.user_id, events_of(request.since))
     )
 
 
 async def quiet(
-    conn: Connection, asked: SyncRequest, memory: SyncMemory
+    conn: Connection, request: SyncRequest, memory: SyncMemory
 ) -> tuple[Sync, News] | None:
-    """The answer that nothing is new, in one statement, which needs no transaction; with what is known there. None: something may be."""
-    news = await memory.still(conn, asked.user_id)
+    """Return an empty response, by one statement without a transaction, and the news.
+
+    None: there may be changes.
+    """
+    news = await memory.still(conn, request.user_id)
     if news is None:
         return None
     upto = news.token
-    since = events_of((asked.since or SyncToken()).bound(upto.positions()))
+    since = events_of((request.since or SyncToken()).bound(upto.positions()))
     if since.min < news.purged_upto:
         return None
     if since == events_of(upto) or news.candidates(since) == []:
-        return Sync(upto.print(asked.deployment)), news
+        return Sync(upto.print(request.deployment)), news
     return None
 
 
-def is_brief(asked: SyncRequest, memory: SyncMemory) -> bool:
-    """Whether only timelines have gone on as far as this process has heard: then `brief` is worth asking."""
-    if asked.since is None or asked.full_state or asked.filter.lazy_load_members:
+def is_brief(request: SyncRequest, memory: SyncMemory) -> bool:
+    """Return whether only timelines have new events, as far as this process has followed.
+
+    Then try `brief`.
+    """
+    if request.since is None or request.full_state or request.filter.lazy_load_members:
         return False
-    return not memory.has_state(asked.user_id, events_of(asked.since))
+    return not memory.has_state(request.user_id, events_of(request.since))
 
 
 async def brief(
-    conn: Connection, asked: SyncRequest, memory: SyncMemory
+    conn: Connection, request: SyncRequest, memory: SyncMemory
 ) -> tuple[Sync, News] | None:
-    """The answer that only timelines have gone on, in one statement, which needs no transaction; with what is known there.
+    """Return a response with timelines alone, by one statement without a transaction, and the news.
 
-    It asks for the rooms that have changed as far as this process has heard, and along with that how far the streams are. None: further than
-    was heard, or there is state to tell, or it is not remembered what has changed.
+    The statement reads the rooms that have changed as far as this process has followed, and the
+    positions of the streams. None: these are further than that, or there is state to return, or the
+    caches do not reach back so far.
     """
-    known = memory.known(asked.user_id)
-    upto, since = known.upto, events_of(asked.since or SyncToken()).meet(known.upto)
-    among = known.candidates(since)
-    if among is None:
+    known = memory.known(request.user_id)
+    upto, since = known.upto, events_of(request.since or SyncToken()).meet(known.upto)
+    room_nids = known.candidates(since)
+    if room_nids is None:
         return None
-    limit, rows_max = asked.timeline_limit, asked.rows_max
-    stretch = SyncRange(
+    limit, rows_max = request.timeline_limit, request.rows_max
+    sync_range = SyncRange(
         since,
         upto,
         limit,
-        ignored=asked.ignored,
-        room_nids=among,
-        filter=asked.filter,
+        ignored=request.ignored,
+        room_nids=room_nids,
+        filter=request.filter,
         rows_max=rows_max,
     )
-    found, writers = await rooms_and_writers(conn, asked.user_id, stretch)
+    found, writers = await rooms_and_writers(conn, request.user_id, sync_range)
     news = known.confirmed(writers)
     if (
         news is None
         or events_of(news.token) != upto
         or since.min < news.purged_upto
-        or news.candidates(since) != among
+        or news.candidates(since) != room_nids
     ):
         return None
     if any(room.row.whole or room.row.has_state or room.row.membership != JOIN for room in found):
         return None
-    return await _fill(conn, asked, found, Sync(news.token.print(asked.deployment))), news
+    return await _fill(conn, request, found, Sync(news.token.print(request.deployment))), news
 
 
-def _refuse_purged(asked: SyncRequest, purged_upto: int) -> None:
-    """`ResyncNeeded` for a token from before what was thrown away."""
-    token = asked.token
+def _refuse_purged(request: SyncRequest, purged_upto: int) -> None:
+    """Raise `ResyncNeeded` for a token from before the purged events."""
+    token = request.token
     if token is not None and events_of(token).min < purged_upto:
         raise ResyncNeeded(
-            token.print(asked.deployment), "what happened since then is not kept any more"
+            token.print(request.deployment), "what happened since then is not kept any more"
         )
 
 
@@ -246,26 +263,26 @@ def _next_rooms(upto: SyncToken, last: ChangedRoom) -> RoomsToken:
 
 
 async def _fill(
-    conn: Connection, asked: SyncRequest, found: list[ChangedRoom], answer: Sync
+    conn: Connection, request: SyncRequest, found: list[ChangedRoom], response: Sync
 ) -> Sync:
-    """The rooms, with their states, into the answer."""
+    """Add the rooms with their states to the response."""
     shown = [room for room in found if room.row.membership in (INVITE, KNOCK)]
-    told = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
-    members = _members(told, asked) if asked.filter.lazy_load_members else None
-    wanted = [_wanted(room, asked.timeline_limit) for room in told]
-    strange = [
+    inside = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
+    members = _members(inside, request) if request.filter.lazy_load_members else None
+    wanted = [_wanted(room, request.timeline_limit) for room in inside]
+    outside = [
         SyncedUser(_of(room), room.row.member_nid)
-        for room in (*shown, *filter(_may_have_ended, told))
+        for room in (*shown, *filter(_may_have_ended, inside))
     ]
-    held = await states(
-        conn, asked.user_id, wanted, members=members, picked=asked.filter.state, shown=strange
+    state_of = await states(
+        conn, request.user_id, wanted, members=members, picked=request.filter.state, shown=outside
     )
-    for room in told:
+    for room in inside:
         room_id = room.row.room_id
-        one = _room(room, held[room.row.room_nid], asked)
+        one = _room(room, state_of[room.row.room_nid], request)
         if room.row.membership != JOIN:
-            _tell_end(one.timeline, held[room.row.room_nid])
-            answer.leave[room_id] = LeftRoom(
+            _add_end(one.timeline, state_of[room.row.room_nid])
+            response.leave[room_id] = LeftRoom(
                 one.timeline, one.state, one.state_after, one.state_removed
             )
         elif (
@@ -277,19 +294,19 @@ async def _fill(
             or one.state_removed
             or one.summary
         ):
-            answer.join[room_id] = one
+            response.join[room_id] = one
     for room in shown:
-        state = held[room.row.room_nid]
-        seen = stripped(state.shown, next(iter(state.own), None), state.brought)
+        state = state_of[room.row.room_nid]
+        events = stripped(state.shown, next(iter(state.own), None), state.brought)
         if room.row.membership == INVITE:
-            answer.invite[room.row.room_id] = InvitedRoom(seen)
+            response.invite[room.row.room_id] = InvitedRoom(events)
         else:
-            answer.knock[room.row.room_id] = KnockedRoom(seen)
-    return answer
+            response.knock[room.row.room_id] = KnockedRoom(events)
+    return response
 
 
 def _may_have_ended(room: ChangedRoom) -> bool:
-    """Whether a room may be one of an invite or knock that ended out of band."""
+    """Return whether this may be an invite or a knock that ended out of band."""
     return (
         room.row.membership != JOIN
         and not room.row.was_joined
@@ -298,19 +315,25 @@ def _may_have_ended(room: ChangedRoom) -> bool:
     )
 
 
-def _tell_end(timeline: Timeline, state: RoomState) -> None:
-    """What ended an invite or knock out of band is in no timeline; the user is shown it as the last event of one."""
+def _add_end(timeline: Timeline, state: RoomState) -> None:
+    """Add the event that ended an invite or a knock out of band.
+
+    It is in no timeline. The user gets it as the last event of one.
+    """
     timeline.events.extend(event for event in state.own if event.outlier)
 
 
-def _members(told: Iterable[ChangedRoom], asked: SyncRequest) -> list[tuple[int, str]]:
-    """Whose membership matters in which room: of the timeline's senders, of those it is about, and the user's own."""
+def _members(rooms: Iterable[ChangedRoom], request: SyncRequest) -> list[tuple[int, str]]:
+    """Return pairs of a room and a user whose membership is part of the response.
+
+    These are the senders of the timeline, those whose membership it changes, and the user.
+    """
     found: dict[tuple[int, str], None] = {}
-    for room in told:
-        found[room.row.room_nid, asked.user_id] = None
+    for room in rooms:
+        found[room.row.room_nid, request.user_id] = None
         if not room.row.was_joined:
             continue
-        for event in room.events[-asked.timeline_limit :] if asked.timeline_limit else ():
+        for event in room.events[-request.timeline_limit :] if request.timeline_limit else ():
             found[room.row.room_nid, event.sender] = None
             if event.type == "m.room.member" and event.state_key is not None:
                 found[room.row.room_nid, event.state_key] = None
@@ -318,9 +341,9 @@ def _members(told: Iterable[ChangedRoom], asked: SyncRequest) -> list[tuple[int,
 
 
 def _wanted(room: ChangedRoom, timeline_limit: int) -> StateRequest:
-    """The state to ask for.
+    """Return the state to read.
 
-    Who has not been in the room since the last sync is told of their own membership only.
+    A user who was not in the room since the last sync gets their own membership only.
     """
     row = room.row
     only = None if row.was_joined else row.member_key_nid
@@ -344,14 +367,14 @@ def _of(room: ChangedRoom) -> SyncedRoom:
 
 
 def _start(room: ChangedRoom, timeline_limit: int) -> int:
-    """The stream ordering directly before the timeline; its end if it is empty."""
+    """Return the stream ordering just before the timeline, or the end of an empty one."""
     timeline = room.events[-timeline_limit:] if timeline_limit else []
     return (timeline[0].stream_ordering or 0) - 1 if timeline else room.row.upper
 
 
-def _room(room: ChangedRoom, state: RoomState, asked: SyncRequest) -> JoinedRoom:
-    limit = asked.timeline_limit
-    before = PaginationToken(BESIDE_TIMELINE, 0, live=_start(room, limit)).print(asked.deployment)
+def _room(room: ChangedRoom, state: RoomState, request: SyncRequest) -> JoinedRoom:
+    limit = request.timeline_limit
+    before = PaginationToken(BESIDE_TIMELINE, 0, live=_start(room, limit)).print(request.deployment)
     limited = room.cut or len(room.events) > limit or room.is_visit
     timeline = Timeline(room.events[-limit:] if limit else [], limited, before)
     return JoinedRoom(

@@ -1,8 +1,8 @@
-"""What those who are invited, or who knock, are shown of a room: stripped state.
+"""Stripped state: the part of a room that an invited or knocking user sees.
 
-Client-server API, "Stripped state". It is what came with the membership event from another server,
-beside it or in it; otherwise a few events of the current state. The own membership event is always
-among them.
+Client-server API, "Stripped state". It is the stripped state that came with the membership event
+from another server, beside it or in it. Otherwise it is a few events of the current state. The
+user's own membership event is always part of it.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,10 @@ BROUGHT: Final = ("invite_room_state", "knock_room_state")
 def stripped(
     shown: Sequence[StoredEvent], own: StoredEvent | None, brought: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """What is shown of a room: ``shown`` of its state (state.py), and the ``own`` membership event, which may have brought something better.
+    """Return the stripped state: that which came with the ``own`` event, or else ``shown``.
 
-    ``brought``: what came beside it (``append(stripped_state=…)``), well-formed.
+    ``shown`` are events of the current state (state.py), ``own`` is the membership event.
+    ``brought`` is stripped state that came beside it (``append(stripped_state=…)``), well-formed.
     """
     if own is None:
         return [strip(event.json) for event in shown]
@@ -35,7 +36,10 @@ def stripped(
 
 
 def _brought(own: StoredEvent) -> list[dict[str, Any]]:
-    """The well-formed events that the membership event has in its `unsigned`; another server says what it likes there."""
+    """Return the well-formed events in the `unsigned` of the membership event.
+
+    Another server can send anything there.
+    """
     unsigned = own.json.get("unsigned")
     if not isinstance(unsigned, dict):
         return []
@@ -50,5 +54,5 @@ def _is_stripped(event: dict[str, Any]) -> bool:
 
 
 def strip(event: dict[str, Any]) -> dict[str, Any]:
-    """The four keys of a stripped event."""
+    """Return the four keys of a stripped event."""
     return {name: event[name] for name in ("type", "state_key", "sender", "content")}

@@ -1,4 +1,4 @@
-"""What /sync answers. Client-server API, "Syncing": the parts that are room events."""
+"""The response of /sync. Client-server API, "Syncing": the parts that are room events."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +11,11 @@ from storage.queries.events import StoredEvent
 class Timeline:
     """Events in the order of their arrival, the latest last.
 
-    ``limited``: there are more between the last token and the first of them, or may be: a gap lies
-    there, or so many events were passed over (`Config.traversal_rows_max`), hidden or not wanted,
-    that no further ones were looked at. So is that of a room that the user joined and left since
-    the last token, as the client may hold the timeline of an earlier stay. ``prev_batch`` pages
-    back from there (`store.messages`). It meets every event that is not in the timeline, and none
+    ``limited``: there may be more events between the last token and the first event. A gap lies
+    there, or `Config.traversal_rows_max` events were read, and the hidden and filtered ones among
+    them left no room. The timeline of a room that the user joined and left since the last token is
+    limited as well, because the client may have a timeline of an earlier stay. ``prev_batch`` pages
+    back from there (`store.messages`). It returns every event that is not in the timeline, and none
     that is.
     """
 
@@ -26,10 +26,10 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class RoomSummary:
-    """How many members are joined and invited, and, of a room without name and canonical alias, up to five by whom to call it.
+    """The counts of joined and invited members, and the heroes of a room without a name.
 
-    The `heroes` are others than the user, in the order of their membership events: joined or invited ones, else those who left. None: the
-    room has a name.
+    The `heroes` are up to five members, without the user, in the order of their membership events:
+    joined or invited ones, else those who left. None: the room has a name or a canonical alias.
     """
 
     joined_count: int
@@ -58,9 +58,8 @@ class JoinedRoom:
 class LeftRoom(JoinedRoom):
     """A room that the user has left, or was banned from, since the last sync; as of then.
 
-    One who never joined is told no state.
-
-    One who joined and left since then gets the whole state, and a ``limited`` timeline.
+    A user who never joined gets no state. A user who joined and left since then gets the whole
+    state, and a ``limited`` timeline.
     """
 
     __slots__ = ()
@@ -82,11 +81,10 @@ class KnockedRoom:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """An answer to `store.sync`. ``next_batch`` is the next ``since``.
+    """A response of `store.sync`. ``next_batch`` is the next ``since``.
 
-    ``next_rooms``: there are more rooms than ``rooms_limit``; given as ``since`` it brings the next
-    ones, as of the same position, so every part has the same ``next_batch``. None when these were
-    the last.
+    ``next_rooms``: there are more rooms than ``rooms_limit``. Give it as ``since`` for the next
+    ones, as of the same position: every part has the same ``next_batch``. None after the last part.
     """
 
     next_batch: str
@@ -98,5 +96,5 @@ class Sync:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing new."""
+        """Return whether there is nothing new."""
         return not (self.join or self.invite or self.knock or self.leave)

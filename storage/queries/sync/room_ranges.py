@@ -1,0 +1,158 @@
+"""SQL part of a sync: which rooms have changed for a user, and which range of their stream is new.
+
+A token of several writers ends at another position for each of them, and a writer may commit
+positions below those of another one. But within a room stream orderings are in the order of
+commits. So of each room a token covers everything up to one position. That is its furthest
+position, or, for a room with a late commit, the position before that.
+"""
+
+from typing import Final, LiteralString
+
+PART_CHANGED_ROOMS: Final[LiteralString] = """
+reader AS MATERIALIZED (
+    SELECT p.principal_nid, k.state_key_nid
+    FROM principals p
+    LEFT JOIN state_keys k ON k.type_nid = 2 AND k.state_key = p.name
+    WHERE p.name = $1::text
+),
+filter AS MATERIALIZED (
+    SELECT f.*, ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])) AS ignored
+    FROM filter_of($17::text[], $18::text[], $19::text[], $20::text[], $21::boolean) AS f
+),
+named AS MATERIALIZED (  -- the rooms to read, by number, by id, or by both; NULL for all
+    SELECT CASE
+        WHEN $14::text[] IS NULL THEN $13::int[]
+        ELSE ARRAY(SELECT room_nid FROM rooms
+            WHERE room_id = ANY($14::text[]) AND ($13::int[] IS NULL OR room_nid = ANY($13::int[])))
+    END AS room_nids
+),
+own AS NOT MATERIALIZED (  -- the memberships of the user: of all rooms, or of the named ones
+    SELECT m.*, u.state_key_nid
+    FROM reader u
+    JOIN memberships m USING (principal_nid)
+    WHERE (SELECT room_nids FROM named) IS NULL
+    UNION ALL
+    SELECT m.*, u.state_key_nid
+    FROM reader u
+    CROSS JOIN unnest((SELECT room_nids FROM named)) AS n (room_nid)
+    -- room by room: otherwise all memberships of the user would be read for a few of them
+    CROSS JOIN LATERAL (
+        SELECT * FROM memberships
+            WHERE principal_nid = u.principal_nid AND room_nid = n.room_nid OFFSET 0
+    ) AS m
+),
+-- rooms with an event at or below the furthest position of the token that the token does not
+-- cover: its writer was behind
+late AS MATERIALIZED (
+    SELECT f.room_nid, min(f.stream_ordering) - 1 AS reached
+    FROM (
+        SELECT e.room_nid, e.stream_ordering, e.writer_nid
+        FROM events e
+        WHERE e.stream_ordering > $9::bigint
+            AND e.stream_ordering <= COALESCE($2::bigint, $3::bigint) AND NOT e.backfilled
+            AND $9::bigint < COALESCE($2::bigint, $3::bigint)
+        UNION ALL
+        SELECT m.room_nid, m.stream_ordering, m.writer_nid
+        FROM own m
+        WHERE m.stream_ordering > $9::bigint
+            AND m.stream_ordering <= COALESCE($2::bigint, $3::bigint)
+            AND $9::bigint < COALESCE($2::bigint, $3::bigint)
+    ) AS f
+    JOIN writers w USING (writer_nid)
+    LEFT JOIN unnest($10::text[], $11::bigint[]) AS p (instance_name, stream_id)
+        USING (instance_name)
+    WHERE f.stream_ordering > COALESCE(p.stream_id, $9::bigint)
+    GROUP BY f.room_nid
+),
+-- rooms of the user with new events, and the membership before those (0: none)
+mine AS (
+    SELECT m.room_nid, m.event_nid AS member_nid, m.principal_nid, m.state_key_nid, r.room_id,
+        r.room_version,
+        r.last_stream_ordering, m.membership, m.stream_ordering > token.reached AS is_changed,
+        CASE WHEN m.stream_ordering <= token.reached THEN m.membership
+            ELSE COALESCE(old.membership, 0) END AS membership_then,
+        delta.prev_event_nid AS member_nid_then,
+        CASE WHEN $2::bigint IS NOT NULL THEN token.reached END AS since,
+        CASE WHEN $2::bigint IS NULL THEN token.reached ELSE $3::bigint END AS upto
+    FROM own m
+    JOIN rooms r USING (room_nid)
+    LEFT JOIN late USING (room_nid)
+    CROSS JOIN LATERAL (SELECT COALESCE(late.reached, $2::bigint, $3::bigint)) AS token (reached)
+    LEFT JOIN LATERAL (
+        SELECT COALESCE(d.prev_event_nid, 0) AS prev_event_nid
+        FROM state_deltas d
+        WHERE d.room_nid = m.room_nid AND d.stream_ordering > token.reached
+            AND d.state_key_nid = m.state_key_nid
+        ORDER BY d.stream_ordering
+        LIMIT 1
+    ) delta ON m.stream_ordering > token.reached
+    LEFT JOIN events old ON old.event_nid = delta.prev_event_nid
+    WHERE r.room_id <> ALL($15::text[]) AND CASE
+        WHEN $2::bigint IS NULL THEN m.membership IN (3, 4, 5)
+        ELSE m.stream_ordering > token.reached
+            OR (m.membership = 5 AND (r.last_stream_ordering > token.reached OR $4::boolean)) END
+),
+-- all joined rooms, or the next part of an initial sync: latest activity at its position first
+joined AS (
+    SELECT mine.*, latest.activity
+    FROM mine
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN mine.last_stream_ordering <= mine.upto THEN mine.last_stream_ordering
+            ELSE (
+            SELECT e.stream_ordering
+            FROM events e
+            WHERE (e.room_nid, e.stream_ordering) > (mine.room_nid, 0)
+                AND (e.room_nid, e.stream_ordering) <= (mine.room_nid, mine.upto)
+                AND e.room_nid BETWEEN mine.room_nid AND mine.room_nid
+                AND NOT e.outlier AND NOT e.backfilled
+            ORDER BY e.room_nid DESC, e.stream_ordering DESC
+            LIMIT 1
+        ) END
+    ) AS latest (activity)
+    WHERE mine.membership = 5
+        AND (mine.since IS NOT NULL OR NOT mine.is_changed OR mine.membership_then = 5)
+        AND ($6::bigint IS NULL OR (latest.activity, mine.room_nid) < ($6::bigint, $7::int))
+    ORDER BY latest.activity DESC, mine.room_nid DESC
+    LIMIT $5::bigint
+),
+room AS (  -- for each room, whether it is returned whole, and the range of the stream
+    SELECT joined.*, since IS NULL OR $4::boolean OR membership_then <> 5 AS whole,
+        true AS was_joined,
+        CASE WHEN membership_then = 5 THEN COALESCE(live.after, since, 0) ELSE 0 END AS lower,
+            upto AS upper
+    FROM joined
+    -- backfilled history may have changed the state. That is no change by itself: it is returned
+    -- with the next live event
+    LEFT JOIN LATERAL (
+        SELECT e.stream_ordering AS after
+        FROM events e
+        WHERE (e.room_nid, e.stream_ordering) > (joined.room_nid, 0)
+            AND (e.room_nid, e.stream_ordering) <= (joined.room_nid, joined.since)
+            AND e.room_nid BETWEEN joined.room_nid AND joined.room_nid
+            AND NOT e.outlier AND NOT e.backfilled
+        ORDER BY e.room_nid DESC, e.stream_ordering DESC
+        LIMIT 1
+    ) AS live ON true
+    UNION ALL
+    SELECT mine.*, mine.last_stream_ordering, visit.whole, visit.whole OR membership_then = 5, CASE
+        WHEN visit.whole THEN 0 ELSE COALESCE(mine.since, 0) END,
+        CASE WHEN member.stream_ordering > mine.since THEN member.stream_ordering ELSE mine.upto END
+    FROM mine
+    CROSS JOIN filter
+    LEFT JOIN events member ON member.event_nid = mine.member_nid
+    -- joined and left since the last sync: the client has no state of the room
+    CROSS JOIN LATERAL (
+        SELECT membership_then <> 5 AND EXISTS (
+            SELECT FROM state_deltas d JOIN events e USING (event_nid)
+            WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
+                AND d.state_key_nid = mine.state_key_nid AND e.membership = 5
+        ) AS whole
+        OFFSET 0
+    ) AS visit
+    WHERE mine.membership <> 5 AND mine.member_nid IS DISTINCT FROM mine.member_nid_then
+        AND $6::bigint IS NULL
+        -- not an invite by an ignored user
+        AND NOT (mine.membership = 4 AND COALESCE(member.sender_nid = ANY(filter.ignored), false))
+),
+"""
+"""The CTEs `reader`, `filter` and `room`, with others that they need."""
