@@ -1,4 +1,4 @@
-"""SQL templates: one text for statements that differ in a few parts, such as the direction of a page.
+"""SQL templates: one text for statements that differ in a few parts, such as the direction.
 
 A template is a module constant with `{name}` placeholders. `fill` puts a part into each of them:
 

@@ -1,4 +1,4 @@
-"""The questions that clients and servers ask: one file each.
+"""The queries of clients and servers: one file each.
 
-Functions that take a connection first; no state, no writes.
+Their functions take a connection first. They have no state, and write nothing.
 """

@@ -1,12 +1,14 @@
-"""Auth chains from the chain cover (storage/graph/chains.py): ids, and the difference of several sets.
+"""Auth chains from the chain cover (storage/graph/chains.py): ids, and differences of sets.
 
-The auth chain of an event is all it reaches by auth events, without the event itself; that of a set is the union. An event that has a place
-in the cover reaches the places before it on its chain, and what the links of its chain up to its own place say. What has no place (messages,
-rejected events) is walked by its auth events until a place is met.
+The auth chain of an event are all events that it reaches by auth events, without itself. The chain
+of a set is the union. An event in the cover has a position on a chain. It reaches the earlier
+positions, and the targets of the links of its chain up to its own position. Other events (messages,
+rejected events) are loose: their auth events are walked until one has a position.
 
-Statements with thousands of numbers take them as arrays made inside (`ANY(ARRAY(SELECT …))`): one ordered pass over an index, instead of a
-descent for each; and what they are joined with is in the same order, so that it is merged and not hashed. Those that begin with a few events
-go from row to row by index, whatever the planner would expect of tables it has seen small (`OFFSET 0`).
+Statements with thousands of numbers take them as arrays made inside (`ANY(ARRAY(SELECT …))`). That
+is one ordered pass over an index, instead of a descent for each number. The joined rows are in the
+same order, so that they are merged and not hashed. Statements that begin with a few events go from
+row to row by index, even if the planner has statistics of small tables (`OFFSET 0`).
 
 Source: server-server API, auth chain; room versions, state resolution v2, auth difference.
 """
@@ -24,7 +26,7 @@ from storage.errors import UnknownEvent
 from storage.ids import EventId
 from storage.queries.state_entries import texts_of_any
 
-LATER_MAX: Final = 256  # places looked at that may reach one, at first
+LATER_MAX: Final = 256  # positions to read at first that may reach an event
 
 SQL_AUTH_CHAIN: Final[LiteralString] = """
 WITH RECURSIVE
@@ -35,7 +37,7 @@ given AS MATERIALIZED (  -- by number, or by id
         WHERE event_id = ANY((SELECT $1::text::text[])::text[])
     ) AS nids
 ),
--- of each chain the last place given, in order of the chains, so that indexes are merged with it
+-- of each chain the last given position, in order of the chains, so that indexes are merged with it
 own AS MATERIALIZED (
     SELECT chain_nid, max(sequence_number) AS sequence_number, count(*) AS places
     FROM (
@@ -47,7 +49,7 @@ own AS MATERIALIZED (
     ) AS placed
     GROUP BY chain_nid
 ),
-loose AS (  -- what has no place: events given, and those that only such events stand between
+loose AS (  -- given events without a position, and those that they reach through such events only
     SELECT e.event_nid, e.auth_events, true AS is_given
     FROM events e
     WHERE e.event_nid = ANY(
@@ -68,7 +70,7 @@ loose AS (  -- what has no place: events given, and those that only such events 
     JOIN events e ON e.event_nid = parent.event_nid
     WHERE NOT EXISTS (SELECT FROM auth_chains p WHERE p.event_nid = parent.event_nid)
 ),
--- what the links of these chains, and the auth events of the loose ones, say
+-- the targets of the links of these chains, and of the auth events of the loose events
 first AS MATERIALIZED (
     SELECT chain_nid, max(sequence_number) AS sequence_number
     FROM (
@@ -85,8 +87,8 @@ first AS MATERIALIZED (
     ) AS reached (chain_nid, sequence_number)
     GROUP BY chain_nid
 ),
--- and where these lead, but for what lies before the first: there are as many ways to it as power
--- levels were set
+-- the targets beyond, without positions that `first` reaches: the number of ways to those is the
+-- number of power level events
 reach AS (
     SELECT chain_nid, sequence_number
     FROM first
@@ -99,7 +101,7 @@ reach AS (
         WHERE f.chain_nid = l.chain_nid AND f.sequence_number >= l.sequence_number)
 )
 SELECT
-    (SELECT cardinality(nids) FROM given) AS held,
+    (SELECT cardinality(nids) FROM given) AS stored,
     (
         SELECT json_agg(event_id)
         FROM auth_chains
@@ -142,14 +144,14 @@ placed AS MATERIALIZED (
         WHERE a.event_nid = e.event_nid OFFSET 0) AS p
     GROUP BY 1, 2
 ),
-first AS MATERIALIZED (  -- of each chain, up to where the links of the events' own chains lead
+first AS MATERIALIZED (  -- of each chain, the last target of links of the events' own chains
     SELECT p.set_number, l.chain_nid, max(l.sequence_number) AS sequence_number
     FROM placed p
     CROSS JOIN LATERAL reached_from(p.chain_nid, p.sequence_number) AS l (chain_nid,
         sequence_number)
     GROUP BY 1, 2
 ),
-reach AS (  -- and where that leads, but for what lies before it
+reach AS (  -- the targets beyond, without positions that `first` reaches
     SELECT set_number, chain_nid, sequence_number
     FROM first
     UNION
@@ -170,7 +172,7 @@ farthest AS (
         FROM placed WHERE sequence_number > 1) AS reached
     GROUP BY 1, 2
 ),
-stretch AS MATERIALIZED (  -- of each chain, what some set reaches and not every set
+differing AS MATERIALIZED (  -- of each chain, the positions that some sets reach, but not all
     SELECT *
     FROM (
         SELECT chain_nid,
@@ -183,13 +185,13 @@ stretch AS MATERIALIZED (  -- of each chain, what some set reaches and not every
 )
 SELECT s.chain_nid, a.sequence_number, s.high, a.event_id,
     COALESCE(a.sequence_number <= inbound.upto, false) AS linked
-FROM stretch s
+FROM differing s
 CROSS JOIN LATERAL (
     SELECT max(target_sequence_number) AS upto
     FROM auth_chain_links
     WHERE target_chain_nid = s.chain_nid
 ) AS inbound
-CROSS JOIN LATERAL (  -- and what comes after it on the chain, as that may be in all the sets
+CROSS JOIN LATERAL (  -- with later positions of the chain: these may be in all sets
     SELECT *
     FROM auth_chains a
     WHERE a.chain_nid = s.chain_nid AND a.sequence_number > s.low
@@ -204,7 +206,7 @@ SELECT p.event_id AS reached, r.event_id
 FROM events x
 JOIN auth_chains p USING (event_nid)
 CROSS JOIN LATERAL (
-    WITH RECURSIVE up AS (  -- the chains that reach it, and from which number on
+    WITH RECURSIVE up AS (  -- the chains that reach it, and their first position that does
         SELECT p.chain_nid, p.sequence_number
         UNION
         SELECT l.chain_nid, l.sequence_number
@@ -230,7 +232,7 @@ given AS MATERIALIZED (
 SELECT event_id
 FROM events
 WHERE event_nid = ANY(
-    CASE  -- counted first: nearly always all of them have a place
+    CASE  -- count first: nearly always all of them have a position
         WHEN (SELECT cardinality(nids) FROM given) = (
             SELECT count(*) FROM auth_chains
                 WHERE event_nid = ANY((SELECT nids FROM given)::bigint[])
@@ -245,7 +247,7 @@ WHERE event_nid = ANY(
 )
 """
 
-SQL_HELD: Final[LiteralString] = """
+SQL_STORED: Final[LiteralString] = """
 SELECT event_id
 FROM events
 WHERE event_id = ANY($1::text[])
@@ -253,13 +255,13 @@ WHERE event_id = ANY($1::text[])
 
 
 class AuthChainIdsRow(NamedTuple):
-    """How many of the events are held; the ids of those given by number, and of their auth chain.
+    """How many of the events are stored, the ids of those given by number, and of their auth chain.
 
-    The chain in three lists that may overlap: on the events' own chains, on those that these lead
-    to, and without a place in the cover. JSON lists; None for an empty one.
+    The chain is in three lists that may overlap: on the events' own chains, on chains that these
+    reach, and loose events. They are JSON lists; None for an empty one.
     """
 
-    held: int
+    stored: int
     given_ids: str | None
     own_ids: str | None
     reached_ids: str | None
@@ -267,14 +269,14 @@ class AuthChainIdsRow(NamedTuple):
 
     @property
     def chain(self) -> set[EventId]:
-        """The auth chain."""
+        """Return the auth chain."""
         return set(_ids(self.own_ids)).union(_ids(self.reached_ids), _ids(self.loose_ids))
 
 
 class ChainRangeRow(NamedTuple):
-    """A place of a chain in question: up to ``high`` in the chain of some set and not of all, after it perhaps in a set itself.
+    """A position of a chain. Up to ``high`` some sets reach it, but not all.
 
-    ``linked``: other chains reach it.
+    A later one may be in a set itself. ``linked``: other chains reach it.
     """
 
     chain_nid: int
@@ -292,13 +294,13 @@ class ReachedRow(NamedTuple):
 
 
 async def auth_chain_ids(conn: Connection, event_ids: Iterable[EventId]) -> set[EventId]:
-    """The auth chain of these events, in one statement; `UnknownEvent` if none of them is held."""
+    """Return the auth chain of these events, by one statement. `UnknownEvent` if none is stored."""
     wanted = list(dict.fromkeys(event_ids))
     row = await conn.fetchrow(SQL_AUTH_CHAIN, text_array(wanted), EMPTY_ARRAY, row=AuthChainIdsRow)
     found = set() if row is None else row.chain
-    if row is None or (not found and row.held < len(wanted)):
-        held = set(await conn.fetchvals(SQL_HELD, wanted))
-        raise UnknownEvent(next(event_id for event_id in wanted if event_id not in held))
+    if row is None or (not found and row.stored < len(wanted)):
+        stored = set(await conn.fetchvals(SQL_STORED, wanted))
+        raise UnknownEvent(next(event_id for event_id in wanted if event_id not in stored))
     return found
 
 
@@ -309,7 +311,7 @@ def _ids(text: str | None) -> list[EventId]:
 async def state_and_chain_ids(
     conn: Connection, event_nids: Sequence[int]
 ) -> tuple[frozenset[EventId], frozenset[EventId]]:
-    """The ids of these state events, and of their auth chain, in one statement."""
+    """Return the ids of these state events, and of their auth chain, by one statement."""
     row = await conn.fetchrow(
         SQL_AUTH_CHAIN, EMPTY_ARRAY, long_int_array(event_nids), row=AuthChainIdsRow
     )
@@ -322,16 +324,16 @@ async def state_and_chain_ids(
 async def auth_chain_difference(
     conn: Connection, sets: Sequence[Collection[EventId]]
 ) -> set[EventId]:
-    """The events in the auth chain of some of these sets and not of all.
+    """Return the events in the auth chain of some of these sets, but not of all.
 
-    Only what the sets differ in is walked.
+    Only the events in which the sets differ are walked.
 
-    What they have in common is looked at from the few events in question upwards: what stands after
-    them on their own chains, then, where other chains lead to them, whatever reaches them, a few
-    places at a time: one of the first is nearly always in the common part. Events that have no
-    place in the cover are looked for in all the sets, which takes most of the time where these are
-    large. What such an event of the common part reaches is in no difference; where the sets differ
-    in one, they are walked whole.
+    The common events are not walked. An event of the difference is checked upwards for one of them:
+    first later positions on its own chain, then, if other chains reach it, all events that reach
+    it. A few positions are read at a time, as one of the first is nearly always common. Loose
+    events are looked up in all sets, which takes most of the time for large sets. The events that a
+    common loose event reaches are in no difference. If the sets differ in a loose event, they are
+    walked whole.
     """
     own = [set(one) for one in sets]
     if len(own) < 2:  # one set has no difference
@@ -352,7 +354,10 @@ async def auth_chain_difference(
 async def _placed_difference(
     conn: Connection, given: Sequence[tuple[EventId, int]], common: set[EventId], count: int
 ) -> set[EventId]:
-    """The difference by the cover alone: of ``count`` sets that have ``common``, and each what is given with its number."""
+    """Return the difference by the cover alone, of ``count`` sets.
+
+    All of them have ``common``; ``given`` are the other events, with the number of their set.
+    """
     ids, numbers = [event_id for event_id, _ in given], [number for _, number in given]
     places = await conn.fetch(SQL_DIFFERENCE, ids, numbers, count, LATER_MAX, row=ChainRangeRow)
     found: set[EventId] = set()
@@ -365,18 +370,21 @@ async def _placed_difference(
 def _divide(
     rows: Sequence[ChainRangeRow], common: set[EventId], found: set[EventId], unsure: set[EventId]
 ) -> None:
-    """The places of one chain: into ``found`` what nothing in common reaches, into ``unsure`` what has to be looked at upwards."""
-    covered = max((row.sequence_number for row in rows if row.event_id in common), default=0)
+    """Divide the positions of one chain.
+
+    Add to ``found`` those that no common event reaches, and to ``unsure`` those to check upwards.
+    """
+    last_common = max((row.sequence_number for row in rows if row.event_id in common), default=0)
     more = len(rows) - sum(row.sequence_number <= row.high for row in rows) == LATER_MAX
     for row in rows:
-        if covered <= row.sequence_number <= row.high:
+        if last_common <= row.sequence_number <= row.high:
             (unsure if row.linked or more else found).add(EventId(row.event_id))
 
 
 async def _reached_by(
     conn: Connection, event_ids: set[EventId], common: set[EventId]
 ) -> set[EventId]:
-    """Those of these events that the auth chain of ``common`` holds."""
+    """Return those of these events that are in the auth chain of ``common``."""
     found: set[EventId] = set()
     left = set(event_ids)
     limit = LATER_MAX

@@ -1,8 +1,8 @@
-"""The questions that clients and servers wait for, by name, each with what it has to be told.
+"""Catalogue of latency-critical queries: name, arguments, callable.
 
-`room-storage explain` asks one of them on the operator's database, the plan tests ask them all
-among a million events. To add one: a line in `QUESTIONS`. A question is asked as the store asks it,
-by the same function.
+`room-storage explain` runs one of them on the operator's database. The plan tests run them all
+among a million events. To add one, add a line to `QUESTIONS`. It runs by the same function as in
+the store.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -41,12 +41,12 @@ SELECT deployment_id
 FROM deployment
 """
 
-CHANGED: Final = 10  # rooms, where it is remembered which have changed
+CHANGED: Final = 10  # rooms that have changed, in the caches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryArguments:
-    """What a question may be told. Which of these it needs stands in its `CatalogueQuery`."""
+    """The arguments of a query. `CatalogueQuery.needs` lists those that it needs."""
 
     room: str | None = None
     user: str | None = None
@@ -64,7 +64,7 @@ Ask = Callable[[Connection, Any], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class CatalogueQuery:
-    """A question. ``needs`` are fields of `QueryArguments`; ``ask`` has them for sure."""
+    """A query. ``needs`` are fields of `QueryArguments`; they are never None in ``ask``."""
 
     about: str
     needs: tuple[str, ...]
@@ -72,22 +72,22 @@ class CatalogueQuery:
 
 
 async def ask(conn: Connection, name: str, given: QueryArguments) -> object:
-    """The answer.
+    """Return the result of a query.
 
-    `InputError` for an unknown name, or where something is not given; else as the question itself.
+    `InputError` for an unknown name or a missing argument; else the errors of the query.
     """
-    question = QUESTIONS.get(name)
-    if question is None:
+    query = QUESTIONS.get(name)
+    if query is None:
         raise InputError(f"no query is named {name!r}: {', '.join(QUESTIONS)}")
-    lacking = [need for need in question.needs if getattr(given, need) is None]
+    lacking = [need for need in query.needs if getattr(given, need) is None]
     if lacking:
         raise InputError(f"{name} needs {', '.join(lacking)}")
     _check(given)
-    return await question.ask(conn, given)
+    return await query.ask(conn, given)
 
 
 def _check(given: QueryArguments) -> None:
-    """`InvalidIdentifier` for what has not the form of an id, `InputError` for a negative limit."""
+    """Raise `InvalidIdentifier` for a malformed id, `InputError` for a negative limit."""
     if given.user is not None:
         args.user(given.user)
     if given.event is not None:
@@ -98,21 +98,21 @@ def _check(given: QueryArguments) -> None:
 
 
 async def deployment_of(conn: Connection) -> str:
-    """The id of the deployment, which tokens carry; empty where no store was opened yet."""
+    """Return the id of the deployment, a part of tokens. Empty before a store was opened."""
     return await conn.fetchval(SQL_DEPLOYMENT) or ""
 
 
 async def token_behind(conn: Connection, behind: int, deployment: str) -> str:
-    """The token of a client that has not seen the last so many positions of the events stream."""
+    """Return the token of a client that is ``behind`` positions of the events stream behind."""
     current = (await positions(conn))["events"].furthest()
     return SyncToken.of({"events": VectorPosition(max(current - behind, 0))}).print(deployment)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# the questions
+# --------------------------------------------------------------------------------------------------
+# the queries
 
 
-def _asked(given: Any, wanted: SyncFilter = ANY_ROOM) -> SyncRequest:
+def _request(given: Any, wanted: SyncFilter = ANY_ROOM) -> SyncRequest:
     return SyncRequest.of(
         given.user,
         given.since,
@@ -127,30 +127,36 @@ def _asked(given: Any, wanted: SyncFilter = ANY_ROOM) -> SyncRequest:
 
 
 async def _sync(conn: Connection, given: Any) -> object:
-    return await sync(conn, _asked(given))
+    return await sync(conn, _request(given))
 
 
 async def _lazy_sync(conn: Connection, given: Any) -> object:
-    return await sync(conn, _asked(given, SyncFilter(lazy_load_members=True)))
+    return await sync(conn, _request(given, SyncFilter(lazy_load_members=True)))
 
 
 async def _sync_some(conn: Connection, given: Any) -> object:
-    """As by a process that heard of everything up to the token, and of nothing since; its first statement is ours."""
+    """Run the sync of a process that has followed the streams up to the token.
+
+    The first statement is not a part of it: it reads the positions.
+    """
     since = SyncToken.parse(given.since, given.deployment).position("events") or VectorPosition()
-    heard = dict(await startup.positions(conn))
-    heard["events"] = {writer: min(at, since.min) for writer, at in heard["events"].items()}
+    seen = dict(await startup.positions(conn))
+    seen["events"] = {writer: min(at, since.min) for writer, at in seen["events"].items()}
     return await sync(
         conn,
-        _asked(given),
+        _request(given),
         memory=SyncMemory(
-            lambda name: heard[name], Cache("rooms_of", 1), LastChange(1, 0), LastChange(1, 0)
+            lambda name: seen[name], Cache("rooms_of", 1), LastChange(1, 0), LastChange(1, 0)
         ),
     )
 
 
 async def _sync_timelines(conn: Connection, given: Any) -> object:
-    """As by a process that heard of everything, where some of the user's rooms have had a message; its first two statements are ours."""
-    heard = await startup.positions(conn)
+    """Run the sync of a process that has followed all, with messages in some of the user's rooms.
+
+    The first two statements are not a part of it: they read the positions and the rooms.
+    """
+    seen = await startup.positions(conn)
     joined = await rooms_of(conn, UserId(given.user))
     remembered: Cache[RoomsOf] = Cache("rooms_of", 1)
     ticket = remembered.get(given.user)
@@ -158,22 +164,22 @@ async def _sync_timelines(conn: Connection, given: Any) -> object:
         remembered.fill(ticket, joined._replace(moved=0))
     changes = LastChange(CHANGED, 0)
     for room_id in list(joined.joined)[:CHANGED]:
-        changes.note(room_id, max(heard["events"].values(), default=0))
+        changes.note(room_id, max(seen["events"].values(), default=0))
     return await brief(
         conn,
-        _asked(given),
-        SyncMemory(lambda name: heard[name], remembered, changes, LastChange(1, 0)),
+        _request(given),
+        SyncMemory(lambda name: seen[name], remembered, changes, LastChange(1, 0)),
     )
 
 
 def _pages(direction: Direction) -> Ask:
     async def page(conn: Connection, given: Any) -> object:
-        asked = between(None, None, direction, given.limit, given.deployment)
+        page_range = between(None, None, direction, given.limit, given.deployment)
         return await messages.messages(
             conn,
             RoomId(given.room),
             UserId(given.user),
-            asked,
+            page_range,
             given.deployment,
             rows_max=given.config.traversal_rows_max,
         )
@@ -182,12 +188,12 @@ def _pages(direction: Direction) -> Ask:
 
 
 async def _since(conn: Connection, given: Any) -> object:
-    asked = between(None, given.since, "b", given.limit, given.deployment)
+    page_range = between(None, given.since, "b", given.limit, given.deployment)
     return await messages.messages(
         conn,
         RoomId(given.room),
         UserId(given.user),
-        asked,
+        page_range,
         given.deployment,
         rows_max=given.config.traversal_rows_max,
     )
@@ -205,12 +211,12 @@ async def _context(conn: Connection, given: Any) -> object:
 
 def _relations(*, recurse: bool) -> Ask:
     async def related(conn: Connection, given: Any) -> object:
-        asked = between(None, None, "b", given.limit, given.deployment)
+        page_range = between(None, None, "b", given.limit, given.deployment)
         wanted = relations.RelationFilter(recurse=recurse)
         rows_max = given.config.traversal_rows_max
         ids = EventId(given.event), UserId(given.user)
         return await relations.relations(
-            conn, *ids, wanted, asked, deployment=given.deployment, rows_max=rows_max
+            conn, *ids, wanted, page_range, deployment=given.deployment, rows_max=rows_max
         )
 
     return related
@@ -312,12 +318,12 @@ TRAVERSED: Final = ("room", "event", "server")
 QUESTIONS: Final[Mapping[str, CatalogueQuery]] = {
     "sync": CatalogueQuery("what is new to a user since a token", ("user", "since"), _sync),
     "sync-remembered": CatalogueQuery(
-        "the same, where it is remembered which rooms can have changed",
+        "the same, where the caches have the rooms that can have changed",
         ("user", "since"),
         _sync_some,
     ),
     "sync-timelines": CatalogueQuery(
-        "the same, where only some timelines have gone on", ("user", "since"), _sync_timelines
+        "the same, where only some timelines have new events", ("user", "since"), _sync_timelines
     ),
     "initial-sync": CatalogueQuery("everything of a user", ("user",), _sync),
     "lazy-sync": CatalogueQuery(
@@ -334,7 +340,7 @@ QUESTIONS: Final[Mapping[str, CatalogueQuery]] = {
         "the last page of a room, down to where a client was", (*PAGED, "since"), _since
     ),
     "context": CatalogueQuery(
-        "an event amid others, and the state there", ("event", "user"), _context
+        "an event with those around it, and the state there", ("event", "user"), _context
     ),
     "relations": CatalogueQuery(
         "the latest events that relate to one", ("event", "user"), _relations(recurse=False)
@@ -343,7 +349,7 @@ QUESTIONS: Final[Mapping[str, CatalogueQuery]] = {
         "the same with indirect relations", ("event", "user"), _relations(recurse=True)
     ),
     "aggregations": CatalogueQuery(
-        "what is told of an event together with it", ("event", "user"), _aggregations
+        "the aggregations of an event", ("event", "user"), _aggregations
     ),
     "event-before": CatalogueQuery(
         "the event nearest to a time, before it", (*PAGED, "timestamp"), _near("b")

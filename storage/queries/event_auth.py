@@ -1,6 +1,6 @@
-"""What another server needs to check an event: the state before it with its auth chain, or the event's own chain whole.
+"""Events that authorise another one: the state before it with its auth chain, or its own chain.
 
-Server-server API, /state_ids and /event_auth. Chains of ids alone are in auth_chain.py.
+Server-server API, /state_ids and /event_auth. auth_chain.py has the chains of ids alone.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ start AS MATERIALIZED (
     FROM events
     WHERE event_id = $1::text
 ),
--- within the room: what a refused event cites of others is not given to who sent it
+-- within the room: a refused event may cite events of other rooms, which its sender may not get
 chain (event_nid) AS (
     SELECT unnest(auth_events)
     FROM start
@@ -34,7 +34,7 @@ chain (event_nid) AS (
 SELECT s.*
 FROM start
 CROSS JOIN LATERAL (SELECT start.event_nid UNION ALL SELECT event_nid FROM chain) AS wanted
--- one by one: the planner expects a long chain, and would read all rooms for it
+-- one by one: the planner expects a long chain, and would read all rooms
 CROSS JOIN LATERAL (
     SELECT s.*
     FROM events e
@@ -58,7 +58,7 @@ class StateIds:
 
 
 async def state_ids(conn: Connection, event_id: EventId) -> StateIds:
-    """The ids of the state before an event and of its auth chain.
+    """Return the ids of the state before an event, and of its auth chain.
 
     `UnknownEvent`, `StateUnknown` for an outlier.
 
@@ -68,7 +68,7 @@ async def state_ids(conn: Connection, event_id: EventId) -> StateIds:
 
 
 async def event_auth(conn: Connection, event_id: EventId) -> list[StoredEvent]:
-    """The whole auth chain of an event, without itself.
+    """Return the whole auth chain of an event, without itself.
 
     Also of rejected events and outliers. `UnknownEvent`.
     """

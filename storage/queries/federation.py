@@ -1,10 +1,10 @@
-"""What other servers ask for: history, what they miss, and how an event was authorised.
+"""Federation requests for history: backfill, missing events, and whether a server is in a room.
 
 Server-server API, "Backfilling and retrieving missing events", "Retrieving events". A walk over the
-graph is one statement (`ancestors_of` and `events_between` in the schema): one step reads the
-parents of one event by their keys, so what is read is bounded by what is answered, 20 parents to an
-event, and by `Config.traversal_rows_max`, never by the size of the room. It stays in the room,
-whatever events name as parents.
+graph is one statement (`ancestors_of` and `events_between` in the schema). One step reads the
+parents of one event by their keys. So the rows read are bounded by the response, 20 parents to an
+event, and by `Config.traversal_rows_max`, never by the size of the room. A walk stays in the room,
+whatever parents events name.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,10 +23,10 @@ server AS MATERIALIZED (
         0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, r.room_id, r.room_version, sight.*
+    SELECT r.room_nid, r.room_id, r.room_version, v.*
     FROM server
     CROSS JOIN rooms r
-    CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS sight
+    CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS v
     WHERE r.room_id = $1::text
 ),
 found AS MATERIALIZED (
@@ -62,10 +62,10 @@ server AS MATERIALIZED (
         0) AS principal_nid
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, r.room_id, r.room_version, sight.*
+    SELECT r.room_nid, r.room_id, r.room_version, v.*
     FROM server
     CROSS JOIN rooms r
-    CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS sight
+    CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS v
     WHERE r.room_id = $1::text
 ),
 found AS MATERIALIZED (
@@ -108,7 +108,7 @@ WHERE r.room_id = $1::text
 
 
 class TraversalRow(NamedTuple):
-    """One event for another server, or a user; `withheld`: they may have the redacted form only."""
+    """One event for a server or a user. `withheld`: they get the redacted form only."""
 
     withheld: bool
     event_nid: int
@@ -128,7 +128,7 @@ class TraversalRow(NamedTuple):
 
 
 EVENT: Final = TraversalRow._fields.index("event_nid")
-"""Where the columns of the event begin."""
+"""The first column of the event."""
 
 
 async def backfill(
@@ -140,15 +140,16 @@ async def backfill(
     server_name: ServerName | None,
     rows_max: int,
 ) -> list[StoredEvent]:
-    """These events and their ancestors, newest first in topological order; rejected ones are walked through and left out.
+    """Return these events and their ancestors, newest first in topological order.
 
-    What ``server_name`` may not see comes redacted; None sees all. A server that was never joined to the room gets the
-    world-readable ones of the ``limit`` events only. Ids that are not held are passed over. `UnknownRoom`.
+    The walk goes through rejected events, and leaves them out. Events that ``server_name`` may not
+    see are redacted; None sees all. A server that was never in the room gets only the
+    world-readable ones of the ``limit`` events. Ids that are not stored are skipped. `UnknownRoom`.
     """
     rows = await conn.fetch(
         SQL_BACKFILL, room_id, from_ids, limit, server_name, rows_max, row=TraversalRow
     )
-    return await _answer(conn, room_id, rows, server_name)
+    return await _stored(conn, room_id, rows, server_name)
 
 
 async def missing_events(
@@ -162,10 +163,10 @@ async def missing_events(
     server_name: ServerName | None,
     rows_max: int,
 ) -> list[StoredEvent]:
-    """What lies between two sets of events, both left out: found breadth first from the latest, given oldest first.
+    """Return the events between two sets, without these: found breadth first, oldest first.
 
-    ``min_depth`` is about the depth that senders claim. Ids that are not held are no error. ``server_name`` is as in
-    `backfill`. `UnknownRoom`.
+    The walk begins at ``latest``. ``min_depth`` applies to the depth that senders claim. Ids that
+    are not stored are no error. ``server_name`` is as in `backfill`. `UnknownRoom`.
     """
     rows = await conn.fetch(
         SQL_MISSING,
@@ -178,7 +179,7 @@ async def missing_events(
         rows_max,
         row=TraversalRow,
     )
-    return await _answer(conn, room_id, rows, server_name)
+    return await _stored(conn, room_id, rows, server_name)
 
 
 async def is_resident(conn: Connection, server_name: ServerName, room_id: RoomId) -> bool:
@@ -189,7 +190,7 @@ async def is_resident(conn: Connection, server_name: ServerName, room_id: RoomId
     return bool(found)
 
 
-async def _answer(
+async def _stored(
     conn: Connection, room_id: RoomId, rows: Sequence[TraversalRow], server_name: ServerName | None
 ) -> list[StoredEvent]:
     if not rows:

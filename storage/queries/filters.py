@@ -1,7 +1,7 @@
-"""Which events a client wants: the conditions of the client-server API's filters, as typed arguments. Client-server API, "Filtering".
+"""The filters of the client-server API, as typed arguments. Client-server API, "Filtering".
 
-A filter is part of the statement that reads, never applied afterwards, so limits stay exact. The condition itself stands in the
-schema: `filter_of` turns the names into numbers, `is_wanted` decides.
+A filter is a part of the statement, and is never applied afterwards. So limits stay exact. The
+schema has the condition: `filter_of` turns the names into numbers, `is_wanted` checks an event.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from storage.ids import RoomId
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Events of these types and senders, and none of those left out, which wins.
+    """Events of these types and senders, without the excluded ones. Exclusion wins.
 
     None: any; an empty collection: none at all.
 
@@ -38,7 +38,7 @@ class EventFilter:
     def arguments(
         self,
     ) -> tuple[list[str] | None, list[str] | None, list[str] | None, list[str] | None, bool | None]:
-        """As `filter_of` takes them."""
+        """Return the arguments of `filter_of`."""
         return (
             _list(self.types),
             _list(self.not_types),
@@ -53,15 +53,14 @@ ANY_EVENT: Final = EventFilter()
 
 @dataclass(frozen=True, slots=True)
 class SyncFilter:
-    """What a client wants of a sync: which rooms, and which events of their timelines and states.
+    """The filter of a sync: which rooms, and which events of their timelines and states.
 
-    ``rooms`` None: all; ``not_rooms`` wins. State keys that were taken away are told whatever
-    ``state`` says.
+    ``rooms`` None: all; ``not_rooms`` wins. Removed state keys are returned whatever ``state`` is.
 
-    ``lazy_load_members``: the members who matter to a timeline (its senders, those whose membership
-    it changes, and the user) are told as if the client knew none of them; of a room that is told
-    whole, the others are left out. ``include_redundant_members`` makes no difference: what a client
-    was told before is not remembered, so an answer always has them.
+    ``lazy_load_members``: the response has the members of a timeline, as if the client knew none of
+    them. These are its senders, those whose membership it changes, and the user. The other members
+    of a whole room are left out. ``include_redundant_members`` makes no difference: the store does
+    not record which members a client has, so a response always has them.
     """
 
     rooms: Collection[RoomId] | None = None

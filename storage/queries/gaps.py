@@ -1,8 +1,9 @@
-"""The gaps of a room: missing parents, what is known of each, and when it makes sense to ask other servers for it again.
+"""The gaps of a room: missing parents, what is known of each, and when to request it again.
 
-What is known follows from the events that name them. What a homeserver has tried in vain is told with `gap_failed`: each failure doubles the
-pause until the next attempt. The pause ends early when a server that failed is up again (`server_up`, REMOTE_SERVER_UP of the
-replication protocol), and all of it is forgotten when the event arrives, as its gap is none any more.
+The events that name a missing parent say what is known of it. A homeserver reports failed requests
+with `gap_failed`: each failure doubles the pause until the next attempt. The pause ends early when
+a server that failed is up again (`server_up`, REMOTE_SERVER_UP of the replication protocol). When
+the event arrives, its gap is closed, and the failures are forgotten.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from storage.database.connection import Connection
 from storage.database.rooms import require_room
 from storage.ids import EventId, RoomId, ServerName
 
-REASON_MAX: Final = 1_000  # characters kept of what went wrong
+REASON_MAX: Final = 1_000  # characters of a reason
 
 SQL_GAPS: Final[LiteralString] = """
 SELECT m.event_id, c.ids AS child_ids, c.lowest, c.depth, c.seen_ts,
@@ -78,12 +79,12 @@ class OpenGapRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenGap:
-    """A missing event that held ones name as parent.
+    """A missing event that stored events name as parent.
 
-    ``children`` name it, lowest first; it belongs below the topological ordering ``below``, the
+    ``children`` name it, lowest first. It belongs below the topological ordering ``below``. The
     claimed depth of a child is ``depth``, and the first of them was received at ``seen_ts``.
-    ``failures`` since a server was last said to be up; the last one was at ``failed_ts`` for this
-    ``reason`` (None: never). ``retry_after_ms``: 0 if it is to be asked for now.
+    ``failures`` counts since a server was last up. The last one was at ``failed_ts`` for this
+    ``reason`` (None: never). ``retry_after_ms``: 0 if you may request it now.
     """
 
     event_id: EventId
@@ -98,7 +99,7 @@ class OpenGap:
 
 
 async def gaps(conn: Connection, room_id: RoomId, now_ms: int) -> list[OpenGap]:
-    """The gaps of a room, the latest in topological order first. `UnknownRoom`."""
+    """Return the gaps of a room, the latest in topological order first. `UnknownRoom`."""
     rows = await conn.fetch(SQL_GAPS, room_id, now_ms, row=OpenGapRow)
     if not rows:
         await require_room(conn, room_id)
@@ -129,7 +130,7 @@ async def gap_failed(
     now_ms: int,
     config: Config,
 ) -> None:
-    """These were asked for in vain; what is no gap (any more) is passed over. `UnknownRoom`."""
+    """Store that requests for these events failed. Ids without a gap are skipped. `UnknownRoom`."""
     pauses = config.gap_retry_ms_first, config.gap_retry_ms_max
     status = await conn.execute(
         SQL_FAILED, room_id, event_ids, now_ms, reason[:REASON_MAX], servers, *pauses
@@ -139,5 +140,5 @@ async def gap_failed(
 
 
 async def server_up(conn: Connection, server_name: ServerName) -> None:
-    """What this server failed to give, or a server that was not named, is to be asked for now."""
+    """End the pause of the events that this server failed to return, or an unnamed server."""
     await conn.execute(SQL_SERVER_UP, server_name)

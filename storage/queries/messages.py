@@ -1,7 +1,7 @@
 """Pages of a room's history, in topological order. A page is one statement, or two after moves.
 
-A page ends at a position in the order, not at an offset. So events that arrive later do not shift it.
-The limit is exact, because the statement checks visibility itself. `Gap` names history that is
+A page ends at a position in the order, not at an offset. So events that arrive later do not shift
+it. The limit is exact, because the statement checks visibility itself. `Gap` names history that is
 missing within the range of the page. Backfill it, then request the page again.
 """
 

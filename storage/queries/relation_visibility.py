@@ -10,4 +10,4 @@ TEMPLATE_RELATION_IS_VISIBLE: Final[LiteralString] = """
         OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
         OR was_there_before(e, {reader}.reader_nid, {reader}.unread))
 """
-"""Of the event `e`. It is shown whole: a relation is a part of the content, which erasure removes."""
+"""Of the event `e`, shown whole: a relation is a part of the content, which erasure removes."""

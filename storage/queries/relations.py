@@ -1,9 +1,9 @@
 """The events that relate to an event: edits, reactions, references, threads.
 
 Client-server API, "Event relationships". Order and tokens are those of `messages`: a page is one
-statement, or two after moves. A relation counts if the user may see the event, in the same room, and
-it is neither redacted nor shown redacted (its sender was erased). With `recurse` a page also has the
-events that relate to those, down to `LEVELS`, under the same filters.
+statement, or two after moves. A relation counts if the user may see the event, in the same room,
+and it is neither redacted nor shown redacted (its sender was erased). With `recurse` a page also
+has the events that relate to those, down to `LEVELS`, under the same filters.
 """
 
 from collections.abc import Collection

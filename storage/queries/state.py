@@ -1,6 +1,6 @@
-"""The state of a room now; which rooms a user is in; the ends of what is held.
+"""The current state of a room, its extremities, and the rooms that a user is in.
 
-The state at events is in state_at.py.
+state_at.py has the state at events.
 """
 
 from collections.abc import Iterable
@@ -56,7 +56,7 @@ class CurrentStateRow(NamedTuple):
 async def current_state(
     conn: Connection, room_id: RoomId, *, types: Iterable[str] | None = None
 ) -> StateMap:
-    """The resolved current state of a room.
+    """Return the resolved current state of a room.
 
     `UnknownRoom`; {} for a room that is only known by outliers.
     """
@@ -69,7 +69,7 @@ async def current_state(
 
 
 async def forward_extremities(conn: Connection, room_id: RoomId) -> set[EventId]:
-    """The events on which the next one will build."""
+    """Return the forward extremities: the prev_events of the next event."""
     ids = await conn.fetchvals(SQL_FORWARD_EXTREMITIES, room_id)
     if not ids:
         await require_room(conn, room_id)
@@ -77,7 +77,7 @@ async def forward_extremities(conn: Connection, room_id: RoomId) -> set[EventId]
 
 
 async def backward_extremities(conn: Connection, room_id: RoomId) -> set[EventId]:
-    """The ids of missing events: named as parent by a held one, and not held in the timeline."""
+    """Return the ids of missing events: stored events name them as parent."""
     ids = await conn.fetchvals(SQL_BACKWARD_EXTREMITIES, room_id)
     if not ids:
         await require_room(conn, room_id)
@@ -85,5 +85,5 @@ async def backward_extremities(conn: Connection, room_id: RoomId) -> set[EventId
 
 
 async def rooms_of(conn: Connection, user_id: UserId) -> list[RoomId]:
-    """The rooms that a local user is joined to, by id."""
+    """Return the rooms that a local user is joined to, by id."""
     return await conn.fetchvals(SQL_ROOMS_OF, user_id)

@@ -1,16 +1,19 @@
-"""The state before or after events: whole, or only of some types, or only under some keys; any number of events at once.
+"""The state before or after events: whole, or of some types or keys; any number of events at once.
 
-A state is read by folding the rows of its group's path (storage/state/levels.py). Which way is taken depends on what is asked:
+A state is read by folding the rows of its group's path (storage/state/levels.py). The request
+decides how:
 
-* Types other than members, or a few keys: entries. Without a member among them the member arrays are not read at all; a key is
-  looked for inside the arrays, which are never taken apart for it.
-* A whole state, and whatever needs most of the members, is folded here from the rows of the path (at most 30), and its texts come by
-  a second statement, as lists in the order of their numbers: 20,000 rows cost more to send than to find, and folding
-  them in Postgres takes three times as long. States that have rows in common share these, and their texts.
+* For types without members, or a few keys, Postgres returns the entries. Without a member key it
+  does not read the member arrays. It looks a key up inside the arrays, and does not unnest them for
+  it.
+* A whole state, or most of its members, is folded here from the rows of the path (at most 30). A
+  second statement reads the texts, as lists in the order of their numbers. 20,000 rows cost more to
+  send than to find, and folding in Postgres takes three times as long. States share rows and texts.
 
-Neither ever changes for an event of the timeline, so two statements need no common snapshot. Nor does what a group comes to: whole states
-that were asked for last are remembered by their groups, if the caller has a cache for them. The first statement is told which these are, and
-leaves them out; if it finds no other, there is no second. That an event has this group is asked each time.
+Neither changes for an event of the timeline, so two statements need no common snapshot. The content
+of a group does not change, either. A caller may give a cache for whole states by group. The first
+statement gets the cached groups, and leaves them out. If it finds no other, there is no second
+statement. It checks each time that the event has this group.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,10 +30,10 @@ T = TypeVar("T")
 States = Cache[StateMap]
 """Whole states by their groups."""
 
-PICKED_MEMBERS_MAX: Final = 16  # more member keys than this are cheaper picked from the whole
+PICKED_MEMBERS_MAX: Final = 16  # with more member keys it is cheaper to read the whole state
 
 SQL_PATHS: Final[LiteralString] = """
--- the groups wanted, each with the events that want it; NULL for outliers
+-- the requested groups, each with its events; NULL for outliers
 WITH at AS MATERIALIZED (
     SELECT CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before)
         ELSE state_group_before END AS state_group,
@@ -54,14 +57,14 @@ WHERE state_group IS NULL OR state_group = ANY($3::bigint[])
 
 SQL_STATE_OF_TYPES: Final[LiteralString] = """
 WITH
-at AS MATERIALIZED (  -- the groups wanted
+at AS MATERIALIZED (  -- the requested groups
     SELECT event_id,
         CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before)
             ELSE state_group_before END AS state_group
     FROM events
     WHERE event_id = ANY($1::text[])
 ),
--- the rows of their paths, members left out; one that is not there has no part
+-- the rows of their paths without members; a lost row has no part
 step AS MATERIALIZED (
     SELECT one.state_group, p.place, g.state_group AS part, g.key_nids, g.event_nids
     FROM (SELECT DISTINCT state_group FROM at) AS one
@@ -69,7 +72,7 @@ step AS MATERIALIZED (
     LEFT JOIN LATERAL unnest(w.back) WITH ORDINALITY AS p (back, place) ON true
     LEFT JOIN state_groups g ON g.state_group = w.state_group - p.back
 ),
-entry AS (  -- what they say
+entry AS (  -- their entries
     SELECT s.state_group, s.place, e.state_key_nid, e.event_nid
     FROM step s
     CROSS JOIN unnest(s.key_nids, s.event_nids) AS e (state_key_nid, event_nid)
@@ -96,7 +99,7 @@ LEFT JOIN named n USING (state_group)
 
 SQL_STATE_OF_KEYS: Final[LiteralString] = """
 WITH
-at AS MATERIALIZED (  -- the groups wanted
+at AS MATERIALIZED (  -- the requested groups
     SELECT event_id,
         CASE WHEN $2::boolean THEN COALESCE(state_group_after, state_group_before)
             ELSE state_group_before END AS state_group
@@ -109,7 +112,7 @@ wanted AS MATERIALIZED (
     JOIN event_types t USING (type)
     JOIN state_keys k USING (type_nid, state_key)
 ),
--- the rows of their paths, by position; without a part where the group is not there
+-- the rows of their paths, by position; without a part where the group is lost
 step AS MATERIALIZED (
     SELECT one.state_group, w.state_group - p.back AS part, p.place
     FROM (SELECT DISTINCT state_group FROM at) AS one
@@ -121,7 +124,7 @@ stored AS MATERIALIZED (  -- each of these rows once
     FROM (SELECT DISTINCT part FROM step) AS parts
     JOIN state_groups g ON g.state_group = parts.part
 ),
-entry AS MATERIALIZED (  -- what each of them says of the keys
+entry AS MATERIALIZED (  -- their entries for the keys
     SELECT g.part, w.state_key_nid,
         CASE
             WHEN w.member THEN g.member_event_nids[array_position(g.member_key_nids,
@@ -158,11 +161,9 @@ LEFT JOIN named n USING (state_group)
 class StatePathRow(NamedTuple):
     """A row to fold.
 
-    ``at_event_ids``: the events whose state the group is, if any asks for it; ``state_group`` None:
-    outliers.
+    ``at_event_ids``: the requested events with this group, if any. ``state_group`` None: outliers.
 
-    ``back`` is empty where there is nothing to fold: of outliers, of groups whose state is
-    remembered, and of groups that are lost.
+    ``back`` is empty where there is nothing to fold: of outliers, cached groups and lost groups.
     """
 
     state_group: int | None
@@ -175,9 +176,10 @@ class StatePathRow(NamedTuple):
 
 
 class EntryRow(NamedTuple):
-    """A requested event (``state_group`` None: an outlier), and one entry of its state, if it has any.
+    """A requested event (``state_group`` None: an outlier), and one entry of its state, if any.
 
-    ``is_lost``: the group, or a row of its path, is not there. An entry without ``event_id``: its event is not there.
+    ``is_lost``: the group, or a row of its path, is missing. An entry without ``event_id``: its
+    event is missing.
     """
 
     at_event_id: str
@@ -197,10 +199,11 @@ async def states_at(
     keys: Iterable[StateKey] | None = None,
     remembered: States | None = None,
 ) -> dict[EventId, StateMap]:
-    """The state before or after each of these events: whole, or only of some types, or only under some (type, state key).
+    """Return the state before or after each of these events: whole, of some types, or of some keys.
 
-    ``remembered``: whole states are looked for here, and kept here. `UnknownEvent` for an id that is not stored, `StateUnknown` for an outlier,
-    `StorageCorrupt` for a state that cannot be read, `InputError` for types and keys at once.
+    ``remembered``: a cache of whole states. `UnknownEvent` for an id that is not stored,
+    `StateUnknown` for an outlier, `StorageCorrupt` for a state that cannot be read, `InputError`
+    for types and keys at once.
     """
     if types is not None and keys is not None:
         message = "state is filtered by types or by keys, not by both"
@@ -209,7 +212,7 @@ async def states_at(
     if types is not None:
         only = set(types)
         if MEMBER not in only:
-            return _told(
+            return _by_event(
                 wanted,
                 await conn.fetch(SQL_STATE_OF_TYPES, wanted, after, list(only), row=EntryRow),
             )
@@ -222,7 +225,7 @@ async def states_at(
         pairs = set(keys)
         if sum(kind == MEMBER for kind, _ in pairs) <= PICKED_MEMBERS_MAX:
             split = [kind for kind, _ in pairs], [state_key for _, state_key in pairs]
-            return _told(
+            return _by_event(
                 wanted, await conn.fetch(SQL_STATE_OF_KEYS, wanted, after, *split, row=EntryRow)
             )
         states = await _whole(conn, wanted, remembered, after=after)
@@ -233,8 +236,8 @@ async def states_at(
     return await _whole(conn, wanted, remembered, after=after)
 
 
-def _told(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[EventId, StateMap]:
-    """The states that were folded by Postgres."""
+def _by_event(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[EventId, StateMap]:
+    """Return the states that Postgres folded."""
     states: dict[EventId, StateMap] = {}
     for row in rows:
         if row.state_group is None:
@@ -248,7 +251,7 @@ def _told(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[EventId, 
 
 
 async def event_nids_before(conn: Connection, event_id: EventId) -> list[int]:
-    """The state before an event as numbers of events, in order.
+    """Return the state before an event as numbers of events, in order.
 
     `UnknownEvent`, `StateUnknown` for an outlier.
     """
@@ -260,7 +263,7 @@ async def event_nids_before(conn: Connection, event_id: EventId) -> list[int]:
 async def _whole(
     conn: Connection, wanted: Sequence[EventId], remembered: States | None, *, after: bool
 ) -> dict[EventId, StateMap]:
-    """Whole states, each the caller's own."""
+    """Return whole states. The caller may change them."""
     states = (
         {}
         if remembered is None
@@ -275,7 +278,7 @@ async def _whole(
 
 
 def _remember(remembered: States, states: Mapping[int, StateMap]) -> None:
-    """A state that is larger than all may be together does not push the others out."""
+    """Cache these states, but for one that is larger than the whole cache may be."""
     for group, state in states.items():
         entry = remembered.get(str(group))
         if isinstance(entry, Ticket) and len(state) <= remembered.limit:
@@ -285,7 +288,7 @@ def _remember(remembered: States, states: Mapping[int, StateMap]) -> None:
 async def _groups_at(
     conn: Connection, wanted: Sequence[EventId], *, after: bool, known: Collection[int] = ()
 ) -> tuple[dict[EventId, int], dict[int, FoldedState]]:
-    """The groups at these events, and what each of them comes to that is not known.
+    """Return the groups at these events, and the folded state of each unknown group.
 
     `UnknownEvent`, `StateUnknown`.
     """
@@ -313,16 +316,17 @@ def _known(states: Mapping[EventId, T], event_id: EventId) -> T:
 
 
 def lost(state_group: int, event_id: str) -> StorageCorrupt:
-    """The error for a state that cannot be read.
+    """Return the error for a state that cannot be read.
 
     A damaged index looks the same as a lost row, so the text names both.
     """
-    reason = "the state at an event cannot be read: rows of state_groups or events are lost, or an index does not find them (`room-storage verify`)"
+    lost_rows = "rows of state_groups or events are lost, or an index does not find them"
+    reason = f"the state at an event cannot be read: {lost_rows} (`room-storage verify`)"
     return StorageCorrupt(reason, event_id=event_id, state_group=state_group)
 
 
 def _folded(row: StatePathRow, rows: Mapping[int | None, StatePathRow]) -> FoldedState:
-    """The rows of a path, later ones winning; 0 removes a key."""
+    """Return the folded rows of a path: later ones win, and 0 removes a key."""
     members: dict[int, int] = {}
     others: dict[int, int] = {}
     for back in row.back:

@@ -1,6 +1,6 @@
-"""Which of some events a user or a server may see.
+"""The visible ones among some events, for a user or a server.
 
-The condition itself stands in the schema: `user_sees`, `server_sees`, `server_gets`.
+The schema has the condition: `user_sees`, `server_sees`, `server_gets`.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ WHERE e.event_id = ANY($2::text[])
 async def visible_to_user(
     conn: Connection, user_id: UserId, event_ids: Iterable[EventId]
 ) -> set[EventId]:
-    """Those of the events that a local user may see (client-server API, room history visibility).
+    """Return the events that a local user may see (client-server API, room history visibility).
 
     Unknown events are not among them.
     """
@@ -52,8 +52,9 @@ async def visible_to_user(
 async def visible_to_server(
     conn: Connection, server_name: ServerName, event_ids: Iterable[EventId]
 ) -> set[EventId]:
-    """Those of the events that a server may have whole; for one that was never joined, the world-readable ones.
+    """Return the events that a server may have whole.
 
-    Soft-failed events are judged like others, rejected ones are never among them.
+    For a server that was never in the room these are the world-readable ones. Soft-failed events
+    are checked like others. Rejected events are never among them.
     """
     return set(await conn.fetchvals(SQL_VISIBLE_TO_SERVER, server_name, list(event_ids)))

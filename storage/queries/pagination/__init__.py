@@ -1,1 +1,1 @@
-"""Pages of an order in which events move: what a token means, and the statements for it."""
+"""Pages of a topological order: ranges, tokens, and pages after events were reordered."""

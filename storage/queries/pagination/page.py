@@ -107,7 +107,7 @@ def page_of(
     deployment: str,
     reorderings: Reorderings,
 ) -> Page:
-    """Return the page for the events found, without gaps. One event beyond the limit: more exist."""
+    """Return the page for these events, without gaps. One beyond the limit: there are more."""
     limit, start = page_range.limit, page_range.start
     chunk, more = list(found[:limit]), len(found) > limit
     if chunk and start in (BEGINNING, END):

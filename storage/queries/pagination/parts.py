@@ -1,8 +1,8 @@
 """SQL parts that the paging queries share: the CTEs and conditions for reordered events.
 
-Each paging query has two statements for a direction. The ordinary one returns no row if the room has
-had more moves than the tokens say. Then the reordered one runs: it has these parts. It also reads
-`reordered_events`, which takes about a tenth of the time of a page.
+Each paging query has two statements for a direction. The ordinary one returns no row if the room
+has had more moves than the tokens say. Then the reordered one runs: it has these parts. It also
+reads `reordered_events`, which takes about a tenth of the time of a page.
 """
 
 from typing import Final, LiteralString

@@ -1,19 +1,19 @@
 """Pages of an order in which events move up: what a token means after that.
 
 `reordered_across` in the schema reads the moves. A walk returns each event once: those that were
-there when it began, and those that arrive ahead of it. A walk backwards meets an event that moved up
-past its position at the top of its next page. A walk forwards leaves out events that it has returned
-already. Two kinds of event are skipped on purpose. New events inserted behind the position are never
-returned. And a walk forwards does not return a parent that arrives after its child was returned, or
-after the child was inserted behind the position. `to` is a position in the same sense: two walks
-that meet at a token share no event and lack none. With honest depths nothing moves, and the ordinary
-statements do.
+there when it began, and those that arrive ahead of it. A walk backwards meets an event that moved
+up past its position at the top of its next page. A walk forwards leaves out events that it has
+returned already. Two kinds of event are skipped on purpose. New events inserted behind the position
+are never returned. And a walk forwards does not return a parent that arrives after its child was
+returned, or after the child was inserted behind the position. `to` is a position in the same sense:
+two walks that meet at a token share no event and lack none. With honest depths nothing moves, and
+the ordinary statements do.
 
 A page that ends among reordered events leaves two ranges behind that do not meet. So its token also
 holds the position from before. Events may go on moving, so there may be several positions
-(`PaginationToken.earlier`). A walk drops a position once it has passed all events that moved past it.
-A token holds at most `LEVELS_MAX` positions, each with a move in between and a page full of reordered
-events. Beyond that the second one is dropped, and events may be returned again.
+(`PaginationToken.earlier`). A walk drops a position once it has passed all events that moved past
+it. A token holds at most `LEVELS_MAX` positions, each with a move in between and a page full of
+reordered events. Beyond that the second one is dropped, and events may be returned again.
 
 A walk forwards from beside a timeline, as from a sync token, has two positions
 (`PaginationToken.beside`). Below the one at which it began, only live events after the timeline are

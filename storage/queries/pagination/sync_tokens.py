@@ -1,7 +1,7 @@
 """Sync tokens as ends of a page range, of a time when some writers were behind others.
 
-The furthest position of such a token covers too much. Within a room stream orderings are in the order
-of commits. So the token covers the events before the first one that it does not cover.
+The furthest position of such a token covers too much. Within a room stream orderings are in the
+order of commits. So the token covers the events before the first one that it does not cover.
 """
 
 from dataclasses import replace
