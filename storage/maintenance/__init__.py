@@ -1,1 +1,1 @@
-"""What an operator needs between the day of installation and the day the disk would be full."""
+"""Administration of a running store: verify, repair, purge, censor, archive, collect garbage."""

@@ -1,7 +1,9 @@
-"""Rooms as archives: of each event a line with the received bytes, and with what an import needs to store it as it is stored here.
+"""Export rooms as NDJSON lines.
 
-Events come in the order in which they were stored: outliers first, then the timeline by stream ordering. The state before an event stands
-beside it only where the events alone do not tell it: where a parent is missing, or came later.
+Each line holds the received bytes of one event and the fields that `import` needs to restore it.
+Events come in the order in which they were stored: outliers first, then the timeline by stream
+ordering. A line includes the state before its event only where the earlier lines do not determine
+it: where a parent is missing or was stored later.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -77,7 +79,10 @@ class _Event(NamedTuple):
 async def rooms_to_archive(
     conn: Connection, room_ids: Sequence[RoomId] | None = None
 ) -> list[ArchivedRoom]:
-    """These rooms, or all, in the order in which the store came to know them. `UnknownRoom`."""
+    """Return these rooms, or all, in the order in which the store first saw them.
+
+    Raise `UnknownRoom`.
+    """
     found = await conn.fetch(
         SQL_ROOMS, None if room_ids is None else list(room_ids), row=ArchivedRoom
     )
@@ -87,7 +92,10 @@ async def rooms_to_archive(
 
 
 async def archive(conn: Connection, room: ArchivedRoom) -> AsyncIterator[list[bytes]]:
-    """A room's lines, without line breaks, some at a time; `storage.event.ndjson` says what is in them. Call it within a snapshot."""
+    """Yield the lines of a room, without line breaks, in pages.
+
+    `storage.event.ndjson` describes the fields. Call it within a snapshot.
+    """
     nids = await conn.fetchvals(SQL_EVENT_NIDS, room.room_nid)
     for start in range(0, len(nids), PAGE):
         events = await conn.fetch(SQL_EVENTS, nids[start : start + PAGE], row=_Event)

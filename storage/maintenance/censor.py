@@ -1,20 +1,25 @@
-"""Censoring: some time after a redaction took effect, the content that it took away leaves the disk, too.
+"""Censoring: remove redacted content from disk some time after the redaction took effect.
 
-Until then reads show the redacted form of bytes that are still as received. Afterwards `events.json` holds the canonical JSON of the redacted
-form, and `events.encoding` says so. The event keeps its id, as the reference hash is that of the redacted form, and its signatures, which cover
-nothing else. The content hash fits no more, as everywhere else where the event is held redacted. Events whose content hash never fitted are
-censored, too: nobody may be shown more than their redacted form. What the bytes say beside the form follows them: relations, `has_url`.
+Until then, reads show the redacted form of bytes that are still stored as received. Afterwards
+`events.json` holds the canonical JSON of the redacted form, and `events.encoding` says so. The
+event id stays valid because the reference hash is that of the redacted form. The signatures stay
+valid because they cover only that form. The content hash no longer matches, as for every server
+that stores the event redacted. Events whose content hash never matched are censored too, because
+readers may only get their redacted form. Columns derived from the content follow the redacted form:
+relations, `has_url`.
 
-What is left as it is: a redacted event without which something could no longer be told. The auth rules of some room versions read what a
-redaction takes away (`m.federate` of a create event, `invite` and `notifications` of power levels, the keys of a third-party invite), and so do
-other servers, who judged by it; in versions up to 10 a redaction that is redacted itself no longer names its target. Readers get the redacted
-form of these all the same.
+Some redacted events keep their bytes, because the engine still needs the content. The auth rules of
+some room versions read keys that a redaction removes. These are `m.federate` of a create event,
+`invite` and `notifications` of power levels, and the keys of a third-party invite. Other servers
+authorised events by these keys. In versions up to 10, a redaction that is redacted itself no longer
+names its target. Readers get the redacted form of these events all the same.
 
-Done in batches of bounded size, each a statement of its own. The table says what is left to do (the index `events_uncensored_idx` has just
-that), so whatever interrupts it, it is simply run again. A row that somebody else has locked is passed over, and left for the next time.
-Copies of the old bytes stay for a while where Postgres keeps such: in dead rows until vacuum, in the write-ahead log, in backups.
+The work is done in batches of bounded size, one statement each. The index `events_uncensored_idx`
+holds exactly the events that are left to do. After any interruption, run it again. It skips rows
+that another session has locked; the next run takes them. Copies of the old bytes remain for a while
+in dead rows until vacuum, in the write-ahead log and in backups.
 
-Source: client-server API, "Redactions"; the servers in the field do the same, mostly after seven days.
+Source: client-server API, "Redactions". Other servers do the same, mostly after seven days.
 """
 
 import asyncio
@@ -42,9 +47,12 @@ CENSORED: Final = 1
 """The canonical JSON of the redacted form."""
 
 TABLES: Final = ("events", "rooms")
-"""Where it looks up what is due: by an index that lies it would censor too early, or leave on disk what is to go."""
+"""The tables in which it finds the events that are due.
 
-BATCH: Final = 200  # events read, and written, by one statement: 13 MB at the very most
+With a corrupt index it would censor too early, or leave content on disk.
+"""
+
+BATCH: Final = 200  # events read, and written, by one statement: 13 MB at most
 
 SQL_REDACTED: Final[LiteralString] = """
 SELECT e.event_nid, e.event_id, r.room_version, age.is_due, CASE
@@ -59,7 +67,7 @@ FROM (
 CROSS JOIN LATERAL (SELECT x.room_version FROM rooms x WHERE x.room_nid = e.room_nid OFFSET 0) AS r
 LEFT JOIN LATERAL (SELECT x.received_ts FROM events x
     WHERE x.event_nid = e.redacted_by OFFSET 0) AS redaction ON true
-CROSS JOIN LATERAL (  -- of both the redaction and its target, whichever came later
+CROSS JOIN LATERAL (  -- the later arrival counts, of the redaction and of its target
     SELECT CASE WHEN e.redacted_form THEN e.received_ts
         ELSE GREATEST(e.received_ts, redaction.received_ts) END <= $3::bigint AS is_due
 ) AS age
@@ -67,7 +75,7 @@ ORDER BY e.event_nid
 """
 
 SQL_CENSOR: Final[LiteralString] = """
-WITH free AS (  -- neither done nor in the hands of a writer, and redacted still
+WITH free AS (  -- not censored yet, not locked by a writer, and still redacted
     SELECT event_nid
     FROM events
     WHERE event_nid = ANY($1::bigint[]) AND encoding = 0
@@ -91,7 +99,7 @@ RETURNING e.event_nid
 
 
 class CensoredEventRow(NamedTuple):
-    """An event that may be shown redacted only, with its bytes if it is due."""
+    """An event that readers may only get redacted, with its bytes if it is due."""
 
     event_nid: int
     event_id: str
@@ -102,10 +110,11 @@ class CensoredEventRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Censored:
-    """What became of the redacted events that had not been censored.
+    """Result for the redacted events that had not been censored.
 
-    ``censored``: done now (with ``dry_run``, to be done). ``left``: still needed as they are, see
-    above. ``busy``: due, but locked by a writer just then. ``waiting``: their time has not come.
+    ``censored``: censored now (with ``dry_run``: would be). ``left``: bytes still needed, see the
+    module docstring. ``busy``: due, but locked by a writer at that moment. ``waiting``: not due
+    yet.
     """
 
     censored: int = 0
@@ -130,14 +139,14 @@ async def censor(
     batch: int = BATCH,
     now_ms: int | None = None,
 ) -> Censored:
-    """Censor what was redacted longer ago than ``older_than_ms`` (None: `Config.censor_after_ms`).
+    """Censor events redacted longer ago than ``older_than_ms`` (None: `Config.censor_after_ms`).
 
-    Writers and readers may go on.
+    Writers and readers may go on. Between batches it pauses for as long as the last one took. At
+    the end, one row invalidates the caches of all processes.
 
-    One row tells the caches of all processes, at the end. Between batches it rests for as long as
-    the last one took. `InputError` where no time is given and censoring is switched off;
-    `StorageCorrupt` where an index lies, before anything is changed; `DatabaseError`,
-    `PermissionRefused` for a role that may not change events: what is done stays done.
+    Raise `InputError` where no time is given and censoring is switched off. Raise `StorageCorrupt`
+    where an index is corrupt, before any change. Raise `DatabaseError`, or `PermissionRefused` for
+    a role that may not change events; batches that are committed stay.
     """
     before_ms = _now(now_ms) - _age(database, older_than_ms)
     if dry_run:
@@ -163,7 +172,7 @@ async def censor(
 async def _batches(
     database: Database, before_ms: int, batch: int, *, dry_run: bool
 ) -> AsyncIterator[Censored]:
-    """What became of each batch, in ascending order of the events' numbers."""
+    """Yield the result of each batch, in ascending order of nids."""
     after = 0
     rows: list[CensoredEventRow] = []
     while not rows or len(rows) == batch:
@@ -189,9 +198,9 @@ async def _batches(
 
 
 def _censored(row: CensoredEventRow, raw: bytes) -> tuple[int, bytes, bool | None] | None:
-    """(number, new bytes, has_url) of an event; None where it has to stay as it is.
+    """Return (nid, new bytes, has_url) of an event, or None if it must stay as it is.
 
-    Bytes that would be another event are never written.
+    It never writes bytes that would be another event.
     """
     version = version_of(row.room_version)
     try:
@@ -202,13 +211,13 @@ def _censored(row: CensoredEventRow, raw: bytes) -> tuple[int, bytes, bool | Non
         new = canonical(redacted)
         if parse(new, version).event_id != row.event_id:
             return None
-    except (InvalidEvent, KeyError):  # verification tells of it
+    except (InvalidEvent, KeyError):  # `verify` reports it
         return None
     return row.event_nid, new, True if "url" in redacted["content"] else None
 
 
 def says_less(json: Mapping[str, Any], redacted: Mapping[str, Any], version: RoomVersion) -> bool:
-    """Whether the redacted form of an event lacks something that is read to judge events, or to apply a redaction."""
+    """Return whether redaction removes a key that authorises events or names a target."""
     if json["type"] == "m.room.redaction" and not version.redacts_in_content:
         return "redacts" in json
     if "state_key" not in json:
@@ -220,7 +229,7 @@ def says_less(json: Mapping[str, Any], redacted: Mapping[str, Any], version: Roo
 
 
 def _read_of(event_type: str, version: RoomVersion) -> Sequence[str]:
-    """Keys of the content of a state event that the auth rules read, and that some version's redaction takes away."""
+    """Return content keys that the auth rules read and that some version's redaction removes."""
     if event_type == "m.room.power_levels":
         return ("invite", "notifications") if version.limit_notifications_power else ("invite",)
     return READ.get(event_type, ())
@@ -241,6 +250,7 @@ def _age(database: Database, older_than_ms: int | None) -> int:
     age = database.config.censor_after_ms if older_than_ms is None else older_than_ms
     if age < 0:
         raise InputError(
-            "censoring is switched off (STORAGE_CENSOR_AFTER_MS is negative): say how old a redaction must be"
+            "censoring is switched off (STORAGE_CENSOR_AFTER_MS is negative):"
+            " give the age of a redaction in milliseconds"
         )
     return age

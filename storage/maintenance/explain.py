@@ -1,7 +1,8 @@
-"""Why a user or a server may see an event, or may not: the rule of history visibility in a sentence.
+"""Explain in a sentence why a user or a server may see an event, or may not.
 
-The sentence is made from the states before and after the event and from the event's flags, not from the visibility table; that the
-table gives the same answer is checked, and said if it does not.
+The sentence follows the rule of history visibility. It is made from the states before and after the
+event and from the event's flags, and not from the visibility table. The answer of the table is
+compared with it, and the sentence reports a difference.
 """
 
 from dataclasses import dataclass
@@ -105,10 +106,8 @@ WORDS: Final = {
 class Explanation:
     """Whether ``principal`` may see the event, and why.
 
-    States are as (before, after); None stands for a missing event.
-
-    ``joined_later``: the user is joined now, or joined after the event (the id of that join is in
-    the sentence).
+    States are as (before, after); None stands for a missing event. ``joined_later``: the user is
+    joined now, or joined after the event (the sentence has the id of that join).
     """
 
     event_id: EventId
@@ -124,7 +123,7 @@ class Explanation:
 
 
 class ExplainedRow(NamedTuple):
-    """An event as far as it matters here."""
+    """The columns of an event that the explanation needs."""
 
     event_nid: int
     room_nid: int
@@ -157,19 +156,19 @@ class JoinsRow(NamedTuple):
 
 
 class RuleInputs(NamedTuple):
-    """What the rule is applied to."""
+    """The input of the rule."""
 
     visibilities: tuple[str | None, str | None]
     memberships: tuple[str | None, str | None]
     joins: JoinsRow
     ever_joined: bool
-    """Of a server: it had a joined user in some state of the room."""
+    """For a server: it had a joined user in some state of the room."""
 
 
 async def explain_visibility(conn: Connection, event_id: EventId, principal: str) -> Explanation:
-    """Why a local user ("@…") or a server may see an event.
+    """Explain why a local user ("@…") or a server may see an event, or may not.
 
-    The connection should hold a snapshot. `UnknownEvent`.
+    Call it within a snapshot. Raise `UnknownEvent`.
     """
     row = await conn.fetchrow(SQL_EXPLAINED, event_id, row=ExplainedRow)
     if row is None:
@@ -179,9 +178,9 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
     refused = _flags(row, is_user=is_user)
     visible, why = (False, refused) if refused is not None else _rule(facts, is_user=is_user)
     joined_later = facts.joins.is_joined or facts.joins.join_id is not None
-    parts = [f"{principal} {'sees' if visible else 'does not see'} {event_id}: {why}."]
+    parts = [f"{principal} {'may see' if visible else 'may not see'} {event_id}: {why}."]
     if visible and row.redacted_by is not None:
-        parts.append(f"Of its content only what the redaction {row.redacted_by} leaves.")
+        parts.append(f"Its content is reduced by the redaction {row.redacted_by}.")
     if not visible and not is_user and refused is None and facts.ever_joined:
         parts.append("It gets the redacted form.")
     if await _by_table(conn, event_id, principal, is_user=is_user) != visible:
@@ -231,7 +230,7 @@ async def _visibility(conn: Connection, state_group: int | None) -> str | None:
 
 
 async def _membership(conn: Connection, state_group: int | None, principal: str) -> str | None:
-    """The membership in a state; of a server the highest of its users."""
+    """Return the membership in a state; for a server, the highest of its users."""
     code = (
         None
         if state_group is None
@@ -241,20 +240,23 @@ async def _membership(conn: Connection, state_group: int | None, principal: str)
 
 
 def _flags(row: ExplainedRow, *, is_user: bool) -> str | None:
-    """What hides an event whatever the room's history visibility is."""
+    """Return why an event is hidden whatever the room's history visibility is, else None."""
     if row.outlier:
-        return "it is an outlier, held without its place in the room"
+        return "it is an outlier, which has no position in the room"
     if row.rejected is not None:
         return f"it was rejected ({row.rejected})"
     if row.soft_failed and is_user:
         return "it was soft-failed: when it arrived, the current state of the room did not allow it"
     if row.ineffective and is_user:
-        return "it is a redaction that took no effect: its target is not held, was refused, or was not the sender's to redact"
+        return (
+            "it is a redaction without effect:"
+            " its target is not stored, was rejected, or was not the sender's to redact"
+        )
     return None
 
 
 def _rule(facts: RuleInputs, *, is_user: bool) -> tuple[bool, str]:
-    """The answer of the rule, with the reason."""
+    """Apply the rule; return the answer and its reason."""
     joined_later = facts.joins.is_joined or facts.joins.join_id is not None
     visible = (
         user_may_see(*facts.visibilities, *facts.memberships, joined_later)
@@ -262,9 +264,9 @@ def _rule(facts: RuleInputs, *, is_user: bool) -> tuple[bool, str]:
         else server_may_see(*facts.visibilities, *facts.memberships, ever_joined=facts.ever_joined)
     )
     visibilities = [_known(one) for one in facts.visibilities]
-    said = f"the history visibility was {_told(*(_shown(one) for one in facts.visibilities))}"
+    said = f"the history visibility was {_around(*(_shown(one) for one in facts.visibilities))}"
     whom = "they were" if is_user else "the server's users were"
-    member = f"{whom} {_told(*(WORDS.get(one or '', 'no members') for one in facts.memberships))}"
+    member = f"{whom} {_around(*(WORDS.get(one or '', 'no members') for one in facts.memberships))}"
     if not visible:
         member = member if facts.ever_joined else "the server was never joined to the room"
         later = ", and they never joined later" if is_user and "shared" in visibilities else ""
@@ -277,10 +279,8 @@ def _rule(facts: RuleInputs, *, is_user: bool) -> tuple[bool, str]:
         return True, f"{said}, and {member}"
     if not is_user:
         return True, f"{said}, which is for every server in the room"
-    return (
-        True,
-        f"{said}, and {'they are joined now' if facts.joins.is_joined else f'they joined later ({facts.joins.join_id})'}",
-    )
+    when = "are joined now" if facts.joins.is_joined else f"joined later ({facts.joins.join_id})"
+    return True, f"{said}, and they {when}"
 
 
 def _known(visibility: str | None) -> str:
@@ -288,13 +288,13 @@ def _known(visibility: str | None) -> str:
 
 
 def _shown(visibility: str | None) -> str:
-    """As it counts, and as it is where that is no value that the specification knows."""
+    """Return the value that applies, with the stored one if the specification lacks it."""
     known = _known(visibility)
     return known if visibility in {None, known} else f"{known} ({visibility!r} is unknown)"
 
 
-def _told(before: str, after: str) -> str:
-    """A value before and after an event, in words."""
+def _around(before: str, after: str) -> str:
+    """Describe a value before and after an event."""
     return f"{before} before it and {after} after it" if before != after else before
 
 

@@ -1,8 +1,10 @@
-"""Telling every process what to forget: a cache of reads after a repair or a whole room, what has gone after each batch of a purge.
+"""Tell the caches of every process to forget what maintenance has changed.
 
-One row, however much has changed. It is a fact of the stream "caches" under a writer of its own, "maintenance". Nobody
-runs under that name, so other processes move its positions along as those of a writer that is gone; the lock on its row keeps them from
-passing an id that is not committed yet.
+After a repair or the purge of a whole room, a cache of reads is emptied. After each batch of a
+purge, the writers forget what was removed. Each change is one row, however much has changed. It is
+a fact of the stream "caches" under a separate writer, "maintenance". No process runs under that
+name, so the others advance its positions as they do for a writer that is gone. The lock on its row
+keeps them from passing an id that is not committed yet.
 """
 
 from collections.abc import Iterable
@@ -61,9 +63,9 @@ WHERE p.stream_name = 'caches' AND p.instance_name = $1::text
 
 
 async def register_writer(database: Database) -> None:
-    """Make the writer known, once and for ever.
+    """Register the writer, once for the life of the database.
 
-    In a transaction of its own: it waits for the writes under way.
+    It takes a transaction of its own, because it waits for the writes under way.
     """
     async with database.connection() as conn:
         known = await conn.fetchval(SQL_FIND_WRITER, INSTANCE_NAME)
@@ -73,21 +75,22 @@ async def register_writer(database: Database) -> None:
 
 
 async def invalidate_caches(conn: Connection, cache_name: str = CURRENT_STATE) -> None:
-    """Have a cache emptied everywhere, from the commit of this transaction on.
+    """Empty a cache in every process when this transaction commits.
 
-    The last thing in it, after `register_writer` in another one.
-
-    `storage.streams.caches`: "events", "current_state", "rooms_of"; `CURRENT_STATE` stands for the
-    latter two.
+    Call it last in the transaction, and `register_writer` before, in another one. The caches are
+    those of `storage.streams.caches`: "events", "current_state", "rooms_of"; `CURRENT_STATE` stands
+    for the latter two.
     """
     await conn.fetchval(SQL_LOCK_POSITION, INSTANCE_NAME)
     await conn.execute(SQL_ANNOUNCE, INSTANCE_NAME, cache_name)
 
 
 async def publish_removed(conn: Connection, room_id: str, kind: Kind, ids: Iterable[str]) -> None:
-    """Say what has gone of a room in this transaction, in which it is held still, and have the plans look that build on such things.
+    """Publish what this transaction removes from a room, so that dependent plans are checked.
 
-    ``ids``: event ids (of what is not held any more also numbers, after a ``#``), or state groups. The last thing in the transaction, after `register_writer` in another one.
+    The room must be locked. ``ids``: event ids, or state groups. Events that are no longer stored
+    also have their nid, after a ``#``. Call it last in the transaction, and `register_writer`
+    before, in another one.
     """
     await conn.fetchval(SQL_LOCK_POSITION, INSTANCE_NAME)
     await conn.execute(SQL_ANNOUNCE_REMOVED, INSTANCE_NAME, room_id, REMOVED, kind, list(ids))

@@ -1,4 +1,7 @@
-"""Which server's users are local: what the database remembers, else that of the users whose rooms and sight the tables keep."""
+"""Find the local server's name.
+
+It is the one that the database remembers, else that of the users in `visibility` and `memberships`.
+"""
 
 from typing import Final, LiteralString
 
@@ -19,9 +22,12 @@ LIMIT 10
 
 
 async def local_server_name(database: Database, given: str | None = None) -> str:
-    """The server: that which the database remembers, else the given one, else whose users it keeps; one without users if it keeps none.
+    """Return the name of the local server.
 
-    `WrongServerName` if another is given than remembered; `InputError` if several are kept: then it has to be given.
+    That is the one that the database remembers, else ``given``, else that of the users in the
+    tables. If there are none, return `NO_SERVER`. Raise `WrongServerName` if ``given`` differs from
+    the remembered one. Raise `InputError` if users of several servers are stored: then the caller
+    must give a name.
     """
     async with database.connection() as conn:
         found = await deployment(conn)
@@ -34,6 +40,7 @@ async def local_server_name(database: Database, given: str | None = None) -> str
         names: list[str] = await conn.fetchvals(SQL_LOCAL_SERVERS)
     if len(names) > 1:
         raise InputError(
-            f"the users of several servers are local here ({', '.join(sorted(names))}): give --server-name"
+            f"the users of several servers are local here ({', '.join(sorted(names))}):"
+            " give --server-name"
         )
     return names[0] if names else NO_SERVER

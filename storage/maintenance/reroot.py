@@ -1,9 +1,10 @@
-"""Cutting a state group off its ancestors: it holds its whole state itself from then on, so that they can go.
+"""Cut a state group off its ancestors: it stores its whole state, so the ancestors can go.
 
-    before   R a g        g x        R a g x y          (paths; g is to be a root)
-    after    g            g x        g x y
+  before   R a g        g x        R a g x y          (paths; g is to be a root)
+  after    g            g x        g x y
 
-What a path comes to stays the same: whatever folds g folds it first, and everything that stood before g is in it.
+The result of every path stays the same. A path that contains g now starts with it, and g has all
+entries of the groups before it.
 """
 
 from collections.abc import Collection, Sequence
@@ -56,7 +57,7 @@ WHERE g.state_group = i.state_group
 
 
 class DescendantRow(NamedTuple):
-    """A group whose path goes over the one in hand."""
+    """A group whose path contains the new root."""
 
     state_group: int
     back: list[int]
@@ -66,16 +67,15 @@ class DescendantRow(NamedTuple):
 async def make_roots(conn: Connection, state_groups: Collection[int]) -> None:
     """Make each of these groups a root.
 
-    All states stay what they are; their former ancestors may be garbage now.
-
-    In a transaction in which their room is held (`storage.maintenance.room_lock`). `StorageCorrupt`
-    for a group that is not there.
+    All states stay as they are; their former ancestors may be garbage afterwards. Call it in a
+    transaction that locks their room (`storage.maintenance.room_lock`). Raise `StorageCorrupt` for
+    a missing group.
     """
     for state_group in state_groups:
         size: int | None = await conn.fetchval(SQL_SIZE, state_group)
         if size is None:
             raise StorageCorrupt(
-                "a state group that is to be a root is not there", state_group=state_group
+                "a state group that is to become a root does not exist", state_group=state_group
             )
         await conn.execute(SQL_MAKE_ROOT, state_group, pack(root(size).runs))
         cut = [
@@ -91,16 +91,17 @@ async def make_roots(conn: Connection, state_groups: Collection[int]) -> None:
 
 
 def _cut(row: DescendantRow, state_group: int) -> DescendantRow:
-    """A path that begins with the new root; the rows before it leave the highest levels first."""
+    """Return the path from the new root on; rows before it leave the highest levels first."""
     place = row.back.index(row.state_group - state_group)
     return row._replace(back=row.back[place:], runs=pack(runs_after(unpack(row.runs), place)))
 
 
 def runs_after(runs: Sequence[int], gone: int) -> tuple[int, ...]:
-    """The runs of a path whose first rows after the root are gone, the last of them having become the root.
+    """Return the runs of a path without its first ``gone`` rows after the root.
 
-    >>> runs_after([2, 1, 3], 3)
-    (0, 0, 3)
+    The last of these rows has become the root.
+
+    >>> runs_after([2, 1, 3], 3)(0, 0, 3)
     """
     left: list[int] = []
     for run in runs:

@@ -1,14 +1,15 @@
-"""Taking a room for maintenance: nobody else writes to it until the transaction ends.
+"""Lock a room for maintenance: no writer writes to it until the transaction ends.
 
-A writer plans against `rooms.write_version` from its caches and takes the room's lock only when it
-writes (storage/persist). Who has the lock may do one of two things:
+A writer plans against `rooms.write_version` from its caches and locks the room only when it writes
+(storage/persist). Under the lock, maintenance may do one of two things:
 
-hold        change any rows that writers may have cached: the version is raised, so the plans in
-            flight are refused, their caches forgotten, and they are made again on what is true now
-hold_still  throw away what storage/persist/write/dependencies.py speaks of, and say so
-            (`storage.maintenance.invalidate_caches.publish_removed`): the plans in flight are
-            written, but for those that build on what has gone; or change nothing that a plan is
-            made of
+  lock_room                 change any rows that writers may have cached. The version is raised, so
+                            writers drop their pending plans and caches and plan again.
+  lock_room_keeping_plans   delete the things that storage/persist/write/dependencies.py lists, and
+                            publish them
+                            (`storage.maintenance.invalidate_caches.publish_removed`); pending
+                            plans are written unless they depend on them. Or change only what no
+                            plan depends on.
 """
 
 from typing import Final, LiteralString
@@ -32,11 +33,9 @@ WHERE room_id = $1::text
 
 
 async def lock_room(conn: Connection, room_id: str) -> int:
-    """Take the room until the end of the transaction, and refuse all plans; its nid.
+    """Lock the room until the end of the transaction and invalidate all plans; return its nid.
 
-    Statements after this see all that was committed before.
-
-    `UnknownRoom`.
+    Later statements of the transaction see everything committed before. Raise `UnknownRoom`.
     """
     await conn.execute(SQL_LOCK_ROOMS, [room_id])
     room_nid: int | None = await conn.fetchval(SQL_RAISE_VERSION, room_id)
@@ -46,9 +45,9 @@ async def lock_room(conn: Connection, room_id: str) -> int:
 
 
 async def lock_room_keeping_plans(conn: Connection, room_id: str) -> int:
-    """The same, but the plans of writers stay good, as far as what they build on does.
+    """Lock the room, but keep the plans of writers whose dependencies stay; return its nid.
 
-    `UnknownRoom`.
+    Raise `UnknownRoom`.
     """
     await conn.execute(SQL_LOCK_ROOMS, [room_id])
     room_nid: int | None = await conn.fetchval(SQL_ROOM_NID, room_id)

@@ -1,8 +1,9 @@
-"""Many states of a room at once, sharing what they have in common: for work that walks over all of them.
+"""Read many states of a room, sharing their common parts: for jobs that read all of them.
 
-`storage.state.read` builds each state by itself, which is right for a few. Here a state is built from the longest part of its
-path that was built before, so that going through the groups of a room costs their deltas, not their sizes. A group whose
-rows are not all there is left out: whoever asks decides what that means.
+`storage.state.read` builds each state by itself, which suits a few. Here a state is built from the
+longest prefix of its path that was built before. So reading all groups of a room costs their
+deltas, not their sizes. A group with a missing row is omitted, and the caller decides what that
+means.
 """
 
 from collections.abc import Iterable
@@ -28,8 +29,8 @@ FROM state_groups
 WHERE state_group = ANY($1::bigint[])
 """
 
-ROWS_MAX: Final = 20_000  # rows of groups remembered
-STATES_MAX: Final = 5_000  # states remembered; they share their entries
+ROWS_MAX: Final = 20_000  # rows of groups kept
+STATES_MAX: Final = 5_000  # states kept; they share their entries
 
 
 class GroupPathRow(NamedTuple):
@@ -40,14 +41,14 @@ class GroupPathRow(NamedTuple):
 
 
 class FoldedPath(NamedTuple):
-    """A part of a path: the state it comes to, and that state's digest, worked out from the entries."""
+    """A prefix of a path: its state, and the digest computed from the entries."""
 
     entries: "Map[int, int]"
     digest: int
 
 
 class RoomStates:
-    """The states of a room, read on demand. `Group.digest` is worked out here, not read."""
+    """The states of a room, read on demand. `Group.digest` is computed here, not read."""
 
     def __init__(self) -> None:
         self._rows: dict[int, GroupRow] = {}
@@ -56,7 +57,7 @@ class RoomStates:
         self._groups: dict[int, Group] = {}
 
     async def load(self, conn: Connection, state_groups: Iterable[int]) -> dict[int, Group]:
-        """These groups, but for those that are not there or miss rows of their path."""
+        """Return these groups, without those that do not exist or miss rows of their path."""
         wanted = set(state_groups)
         self._trim()
         lacking = [group for group in wanted if group not in self._groups]
@@ -71,7 +72,7 @@ class RoomStates:
 
     def forget(self) -> None:
         """Read everything again from now on."""
-        self.__init__()  # type: ignore[misc]  # back to the beginning
+        self.__init__()  # type: ignore[misc]  # reset every field
 
     async def _load_rows(self, conn: Connection, state_groups: set[int]) -> None:
         lacking = [group for group in state_groups if group not in self._rows]
@@ -98,7 +99,7 @@ class RoomStates:
         )
 
     def _fold(self, path: tuple[int, ...]) -> FoldedPath:
-        """The state of a path, from the longest part of it that is known."""
+        """Return the state of a path, from its longest known prefix."""
         known = next(
             (length for length in range(len(path), 0, -1) if path[:length] in self._folded), 0
         )
@@ -114,7 +115,7 @@ class RoomStates:
         return folded
 
     def _trim(self) -> None:
-        """Forget everything once it is too much: what comes next is built again from its rows."""
+        """Drop everything once it is too large: later states are built again from their rows."""
         if len(self._rows) > ROWS_MAX or len(self._groups) > STATES_MAX:
             self.forget()
 

@@ -1,7 +1,7 @@
-"""How much there is, and what it costs on disk: counts, tables, the largest states.
+"""Count the store's contents and measure its size on disk: counts, tables, the largest states.
 
 The counts are exact and read whole tables: open the database with a long `statement_timeout_ms`.
-Sizes are Postgres' own.
+Sizes are those that Postgres reports.
 """
 
 from typing import Final, LiteralString, NamedTuple
@@ -55,7 +55,7 @@ LIMIT $1::bigint
 
 
 class StoreCounts(NamedTuple):
-    """What the store holds.
+    """The contents of the store.
 
     ``json_bytes`` are the received bytes alone, ``database_bytes`` everything on disk.
     """
@@ -76,7 +76,7 @@ class StoreCounts(NamedTuple):
 class TableSize(NamedTuple):
     """One table on disk, in bytes.
 
-    ``rows_estimate`` is what Postgres last counted; 0 before it did.
+    ``rows_estimate`` is Postgres' last estimate; 0 before the first.
     """
 
     table_name: str
@@ -90,7 +90,7 @@ class TableSize(NamedTuple):
 class LargeState(NamedTuple):
     """A room with its current state.
 
-    ``joined`` counts users of all servers, ``state_groups`` the states it ever had.
+    ``joined`` counts users of all servers, ``state_groups`` all stored states of the room.
     """
 
     room_id: str
@@ -101,17 +101,17 @@ class LargeState(NamedTuple):
 
 
 async def counts(conn: Connection) -> StoreCounts:
-    """How much of everything."""
+    """Count rooms, events, state groups and bytes."""
     row = await conn.fetchrow(SQL_COUNTS, row=StoreCounts)
     assert row is not None, "an aggregate has a row"  # noqa: S101  # for the types
     return row
 
 
 async def table_sizes(conn: Connection) -> list[TableSize]:
-    """Every table, the largest first."""
+    """Return every table, the largest first."""
     return await conn.fetch(SQL_TABLES, row=TableSize)
 
 
 async def largest_states(conn: Connection, limit: int = 10) -> list[LargeState]:
-    """The rooms whose current states have most entries."""
+    """Return the rooms whose current states have most entries."""
     return await conn.fetch(SQL_LARGEST_STATES, limit, row=LargeState)

@@ -1,14 +1,18 @@
-"""State groups that nothing refers to any more: left by merges that were overtaken, by purged events, by repairs.
+"""Delete unreferenced state groups: left by superseded merges, purged events and repairs.
 
-A group is needed if it is the state before or after an event, a room's current state, or on the path of a group that is needed; the
-empty state of a room is always kept. Whether a group is needed is looked up in a snapshot, without holding anybody up. Then a
-bounded number is deleted at a time, with the room held (`storage.maintenance.room_lock`), after a second look at what came since: new
-events have larger stream orderings, as positions are taken under the same lock. The plans of writers that had such a group in their caches
-and were about to refer to it are refused (storage/persist/write/dependencies.py); one row a batch tells them what to forget.
+A group is needed if it is the state before or after an event or a room's current state. It is also
+needed if it is on the path of a needed group. The empty state of a room is always kept. Unneeded
+groups are looked up in a snapshot, without a lock. Then they are deleted in bounded batches under
+the room's lock (`storage.maintenance.room_lock`), after a second lookup of references made since.
+Positions are taken under the same lock, so new events have larger stream orderings. A plan that
+would refer to a deleted group in a writer's cache is refused
+(storage/persist/write/dependencies.py). One row per batch tells writers what to forget.
 
-An index that misses rows would make groups that are in use look like garbage. So the indexes are compared with their tables first.
+An index that misses rows would make groups in use look like garbage. So the indexes are compared
+with their tables first.
 
-Groups are deleted from the ends of paths inwards, so that what is left between two batches can be read at any time.
+The last groups of paths are deleted first, so that the remaining groups can be read between any two
+batches.
 """
 
 import asyncio
@@ -61,7 +65,7 @@ WHERE r.room_id = $1::text AND NOT e.outlier
 
 SQL_DELETE: Final[LiteralString] = """
 WITH RECURSIVE
--- used since, or written since and used by no event; an array, as the plan would reckon with a
+-- used or written since the lookup; an array, because for a subquery the planner would estimate a
 -- third of all rows
 new AS (
     SELECT unnest(ARRAY(
@@ -77,7 +81,7 @@ new AS (
             WHERE room_nid = $1::int AND age(xmin) <= age($4::text::xid)
     )) AS state_group
 ),
-kept AS (  -- and what these fold, and what that folds itself: whatever stays can be read
+kept AS (  -- with the groups on their paths: every group that stays can be read
     SELECT state_group
     FROM new
     UNION
@@ -95,21 +99,27 @@ RETURNING state_group
 
 WORK: Final = "a collection of state groups"
 TABLES: Final = ("events", "rooms", "state_groups")
-"""Where it looks up what is needed: an index of one of these that lies would have it delete what is in use."""
+"""The tables in which references are looked up.
+
+With a corrupt index of one of them, groups in use would be deleted.
+"""
 
 FOUND_MAX: Final = 100_000  # groups looked up at a time
 DELETED_MAX: Final = 1_000  # groups deleted in one transaction
 
 
 class Collected(NamedTuple):
-    """What was freed in a room."""
+    """How many groups of a room were deleted."""
 
     room_id: str
     state_groups: int
 
 
 class UnusedStateGroups(NamedTuple):
-    """Groups that were not needed when the room's latest event stood at ``upto``, by what was committed by transactions before ``horizon`` (xid)."""
+    """Groups that were not needed when the room's latest event was at ``upto``.
+
+    Everything that transactions before ``horizon`` (xid) committed was taken into account.
+    """
 
     state_groups: list[int]
     upto: int
@@ -119,9 +129,10 @@ class UnusedStateGroups(NamedTuple):
 async def collect(
     database: Database, room_id: str, *, batch: int = DELETED_MAX, indexes_proven: bool = False
 ) -> Collected:
-    """Delete the groups of a room that nothing refers to, ``batch`` at a time, with pauses (`Config.purge_pause_ms`) for writers.
+    """Delete the unreferenced groups of a room in batches, with pauses for writers.
 
-    ``indexes_proven``: the caller has called `prove_indexes`. `UnknownRoom`; `StorageCorrupt` if an index lies: then nothing is deleted.
+    The pause is `Config.purge_pause_ms`. ``indexes_proven``: the caller has called `prove_indexes`.
+    Raise `UnknownRoom`, or `StorageCorrupt` if an index is corrupt: nothing is deleted then.
     """
     if not indexes_proven:
         await prove_indexes(database, WORK, TABLES)
@@ -144,7 +155,7 @@ async def collect(
 
 
 async def collect_all(database: Database, *, batch: int = DELETED_MAX) -> AsyncIterator[Collected]:
-    """The same for every room; those where something was freed.
+    """Do the same for every room; yield the rooms where groups were deleted.
 
     The indexes are compared once, before the first room.
     """
@@ -156,7 +167,7 @@ async def collect_all(database: Database, *, batch: int = DELETED_MAX) -> AsyncI
 
 
 async def find(database: Database, room_id: str) -> UnusedStateGroups:
-    """The groups of a room that nothing refers to, ends of paths first. Reads only."""
+    """Return the unreferenced groups of a room, those at the end of paths first. Read only."""
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
         seen = await xmin_horizon(conn)
         return UnusedStateGroups(
@@ -167,7 +178,7 @@ async def find(database: Database, room_id: str) -> UnusedStateGroups:
 
 
 async def _delete(database: Database, room_id: str, garbage: UnusedStateGroups) -> int:
-    """Delete those that are still not needed; how many."""
+    """Delete those that are still not needed; return how many."""
 
     async def work(conn: Connection) -> int:
         room_nid = await lock_room_keeping_plans(conn, room_id)

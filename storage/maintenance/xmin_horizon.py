@@ -1,7 +1,9 @@
-"""What has been written since a look, by the transactions that wrote it: rows with `age(xmin) <= age(horizon)` may be new, all others were seen.
+"""Find rows written since an earlier read, by the transactions that wrote them.
 
-For tables whose rows have no position that grows, such as outliers and state groups: their numbers come in blocks, and gaps give theirs back.
-Rows that were only changed since are among them, and so are all that a transaction wrote which was under way during the look.
+Rows with `age(xmin) <= age(horizon)` may be new; all others were visible to the read. This is for
+tables whose rows have no position that grows, such as outliers and state groups. Their numbers come
+in blocks, and released blocks are reused. The result also includes rows that were only updated
+since, and rows of transactions that were running during the read.
 """
 
 from typing import Final, LiteralString
@@ -14,8 +16,8 @@ SELECT pg_snapshot_xmin(pg_current_snapshot())::xid::text
 
 
 async def xmin_horizon(conn: Connection) -> str:
-    """The oldest transaction (xid) that this snapshot may lack rows of.
+    """Return the oldest transaction (xid) whose rows this snapshot may lack.
 
-    To be taken before, or in the snapshot of, what looks.
+    Call it before the read, or in its snapshot.
     """
     return str(await conn.fetchval(SQL_HORIZON))

@@ -104,7 +104,7 @@ async def test_gc_rebuild_and_explain(dsn: str) -> None:
         "explain-visibility", room.events[0].event_id, room.events[0].sender, "--dsn", dsn
     )
     assert done.returncode == 0
-    assert done.stdout.startswith(f"{room.events[0].sender} sees {room.events[0].event_id}: ")
+    assert done.stdout.startswith(f"{room.events[0].sender} may see {room.events[0].event_id}: ")
     done = room_storage(
         "explain-visibility", room.events[0].event_id, "s9.test", "--json", "--dsn", dsn
     )

@@ -51,10 +51,10 @@ async def test_the_reasons(store: Store) -> None:
 
     join = next(event for event in room.events if event.state_key == other)
     shared = "the history visibility was shared"
-    assert await said(early, admin) == f"{admin} sees {early.event_id}: they were joined."
+    assert await said(early, admin) == f"{admin} may see {early.event_id}: they were joined."
     assert (
         await said(early, other)
-        == f"{other} sees {early.event_id}: {shared}, and they joined later ({join.event_id})."
+        == f"{other} may see {early.event_id}: {shared}, and they joined later ({join.event_id})."
     )
     assert (await said(late, other)).endswith(
         f": {shared}, and they were gone, and they never joined later."
@@ -66,14 +66,14 @@ async def test_the_reasons(store: Store) -> None:
         ": the history visibility was invited, and they were invited."
     )
     assert (await said(hidden, other)).startswith(
-        f"{other} does not see {hidden.event_id}: the history visibility was invited, and they were gone"
+        f"{other} may not see {hidden.event_id}: the history visibility was invited, and they were gone"
     )
     assert (await said(opening, other)).endswith(
         ": the history visibility was invited before it and world_readable after it."
     )
     assert "it was rejected (sender.not_joined" in await said(rejected, admin)
     assert (await said(redacted, admin)).endswith(
-        f"Of its content only what the redaction {redaction.event_id} leaves."
+        f"Its content is reduced by the redaction {redaction.event_id}."
     )
     assert (await said(hidden, "elsewhere.test")).endswith(
         "and the server's users were gone. It gets the redacted form."

@@ -52,11 +52,11 @@ async def test_events_that_are_no_cut_are_refused(store: Store) -> None:
         (row._replace(room_nid=row.room_nid + 1), f"{one} is an event of another room"),
         (
             row._replace(highest=4),
-            f"{one} stands above the forward extremities: name an event that was accepted",
+            f"{one} is above the forward extremities: name an event that was accepted",
         ),
         (
             row._replace(highest=None),
-            f"{one} stands above the forward extremities: name an event that was accepted",
+            f"{one} is above the forward extremities: name an event that was accepted",
         ),
     ]
     async with store.database.connection() as conn:
@@ -77,7 +77,7 @@ async def test_an_outlier_is_no_cut(store: Store) -> None:
         assert row is not None
         with pytest.raises(PurgeRefused) as caught:
             await before_event(conn, room.room_id, row._replace(highest=9), one)
-    reason = f"{one} has no place in the timeline (an outlier): name another event"
+    reason = f"{one} has no position in the timeline (an outlier): name another event"
     assert (caught.value.reason, caught.value.room_id) == (reason, room.room_id)
 
 

@@ -1,19 +1,19 @@
-"""The indexes of the schema, each with the statements that read it to the end, and its table.
+"""The indexes of the schema, each with the statements that read all of it, and its table.
 
-The statements come from the catalogue, with its names and expressions quoted by Postgres, so a new
-index is compared without more. A sum of hashes does not depend on the order in which rows come. For
-`state_groups_room_idx`, the keys that it has are read by
+The statements are made from Postgres' catalogue, which quotes the names and expressions. So a new
+index is compared without a change here. A sum of hashes does not depend on the order of rows. For
+`state_groups_room_idx`, the keys are read by
 
-    SELECT count(*)::numeric, sum(hash_record_extended(e.entry, 0)), (count(*) FILTER (WHERE e.key <
-    e.before))::numeric FROM (
-        SELECT ROW(room_nid, state_group) AS entry, ROW(room_nid, state_group) AS key,
-            lag(ROW(room_nid, state_group)) OVER (ORDER BY room_nid, state_group) AS before
-        FROM state_groups
-        WHERE true
-    ) AS e
+  SELECT count(*)::numeric, sum(hash_record_extended(e.entry, 0)), (count(*) FILTER (WHERE e.key <
+  e.before))::numeric FROM (
+    SELECT ROW(room_nid, state_group) AS entry, ROW(room_nid, state_group) AS key,
+      lag(ROW(room_nid, state_group)) OVER (ORDER BY room_nid, state_group) AS before
+    FROM state_groups
+    WHERE true
+  ) AS e
 
-and the rows that it leads to by the same with `ctid` in each entry, which no index-only scan can
-give.
+and the rows that it points to by the same statement with `ctid` in each entry, which no index-only
+scan can return.
 """
 
 from collections.abc import Collection
@@ -36,15 +36,18 @@ index AS (
     JOIN pg_class c ON c.oid = i.indexrelid
     JOIN pg_class t ON t.oid = i.indrelid
     WHERE t.relnamespace = quote_ident(current_schema())::regnamespace
-        AND i.indisvalid  -- what is not valid is read by nobody, and reported by another check
+        AND i.indisvalid  -- Postgres reads no invalid index, and another check reports them
         AND ($1::text[] IS NULL OR t.relname = ANY($1::text[]))
         -- a role reads nothing through the indexes of a table that it may not read
         AND has_table_privilege(t.oid, 'SELECT')
 ),
 form AS (
-    SELECT 'SELECT count(*)::numeric, sum(hash_record_extended(e.entry, 0)), (count(*) FILTER (WHERE e.key < e.before))::numeric '
-        'FROM (SELECT ROW(%1$s) AS entry, ROW(%2$s) AS key, lag(ROW(%2$s)) OVER (ORDER BY %2$s) AS before FROM %3$s WHERE %4$s) AS e' AS scan,
-        'count(*) FILTER (WHERE %1$s), sum(hash_record_extended(ROW(%2$s), 0)) FILTER (WHERE %1$s), '
+    SELECT 'SELECT count(*)::numeric, sum(hash_record_extended(e.entry, 0)), '
+        '(count(*) FILTER (WHERE e.key < e.before))::numeric '
+      'FROM (SELECT ROW(%1$s) AS entry, ROW(%2$s) AS key, '
+        'lag(ROW(%2$s)) OVER (ORDER BY %2$s) AS before FROM %3$s WHERE %4$s) AS e' AS scan,
+    'count(*) FILTER (WHERE %1$s), '
+      'sum(hash_record_extended(ROW(%2$s), 0)) FILTER (WHERE %1$s), '
         'sum(hash_record_extended(ROW(ctid, %2$s), 0)) FILTER (WHERE %1$s)' AS sums
 )
 SELECT i.name, i.table_name, i.has_expressions, i.table_pages,
@@ -64,12 +67,12 @@ ORDER BY i.table_name, i.name
 class IndexRow(NamedTuple):
     """An index.
 
-    ``of_keys``, ``of_rows``: statements with one row of entries, sum of hashes, entries that stand
+    ``of_keys``, ``of_rows``: statements with one row: entries, sum of hashes, entries that come
     before a smaller one.
 
-    ``of_table``: a statement with one array for all indexes of the table in the order of their
-    names, of each: number of rows, sum of the hashes of their keys, sum of the hashes of their keys
-    with their places.
+    ``of_table``: a statement with one array for all indexes of the table, in the order of their
+    names. For each index it has the number of rows, the sum of the hashes of their keys, and the
+    same with the `ctid` of each row.
     """
 
     name: str

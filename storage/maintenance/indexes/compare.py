@@ -1,4 +1,4 @@
-"""Reading indexes and tables, and comparing them."""
+"""Read indexes and tables, and compare them."""
 
 import json
 from collections.abc import Collection, Iterator, Sequence
@@ -20,10 +20,10 @@ SET LOCAL enable_indexonlyscan = on;
 SET LOCAL max_parallel_workers_per_gather = 0;
 SET LOCAL cpu_operator_cost = 1
 """
-"""The index is the only way left.
+"""The index is the only path left.
 
-Operators are dear, so that no other index is read whose rows would have to be filtered by the
-predicate.
+Operators are expensive, so that Postgres reads no other index whose rows it would have to filter by
+the predicate.
 """
 
 THROUGH_TABLE: Final[LiteralString] = """
@@ -34,17 +34,14 @@ SET LOCAL enable_indexscan = off;
 SET LOCAL enable_indexonlyscan = off;
 SET LOCAL cpu_operator_cost TO DEFAULT
 """
-"""A sequential scan is the only way left."""
+"""A sequential scan is the only path left."""
 
 PAGES_TOGETHER: Final = 1_000
-"""Indexes of tables of fewer pages share statements."""
+"""Indexes of tables with fewer pages share one statement."""
 
 
 class Lie(NamedTuple):
-    """An index that is not what its table has.
-
-    ``found`` says how it differs, with numbers of entries.
-    """
+    """An index that differs from its table; ``found`` describes how, with numbers of entries."""
 
     name: str
     table_name: str
@@ -52,7 +49,11 @@ class Lie(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """What was read through an index: the number of entries, the sum of their hashes (None for none), how many stand before a smaller one."""
+    """The entries read through an index.
+
+    ``checksum``: the sum of their hashes, None for none. ``disordered``: how many come before a
+    smaller one.
+    """
 
     size: Decimal
     checksum: Decimal | None
@@ -60,7 +61,11 @@ class Entries(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What was read of its table: the number of rows that belong in the index, the sums of the hashes of their keys and of their keys with their places."""
+    """The rows of a table that belong in an index.
+
+    ``of_keys``: the sum of the hashes of their keys. ``of_rows``: the same with the `ctid` of each
+    row.
+    """
 
     size: Decimal
     of_keys: Decimal | None
@@ -68,33 +73,34 @@ class Rows(NamedTuple):
 
 
 async def lies(database: Database, tables: Collection[str] | None = None) -> list[Lie]:
-    """Return the indexes that lie, of these tables or of all in the schema.
+    """Return the corrupt indexes, of these tables or of all in the schema.
 
-    Reads only, in one snapshot; writers may go on.
-
-    `DatabaseUnavailable` where one index, or table, takes longer than
-    `Config.statement_timeout_ms`.
+    It only reads, in one snapshot; writers may go on. Raise `DatabaseUnavailable` where one index,
+    or table, takes longer than `Config.statement_timeout_ms`.
     """
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
         return await lies_in_snapshot(conn, tables)
 
 
 async def lies_in_snapshot(conn: Connection, tables: Collection[str] | None = None) -> list[Lie]:
-    """The same in the transaction of the caller, in which statements afterwards are planned badly."""
+    """Do the same in the caller's transaction; statements after it get bad plans."""
     found = await indexes(conn, tables)
     entries = await _all_entries(conn, found)
     rows = await _all_rows(conn, found)
-    told = [(index, difference(entries.get(index.name), rows[index.name])) for index in found]
-    return [Lie(index.name, index.table_name, how) for index, how in told if how is not None]
+    differences = [
+        (index, difference(entries.get(index.name), rows[index.name])) for index in found
+    ]
+    return [Lie(index.name, index.table_name, how) for index, how in differences if how is not None]
 
 
 def difference(entries: tuple[Entries, Entries] | None, rows: Rows) -> str | None:
-    """Return how an index (its keys, and the rows that it leads to) differs from its table; None if it does not."""
+    """Return how an index (its keys, and the rows it points to) differs from its table, or None."""
     if entries is None:
         return "not compared: Postgres does not read it from end to end in order"
     of_keys, of_rows = entries
     if of_keys.size != rows.size or of_rows.size != rows.size:
-        return f"{min(of_keys.size, of_rows.size, key=lambda size: -abs(size - rows.size))} entries for {rows.size} rows"
+        sizes = (of_keys.size, of_rows.size)
+        return f"{max(sizes, key=lambda size: abs(size - rows.size))} entries for {rows.size} rows"
     if of_keys.disordered or of_rows.disordered:
         return f"{max(of_keys.disordered, of_rows.disordered)} of {rows.size} entries out of order"
     if of_keys.checksum != rows.of_keys or of_rows.checksum != rows.of_rows:
@@ -105,9 +111,9 @@ def difference(entries: tuple[Entries, Entries] | None, rows: Rows) -> str | Non
 async def _all_entries(
     conn: Connection, found: Sequence[IndexRow]
 ) -> dict[str, tuple[Entries, Entries]]:
-    """Of each index its keys, and the rows that it leads to.
+    """Return the keys of each index, and the rows that it points to.
 
-    An index that Postgres would not read is left out.
+    Omit an index that Postgres would not read.
     """
     await conn.execute(THROUGH_INDEX)
     read: dict[str, tuple[Entries, Entries]] = {}
@@ -122,7 +128,7 @@ async def _all_entries(
 
 
 async def _all_rows(conn: Connection, found: Sequence[IndexRow]) -> dict[str, Rows]:
-    """The rows of each index, by its table."""
+    """Return the rows of each index, from its table."""
     await conn.execute(THROUGH_TABLE)
     rows: dict[str, Rows] = {}
     for part in _tables(found):
@@ -135,14 +141,14 @@ async def _all_rows(conn: Connection, found: Sequence[IndexRow]) -> dict[str, Ro
 
 
 def _scans(part: Sequence[IndexRow]) -> str:
-    """One statement with two rows for each index: of its keys, and of the rows that it leads to."""
+    """Return a statement with two rows per index: of its keys, and of the rows it points to."""
     return " UNION ALL ".join(one for index in part for one in (index.of_keys, index.of_rows))
 
 
 async def _used(conn: Connection, part: Sequence[IndexRow]) -> list[IndexRow]:
-    """The indexes that Postgres reads for their statements, by its plan."""
-    [told] = json.loads(await conn.fetchval(f"EXPLAIN (COSTS OFF, FORMAT JSON) {_scans(part)}"))
-    scans: list[dict[str, Any]] = told["Plan"]["Plans"]
+    """Return the indexes that Postgres reads for their statements, by its plan."""
+    [text] = json.loads(await conn.fetchval(f"EXPLAIN (COSTS OFF, FORMAT JSON) {_scans(part)}"))
+    scans: list[dict[str, Any]] = text["Plan"]["Plans"]
     return [
         index
         for index, at in zip(part, range(0, len(scans), 2), strict=True)
@@ -151,9 +157,9 @@ async def _used(conn: Connection, part: Sequence[IndexRow]) -> list[IndexRow]:
 
 
 def _is_read(index: IndexRow, of_keys: dict[str, Any], of_rows: dict[str, Any]) -> bool:
-    """Whether these are plans of an index-only scan and of an index scan.
+    """Return whether these are plans of an index-only scan and of an index scan.
 
-    What an expression comes to is worked out from the row.
+    The value of an expression is computed from the row, so keys with one take an index scan.
     """
     key_scans = {"Index Only Scan"} | ({"Index Scan"} if index.has_expressions else set())
     return _ways(of_keys) <= {(index.name, kind) for kind in key_scans} and _ways(of_rows) == {
@@ -162,7 +168,7 @@ def _is_read(index: IndexRow, of_keys: dict[str, Any], of_rows: dict[str, Any]) 
 
 
 def _ways(plan: dict[str, Any]) -> set[tuple[str | None, str]]:
-    """How a plan comes to its rows: each node at the end of the tree, with its index."""
+    """Return the leaf nodes of a plan, each with its index, and a sort if it has one."""
     below: list[dict[str, Any]] = plan.get("Plans", [])
     sorts = {(None, plan["Node Type"])} if "Sort" in plan["Node Type"] else set()
     return (
@@ -171,12 +177,15 @@ def _ways(plan: dict[str, Any]) -> set[tuple[str | None, str]]:
 
 
 def _parts(found: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
-    """The indexes of small tables together, each of a large table alone: no statement takes longer than it must."""
+    """Yield the indexes of small tables together, and each of a large table alone.
+
+    No statement then takes longer than it must.
+    """
     if small := [index for index in found if index.table_pages < PAGES_TOGETHER]:
         yield small
     yield from ([index] for index in found if index.table_pages >= PAGES_TOGETHER)
 
 
 def _tables(found: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
-    """The indexes of each table together."""
+    """Return the indexes of each table together."""
     return (list(part) for _, part in groupby(found, lambda index: index.table_name))

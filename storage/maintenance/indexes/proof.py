@@ -1,4 +1,4 @@
-"""Refusing to go by an index that lies."""
+"""Refuse to rely on a corrupt index."""
 
 from collections.abc import Collection
 
@@ -12,10 +12,9 @@ async def prove_indexes(
 ) -> None:
     """Compare the indexes of these tables, or of all, with the rows.
 
-    ``work`` is what shall begin, as in "a purge".
-
-    Each table is read to its end once, and each of its indexes twice. `StorageCorrupt` if an index
-    lies: it names the indexes, and nothing has changed.
+    ``work`` names the operation that would begin, as in "a purge". Each table is read once in full,
+    and each of its indexes twice. Raise `StorageCorrupt` if an index is corrupt: the error names
+    the indexes, and nothing has changed.
     """
     found = await lies(database, tables)
     if found:
@@ -23,8 +22,11 @@ async def prove_indexes(
 
 
 def refusal(work: str, found: Collection[Lie]) -> StorageCorrupt:
-    """The error that says which indexes lie, and how to mend them."""
-    told = ", ".join(f"{lie.name} of {lie.table_name} ({lie.found})" for lie in found)
+    """Return the error that names the corrupt indexes and how to mend them."""
+    named = ", ".join(f"{lie.name} of {lie.table_name} ({lie.found})" for lie in found)
     mend = "; ".join(f"REINDEX INDEX CONCURRENTLY {lie.name}" for lie in found)
-    reason = f"{work} would go by an index that does not agree with its table: {told}. Nothing was changed. Run {mend}; then `room-storage verify`"
+    reason = (
+        f"{work} would go by an index that does not agree with its table: {named}."
+        f" Nothing was changed. Run {mend}; then `room-storage verify`"
+    )
     return StorageCorrupt(reason, indexes=[lie.name for lie in found])

@@ -1,10 +1,10 @@
-"""Purging: history below an event or a time, whole rooms, and what a room's retention policy says.
+"""Purge history before an event or a time, whole rooms, and by a room's retention policy.
 
-A purge is a job (`purge_jobs`) of many short transactions, between which everything that is left
-can be read, written and verified. One that is killed goes on when it is asked for again.
-`purge_history` says what it is given, history.py what goes and what stays, sweep.py what goes in
-the end. Between and after the batches a room has gaps where its history was: `Store.gaps` tells
-them, and history that is filled in again takes its old numbers where anything refers to it.
+A purge is a job (`purge_jobs`) of many short transactions. Between them the rest of the room can be
+read, written and verified. A killed purge resumes at the next call. `purge_history` describes the
+arguments, history.py which events go and which stay, sweep.py which retained events go at the end.
+During and after the purge a room has gaps where its history was: `Store.gaps` returns them. History
+that is backfilled again takes its old nids where anything refers to it.
 """
 
 from storage.maintenance.purge.job import PurgeJob, jobs

@@ -1,8 +1,9 @@
-"""Where a purge cuts: below a place in the topological order, and not after a position of the stream.
+"""The cut of a purge: a topological position, and a stream position.
 
-An event goes if it stands below the cut in the topological order and had arrived by its position; history that was filled in goes by the order
-alone, as it never came down a sync, but only what was there when the job began. So what is new while a purge runs is never taken, and
-`purged_streams` never passes the position of the event that was named.
+A live event is purged if it is below the topological position and arrived by the stream position.
+Backfilled history is purged by the topological position alone, as it never came down a sync, but
+only if it was stored when the job began. So new events are never purged while a job runs, and
+`purged_streams` never passes the position of the named event.
 """
 
 from typing import Final, LiteralString, NamedTuple
@@ -46,7 +47,7 @@ LIMIT 1
 
 
 class PurgedRoomRow(NamedTuple):
-    """A room; ``highest``: the largest topological ordering of its forward extremities, None if it has none."""
+    """A room; ``highest``: the largest topological ordering of its forward extremities, or None."""
 
     room_nid: int
     room_version: str
@@ -54,7 +55,7 @@ class PurgedRoomRow(NamedTuple):
 
 
 class CutEventRow(NamedTuple):
-    """Where an event stands; None for an outlier."""
+    """The positions of an event; None for an outlier."""
 
     room_nid: int
     topological_ordering: int | None
@@ -62,7 +63,7 @@ class CutEventRow(NamedTuple):
 
 
 class LiveRow(NamedTuple):
-    """Where a live event stands, and when it arrived (ms)."""
+    """The positions of a live event, and when it arrived (ms)."""
 
     topological_ordering: int
     stream_ordering: int
@@ -70,7 +71,7 @@ class LiveRow(NamedTuple):
 
 
 class CutPoint(NamedTuple):
-    """What goes: below ``topological``, and of live events what is not above ``stream``."""
+    """Purge below ``topological``, and of live events those up to ``stream``."""
 
     topological: int
     stream: int
@@ -79,10 +80,10 @@ class CutPoint(NamedTuple):
 async def before_event(
     conn: Connection, room_id: str, room: PurgedRoomRow, event_id: str
 ) -> CutPoint:
-    """The cut below an event.
+    """Return the cut below an event.
 
-    `UnknownEvent`; `PurgeRefused` for one of another room, without a place, or above the forward
-    extremities.
+    Raise `UnknownEvent`. Raise `PurgeRefused` for an event of another room, without a topological
+    position, or above the forward extremities.
     """
     row = await conn.fetchrow(SQL_EVENT, event_id, row=CutEventRow)
     if row is None:
@@ -91,12 +92,12 @@ async def before_event(
         raise PurgeRefused(f"{event_id} is an event of another room", room_id=room_id)
     if row.topological_ordering is None or row.stream_ordering is None:
         raise PurgeRefused(
-            f"{event_id} has no place in the timeline (an outlier): name another event",
+            f"{event_id} has no position in the timeline (an outlier): name another event",
             room_id=room_id,
         )
     if room.highest is None or row.topological_ordering > room.highest:
         raise PurgeRefused(
-            f"{event_id} stands above the forward extremities: name an event that was accepted",
+            f"{event_id} is above the forward extremities: name an event that was accepted",
             room_id=room_id,
         )
     return CutPoint(row.topological_ordering, row.stream_ordering - 1)
@@ -105,9 +106,11 @@ async def before_event(
 async def before_time(
     conn: Connection, room_id: str, room: PurgedRoomRow, before_ts: int, now_ts: int
 ) -> CutPoint | None:
-    """The cut below the first live event that arrived at a time (ms) or later; below the last one if none did. None: nothing is older.
+    """Return the cut below the first live event that arrived at a time (ms) or later.
 
-    By when this server received them: what a sender claims of the time could ask for anything. `PurgeRefused` for a time to come.
+    Return the cut below the last event if none did, and None if nothing is older. The time of
+    receipt counts, because a sender can claim any time. Raise `PurgeRefused` for a time in the
+    future.
     """
     if before_ts > now_ts:
         raise PurgeRefused("the date lies in the future", room_id=room_id)
@@ -117,9 +120,9 @@ async def before_time(
     if last.received_ts < before_ts:
         return _bounded(last, room)
     low, high = 0, last.stream_ordering
-    while (
-        low < high
-    ):  # where received_ts reaches the time: it grows with the positions of a room, but for what clocks are off
+    # Search where received_ts reaches the time: it grows with the stream positions of a room,
+    # except where a clock was wrong.
+    while low < high:
         middle = (low + high) // 2
         found = await conn.fetchrow(SQL_FROM, room.room_nid, middle, row=LiveRow)
         if found is not None and found.received_ts < before_ts:
@@ -131,6 +134,6 @@ async def before_time(
 
 
 def _bounded(row: LiveRow, room: PurgedRoomRow) -> CutPoint:
-    """The cut below an event, or below the highest forward extremity if it stands above all of them."""
+    """Return the cut below an event, or below the highest forward extremity if that is lower."""
     highest = row.topological_ordering if room.highest is None else room.highest
     return CutPoint(min(row.topological_ordering, highest), row.stream_ordering - 1)

@@ -1,16 +1,21 @@
-"""The history of a room: batches of it go, from the cut downwards, each in a transaction of its own with the room held.
+"""Purge the history of a room in batches, from the cut downwards.
 
-    deleted      messages, and what was rejected
-    set aside    state events and redactions: outliers until the end of the purge, and for as long as anything needs them (sweep.py);
-                 what local users sent, unless it is to go, too
-    staying      forward extremities; what the job does not take (references.py); rejected state events, what redacted something that stays,
-                 what a rejected event cites: these until the end of the purge
+Each batch is a transaction that locks the room.
 
-A batch is read before the room is held: what stands there does not change while the job runs, but for what moves up in the order, and then
-everything is looked up anew. Its rows go before the room is held, too, as that is most of the work: then the room is held for no longer than
-it takes to see that nothing has arrived that they matter to, and to write what refers to them. If something has, or a writer wants
-one of the rows (which waits for us as we wait for it, so we give way), the batch is done again with the room held from the
-beginning. The room is held still: writers go on with their plans, but for those that build on what has gone.
+  deleted      messages, and rejected events that are no state
+  set aside    state events and redactions: outliers until the end of the purge, and for as long
+               as anything needs them (sweep.py); events of local users, unless the job takes them
+  staying      forward extremities; events that the job does not take (references.py); until the
+               end of the purge also rejected state events, redactions of an event that stays, and
+               events that a rejected event cites
+
+A batch is read before the room is locked. Its events do not change while the job runs, except that
+events may be reordered upwards; then everything is looked up again. Its rows are deleted before the
+room is locked, too, as that is most of the work. The lock is held only to check that no relevant
+event has arrived and to write what refers to the rows. If one has arrived, or a writer wants one of
+the rows, the batch is done again with the room locked first. In the second case each would wait for
+the other, so the purge gives way. Writers keep their plans under this lock, except for plans that
+depend on removed events.
 """
 
 from collections.abc import Sequence
@@ -78,13 +83,13 @@ FROM (
 SQL_WAIT_SHORTLY: Final[LiteralString] = "SET LOCAL lock_timeout = '200ms'"
 
 
-class Overtaken(Exception):  # noqa: N818  # a turn of the work, not an error
-    """Something has arrived that what was taken ahead matters to."""
+class Overtaken(Exception):  # noqa: N818  # control flow, not an error
+    """A relevant event has arrived since the batch was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeContext:
-    """A purge under way: where, by which job, and whose users are local."""
+    """A purge under way: its database and room version, the local server, and its throttle."""
 
     database: Database
     room_version: str
@@ -95,7 +100,10 @@ class PurgeContext:
 async def purge_below(
     asked: PurgeContext, job: PurgeJob, cut: CutPoint
 ) -> tuple[PurgeJob, References]:
-    """Take what stands below the cut out of the timeline; the job as it is then, and what was found to stay."""
+    """Remove the events below the cut from the timeline.
+
+    Return the job as it is then, and the references by which events stayed.
+    """
     while True:
         kept = await keeping(asked.database, job.room_id, asked.room_version, cut, job.arrived_upto)
         try:
@@ -144,7 +152,7 @@ async def _ahead(
     kept: References,
     rows: Sequence[PurgedEventRow],
 ) -> tuple[PurgeJob, int]:
-    """The rows first, then the room. `Overtaken`."""
+    """Delete the rows first, then lock the room. Raise `Overtaken`."""
     await conn.execute(SQL_WAIT_SHORTLY)
     expected = _sorted(await stand_of(conn, job.room_nid), job, kept, rows)
     await take(conn, job.room_nid, expected)
@@ -168,7 +176,7 @@ async def _held(
     kept: References,
     rows: Sequence[PurgedEventRow],
 ) -> tuple[PurgeJob, int]:
-    """The room first: nothing can come between."""
+    """Lock the room first, so that no event can arrive in between."""
     await lock_room_keeping_plans(conn, job.room_id)
     asked.pace.held()
     stand = await kept.since(conn)
@@ -187,7 +195,7 @@ async def _follow(conn: Connection, job: PurgeJob, kept: References, removal: Re
 def _sorted(
     stand: RoomOrderVersion, job: PurgeJob, kept: References, rows: Sequence[PurgedEventRow]
 ) -> Removal:
-    """What becomes of these events."""
+    """Return which of these events are deleted, set aside, or stay."""
     removal = Removal()
     for row in rows:
         if (
@@ -219,5 +227,5 @@ def _stay(removal: Removal, row: PurgedEventRow, *, ends: bool) -> None:
 
 
 def _takes_effect(row: PurgedEventRow) -> bool:
-    """Whether an event may have redacted something."""
+    """Return whether an event may have redacted something."""
     return row.type_nid == TYPE_REDACTION and not (row.ineffective or row.soft_failed)

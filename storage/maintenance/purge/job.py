@@ -1,7 +1,8 @@
-"""The rows of `purge_jobs`: what was asked, how far it is, and that one purge of a room runs at a time.
+"""The rows of `purge_jobs`: arguments and progress of purges, and one purge per room at a time.
 
-A job has a row from its first transaction on, in which it counts. Whoever runs it holds an advisory lock of the session, so a process that is
-killed lets go of it, and the next call goes on with the row that is not done.
+A job has a row from its first transaction on, and each transaction adds to its counts. The process
+that runs it holds an advisory lock of its session, so a killed process releases it. The next call
+resumes the unfinished row.
 """
 
 from collections.abc import AsyncIterator
@@ -81,7 +82,7 @@ WHERE job_id = $1::int
 
 
 class PurgeJob(NamedTuple):
-    """A purge: what it takes, where it is (`phase`), what it has done so far, when (ms)."""
+    """A purge: its cut, its phase, what it has done so far, and when (ms)."""
 
     job_id: int
     room_nid: int
@@ -102,7 +103,7 @@ class PurgeJob(NamedTuple):
 
     @property
     def cut(self) -> CutPoint | None:
-        """Where it cuts; None: it takes the whole room."""
+        """Return the cut, or None if the job takes the whole room."""
         return (
             None
             if self.topological_cut is None or self.stream_cut is None
@@ -112,7 +113,7 @@ class PurgeJob(NamedTuple):
 
 @asynccontextmanager
 async def alone(database: Database, room_id: str, room_nid: int) -> AsyncIterator[None]:
-    """Be the only purge of a room. `PurgeRunning`."""
+    """Be the only purge of a room. Raise `PurgeRunning`."""
     async with database.connection() as conn:
         if not await conn.fetchval(SQL_LOCK, room_nid):
             raise PurgeRunning(
@@ -127,10 +128,10 @@ async def alone(database: Database, room_id: str, room_nid: int) -> AsyncIterato
 async def begin(
     conn: Connection, room_nid: int, cut: CutPoint | None, *, local: bool, now_ts: int
 ) -> PurgeJob | None:
-    """A new job.
+    """Insert a new job and return it.
 
-    In a transaction in which its room is held, so that all that has arrived lies below the position
-    it remembers.
+    Call it in a transaction that locks the room, so that all arrived events are below the position
+    that the job stores.
     """
     phase = "room" if cut is None else "history"
     topological, stream = (None, None) if cut is None else cut
@@ -140,18 +141,18 @@ async def begin(
 
 
 async def unfinished(conn: Connection, room_nid: int) -> PurgeJob | None:
-    """The job of a room that was interrupted, if any."""
+    """Return the interrupted job of a room, if any."""
     return await conn.fetchrow(SQL_UNFINISHED, room_nid, row=PurgeJob)
 
 
 async def begun(database: Database) -> list[PurgeJob]:
-    """All jobs that are not done: interrupted, or under way."""
+    """Return all jobs that are not done: interrupted, or under way."""
     async with database.connection() as conn:
         return await conn.fetch(SQL_BEGUN, row=PurgeJob)
 
 
 async def jobs(database: Database, limit: int = 100) -> list[PurgeJob]:
-    """The latest jobs, the latest first."""
+    """Return the latest jobs, the latest first."""
     async with database.connection() as conn:
         return await conn.fetch(SQL_JOBS, limit, row=PurgeJob)
 
@@ -166,7 +167,7 @@ async def count(
     state_groups: int = 0,
     phase: str | None = None,
 ) -> PurgeJob:
-    """Note progress, in the transaction that makes it; the job as it is then."""
+    """Record progress in the transaction that makes it; return the job as it is then."""
     counted = await conn.fetchrow(
         SQL_COUNT,
         job.job_id,
@@ -181,5 +182,5 @@ async def count(
 
 
 async def failed(conn: Connection, job: PurgeJob, reason: str) -> None:
-    """Note why it ended."""
+    """Record why the job failed."""
     await conn.execute(SQL_FAILED, job.job_id, reason)

@@ -1,8 +1,10 @@
-"""What stays and refers to what goes: children of purged events, redactions of them, events that are cited or have redacted something.
+"""Find the references between events that stay and events that go.
 
-It is looked up before anything goes, without holding anybody up, a page at a time; and again under the room's lock in each transaction, of
-what has arrived since. As nothing that arrives after a job began is ever taken by it, that is all that can change; but where forged depths
-make events move up in the order, everything is looked up anew (`ReorderedMeanwhile`).
+These are children of purged events, redactions of purged events, and events that a staying event
+cites or was redacted by. They are looked up page by page before the first batch, without a lock.
+Each transaction then reads the events that arrived since, under the room's lock. A job never takes
+an event that arrived after it began, so only new arrivals can change the result. One exception:
+forged depths can reorder events upwards. Then everything is looked up again (`ReorderedMeanwhile`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +16,7 @@ from storage.maintenance.purge.cut_point import CutPoint
 from storage.maintenance.room_lock import lock_room_keeping_plans
 
 PAGE: Final = 2_000
-POSITIONS: Final = 50_000  # of the stream that all rooms share, looked through by one statement
+POSITIONS: Final = 50_000  # of the stream that all rooms share, read by one statement
 
 SQL_STAND: Final[LiteralString] = """
 SELECT moves, forward_extremities, last_stream_ordering,
@@ -89,7 +91,7 @@ WHERE event_nid = ANY($1::bigint[])
 
 
 class RoomOrderVersion(NamedTuple):
-    """A room as it is now. ``position``: nothing that is committed in the room lies above it."""
+    """A room as it is now. ``position``: no committed event of the room is above it."""
 
     moves: int
     forward_extremities: list[int]
@@ -99,7 +101,10 @@ class RoomOrderVersion(NamedTuple):
 
 
 class KeptRow(NamedTuple):
-    """An event that stays, with its parents that may go (or all of them), and what it cites if it was rejected."""
+    """An event that stays, with those of its parents that may be purged (or all of them).
+
+    ``cited``: its auth events, if it was rejected.
+    """
 
     event_nid: int
     topological_ordering: int
@@ -120,17 +125,17 @@ class RedactsRow(NamedTuple):
     redacted_form: bool
 
 
-class ReorderedMeanwhile(Exception):  # noqa: N818  # a turn of the work, not an error
-    """Events of the room moved in the order since it was looked at: look again."""
+class ReorderedMeanwhile(Exception):  # noqa: N818  # control flow, not an error
+    """Events of the room were reordered since the references were read: read them again."""
 
 
 class References:
-    """What is known of the events of a room that stay, as far as it concerns those that go.
+    """The events of a room that stay, as far as they matter to those that go.
 
-    ``children``: by the nid of a parent that may go, those that stay and name it. ``redactions``:
-    by the id of a target, those that stay. ``held``: events that are no state and stay in the
-    timeline all the same, because of what refers to them. ``gone``: what stayed until the end of
-    the purge, and is gone now.
+    ``children``: by the nid of a parent that may go, the staying events that name it.
+    ``redactions``: by the id of a target, the staying redactions. ``held``: events that are no
+    state and stay in the timeline until the end, because other events refer to them. ``gone``:
+    events that stayed until the end of the purge and are deleted now.
     """
 
     def __init__(
@@ -153,18 +158,21 @@ class References:
         self._room_version = room_version
 
     def stays(self, topological: int, stream: int, *, backfilled: bool) -> bool:
-        """Whether an event is not this job's to take, by its place and when it came."""
+        """Return whether the job leaves an event of this position in place."""
         return topological >= self.cut.topological or stream > (
             self.arrived_upto if backfilled else self.cut.stream
         )
 
     def name(self, child: int, parents: Iterable[int]) -> None:
-        """An event that stays names these parents."""
+        """Record that a staying event names these parents."""
         for parent in parents:
             self.children.setdefault(parent, set()).add(child)
 
     async def since(self, conn: Connection) -> RoomOrderVersion:
-        """Take in what has arrived since the last look, with the room held; go on from the position told, once that is committed."""
+        """Read the events that have arrived since the last call; the room must be locked.
+
+        Set `position` to the returned one once the transaction is committed.
+        """
         stand = await stand_of(conn, self.room_nid)
         if stand.moves != self.moves:
             raise ReorderedMeanwhile
@@ -175,7 +183,7 @@ class References:
         return stand
 
     async def look(self, database: Database) -> None:
-        """Take in everything that stays."""
+        """Read all events that stay."""
         at = (self.cut.topological - 1, 1 << 62)
         while True:
             async with database.connection() as conn:
@@ -196,9 +204,8 @@ class References:
             if len(rows) < PAGE:
                 break
             late = rows[-1].stream_ordering
-        for start in range(
-            self.arrived_upto, self.position, POSITIONS
-        ):  # of a job that goes on after an interruption
+        # events that arrived between the begin of a resumed job and now
+        for start in range(self.arrived_upto, self.position, POSITIONS):
             async with database.connection() as conn:
                 upto = min(start + POSITIONS, self.position)
                 await self._take(
@@ -229,7 +236,7 @@ class References:
 
 
 async def stand_of(conn: Connection, room_nid: int) -> RoomOrderVersion:
-    """The room's row, as far as a purge looks at it."""
+    """Return the columns of the room's row that a purge needs."""
     rows = await conn.fetch(SQL_STAND, room_nid, row=RoomOrderVersion)
     return rows[0]
 
@@ -237,12 +244,11 @@ async def stand_of(conn: Connection, room_nid: int) -> RoomOrderVersion:
 async def keeping(
     database: Database, room_id: str, room_version: str, cut: CutPoint, arrived_upto: int
 ) -> References:
-    """Look up what stays in a room."""
+    """Look up the references of a room."""
 
     async def begin(conn: Connection) -> References:
-        room_nid = await lock_room_keeping_plans(
-            conn, room_id
-        )  # who writes to it has committed: what comes later has a larger position
+        # The lock waits for the writers of the room: later events have larger positions.
+        room_nid = await lock_room_keeping_plans(conn, room_id)
         return References(room_nid, room_version, cut, arrived_upto, await stand_of(conn, room_nid))
 
     kept = await database.run(begin)

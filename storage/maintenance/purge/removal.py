@@ -1,10 +1,14 @@
-"""Taking events out of the timeline: rows go or become outliers, and all that refers to them follows in the same transaction.
+"""Remove events from the timeline: delete rows or make them outliers, and update references.
 
-children that stay    the parent becomes a gap under its own number: edges are never rewritten, and who fills the gap takes the number back
-gaps below            lose the children that went; a gap without children is none
-redactions that stay  wait for their target, so that it is redacted again if it comes back
-extremities           what stays without the children that named it never is one (`dropped_extremities`)
-the stream            `purged_streams`: a client from before begins anew
+All of it happens in one transaction.
+
+  children that stay    the parent becomes a missing event under its own nid: edges are never
+                        rewritten, and an event that fills the gap takes the nid back
+  gaps below            lose the purged children; a missing event without children is deleted
+  redactions that stay  wait for their target, so that it is redacted again if it comes back
+  extremities           an event that stays without the children that named it never becomes a
+                        forward extremity (`dropped_extremities`)
+  the stream            `purged_streams`: a client with an older token syncs from the beginning
 """
 
 from collections.abc import Sequence
@@ -21,7 +25,7 @@ gone AS (
     WHERE event_nid = ANY($2::bigint[]) AND room_nid = $1::int AND (outlier OR NOT $4::boolean)
     RETURNING event_nid
 ),
-place AS (  -- of those that can have one
+place AS (  -- only state events can have one
     DELETE FROM auth_chains
     WHERE event_nid = ANY($3::bigint[]) AND event_nid IN (SELECT event_nid FROM gone)
     RETURNING chain_nid, sequence_number
@@ -124,7 +128,7 @@ purged AS (
     ON CONFLICT (stream_name) DO UPDATE SET purged_upto = EXCLUDED.purged_upto
     WHERE purged_streams.purged_upto < EXCLUDED.purged_upto
 ),
--- what these have named, and what stays without what named it: neither is ever an extremity again
+-- parents of removed events, and staying events without their children: never an extremity again
 ended AS (
     INSERT INTO dropped_extremities (event_nid, room_nid)
     SELECT e.event_nid, r.room_nid
@@ -162,28 +166,28 @@ class PurgedEventRow(NamedTuple):
 
 @dataclass(slots=True)
 class Removal:
-    """What one transaction takes out of the timeline, and what it leaves there."""
+    """The events that one transaction takes out of the timeline, and those that stay."""
 
     deleted: list[PurgedEventRow] = field(default_factory=list)
     set_aside: list[PurgedEventRow] = field(default_factory=list)
     staying: list[PurgedEventRow] = field(default_factory=list)
-    """In the timeline, for good or until the end of the purge: their parents become gaps."""
-    retained: dict[int, bool] = field(default_factory=dict)
-    """Which of those that are set aside, or stay, are looked at again at the end of the purge; and whether they are local."""
-    ends: list[int] = field(default_factory=list)
-    """Of those that stay, what would be a forward extremity once the events that named it are gone.
+    """In the timeline, for good or until the end of the purge: their missing parents become gaps.
     """
+    retained: dict[int, bool] = field(default_factory=dict)
+    """Events set aside or staying that the end of the purge examines again; True for local ones."""
+    ends: list[int] = field(default_factory=list)
+    """Staying events that would become forward extremities without the events that named them."""
 
     @property
     def removed(self) -> list[PurgedEventRow]:
-        """What leaves the timeline."""
+        """Return the events that leave the timeline."""
         return [*self.deleted, *self.set_aside]
 
 
 async def take(conn: Connection, room_nid: int, removal: Removal) -> None:
     """Take the rows of events out of the timeline.
 
-    What refers to them is to `follow` in the same transaction.
+    Call `follow` in the same transaction to update what refers to them.
     """
     if removal.deleted:
         chained = [row.event_nid for row in removal.deleted if row.is_state]
@@ -197,7 +201,10 @@ async def take(conn: Connection, room_nid: int, removal: Removal) -> None:
 
 
 async def follow(conn: Connection, keeping: References, removal: Removal) -> list[str]:
-    """What refers to them, with the room held; the ids of what has gone and of gaps that changed: what writers must forget."""
+    """Update the references to removed events; the room must be locked.
+
+    Return the ids that writers must forget: of removed events, and of gaps that changed.
+    """
     room_nid, removed = keeping.room_nid, removal.removed
     nids = [row.event_nid for row in removed]
     for row in removal.staying:
@@ -238,7 +245,10 @@ async def delete(
     *,
     outliers_only: bool = False,
 ) -> int:
-    """Delete these events of a room, with their places in the chain cover as far as they are ``chained``; how many went."""
+    """Delete these events of a room, and the chain cover positions of those ``chained``.
+
+    Return how many were deleted.
+    """
     return int(await conn.fetchval(SQL_DELETE, room_nid, list(nids), list(chained), outliers_only))
 
 

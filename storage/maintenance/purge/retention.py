@@ -1,7 +1,8 @@
-"""How long rooms keep their history: `m.room.retention` of the current state, within the operator's limits, or the operator's default.
+"""Read how long rooms keep their history.
 
-Source: MSC1763. ``max_lifetime`` counts from when this server received an event, as what senders claim could be anything. The last event of a
-room always stays.
+That is `m.room.retention` of the current state within the operator's limits, or the operator's
+default. Source: MSC1763. ``max_lifetime`` counts from when this server received an event, because a
+sender can claim any time. The last event of a room always stays.
 """
 
 from typing import Final, LiteralString, NamedTuple
@@ -29,14 +30,14 @@ ORDER BY r.room_id
 
 
 class PolicyRow(NamedTuple):
-    """A room, and its policy as received; None if it has none."""
+    """A room and its policy as received; None if it has none."""
 
     room_id: str
     json: bytes | None
 
 
 class Policy(NamedTuple):
-    """A room whose history is kept for so long (ms)."""
+    """A room that keeps its history for this time (ms)."""
 
     room_id: str
     lifetime_ms: int
@@ -45,7 +46,10 @@ class Policy(NamedTuple):
 async def policies(
     conn: Connection, config: Config, after: str = ""
 ) -> tuple[list[Policy], str | None]:
-    """The rooms that keep their history for a bounded time only, of the next thousand; the last of those, to go on from, or None."""
+    """Return the next thousand rooms' policies, of those with a bounded lifetime.
+
+    Return also the last room id, to continue from, or None.
+    """
     rows = await conn.fetch(SQL_POLICIES, after, row=PolicyRow)
     found = [
         Policy(row.room_id, lifetime)
@@ -56,13 +60,13 @@ async def policies(
 
 
 def lifetime_ms(json: bytes | None, config: Config) -> int | None:
-    """How long a room keeps its history; None for ever.
+    """Return how long a room keeps its history; None for ever.
 
-    What is no positive whole number is no lifetime.
+    A value that is no positive integer counts as absent.
     """
     content = {} if json is None else orjson.loads(json).get("content")
-    asked = content.get("max_lifetime") if isinstance(content, dict) else None
-    if not isinstance(asked, int) or isinstance(asked, bool) or asked <= 0:
+    wanted = content.get("max_lifetime") if isinstance(content, dict) else None
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted <= 0:
         return config.retention_lifetime_ms_default or None
-    longest = config.retention_lifetime_ms_max or asked
-    return max(min(asked, longest), config.retention_lifetime_ms_min)
+    longest = config.retention_lifetime_ms_max or wanted
+    return max(min(wanted, longest), config.retention_lifetime_ms_min)

@@ -1,10 +1,10 @@
-"""A whole room goes: first out of everybody's sight, then from every table, some rows at a time.
+"""Purge a whole room: hide it from everybody first, then delete its rows in batches.
 
-The first transaction takes the room from its users: no membership, no current state, no forward
-extremity and no sight are left, as of a room that is known by outliers only. What follows reads
-nothing of all that. Whoever writes to the room meanwhile loses what they wrote: the row of the room
-goes last, when there is no event left. Interned names stay, and other rooms' numbers are never
-touched.
+The first transaction takes the room from its users. It removes memberships, current state, forward
+extremities and visibility, as for a room that is known by outliers only. The later transactions
+need none of these. A writer that writes to the room meanwhile loses its events. The row of the room
+is deleted last, when no event is left. Interned names stay, and the nids of other rooms never
+change.
 """
 
 from typing import Final, LiteralString
@@ -37,8 +37,8 @@ past AS (DELETE FROM past_visibility WHERE room_nid = $1::int),
 state AS (DELETE FROM current_state WHERE room_nid = $1::int),
 receipt AS (DELETE FROM receipts WHERE room_nid = $1::int),
 account AS (DELETE FROM account_data WHERE room_nid = $1::int),
--- up to where local users came and went; those who are there still, by force, begin anew wherever
--- they are
+-- up to where local users came and went; users who are still joined (with --force) sync from the
+-- beginning wherever they are
 purged AS (
     INSERT INTO purged_streams (stream_name, purged_upto)
     SELECT 'events', GREATEST(max(m.stream_ordering),
@@ -161,7 +161,7 @@ WHERE room_nid = $1::int
 
 
 async def refuse_joined(conn: Connection, room_id: str, room_nid: int) -> None:
-    """`PurgeRefused` while a local user is joined."""
+    """Raise `PurgeRefused` while a local user is joined."""
     joined = await conn.fetchval(SQL_JOINED, room_nid)
     if joined is not None:
         raise PurgeRefused(
@@ -171,13 +171,13 @@ async def refuse_joined(conn: Connection, room_id: str, room_nid: int) -> None:
 
 
 async def hide(conn: Connection, room_nid: int) -> None:
-    """The first transaction of the job, in which the room is held; `register_writer` came before."""
+    """Do the job's first transaction, with the room locked; call `register_writer` before it."""
     await conn.execute(SQL_HIDE, room_nid)
     await invalidate_caches(conn, CURRENT_STATE)
 
 
 async def purge_tables(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
-    """Everything else, and the room itself at last."""
+    """Delete everything else, and the room itself last."""
     while job.phase != "done":
         with asked.pace.measured():
             job = await _take(asked, job)

@@ -1,4 +1,4 @@
-"""Purging, from the first look to the last batch."""
+"""Run a purge, from its first query to its last batch."""
 
 import time
 from collections.abc import AsyncIterator
@@ -82,7 +82,7 @@ class CountRow(NamedTuple):
 
 
 class Purged(NamedTuple):
-    """What a purge did, or (``job`` None) would do: ``events`` is how many events leave the timeline."""
+    """Result of a purge, or (``job`` None) a dry run; ``events``: how many leave the timeline."""
 
     room_id: str
     events: int
@@ -101,14 +101,19 @@ async def purge_history(
     watcher: Watcher | None = None,
     indexes_proven: bool = False,
 ) -> Purged:
-    """Purge the history of a room below an event, or below the first live event that this server received at a time (ms) or later.
+    """Purge the history of a room below an event or a time.
 
-    An earlier job of the room that was interrupted is finished first. ``local``: also what users of ``server_name`` sent. ``watcher`` is awaited
-    with the job after each transaction; what it raises ends the purge there, to be resumed. ``indexes_proven``: the caller has called `prove_indexes`.
-    `UnknownRoom`, `UnknownEvent`, `PurgeRefused`, `PurgeRunning`, `StorageCorrupt` where an index lies: nothing has changed.
+    ``before_ts`` (ms) means the first live event that this server received then or later. An
+    earlier, interrupted job of the room is finished first. ``local``: also purge events of users of
+    ``server_name``. ``watcher`` is awaited with the job after each transaction; an exception from
+    it ends the purge, and the job can be resumed. ``indexes_proven``: the caller has called
+    `prove_indexes`.
+
+    Raise `UnknownRoom`, `UnknownEvent`, `PurgeRefused`, `PurgeRunning`, or `StorageCorrupt` where
+    an index is corrupt: nothing has changed then.
     """
     if (before_event_id is None) == (before_ts is None):
-        raise InputError("name either the event or the time before which history goes")
+        raise InputError("give either the event or the time before which history is purged")
     if not (dry_run or indexes_proven):
         await prove_indexes(database, WORK)
     room = await _room(database, room_id)
@@ -145,8 +150,8 @@ async def purge_room(
 ) -> Purged:
     """Purge all of a room: afterwards it is unknown. ``force``: also while local users are joined.
 
-    A writer that comes upon it meanwhile loses what it writes. `UnknownRoom`, `PurgeRefused`,
-    `PurgeRunning`, `StorageCorrupt` where an index lies: nothing has changed.
+    A writer that writes to it meanwhile loses its events. Raise `UnknownRoom`, `PurgeRefused`,
+    `PurgeRunning`, or `StorageCorrupt` where an index is corrupt: nothing has changed then.
     """
     if not dry_run:
         await prove_indexes(database, WORK)
@@ -164,9 +169,8 @@ async def purge_room(
             if not force:
                 await refuse_joined(conn, room_id, room.room_nid)
             job = await job_rows.unfinished(conn, room.room_nid)
-            if (
-                job is not None and job.cut is not None
-            ):  # history that was being purged goes with the rest
+            # a purge of its history is now part of this one
+            if job is not None and job.cut is not None:
                 await job_rows.count(conn, job, phase="done")
                 job = None
             if job is None:
@@ -186,10 +190,11 @@ async def purge_room(
 async def purge_retention(
     database: Database, *, server_name: str, dry_run: bool = False, watcher: Watcher | None = None
 ) -> AsyncIterator[Purged]:
-    """Purge, in every room that keeps its history for a bounded time only, what has outlived it; the rooms where something has gone.
+    """Purge expired history in every room with a bounded lifetime; yield rooms that lost events.
 
-    What local users sent goes, too: that is what a policy means. A room that another purge is at is passed over. The indexes are compared once,
-    before the first room: `StorageCorrupt` where one lies.
+    Events of local users go, too: a policy means them as well. It skips a room that another purge
+    works on. The indexes are compared once, before the first room. Raise `StorageCorrupt` where one
+    is corrupt.
     """
     if not dry_run:
         await prove_indexes(database, WORK)
@@ -219,11 +224,9 @@ async def purge_retention(
 async def resume(
     database: Database, *, server_name: str, watcher: Watcher | None = None
 ) -> AsyncIterator[Purged]:
-    """Finish every purge that was interrupted; each as it is done.
+    """Finish every interrupted purge; yield each as it is done.
 
-    Those that are under way elsewhere are left alone.
-
-    `StorageCorrupt` where an index lies.
+    It skips purges that run elsewhere. Raise `StorageCorrupt` where an index is corrupt.
     """
     await prove_indexes(database, WORK)
     for job in await job_rows.begun(database):
@@ -254,7 +257,7 @@ async def _room(database: Database, room_id: str) -> PurgedRoomRow:
 async def _counted(
     database: Database, room: PurgedRoomRow, cut: CutPoint, enough: int | None = None
 ) -> int:
-    """How many events a purge would take out of the timeline, or the first of them."""
+    """Count the events that a purge would take out of the timeline, up to ``enough``."""
     taken, at = 0, (cut.topological, -1)
     while enough is None or taken < enough:
         async with database.connection() as conn:
@@ -287,7 +290,7 @@ async def _begin(
 
 
 async def _finish(asked: PurgeContext, room_nid: int) -> PurgeJob | None:
-    """Finish what was interrupted; the last such job as it is now, if there was one."""
+    """Finish the interrupted jobs; return the last one as it is now, if there was one."""
     finished = None
     while True:
         async with asked.database.connection() as conn:
@@ -298,7 +301,7 @@ async def _finish(asked: PurgeContext, room_nid: int) -> PurgeJob | None:
 
 
 async def _run(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
-    """All phases of a job, from the beginning: what is done already costs a look."""
+    """Run all phases of a job from the beginning: a phase that is done costs one query."""
     try:
         await register_writer(asked.database)
         if (cut := job.cut) is None:
@@ -318,16 +321,16 @@ async def _run(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
 
 
 async def _note(database: Database, job: PurgeJob, error: StorageError) -> None:
-    """Leave the reason in the job's row, if the database still answers."""
+    """Record the reason in the job's row, if the database still answers."""
     try:
         async with database.connection() as conn:
             await job_rows.failed(conn, job, str(error))
     except StorageError as second:
-        error.add_note(f"nor could it be noted: {second}")
+        error.add_note(f"the reason could not be recorded either: {second}")
 
 
 async def _deltas(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
-    """What changed in the room's state, up to the cut's position."""
+    """Delete the state deltas up to the cut's position."""
     stream = 0 if job.cut is None else job.cut.stream
 
     async def work(conn: Connection) -> tuple[PurgeJob, int]:
@@ -342,7 +345,7 @@ async def _deltas(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
 
 
 async def _groups(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
-    """State groups that nothing refers to any more."""
+    """Delete state groups that nothing refers to any more."""
     collected = await collect(asked.database, job.room_id, indexes_proven=True)
 
     async def work(conn: Connection) -> PurgeJob:
@@ -354,7 +357,7 @@ async def _groups(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
 
 
 async def _end(asked: PurgeContext, job: PurgeJob) -> PurgeJob:
-    """What is left: who saw what is gone, stretches in which nothing strays any more, and the caches of other processes."""
+    """Remove unused visibility rows and out-of-range ranges, and invalidate caches of others."""
     collected = await collect(asked.database, job.room_id, indexes_proven=True)
     await remove_unused_visibility(asked, job)
 

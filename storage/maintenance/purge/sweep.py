@@ -1,10 +1,11 @@
-"""What a purge has left behind, at its end: what nothing needs any more goes for good.
+"""Delete the retained events that nothing needs, at the end of a purge.
 
-An event is needed if a state group names it, the current state, a membership, or an event that is
-itself no leaving or needed: as auth event, or as what redacted it. All that is looked up without
-holding anybody up, some at a time; and what was written since once more under the room's lock,
-before each batch goes. Who cites goes before what is cited, so between two batches everything that
-is there is whole, and chains of the auth cover lose their ends only.
+An event is needed if a state group, the current state or a membership names it. It is also needed
+if an event names it that is not retained, or is needed itself: as an auth event, or as its
+redaction. These references are looked up page by page without a lock. Under the room's lock, before
+each batch is deleted, those written since are read as well. An event goes before the events that it
+cites, so between two batches every stored event has its references. Chains of the chain cover lose
+only their last events.
 """
 
 from collections.abc import Iterable
@@ -22,7 +23,8 @@ from storage.maintenance.xmin_horizon import xmin_horizon
 PAGE: Final = 2_000
 GROUPS: Final = 500
 BATCHES: Final = 4
-"""Batches that go at once: what holds the room up is the second look, hardly the rows of retained events."""
+"""Batches that go at once: under the lock, the second lookup takes longer than deleting the rows.
+"""
 
 SQL_BACK: Final[LiteralString] = """
 DELETE FROM purge_retained_events l
@@ -121,7 +123,7 @@ WHERE e.event_nid = ANY($1::bigint[]) AND NOT e.outlier
 
 
 class RetainedEventRow(NamedTuple):
-    """A leaving, and what it names: its auth events, and what redacted it."""
+    """A retained event, and the events that it names: its auth events and its redaction."""
 
     event_nid: int
     event_id: str
@@ -147,9 +149,9 @@ class PlacedRow(NamedTuple):
 
 
 class RetainedEvents:
-    """The retained events of a room, and who needs which.
+    """The retained events of a room, and which of them are needed.
 
-    ``horizon``: what was committed by an older transaction (xid) has been looked at.
+    ``horizon``: everything committed by an older transaction (xid) has been read.
     """
 
     def __init__(self, job: PurgeJob, position: int, write_version: int, horizon: str) -> None:
@@ -161,7 +163,7 @@ class RetainedEvents:
         self.needed: set[int] = set()
 
     def need(self, nids: Iterable[int]) -> None:
-        """These are needed, and what they name."""
+        """Mark these events as needed, and those that they name."""
         front = [nid for nid in nids if nid in self.rows and nid not in self.needed]
         while front:
             nid = front.pop()
@@ -170,7 +172,7 @@ class RetainedEvents:
                 front.extend(one for one in self.rows[nid].named if one in self.rows)
 
     def free(self) -> list[int]:
-        """Those that nothing needs, each before those that it names."""
+        """Return the events that nothing needs, each before those that it names."""
         free = self.rows.keys() - self.needed
         naming = dict.fromkeys(free, 0)
         for nid in free:
@@ -189,7 +191,7 @@ class RetainedEvents:
 
 
 async def sweep(asked: PurgeContext, job: PurgeJob, kept: References) -> PurgeJob:
-    """Let go of what nothing needs."""
+    """Delete the retained events that nothing needs."""
     retained = await _look(asked.database, job)
     front = retained.free()
     while front:
@@ -205,7 +207,7 @@ async def sweep(asked: PurgeContext, job: PurgeJob, kept: References) -> PurgeJo
 
 
 async def _look(database: Database, job: PurgeJob) -> RetainedEvents:
-    """What is left, and what of it is needed."""
+    """Read the retained events, and which of them are needed."""
 
     async def begin(conn: Connection) -> RetainedEvents:
         await lock_room_keeping_plans(conn, job.room_id)
@@ -254,7 +256,7 @@ async def _roots(conn: Connection, retained: RetainedEvents) -> None:
 async def _sweep(
     asked: PurgeContext, job: PurgeJob, kept: References, retained: RetainedEvents, batch: list[int]
 ) -> tuple[PurgeJob, set[int]]:
-    """One batch, but for what has come to be needed since; the job, and what is gone."""
+    """Delete one batch, except for events needed since; return the job and the deleted nids."""
 
     async def work(conn: Connection) -> tuple[PurgeJob, set[int], RoomOrderVersion]:
         await lock_room_keeping_plans(conn, job.room_id)
@@ -262,7 +264,7 @@ async def _sweep(
         stand = await kept.since(conn)
         if stand.write_version != retained.write_version:
             await _since(conn, retained)
-        retained.need(stand.forward_extremities)  # such as came back, with nothing on top of it
+        retained.need(stand.forward_extremities)  # an event that came back and has no child yet
         going = [nid for nid in batch if nid not in retained.needed]
         staying = [nid for nid in going if not retained.rows[nid].outlier]
         changed: list[str] = []
@@ -291,7 +293,7 @@ async def _sweep(
 
 
 async def _since(conn: Connection, retained: RetainedEvents) -> None:
-    """What was written since the last look may need some of the retained events."""
+    """Mark retained events as needed by references written since the last call."""
     room_nid, seen = retained.job.room_nid, await xmin_horizon(conn)
     for one in await conn.fetch(
         SQL_SINCE, room_nid, retained.position, retained.horizon, row=NamingRow

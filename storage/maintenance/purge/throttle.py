@@ -1,4 +1,4 @@
-"""How a purge stays out of the way: transactions that hold a room up for a bounded time, and pauses between them."""
+"""Limit what a purge costs others: bounded time under the room's lock, and pauses between."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,7 +17,7 @@ Watcher = Callable[[PurgeJob], Awaitable[None]]
 class PurgeThrottle:
     """Batches as large as fit into `Config.purge_hold_ms`, and `Config.purge_pause_ms` after each.
 
-    ``watcher`` is told of each, after its commit.
+    ``watcher`` is awaited with the job after each commit.
     """
 
     def __init__(self, config: Config, watcher: Watcher | None = None) -> None:
@@ -31,7 +31,7 @@ class PurgeThrottle:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """The block is one transaction; the next batch follows from how long it held the room (`held`)."""
+        """Measure one transaction; set the next batch size by its time under the lock (`held`)."""
         start = self._start = perf_counter()
         yield
         took_ms = (perf_counter() - self._start) * 1000
@@ -42,11 +42,11 @@ class PurgeThrottle:
             self.batch = min(self.batch * 2, self._most)
 
     def held(self) -> None:
-        """The room is held from now on: what it waited for writers before is none of its time."""
+        """Start the clock: the room is locked from now on, and the wait for it does not count."""
         self._start = perf_counter()
 
     async def rest(self, job: PurgeJob) -> None:
-        """Let the others have their turn: for at least as long as they had the room while this waited for it."""
+        """Pause, for at least as long as this transaction waited for other writers of the room."""
         if self._watcher is not None:
             await self._watcher(job)
         await asyncio.sleep(max(self._pause_ms / 1000, self._waited_s))

@@ -1,11 +1,13 @@
-"""Who saw what is gone: the rows in `visibility` of principals that are in no audience any more that anything has.
+"""Delete rows of `visibility` whose principals are in no audience that is still in use.
 
-An audience is in use if an event has it, or a state group, which gives it to what is sent under it. What is new gets a number off one in use, or
-a larger one, and is seen by default by whoever sees the one that it leaves from. So a principal that is in none of those in use, is not
-in the room now, and whose last join lies before all that is left of the order, is as if it had never had a row. Rows are looked for
-without holding anybody up, and go if they are then as they were found.
+An audience is in use if an event has it, or a state group, which gives it to the events sent under
+it. A new audience gets a number next to one in use, or a larger one. By default it is visible to
+the principals of the audience that it derives from. So some principals are as if they never had a
+row: those in no audience in use, not in the room now, with a last join before all remaining events.
+Rows are looked up without a lock, and deleted if they are unchanged then.
 
-The row of a server that was joined stays: a server without one gets less of what is left (server_gets in the schema).
+The row of a server that was joined stays: a server without a row gets less of the remaining events
+(server_gets in the schema).
 """
 
 from collections.abc import Sequence
@@ -67,7 +69,7 @@ WHERE p.room_nid = $1::int AND p.principal_nid = gone.principal_nid
 
 
 class UnusedVisibilityRow(NamedTuple):
-    """A principal that sees nothing of what is left, with its audiences and its last join."""
+    """A principal that may see no remaining event, with its audiences and its last join."""
 
     principal_nid: int
     audiences: str
@@ -75,7 +77,7 @@ class UnusedVisibilityRow(NamedTuple):
 
 
 async def remove_unused_visibility(asked: PurgeContext, job: PurgeJob) -> None:
-    """Let go of their rows, some at a time."""
+    """Delete these rows in batches."""
     async with asked.database.connection() as conn:
         blind = await conn.fetch(SQL_BLIND, job.room_nid, row=UnusedVisibilityRow)
     for start in range(0, len(blind), PAGE):

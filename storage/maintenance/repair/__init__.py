@@ -1,19 +1,17 @@
-"""Rebuild what is derived, of one room, in one transaction: everything but the received bytes.
+"""Rebuild what is derived, of one room, in one transaction: everything except the received bytes.
 
 The flags of events, and the states at them, are rebuilt only where an event was wrongly rejected.
 
-run            the order of the parts, and the transaction
-reauthorise    events that were wrongly rejected, or read by another room version, are appended
-               again
-chain_cover    the chain cover
-graph          gaps, forward extremities, redactions that wait
-relations      what events relate to, from their bytes
-current        current state, and memberships of local users
-positions      not of a room: sequences and positions of streams
-replay         visibility and audiences, by going through the states again; main_line says in which
-               order
-room_planner   planning for a locked room: the same pure functions as an append, the same loading,
-               writes of its own
+  run            the order of the parts, and the transaction
+  reauthorise    append again the events that were wrongly rejected, or read by another room version
+  chain_cover    the chain cover
+  graph          missing events, forward extremities, waiting redactions
+  relations      relations of events, from their bytes
+  current        current state, and memberships of local users
+  positions      not of a room: sequences and positions of streams
+  replay         visibility and audiences, by replaying the states; main_line gives the order
+  room_planner   plans for a locked room: the same pure functions and loading as an append, but
+                 separate writes
 """
 
 from storage.maintenance.repair.positions import repair_positions

@@ -1,4 +1,4 @@
-"""The chain cover of a room from nothing, with the same function that extends it event by event."""
+"""Rebuild the chain cover of a room, with the same function that extends it event by event."""
 
 from typing import Final, LiteralString, NamedTuple
 
@@ -28,14 +28,14 @@ WHERE chain_nid IN (SELECT chain_nid FROM gone)
 
 
 class CoveredStateKeyRow(NamedTuple):
-    """A state event's key."""
+    """The state key of a state event."""
 
     event_nid: int
     state_key: str
 
 
 async def rebuild_cover(conn: Connection, room_nid: int) -> int:
-    """Give every state event that needs one its place; how many there are."""
+    """Give every state event that needs one its chain position; return how many there are."""
     graph = await read_auth_graph(conn, room_nid)
     placed = _placed(graph)
     blocks = NidBlocks()
@@ -62,7 +62,10 @@ async def rebuild_cover(conn: Connection, room_nid: int) -> int:
 
 
 def _placed(graph: AuthGraph) -> set[int]:
-    """The accepted state events, and what they name: an auth event may have been rejected only after it was named."""
+    """Return the accepted state events and the events that they name.
+
+    An auth event may have been rejected only after another event named it.
+    """
     accepted = {nid for nid, row in graph.rows.items() if not row.rejected}
     return (accepted | graph.chain(accepted)) & graph.rows.keys()
 

@@ -1,4 +1,4 @@
-"""The current state: its group, resolved again over the forward extremities, and the tables that repeat it."""
+"""Rebuild the current state: resolve its group again, and rewrite the tables that repeat it."""
 
 from collections.abc import Sequence
 from typing import Final, LiteralString
@@ -65,7 +65,7 @@ WHERE r.room_nid = $1::int
 
 SQL_REPAIR_MEMBERSHIPS: Final[LiteralString] = """
 WITH
-wanted AS (  -- local users in the current state, with the position of the last change that is known
+wanted AS (  -- local users in the current state, with the position of the last known change
     SELECT p.principal_nid, c.event_nid, COALESCE(c.membership, 0) AS membership,
         COALESCE(d.stream_ordering, e.stream_ordering, r.last_stream_ordering,
             1) AS stream_ordering,
@@ -85,7 +85,7 @@ wanted AS (  -- local users in the current state, with the position of the last 
     WHERE c.room_nid = $1::int AND k.type_nid = 2
         AND right(k.state_key, length($2::text) + 1) = ':' || $2::text
 ),
-own AS (  -- rows that may stand: by an event of the user that is no join
+own AS (  -- rows that may stay: by an event of the user that is no join
     SELECT m.principal_nid
     FROM memberships m
     JOIN principals p USING (principal_nid)
@@ -115,9 +115,10 @@ ON CONFLICT (principal_nid, room_nid) DO UPDATE
 async def repair_current(
     conn: Connection, planner: RepairPlanner, states: RoomStates, ends: Sequence[int]
 ) -> None:
-    """The group of the current state: the resolution of the states after these extremities, the empty state where there are none.
+    """Set the state group of the current state by resolving the states after these extremities.
 
-    The change is not told to clients as a change of state: they learn of it by their next initial sync.
+    Without extremities it is the empty state. Clients get no state change for it: they see it in
+    their next initial sync.
     """
     room_nid = planner.row.room_nid
     numbers: list[int] = await conn.fetchvals(SQL_AFTER, list(ends))
@@ -151,7 +152,7 @@ async def repair_current(
 
 
 async def repair_state_tables(conn: Connection, room_nid: int, server_name: str) -> None:
-    """The current state by key, and the memberships of local users."""
+    """Rewrite the current state by key, and the memberships of local users."""
     await conn.execute(SQL_REPAIR_CURRENT_STATE, room_nid)
     await conn.execute(SQL_REPAIR_COUNTS, room_nid)
     await conn.execute(SQL_REPAIR_MEMBERSHIPS, room_nid, server_name)

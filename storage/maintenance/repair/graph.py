@@ -1,4 +1,4 @@
-"""Gaps, forward extremities and latest orderings, from the events."""
+"""Rebuild missing events, forward extremities and latest orderings, from the events."""
 
 from typing import Final, LiteralString, NamedTuple
 
@@ -61,7 +61,7 @@ WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
 
 
 class ChildRow(NamedTuple):
-    """A child, to read the id of a parent from."""
+    """A child, from whose bytes the id of a parent is read."""
 
     event_id: str
     redacted_form: bool
@@ -70,7 +70,7 @@ class ChildRow(NamedTuple):
 
 
 async def repair_gaps(conn: Connection, room: VerifiedRoom) -> None:
-    """The missing events as the edges say."""
+    """Set the missing events by the edges."""
     rows = await conn.fetch(SQL_GAPS, room.nid, row=WrongGapRow)
     await conn.execute(SQL_DROP_GAPS, [row.event_nid for row in rows])
     gaps = [
@@ -87,14 +87,14 @@ async def repair_gaps(conn: Connection, room: VerifiedRoom) -> None:
 
 
 async def repair_reorderings(conn: Connection, room_nid: int) -> None:
-    """Rows of moves that cannot be are dropped; tokens take such events for standing where they stand now."""
+    """Drop impossible reorderings; tokens then use the current positions of these events."""
     while wrong := await conn.fetch(SQL_WRONG_REORDERINGS, room_nid, row=WrongReorderingRow):
         await conn.execute(SQL_DROP_MOVES, room_nid, *transposed((row[:2] for row in wrong), 2))
     await conn.execute(SQL_COUNT_MOVES, room_nid)
 
 
 async def _missing_id(conn: Connection, room: VerifiedRoom, gap: WrongGapRow) -> str:
-    """The id of a missing event: its own if it is held as an outlier, else as a child names it."""
+    """Return the id of a missing event: its own if it is an outlier, else as a child names it."""
     child = await conn.fetchrow(SQL_CHILD, gap.event_nid, row=ChildRow)
     if child is not None:
         return child.event_id
@@ -106,7 +106,7 @@ async def _missing_id(conn: Connection, room: VerifiedRoom, gap: WrongGapRow) ->
 
 
 async def repair_extremities(conn: Connection, room_nid: int) -> list[int]:
-    """The forward extremities as the edges say, without those that were dropped; they stand in the room now."""
+    """Set the forward extremities by the edges, without the dropped ones; return them."""
     await conn.execute(
         SQL_DROP_NEVER_ENDS, room_nid, await conn.fetchvals(SQL_NEVER_ENDS, room_nid)
     )

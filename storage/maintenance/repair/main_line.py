@@ -1,7 +1,8 @@
-"""Which events lie on the main line of a room: from its end back to its beginning, always over the latest parent.
+"""Find the main line of a room: from its last event back to its first, always to the latest parent.
 
-Audiences of the main line are cheap (a principal's range just goes on), others are exceptions to it. While a room is written
-the main line is the history of its current state, of which only the end is still known; any path gives the right answers.
+Audiences of the main line are cheap: the range of a principal simply grows. Other events are
+exceptions to it. While a room is written, the main line is the history of its current state, of
+which only the end is still known. Any path gives correct answers.
 """
 
 from typing import Final, LiteralString, NamedTuple
@@ -29,7 +30,7 @@ AFTER_ALL: Final = (1 << 63) - 1
 
 
 class BackRow(NamedTuple):
-    """An event, on the way back."""
+    """An event of the way back."""
 
     event_nid: int
     stream_ordering: int
@@ -38,10 +39,10 @@ class BackRow(NamedTuple):
 
 
 async def main_line(conn: Connection, room_nid: int, ends: set[int]) -> set[int]:
-    """The nids of the events on it.
+    """Return the nids of the events on it.
 
-    ``ends``: where it may end; none: at the latest event. Below a gap it goes on with the next
-    event.
+    ``ends``: the events at which it may end; if empty, it ends at the latest event. Below a gap it
+    continues with the next event.
     """
     gaps = set(await conn.fetchvals(SQL_GAP_NIDS, room_nid))
     line: set[int] = set()

@@ -1,6 +1,8 @@
-"""What all rooms share: sequences are set past what the tables use, positions of writers up to their facts.
+"""Repair what all rooms share: sequences, and the stream positions of writers.
 
-A store that opens sets the sequences forward as well (storage/streams/startup.py); this is for a store that goes on.
+Sequences are set past the values in the tables, and positions up to the facts of each writer. A
+store that opens also sets the sequences forward (storage/streams/startup.py). This is for a running
+store.
 """
 
 from typing import Final, LiteralString
@@ -19,12 +21,10 @@ ON CONFLICT (stream_name, instance_name)
 
 
 async def repair_positions(database: Database, *, indexes_proven: bool = False) -> None:
-    """Set sequences and positions forward, in one transaction in which nobody writes.
+    """Set sequences and positions forward, in one transaction that blocks writers.
 
-    What an unknown writer wrote stays as it is.
-
-    ``indexes_proven``: the caller has called `prove_indexes`. `StorageCorrupt` if an index lies:
-    then nothing is changed.
+    Facts of an unknown writer stay as they are. ``indexes_proven``: the caller has called
+    `prove_indexes`. Raise `StorageCorrupt` if an index is corrupt: nothing has changed then.
     """
 
     async def work(conn: Connection) -> None:

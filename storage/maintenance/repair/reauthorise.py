@@ -1,16 +1,19 @@
-"""Authorise again what was rejected though the rules accept it, or was read by the version of another room.
+"""Authorise again the events that were wrongly rejected, or read by another room's version.
 
-Such an event is taken out of the room with everything that names it, as parent or as auth event, directly or through others. What is derived
-is rebuilt for the rest. Then the events are appended again, from the same bytes and in the order in which they were stored, by the rules of
-`storage.persist.plan.event`. All of that is one transaction: a repair that ends early changes nothing.
+Such an event is taken out of the room with all its descendants, by prev_events or auth_events. The
+derived data of the rest is rebuilt. Then the events are appended again with
+`storage.persist.plan.event`, from the same bytes and in the order in which they were stored. All of
+this is one transaction: a repair that fails changes nothing.
 
-An event keeps its nid and the time of its receipt. It takes a new position in its stream, so that clients learn of it by their next sync. Where
-an accepted event was taken out too, syncs from before it begin anew (`purged_streams`), as after a purge.
+An event keeps its nid and its time of receipt. It gets a new position in its stream, so that
+clients receive it in their next sync. Where an accepted event was taken out as well, syncs from
+before it start from the beginning (`purged_streams`), as after a purge.
 
-    create <- join <- levels <- message      the join was rejected, so were levels and message: three events are appended again
+  create <- join <- levels <- message      the join was rejected, and so were levels and message:
+                                           three events are appended again
 
-A store of an earlier release read all events of a batch by the version of its first create event. Then the id may be wrong as well: the event
-gets its own id, and a new nid.
+A store of an earlier release read all events of a batch by the version of its first create event.
+Then the event id may be wrong as well: the event gets its correct id, and a new nid.
 """
 
 import time
@@ -114,7 +117,7 @@ FROM stream_positions p
 JOIN writers w USING (instance_name)
 WHERE p.instance_name = $1::text AND p.stream_name IN ('events', 'backfill', 'caches')
 ORDER BY p.stream_name
-FOR UPDATE OF p  -- nobody moves the positions of this writer past ids that are not committed yet
+FOR UPDATE OF p  -- keeps others from moving this writer's positions past uncommitted ids
 """
 
 SQL_RECEIVED: Final[LiteralString] = """
@@ -128,7 +131,7 @@ BATCH: Final = 200  # events written by one statement
 
 
 class EventEdgesRow(NamedTuple):
-    """An event, and what it names."""
+    """An event, and the events that it names."""
 
     event_nid: int
     event_id: str
@@ -146,7 +149,7 @@ class EventBytesRow(NamedTuple):
 class TakenRow(NamedTuple):
     """An event that is appended again.
 
-    ``is_untold``: its parents do not tell the state before it.
+    ``is_untold``: its stored parents do not determine the state before it.
     """
 
     event_nid: int
@@ -163,15 +166,15 @@ class TakenRow(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """As it was appended."""
+        """Return the origin with which it was appended."""
         return "outlier" if self.outlier else "backfill" if self.backfilled else "live"
 
 
 @dataclass(frozen=True, slots=True)
 class RemovedEvents:
-    """What was taken out of a room, in the order in which it is appended again.
+    """Events taken out of a room, in the order in which they are appended again.
 
-    ``rows`` and ``nids`` are by the ids that the events get.
+    ``rows`` is keyed by the ids that the events will have.
     """
 
     incoming: list[IncomingEvent] = field(default_factory=list)
@@ -186,9 +189,9 @@ class CannotReauthoriseError(StorageCorrupt):
 
 
 async def take_out(conn: Connection, room: VerifiedRoom) -> RemovedEvents:
-    """Take out of a room what has to be authorised again, and set its version.
+    """Take out of a room the events that must be authorised again, and set its version.
 
-    The room is held; what is derived is to be rebuilt after that.
+    The room must be locked. Rebuild the derived data afterwards.
     """
     changed = room.row.room_version != room.stored_version
     graph = await conn.fetch(SQL_GRAPH, room.nid, row=EventEdgesRow)
@@ -204,14 +207,14 @@ async def take_out(conn: Connection, room: VerifiedRoom) -> RemovedEvents:
 
 
 async def drop_groups(conn: Connection, room_nid: int) -> None:
-    """Delete the state groups that nothing refers to now: they may name events that were taken out."""
+    """Delete the state groups that nothing refers to now: they may name removed events."""
     await conn.execute(SQL_DROP_GROUPS, room_nid)
 
 
 async def append_again(
     conn: Connection, taken: RemovedEvents, server_name: str, *, extremities_max: int
 ) -> None:
-    """Append what was taken out. `CannotReauthoriseError` if something would not be stored."""
+    """Append the removed events. Raise `CannotReauthoriseError` if one would not be stored."""
     author = await conn.fetchrow(SQL_AUTHOR, INSTANCE_NAME, row=Author)
     if author is None:
         raise StorageCorrupt("the writer of repairs has no positions", instance_name=INSTANCE_NAME)
@@ -228,10 +231,10 @@ async def append_again(
             answer = await _planned(conn, change_set, incoming)
             if not answer.is_stored:
                 raise CannotReauthoriseError(
-                    f"appended again it is {answer.outcome}: {answer.reason}",
+                    f"the event would be {answer.outcome} when appended again: {answer.reason}",
                     event_id=incoming.event.event_id,
                 )
-            if answer.outcome != "duplicate":  # as where it was appended since, under the right id
+            if answer.outcome != "duplicate":  # it was appended since, under the right id
                 again.add(incoming.event.event_id)
         if change_set.has_changes:
             await write(conn, change_set, author, time.time_ns() // 1_000_000)
@@ -255,7 +258,7 @@ async def _planned(
 
 
 async def _roots(conn: Connection, room: VerifiedRoom, graph: Sequence[EventEdgesRow]) -> set[int]:
-    """The rejected events that the rules accept, or whose id is that of another room version."""
+    """Return the rejected events that the rules accept, or that have an id of another version."""
     rejected = {row.event_id: row.event_nid for row in graph if row.is_rejected}
     roots = await wrongly_rejected(conn, room)
     if rejected:
@@ -267,7 +270,7 @@ async def _roots(conn: Connection, room: VerifiedRoom, graph: Sequence[EventEdge
 async def _all_but_create(
     conn: Connection, room: VerifiedRoom, graph: Sequence[EventEdgesRow]
 ) -> set[int]:
-    """All events; but not the create event if it has its id and is accepted."""
+    """Return all events, without the create event if its id is right and it is accepted."""
     create = [row for row in graph if row.event_id == room.create_id]
     sound = {
         row.event_nid
@@ -278,7 +281,7 @@ async def _all_but_create(
 
 
 async def _wrong_ids(conn: Connection, room: VerifiedRoom, nids: Iterable[int]) -> set[str]:
-    """Those of these events that have the id of another room version."""
+    """Return those of these events that have the id of another room version."""
     wrong = set[str]()
     every = list(nids)
     for start in range(0, len(every), BATCH):
@@ -299,7 +302,7 @@ def _own_id(json: bytes, version: str) -> str | None:
 
 
 def _dependent(graph: Sequence[EventEdgesRow], roots: set[int]) -> set[int]:
-    """These events, and all that name them, directly or through others."""
+    """Return these events and all their descendants."""
     naming: dict[int, list[int]] = {}
     for row in graph:
         for nid in row.named:
@@ -314,7 +317,7 @@ def _dependent(graph: Sequence[EventEdgesRow], roots: set[int]) -> set[int]:
 
 
 async def _states(conn: Connection, rows: Sequence[TakenRow]) -> Mapping[str, tuple[EventId, ...]]:
-    """The states before those events whose parents do not tell them."""
+    """Return the states before those events whose parents do not determine them."""
     untold = [EventId(row.event_id) for row in rows if row.is_untold]
     found = await states_at(conn, untold, after=False) if untold else {}
     return {event_id: tuple(sorted(state.values())) for event_id, state in found.items()}
@@ -336,15 +339,15 @@ def _taken(
 
 
 def _event(row: TakenRow, version: str) -> Event:
-    """The event by the version of the room.
+    """Parse an event by the version of the room.
 
-    Bytes that were censored are those of the redacted form already.
+    Censored bytes are already those of the redacted form.
     """
     try:
         event = parse(row.json, version)
     except InvalidEvent as error:
         raise CannotReauthoriseError(
-            f"no event of version {version}: {error.reason}", event_id=row.event_id
+            f"not a valid event of version {version}: {error.reason}", event_id=row.event_id
         ) from error
     return (
         event

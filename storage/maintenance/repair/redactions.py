@@ -34,7 +34,7 @@ FROM unnest($2::bigint[], $3::text[]) AS i (redaction_nid, target_event_id)
 
 
 async def repair_redactions(conn: Connection, room: VerifiedRoom) -> None:
-    """Set the flags of redactions and of what they redact, and the redactions that wait for their targets."""
+    """Set the flags of redactions and their targets, and the redactions that wait."""
     expected = await redactions(conn, room)
     named = [
         (event_id, wanted)

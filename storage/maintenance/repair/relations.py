@@ -1,4 +1,4 @@
-"""What events relate to, from their bytes."""
+"""Rebuild the relations of events, from their bytes."""
 
 from typing import Final, LiteralString, NamedTuple
 
@@ -38,14 +38,14 @@ WHERE e.event_nid = i.event_nid
 
 
 class RelatingEventRow(NamedTuple):
-    """An event's bytes."""
+    """The bytes of an event."""
 
     event_nid: int
     json: bytes
 
 
 async def repair_relations(conn: Connection, room: VerifiedRoom) -> None:
-    """Have every event relate to what its bytes name. What cannot be read relates to nothing."""
+    """Set the relation columns of every event by its bytes; none for an unreadable event."""
     nids: list[int] = await conn.fetchvals(SQL_NIDS, room.nid)
     for start in range(0, len(nids), CONTENTS):
         rows = await conn.fetch(SQL_BYTES, nids[start : start + CONTENTS], row=RelatingEventRow)
@@ -62,5 +62,5 @@ def _columns(
 ) -> tuple[int | None, str | None, bool | None]:
     try:
         return relation_columns(parse(row.json, room.row.room_version))
-    except InvalidEvent:  # verification tells of it
+    except InvalidEvent:  # `verify` reports it
         return None, None, None

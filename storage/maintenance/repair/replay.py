@@ -1,8 +1,9 @@
-"""Visibility and audiences of a room from nothing: its states are gone through again, and numbered by storage/persist/plan/audience.py.
+"""Rebuild visibility and audiences of a room by replaying its states.
 
-Events are taken in topological order, so that a state is numbered off one that came before it. What the functions decide with
-is the live path's; what they read (rows of visibility, numbers of audiences) is what was decided so far, and not what the tables
-have.
+The audiences are numbered by storage/persist/plan/audience.py. Events are taken in topological
+order, so that a state gets its number after a state that precedes it. The functions that decide are
+those of the live path. They read what this replay has decided so far (rows of visibility, audience
+numbers), and not what the tables have.
 """
 
 from collections.abc import Hashable, Iterable
@@ -126,7 +127,7 @@ BEFORE_ALL: Final = -(1 << 63)
 
 
 class ReplayedRow(NamedTuple):
-    """An event by its place."""
+    """An event by its topological position."""
 
     event_nid: int
     topological_ordering: int
@@ -141,39 +142,39 @@ class VisibilityReplay(ChangeSet):
         self.numbers: dict[int, int] = {}
 
     def visible(self, room_nid: int, principal_nid: int) -> VisibilityRow:
-        """A principal's row."""
+        """Return a principal's row."""
         return self.new_visibility.get((room_nid, principal_nid), UNSEEN)
 
     def ensure_visible(self, room_nid: int, principal_nids: Iterable[int]) -> None:
-        """All rows are there."""
+        """Do nothing: all rows are present."""
 
     def audience(self, room_nid: int, number: int) -> AudienceRow:
-        """The row of an audience."""
+        """Return the row of an audience."""
         return self.new_audiences[room_nid, number]
 
     def answer(self, question: Hashable) -> Any:
-        """The principals of a room are those known by now; all else is asked of the database."""
+        """Answer "principals" from the rows decided so far, other queries from the database."""
         if isinstance(question, tuple) and question[0] == "principals":
             return [principal for _, principal in self.new_visibility]
         return super().answer(question)
 
     def group(self, state_group: int) -> Group:
-        """A state group under its new number, `NOTHING` before it has one."""
+        """Return a state group under its new audience, `NOTHING` before it has one."""
         return super().group(state_group)._replace(audience=self.numbers.get(state_group, NOTHING))
 
     def add_groups(self, room: RoomChanges, groups: Iterable[Group]) -> None:
-        """Groups have their numbers now."""
+        """Record the audiences of groups."""
         del room
         self.numbers.update((group.state_group, group.audience) for group in groups)
 
     def forget(self) -> None:
-        """What was read for the events so far."""
+        """Drop what was read for the events so far."""
         for known in (self.groups, self.rows, self.row_ids, self.events, self.answers):
             known.clear()
 
 
 async def replay(conn: Connection, room_id: str, server_name: str, states: RoomStates) -> None:
-    """Number the audiences of a room that is held, and write who may see them."""
+    """Number the audiences of a locked room, and write which principals may see them."""
     change_set = VisibilityReplay(server_name)
     row = await stored_room(conn, room_id)
     fresh = row._replace(
@@ -215,7 +216,7 @@ async def replay(conn: Connection, room_id: str, server_name: str, states: RoomS
 
 
 def _begin(changes: EventChanges, empty: int) -> None:
-    """The empty state, with which every room begins, has the first number."""
+    """Give the first audience to the empty state, with which every room begins."""
     group = changes.add_group(changes.group(empty)._replace(audience=changes.next_audience))
     audience.advance(changes, group)
 
@@ -228,7 +229,10 @@ async def _replay_event(
     *,
     on_line: bool,
 ) -> int:
-    """The audience of an event; its states are numbered, and the main line goes to the state after it if it lies there."""
+    """Return the audience of an event, and number its states.
+
+    If it is on the main line, the main line advances to the state after it.
+    """
     number = _settled(planner, change_set, row, on_line=on_line)
     if number is None:
         before = row.state_group_before or 0
@@ -248,7 +252,10 @@ async def _replay_event(
 def _settled(
     planner: RepairPlanner, change_set: VisibilityReplay, row: EventRow, *, on_line: bool
 ) -> int | None:
-    """The audience of an event that changes nothing, in a place where reads look for it: most are such. None for others."""
+    """Return the audience of an event that needs no decision, else None.
+
+    Most events are such: they change no state, and their position is in their audience's range.
+    """
     before = row.state_group_before or 0
     if row.after != before or row.membership is not None or before not in change_set.numbers:
         return None
@@ -266,7 +273,7 @@ def _decide(
     base: int | None,
     on_line: bool,
 ) -> int:
-    """As the live path decides about the event, its states and its place."""
+    """Decide as the live path does about the event, its states and its position."""
     changes.order = row.order
     before = _number(
         changes,
@@ -299,7 +306,10 @@ def _number(
     base: int | None,
     on_line: bool,
 ) -> Group:
-    """A group under its number, given now if it has none: off the main line's end, or off that of ``base``."""
+    """Return a group under its audience, assigned now if it has none.
+
+    A new audience continues the main line's end, or branches off that of ``base``.
+    """
     group = changes.group(state_group)
     if state_group in changes.groups or state_group in change_set.numbers:
         return group

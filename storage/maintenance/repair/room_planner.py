@@ -1,7 +1,8 @@
-"""Planning as the live path does it, for a room that is held: the same pure functions, the same loading, writes of its own.
+"""Plan for a locked room as the live path does: same pure functions and loading, separate writes.
 
-What planning asks for is loaded from the tables (`storage.persist.load.by_kind`), but for states, which are shared among the thousands that
-a room has (`storage.maintenance.room_states`). Nothing of it reaches the caches of a writer.
+Missing data is loaded from the tables (`storage.persist.load.by_kind`). States are the exception:
+the thousands of a room share their entries (`storage.maintenance.room_states`). None of it enters
+the caches of a writer.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ MEMORY: Final = {"events": 20_000, "groups": 1, "state_entries": 1, "rooms": 10,
 
 
 class RepairPlanner:
-    """Runs functions of `storage.persist` on one room."""
+    """Run functions of `storage.persist` on one room."""
 
     def __init__(
         self,
@@ -43,11 +44,11 @@ class RepairPlanner:
     async def of(
         cls, conn: Connection, room_id: str, server_name: str, states: RoomStates
     ) -> "RepairPlanner":
-        """For a room that is held."""
+        """Return a planner for a locked room."""
         return cls(await stored_room(conn, room_id), server_name, states)
 
     async def plan(self, conn: Connection, work: Callable[[EventChanges], T]) -> T:
-        """Run a decision to its end, loading what it lacks, and keep what it changed."""
+        """Run a decision, loading the data that it lacks, and keep its changes."""
         while True:
             changes = EventChanges(self.change_set, self.room)
             try:
@@ -60,7 +61,7 @@ class RepairPlanner:
             await self.load(conn, lacking)
 
     async def load(self, conn: Connection, needs: MissingData) -> None:
-        """What a decision lacks."""
+        """Load the data that a decision lacks."""
         if needs.kind != "groups":
             await load(conn, self.change_set, needs)
             return
@@ -74,7 +75,7 @@ class RepairPlanner:
         self.change_set.groups.update(groups)
 
     async def write_groups(self, conn: Connection) -> None:
-        """Insert the groups that were planned."""
+        """Insert the planned groups."""
         groups = list(self.change_set.new_groups.values())
         while True:
             try:
@@ -95,15 +96,15 @@ class RepairPlanner:
 
 
 def new_caches() -> WriterCaches:
-    """Caches of the planner's own."""
+    """Return separate, empty caches."""
     return WriterCaches(**MEMORY)
 
 
 async def stored_room(conn: Connection, room_id: str) -> RoomRow:
-    """The row of a room."""
+    """Return the row of a room."""
     change_set = ChangeSet(new_caches(), NidBlocks(), "")
     await load(conn, change_set, MissingData("rooms", [room_id]))
     row = change_set.rooms[room_id]
     if row is None:
-        raise StorageCorrupt("a room that is held is gone", room_id=room_id)
+        raise StorageCorrupt("a locked room is gone", room_id=room_id)
     return row

@@ -1,4 +1,4 @@
-"""The parts of a repair, in the order in which they need each other."""
+"""Run the parts of a repair, in the order of their dependencies."""
 
 import logging
 from functools import partial
@@ -39,12 +39,14 @@ WHERE e.room_nid = $1::int AND e.state_key_nid IS NOT NULL AND k.state_key_nid I
 async def repair(
     database: Database, room_id: str, *, server_name: str, indexes_proven: bool = False
 ) -> None:
-    """Rebuild everything of a room that follows from its events and the states at them, in one transaction.
+    """Rebuild everything that follows from a room's events and their states, in one transaction.
 
-    Events that were rejected though the rules accept them are authorised again first (`storage.maintenance.repair.reauthorise`).
-    Writers of the room wait meanwhile. ``server_name``: whose users are local. ``indexes_proven``: the caller has called `prove_indexes`.
-    `UnknownRoom`; `StorageCorrupt` if an index lies, a state key has lost its row, or states that are needed cannot be read: then nothing is
-    changed.
+    Events that were rejected though the rules accept them are authorised again first
+    (`storage.maintenance.repair.reauthorise`). Writers of the room wait meanwhile. ``server_name``:
+    its users are local. ``indexes_proven``: the caller has called `prove_indexes`.
+
+    Raise `UnknownRoom`. Raise `StorageCorrupt` if an index is corrupt, a state key has lost its
+    row, or required states cannot be read: nothing has changed then.
     """
 
     async def work(conn: Connection, *, reauthorise: bool = True) -> None:
@@ -88,7 +90,7 @@ async def repair(
 async def rebuild_visibility(database: Database, room_id: str, *, server_name: str) -> None:
     """Rebuild the visibility table and the audiences of a room from its states, in one transaction.
 
-    `UnknownRoom`; `StorageCorrupt` if an index lies: then nothing is changed.
+    Raise `UnknownRoom`, or `StorageCorrupt` if an index is corrupt: nothing has changed then.
     """
 
     async def work(conn: Connection) -> None:
@@ -100,7 +102,10 @@ async def rebuild_visibility(database: Database, room_id: str, *, server_name: s
 
 
 async def _check_names(conn: Connection, room_nid: int) -> None:
-    """`StorageCorrupt` if the rows of state keys are lost: all that a repair derives from the states would be wrong."""
+    """Raise `StorageCorrupt` if rows of state keys are lost.
+
+    Everything that a repair derives from the states would be wrong.
+    """
     if nameless := await conn.fetchvals(SQL_NAMELESS, room_nid):
         raise StorageCorrupt(
             "state keys without a row in state_keys: restore these rows", state_key_nids=nameless

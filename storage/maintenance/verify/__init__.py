@@ -1,20 +1,21 @@
-"""Recompute what can be recomputed, and report every difference.
+"""Recompute everything that can be recomputed, and report every difference.
 
-Reads only; one room after the other.
+It only reads, one room after the other.
 
-version            the room's version, against its create event
-event_columns      the received bytes, and the columns that repeat them
-graph              topological order, gaps, forward extremities
-reorderings        the positions that events had before they moved up
-groups             rows of state groups
-states             state before and after each event, current state; state_resolution resolves again
-auth_results       which events the auth rules reject
-current            current state by key, memberships of local users
-chain_cover        the chain cover, against auth_graph
-redactions         which redaction took effect
-visibility         the visibility table against the states; visibility_model says whom they admit
-indexes            indexes that do not agree with their tables, before everything else
-positions          stream positions and sequences of the whole database
+  version            the room's version, against its create event
+  event_columns      the received bytes, and the columns derived from them
+  graph              topological order, missing events, forward extremities
+  reorderings        the positions of events before they were reordered
+  groups             rows of state groups
+  states             state before and after each event, current state; state_resolution resolves
+                     again
+  auth_results       which events the auth rules reject
+  current            current state by key, memberships of local users
+  chain_cover        the chain cover, against auth_graph
+  redactions         which redaction took effect
+  visibility         the visibility table against the states; visibility_model says whom they admit
+  indexes            indexes that do not agree with their tables, before everything else
+  positions          stream positions and sequences of the whole database
 """
 
 from storage.maintenance.verify.finding import REPAIRABLE, Finding

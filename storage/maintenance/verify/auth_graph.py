@@ -1,6 +1,6 @@
-"""The auth graph of a room, by the arrays of the events alone: what the chain cover is checked against.
+"""The auth graph of a room, from the events' arrays alone: the reference for the chain cover.
 
-In memory, about 0.3 kB for each state event; messages are no part of it.
+It takes about 0.3 kB of memory for each state event; messages are not part of it.
 """
 
 from collections.abc import Collection, Iterable
@@ -10,7 +10,7 @@ from storage.database.connection import Connection
 
 SQL_AUTH_EDGES: Final[LiteralString] = """
 SELECT event_nid, event_id, state_key_nid,
-    -- or came out of band
+    -- an out-of-band event counts as rejected
     rejected IS NOT NULL OR (outlier AND COALESCE(membership <> 5, false)
         AND auth_events = '{}') AS rejected,
     auth_events
@@ -23,7 +23,7 @@ ORDER BY event_nid
 class EdgesRow(NamedTuple):
     """A state event and its auth events.
 
-    What came out of band counts as rejected: it has no place in the chain cover.
+    An out-of-band event counts as rejected: it has no position in the chain cover.
     """
 
     event_nid: int
@@ -44,12 +44,12 @@ class AuthGraph:
                 self.citing.setdefault(auth, []).append(nid)
 
     def parents(self, nid: int) -> Collection[int]:
-        """The auth events of a state event; none for whatever is no state event."""
+        """Return the auth events of a state event; none for any other event."""
         row = self.rows.get(nid)
         return () if row is None else row.auth_events
 
     def chain(self, nids: Iterable[int]) -> set[int]:
-        """All that these events reach."""
+        """Return the auth chain of these events, without the events themselves."""
         reached: set[int] = set()
         front = [parent for nid in nids for parent in self.parents(nid)]
         while front:
@@ -60,9 +60,9 @@ class AuthGraph:
         return reached
 
     def reached_by(self, nid: int, state: Collection[int]) -> bool:
-        """Whether some event of a state reaches this one.
+        """Return whether some event of a state has this one in its auth chain.
 
-        Looked for from below: among the first that name it, one mostly is.
+        The search goes up from the event: mostly one of the first that cite it is in the state.
         """
         seen: set[int] = set()
         front = list(self.citing.get(nid, ()))
@@ -76,7 +76,7 @@ class AuthGraph:
         return False
 
     def in_order(self) -> list[int]:
-        """The events, each after its auth events; those of a circle, which no hash allows, are left out."""
+        """Return the events, each after its auth events; circles (impossible) are omitted."""
         left = {
             nid: sum(auth in self.rows for auth in row.auth_events)
             for nid, row in self.rows.items()
@@ -94,5 +94,5 @@ class AuthGraph:
 
 
 async def read_auth_graph(conn: Connection, room_nid: int) -> AuthGraph:
-    """The auth graph of a room."""
+    """Return the auth graph of a room."""
     return AuthGraph(await conn.fetch(SQL_AUTH_EDGES, room_nid, row=EdgesRow))

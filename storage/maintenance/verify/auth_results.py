@@ -1,7 +1,7 @@
-"""The checks of receipt done again: which events the auth rules reject, by their auth events and by the state before them.
+"""Repeat the auth checks of receipt: by an event's auth events and by the state before it.
 
-Not done again: soft failure, which depended on the room's current state at that moment, and which nothing derives from but the
-extremities.
+Soft failure is not repeated. It depended on the room's current state at that moment, and nothing
+derives from it except the extremities.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from storage.state.groups import Group
 SQL_OUTLIERS: Final[LiteralString] = """
 SELECT event_nid
 FROM events e
--- what came out of band nobody has authorised yet
+-- out-of-band events are not authorised yet
 WHERE e.room_nid = $1::int AND e.outlier AND NOT is_out_of_band(e)
 ORDER BY event_nid
 """
@@ -53,7 +53,10 @@ class RejectedRow(NamedTuple):
 
 
 class AuthCase(NamedTuple):
-    """An event to be judged: with its auth events, the state it is judged by (None for an outlier), and the room's create events."""
+    """An event to authorise, with its auth events and the room's create events.
+
+    ``state``: the state to authorise it by, None for an outlier.
+    """
 
     held: StoredContent
     auth: Sequence[StoredContent]
@@ -62,7 +65,10 @@ class AuthCase(NamedTuple):
 
 
 async def check_auth_results(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """An event is rejected exactly if the auth rules refuse it, and for that reason ("rejected")."""
+    """Check that exactly the events that the auth rules refuse are rejected ("rejected").
+
+    The rule that refuses must be the same, too.
+    """
     contents = EventLoader(room)
     creates: list[str] = await conn.fetchvals(SQL_CREATES, room.nid)
     if len(creates) > 1:
@@ -81,7 +87,7 @@ async def check_auth_results(conn: Connection, room: VerifiedRoom) -> AsyncItera
 
 
 async def wrongly_rejected(conn: Connection, room: VerifiedRoom) -> set[int]:
-    """Return the nids of the rejected events that the auth rules accept, as the tables stand."""
+    """Return the nids of the rejected events that the auth rules accept, by the stored data."""
     contents = EventLoader(room)
     creates: list[str] = await conn.fetchvals(SQL_CREATES, room.nid)
     rows = await conn.fetch(SQL_REJECTED, room.nid, row=RejectedRow)
@@ -117,7 +123,7 @@ async def _judge(
     creates: Sequence[str],
     befores: Mapping[int, Group | None],
 ) -> list[Finding]:
-    """The events given by nid, each with the state before it."""
+    """Authorise the events given by nid, each with the state before it."""
     judged = await contents.load(conn, befores)
     auth = await contents.load(conn, (nid for held in judged.values() for nid in held.auth_nids))
     named = await contents.load_ids(
@@ -149,7 +155,7 @@ async def _judge(
 
 
 def _named_create(event: Event) -> EventId | None:
-    """From room version 12 on, the create event that the room id names."""
+    """Return the create event that the room id names, from room version 12 on."""
     return (
         EventId("$" + event.room_id[1:])
         if event.room_version.create_room_id and event.type != CREATE
@@ -175,12 +181,12 @@ def _findings(room: VerifiedRoom, case: AuthCase) -> Iterator[Finding]:
 
 
 def _rule(reason: str | None) -> str | None:
-    """The rule of a reason; the values in it are not compared."""
+    """Return the rule of a reason; the values in it are not compared."""
     return None if reason is None else reason.partition(":")[0]
 
 
 def _verdict(case: AuthCase, eyes: LoadedLookup) -> str | None:
-    """Why an event is rejected, or None."""
+    """Return why an event is rejected, or None."""
     event = case.held.event
     others = [one for one in case.creates if one != event.event_id]
     if event.type == CREATE and others and (case.held.rejected or "").startswith("create.second"):

@@ -1,8 +1,9 @@
-"""The chain cover: every accepted state event has a place, and what places say is reached is what the auth events reach.
+"""Check that the chain cover gives the same reachability as the auth events.
 
-The check goes through the events after their auth events, and keeps of each, for as long as others name it, how far it reaches on
-each chain. An event's place and links are right if they lead to its own auth events only, and to all of them: what lies
-behind those was looked at before.
+Every accepted state event has a chain position. The check takes each event after its auth events.
+For each event it keeps how far it reaches on each chain, until the last event that cites it is
+checked. The position and links of an event are correct if they lead to its own auth events only,
+and to all of them. Everything that those reach was checked before.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -35,11 +36,11 @@ FROM auth_chain_links
 WHERE chain_nid = ANY($1::bigint[])
 """
 
-Reach = dict[int, int]  # chain -> number up to which it is reached
+Reach = dict[int, int]  # chain -> highest sequence number reached
 
 
 class CoverPositionRow(NamedTuple):
-    """A place in the cover."""
+    """The chain position of an event."""
 
     event_nid: int
     chain_nid: int
@@ -47,7 +48,7 @@ class CoverPositionRow(NamedTuple):
 
 
 class LinkRow(NamedTuple):
-    """A link from a place on."""
+    """A link that begins at a chain position."""
 
     chain_nid: int
     sequence_number: int
@@ -56,7 +57,7 @@ class LinkRow(NamedTuple):
 
 
 class ChainCover(NamedTuple):
-    """The cover of a room: places of events, events of places, links by the place they begin at."""
+    """The cover of a room: positions of events, events of positions, links by where they begin."""
 
     places: Mapping[int, ChainPosition]
     events: Mapping[ChainPosition, int]
@@ -64,39 +65,39 @@ class ChainCover(NamedTuple):
 
 
 async def check_cover(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """The cover agrees with the auth events ("auth_chains")."""
+    """Check that the cover agrees with the auth events ("auth_chains")."""
     graph = await read_auth_graph(conn, room.nid)
     cover = await read_cover(conn, room.nid)
     for finding in (*_out_of_range(room, cover, graph), *_places(room, cover, graph)):
         yield finding
     for event_id in await conn.fetchvals(SQL_MISNAMED, room.nid):
         yield room.finding(
-            "auth_chains", [event_id], "a place under another id or state key", "its own"
+            "auth_chains", [event_id], "a position under another id or state key", "its own"
         )
 
 
 def _out_of_range(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator[Finding]:
-    """Places and links of what is no state event."""
+    """Report positions and links of events that are no state events."""
     for nid, place in cover.places.items():
         if nid not in graph.rows:
             yield room.finding(
                 "auth_chains",
                 [f"nid {nid}"],
-                f"{_told(place)} for what is no state event",
-                "no place",
+                f"{_described(place)} for an event that is no state event",
+                "no position",
             )
     for place, targets in cover.links.items():
         if place not in cover.events or any(target not in cover.events for target in targets):
             yield room.finding(
                 "auth_chains",
-                [_told(place)],
-                "a link to or from a place without an event",
+                [_described(place)],
+                "a link to or from a position without an event",
                 "no link",
             )
 
 
 def _places(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator[Finding]:
-    """Go through the events, keeping how far each reaches until the last that names it has been looked at."""
+    """Check the events in order; keep how far each reaches until its last child is done."""
     left = {nid: len(graph.citing.get(nid, ())) for nid in graph.rows}
     reaches: dict[int, Reach] = {}
     for nid in graph.in_order():
@@ -106,7 +107,7 @@ def _places(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator
             for found, wanted in _differences(cover, graph, reaches, nid):
                 yield room.finding("auth_chains", [row.event_id], found, wanted)
         elif not row.rejected:
-            yield room.finding("auth_chains", [row.event_id], "no place", "a place")
+            yield room.finding("auth_chains", [row.event_id], "no position", "a position")
         for auth in {*row.auth_events} & left.keys():
             left[auth] -= 1
         for done in [one for one in {nid, *row.auth_events} & left.keys() if left[one] <= 0]:
@@ -114,7 +115,7 @@ def _places(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator
 
 
 async def read_cover(conn: Connection, room_nid: int) -> ChainCover:
-    """The cover of a room."""
+    """Return the cover of a room."""
     places = {
         row.event_nid: ChainPosition(row.chain_nid, row.sequence_number)
         for row in await conn.fetch(SQL_PLACES, room_nid, row=CoverPositionRow)
@@ -128,7 +129,7 @@ async def read_cover(conn: Connection, room_nid: int) -> ChainCover:
 
 
 def _reach(cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], nid: int) -> Reach:
-    """How far the auth events of an event reach, themselves included."""
+    """Return how far the auth events of an event reach, themselves included."""
     reach: Reach = {}
     for auth in graph.rows[nid].auth_events:
         _add(reach, reaches.get(auth, {}))
@@ -140,7 +141,7 @@ def _reach(cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], ni
 def _differences(
     cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], nid: int
 ) -> list[tuple[str, str]]:
-    """What the place and the links of an event say wrongly, or do not say."""
+    """Return what the position and the links of an event state wrongly, or omit."""
     place = cover.places[nid]
     auth = set(graph.rows[nid].auth_events)
     before = cover.events.get(ChainPosition(place.chain_nid, place.sequence_number - 1))
@@ -148,7 +149,7 @@ def _differences(
     if place.sequence_number > 1 and before not in auth:
         wrong.append(
             (
-                f"{_told(place)}, after an event that is none of its auth events",
+                f"{_described(place)}, after an event that is none of its auth events",
                 "a chain of auth events",
             )
         )
@@ -179,5 +180,5 @@ def _add(reach: Reach, other: Mapping[int, int]) -> None:
             reach[chain] = number
 
 
-def _told(place: ChainPosition) -> str:
+def _described(place: ChainPosition) -> str:
     return f"number {place.sequence_number} of chain {place.chain_nid}"

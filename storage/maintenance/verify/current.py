@@ -1,4 +1,4 @@
-"""The tables that repeat the current state: by key, and by local user."""
+"""Check the tables that repeat the current state: by key, and by local user."""
 
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, LiteralString, NamedTuple
@@ -48,7 +48,7 @@ class CurrentEntryRow(NamedTuple):
 
 
 class CountsRow(NamedTuple):
-    """How many members a room has: as kept, and as counted."""
+    """How many members a room has: as stored, and as counted."""
 
     joined_count: int
     invited_count: int
@@ -75,7 +75,7 @@ class LocalMembershipRow(NamedTuple):
 
 
 async def check_current_state(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """The entries are those of the room's current state group ("current_state")."""
+    """Check that the entries are those of the room's current state group ("current_state")."""
     entries = await current_entries(conn, room)
     found = {
         row.state_key_nid: row
@@ -91,27 +91,27 @@ async def check_current_state(conn: Connection, room: VerifiedRoom) -> AsyncIter
             ids = await event_ids(
                 conn, [one for one in (nid, row and row.event_nid) if one is not None]
             )
-            told = (
+            actual = (
                 "nothing"
                 if row is None
                 else f"{ids[row.event_nid]} with membership {row.membership}"
             )
             wanted = "nothing" if nid is None else f"{ids[nid]} with membership {membership}"
-            yield room.finding("current_state", [f"state key {key}"], told, wanted)
+            yield room.finding("current_state", [f"state key {key}"], actual, wanted)
 
 
 async def check_member_counts(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """A room knows how many are joined and invited by its current state ("member_counts")."""
+    """Check the numbers of joined and invited members by the current state ("member_counts")."""
     row = await conn.fetchrow(SQL_COUNTS, room.nid, row=CountsRow)
     if row is not None and row[:2] != row[2:]:
         yield room.finding("member_counts", [], f"joined, invited {row[:2]}", row[2:])
 
 
 async def check_memberships(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """Local users are what the current state says, or an event that came out of band ("memberships").
+    """Check memberships of local users by the current state and out-of-band events ("memberships").
 
-    Such an event (an invite or knock over federation, or its end) may contradict the current state, which this server
-    may not have followed; it need only be the user's own, and no join.
+    An out-of-band event (an invite or knock over federation, or its end) may contradict the current
+    state, which this server may not have followed. It need only be the user's own, and no join.
     """
     entries = await current_entries(conn, room)
     state = {
@@ -130,17 +130,20 @@ async def check_memberships(conn: Connection, room: VerifiedRoom) -> AsyncIterat
         wanted = (0, 0) if event is None else (event.event_nid, event.membership or 0)
         if row is None:
             if event is not None:
-                yield room.finding("memberships", [user], "nothing", _told(wanted))
+                yield room.finding("memberships", [user], "nothing", _described(wanted))
         elif (row.event_nid, row.membership) != wanted and not _out_of_band(
             row, events.get(row.event_nid)
         ):
             yield room.finding(
-                "memberships", [user], _told((row.event_nid, row.membership)), _told(wanted)
+                "memberships",
+                [user],
+                _described((row.event_nid, row.membership)),
+                _described(wanted),
             )
 
 
 async def current_entries(conn: Connection, room: VerifiedRoom) -> dict[int, int]:
-    """The current state by its group; empty where there is none, or none that can be read."""
+    """Return the entries of the current state's group; empty if there is none that can be read."""
     number = room.row.current_state_group
     groups = await room.states.load(conn, [] if number is None else [number])
     return {key: nid for group in groups.values() for key, nid in group.entries.items()}
@@ -154,11 +157,11 @@ async def _state_events(conn: Connection, nids: Iterable[int]) -> dict[int, Stat
 
 
 def _out_of_band(row: LocalMembershipRow, event: StateEventRow | None) -> bool:
-    """Whether a row may have come with an outlier."""
+    """Return whether a row may have come with an outlier."""
     if event is None or not event.is_member or event.state_key != row.user_id:
         return False
     return event.membership == row.membership and row.membership != JOIN
 
 
-def _told(membership: tuple[int, int]) -> str:
+def _described(membership: tuple[int, int]) -> str:
     return f"membership {membership[1]} by event nid {membership[0]}"

@@ -1,4 +1,4 @@
-"""The received bytes, and the columns that repeat what they say."""
+"""Check the received bytes, and the columns derived from them."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final, LiteralString, NamedTuple
@@ -42,7 +42,7 @@ INT8_MAX: Final = (1 << 63) - 1
 
 
 class ContentsRow(NamedTuple):
-    """An event with its bytes and the columns that come from them, numbers turned into names."""
+    """An event with its bytes and the columns derived from them, with names instead of nids."""
 
     event_nid: int
     event_id: str
@@ -69,9 +69,10 @@ class ContentsRow(NamedTuple):
 
 
 async def check_contents(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """The event id and the content hash follow from the bytes ("bytes"); the columns say what the JSON says ("columns", "relations").
+    """Check the event id and content hash ("bytes"), and the columns ("columns", "relations").
 
-    An id that follows from them by the rules of another room version is told apart ("event_ids").
+    An id that follows from the bytes by the rules of another room version is reported apart
+    ("event_ids").
     """
     nids: list[int] = await conn.fetchvals(SQL_NIDS, room.nid)
     for start in range(0, len(nids), CONTENTS):
@@ -112,7 +113,7 @@ def _bytes(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Findi
 
 
 def _other_id(room: VerifiedRoom, row: ContentsRow, event: Event) -> Finding:
-    """Bytes that have another id: the one by another room version, or any other."""
+    """Report bytes that have another id: by another room version, or by none."""
     version = version_of_id(row.json, row.event_id)
     if version is None:
         return room.finding(
@@ -124,7 +125,10 @@ def _other_id(room: VerifiedRoom, row: ContentsRow, event: Event) -> Finding:
 
 
 def _censored(room: VerifiedRoom, row: ContentsRow) -> Iterator[Finding]:
-    """Only what is redacted is censored, and then just the redacted form is there; the content hash says nothing of that."""
+    """Check that only redacted events are censored, and hold just the redacted form.
+
+    The content hash says nothing about such an event.
+    """
     if row.redacted_by is None and not row.redacted_form:
         yield room.finding("bytes", [row.event_id], "censored", "not redacted")
     version = version_of(room.row.room_version)
@@ -174,7 +178,10 @@ def _relation(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Fi
 
 
 def relation_columns(event: Event) -> tuple[int | None, str | None, bool | None]:
-    """What an event relates to (by key), the type of the relation, and whether it may replace that; three None if nothing."""
+    """Return the relation's target (by key), its type, and whether it may replace the target.
+
+    Return three None if the event relates to nothing.
+    """
     relation = relation_of(event)
     return (
         (None, None, None)

@@ -1,4 +1,4 @@
-"""Events with their content, for checks that judge them: loaded in batches, state events remembered."""
+"""Load events with their content, for checks that authorise them: in batches, with a cache."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final, LiteralString, NamedTuple
@@ -42,7 +42,7 @@ REMEMBERED_MAX: Final = 20_000
 
 
 class JudgedRow(NamedTuple):
-    """An event as it is judged by others."""
+    """An event as the checks need it."""
 
     event_nid: int
     event_id: str
@@ -56,7 +56,7 @@ class JudgedRow(NamedTuple):
 
 
 class KeyRow(NamedTuple):
-    """A state key and its number."""
+    """A state key and its nid."""
 
     state_key_nid: int
     type: str
@@ -64,14 +64,14 @@ class KeyRow(NamedTuple):
 
 
 class IdRow(NamedTuple):
-    """An event id and its number."""
+    """An event id and its nid."""
 
     event_id: str
     event_nid: int
 
 
 class StoredContent(NamedTuple):
-    """An event, and what was decided about it."""
+    """An event, and its auth result."""
 
     event: Event
     nid: int
@@ -81,11 +81,10 @@ class StoredContent(NamedTuple):
 
 
 class EventLoader:
-    """The events of one room, by nid and by id, and its state keys by number and name.
+    """The events of one room, by nid and by id, and its state keys by nid and name.
 
-    An event that cannot be read is not there.
-
-    Events may name those of other rooms, which are read by the versions of their rooms.
+    An event that cannot be read is omitted. Events may name events of other rooms, which are read
+    by the versions of their rooms.
     """
 
     def __init__(self, room: VerifiedRoom) -> None:
@@ -96,7 +95,7 @@ class EventLoader:
         self.key_nids: dict[StateKey, int | None] = {}
 
     async def load(self, conn: Connection, event_nids: Iterable[int]) -> dict[int, StoredContent]:
-        """These events."""
+        """Return these events."""
         wanted = set(event_nids)
         if len(self._held) > REMEMBERED_MAX:
             self._held.clear()
@@ -109,7 +108,7 @@ class EventLoader:
     async def load_ids(
         self, conn: Connection, ids: Iterable[EventId]
     ) -> dict[EventId, StoredContent]:
-        """These events, by id."""
+        """Return these events, by id."""
         wanted = set(ids)
         lacking = [one for one in wanted if one not in self._nids]
         nids = dict(await conn.fetch(SQL_NIDS_OF, lacking, row=IdRow)) if lacking else {}
@@ -119,9 +118,9 @@ class EventLoader:
         return {one.event.event_id: one for one in held.values()}
 
     async def load_keys(self, conn: Connection, state_key_nids: Iterable[int]) -> None:
-        """Have the names of these state keys in `keys`.
+        """Load the names of these state keys into `keys`.
 
-        A key whose row is lost gets its number as name (`verify.groups` reports it).
+        A key whose row is lost gets its nid as name (`verify.groups` reports it).
         """
         lacking = list({nid for nid in state_key_nids if nid not in self.keys})
         self.keys.update((nid, (f"state key {nid}", "")) for nid in lacking)
@@ -132,7 +131,7 @@ class EventLoader:
     async def load_key_nids(
         self, conn: Connection, keys: Iterable[StateKey]
     ) -> Mapping[StateKey, int | None]:
-        """The numbers of these state keys, None for one that nobody ever used."""
+        """Return the nids of these state keys, None for one that no event has used."""
         lacking = list({key for key in keys if key not in self.key_nids})
         self.key_nids.update(dict.fromkeys(lacking))
         types, names = [key[0] for key in lacking], [key[1] for key in lacking]
@@ -149,7 +148,7 @@ class EventLoader:
                 if row.room_nid == self._room.room_nid
                 else row.room_version,
             )
-        except InvalidEvent:  # the check of the bytes tells of it
+        except InvalidEvent:  # the check of the bytes reports it
             return
         self._held[row.event_nid] = StoredContent(
             event, row.event_nid, row.stream_ordering, row.rejected, tuple(row.auth_events)

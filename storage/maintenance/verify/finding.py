@@ -1,4 +1,4 @@
-"""What a check reports: one difference between what the tables say and what follows from the received bytes and the flags."""
+"""One difference between the tables and what follows from the received bytes and the flags."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -30,7 +30,7 @@ REPAIRABLE: Final = frozenset(
         "sequences",
     }
 )
-"""The checks whose findings `storage.maintenance.repair` mends: what they look at is derived from the events and their states."""
+"""The checks whose findings `storage.maintenance.repair` mends: they check derived data."""
 
 
 ACCEPTED: Final = "accepted"
@@ -41,8 +41,8 @@ ACCEPTED: Final = "accepted"
 class Finding:
     """One difference.
 
-    ``subject`` are the ids it is about; ``found`` is what the table has, ``expected`` what it
-    should have.
+    ``subject`` are the ids it is about; ``found`` is the stored value, ``expected`` the correct
+    one.
     """
 
     check: str
@@ -53,13 +53,14 @@ class Finding:
 
     @property
     def repairable(self) -> bool:
-        """Whether a repair mends it: of the room, or, where there is none, `repair_positions`."""
+        """Return whether `repair` mends it, or `repair_positions` if it has no room."""
         return self.check in REPAIRABLE or self.is_wrongly_rejected
 
     @property
     def is_wrongly_rejected(self) -> bool:
-        """Whether it is an event that was rejected, and that the auth rules accept."""
+        """Return whether it is a rejected event that the auth rules accept."""
         return self.check == "rejected" and self.expected == ACCEPTED and self.found != ACCEPTED
 
     def __str__(self) -> str:
-        return f"{self.check} of {', '.join(self.subject)} in {self.room_id}: found {self.found}, expected {self.expected}"
+        where = f"{self.check} of {', '.join(self.subject)} in {self.room_id}"
+        return f"{where}: found {self.found}, expected {self.expected}"

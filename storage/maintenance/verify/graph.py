@@ -1,4 +1,4 @@
-"""The graph of parents: topological order, gaps, ends."""
+"""Check the graph of prev_events: topological order, missing events, forward extremities."""
 
 from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
@@ -26,7 +26,7 @@ WHERE room_nid = $1::int AND NOT outlier
 
 SQL_GAPS: Final[LiteralString] = """
 WITH RECURSIVE
-named AS (  -- what an accepted live event names, also behind events that can be no extremity
+named AS (  -- by an accepted live event, also through events that can be no extremity
     SELECT n.event_nid
     FROM events e
     CROSS JOIN unnest(e.prev_events) AS n (event_nid)
@@ -39,7 +39,7 @@ named AS (  -- what an accepted live event names, also behind events that can be
     CROSS JOIN unnest(e.prev_events) AS n (event_nid)
     WHERE NOT e.outlier AND (e.rejected IS NOT NULL OR e.soft_failed OR e.backfilled)
 ),
-gap AS (  -- as they should be
+gap AS (  -- the expected rows
     SELECT n.event_nid,
         array_agg(DISTINCT c.event_nid ORDER BY c.event_nid) AS child_nids,
         n.event_nid IN (SELECT event_nid FROM named) AS superseded
@@ -71,7 +71,7 @@ WHERE f.event_nid IS NULL
 """
 
 SQL_AFTER_GAPS: Final[LiteralString] = """
-SELECT e.event_id, COALESCE(e.after_gap, false) AS found, told.expected
+SELECT e.event_id, COALESCE(e.after_gap, false) AS found, correct.expected
 FROM events e
 CROSS JOIN LATERAL (
     SELECT NOT e.backfilled AND EXISTS (
@@ -81,8 +81,8 @@ CROSS JOIN LATERAL (
             AND p.stream_ordering < e.stream_ordering
         WHERE p.event_nid IS NULL
     )
-) AS told (expected)
-WHERE e.room_nid = $1::int AND NOT e.outlier AND COALESCE(e.after_gap, false) <> told.expected
+) AS correct (expected)
+WHERE e.room_nid = $1::int AND NOT e.outlier AND COALESCE(e.after_gap, false) <> correct.expected
 """
 
 SQL_ENDS: Final[LiteralString] = """
@@ -122,7 +122,7 @@ ORDER BY d.event_nid
 
 
 class AfterGapRow(NamedTuple):
-    """An event that is known to have arrived before a parent, or not, against what is so."""
+    """An event whose flag `after_gap` differs: as stored, and as it should be."""
 
     event_id: str
     found: bool
@@ -130,7 +130,7 @@ class AfterGapRow(NamedTuple):
 
 
 class OutOfOrderRow(NamedTuple):
-    """An edge that does not go up."""
+    """An edge whose child is not above its parent."""
 
     child_id: str
     child: int
@@ -146,7 +146,7 @@ class MaximaRow(NamedTuple):
 
 
 class WrongGapRow(NamedTuple):
-    """A gap that differs: as the table has it and as it should be, either of them None."""
+    """A missing event whose row differs: as stored and as expected; either may be None."""
 
     event_nid: int
     event_id: str | None
@@ -158,7 +158,10 @@ class WrongGapRow(NamedTuple):
 
 
 async def check_order(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """A child sorts after each of its held parents ("topological_ordering"); the room knows its latest orderings ("rooms")."""
+    """Check that a child sorts after its stored parents ("topological_ordering").
+
+    Check also the latest orderings in the room's row ("rooms").
+    """
     for row in await conn.fetch(SQL_OUT_OF_ORDER, room.nid, row=OutOfOrderRow):
         yield room.finding(
             "topological_ordering",
@@ -178,7 +181,10 @@ async def check_order(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fin
 
 
 async def check_gaps(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """The missing events are exactly the parents that are not in the timeline, each with its children ("missing_events")."""
+    """Check that `missing_events` has exactly the parents that are not in the timeline.
+
+    Each must have its children ("missing_events").
+    """
     rows = await conn.fetch(SQL_GAPS, room.nid, row=WrongGapRow)
     ids = await event_ids(
         conn,
@@ -199,20 +205,23 @@ async def check_gaps(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Find
 def _gap(child_nids: list[int] | None, ids: dict[int, str], *, superseded: bool | None) -> str:
     if child_nids is None:
         return "no gap"
-    return f"{'superseded ' if superseded else ''}gap below {', '.join(sorted(ids[nid] for nid in child_nids))}"
+    children = ", ".join(sorted(ids[nid] for nid in child_nids))
+    return f"{'superseded ' if superseded else ''}gap below {children}"
 
 
 async def check_after_gaps(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """Live events that arrived before one of their parents are known as such ("after_gap")."""
+    """Check the flag of live events that arrived before one of their parents ("after_gap")."""
     for row in await conn.fetch(SQL_AFTER_GAPS, room.nid, row=AfterGapRow):
         yield room.finding("after_gap", [row.event_id], row.found, row.expected)
 
 
 async def check_extremities(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """The forward extremities are exactly the accepted live events that no accepted live event names ("forward_extremities").
+    """Check that the extremities are the accepted live events that no such event names.
 
-    What stands behind events that can be no extremity themselves counts as named (`storage.persist.plan.topology.extremities_after`). Left out are those
-    that were dropped (`storage.persist.plan.extremity_limit`): whether they were covered at the time is not looked into; they must have been extremities.
+    The finding is "forward_extremities". An event named only through events that can be no
+    extremity counts as named, too (`storage.persist.plan.topology.extremities_after`). Dropped
+    extremities (`storage.persist.plan.extremity_limit`) are left out. The check does not verify
+    that they were superseded at the time, only that they could be extremities.
     """
     never = await conn.fetchvals(SQL_NEVER_ENDS, room.nid)
     names = await event_ids(conn, never)
@@ -224,6 +233,6 @@ async def check_extremities(conn: Connection, room: VerifiedRoom) -> AsyncIterat
     found = set(room.row.forward_extremities)
     if found != expected:
         ids = await event_ids(conn, found | expected)
-        told = ", ".join(sorted(ids[nid] for nid in found)) or "none"
+        actual = ", ".join(sorted(ids[nid] for nid in found)) or "none"
         wanted = ", ".join(sorted(ids[nid] for nid in expected)) or "none"
-        yield room.finding("forward_extremities", [room.row.room_id], told, wanted)
+        yield room.finding("forward_extremities", [room.row.room_id], actual, wanted)

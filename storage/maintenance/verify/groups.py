@@ -1,4 +1,4 @@
-"""The rows of state groups: paths that lead somewhere, entries that are state events, sizes and digests that fit."""
+"""Check the rows of state groups: paths, entries, sizes and digests."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Final, LiteralString, NamedTuple
@@ -58,7 +58,7 @@ WHERE g.state_group = ANY($1::bigint[])
 
 
 class GroupFactsRow(NamedTuple):
-    """What a group says of itself, and the path of the group that its own path ends with before itself."""
+    """The columns of a group, and the path of the group that precedes it on its own path."""
 
     state_group: int
     digest: int
@@ -70,7 +70,7 @@ class GroupFactsRow(NamedTuple):
 
 
 class WrongEntryRow(NamedTuple):
-    """An entry of a group's row that cannot be, and why."""
+    """An invalid entry of a group's row, and why it is invalid."""
 
     state_group: int
     state_key_nid: int
@@ -85,7 +85,7 @@ class WrongEntryRow(NamedTuple):
 
 
 async def check_groups(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """Every state group can be read and says the truth about itself ("state_groups")."""
+    """Check that every state group is readable and has correct columns ("state_groups")."""
     numbers: list[int] = await conn.fetchvals(SQL_GROUPS, room.nid)
     for start in range(0, len(numbers), BATCH):
         batch = numbers[start : start + BATCH]
@@ -106,7 +106,7 @@ async def check_groups(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fi
 
 
 def _path(room: VerifiedRoom, row: GroupFactsRow) -> Iterator[tuple[str, str]]:
-    """A path goes on from the whole path of the group before its end: so every row of it is there."""
+    """Check that a path continues the path of the group before it, so that no row is missing."""
     before = row.path[:-1]
     if before and row.ancestor_path is None:
         yield f"path {row.path}", f"a row for state group {before[-1]}"
@@ -120,7 +120,7 @@ def _path(room: VerifiedRoom, row: GroupFactsRow) -> Iterator[tuple[str, str]]:
 
 def _facts(row: GroupFactsRow, group: Group | None) -> Iterator[tuple[str, str]]:
     if group is None:
-        return  # cannot be read: its path says why
+        return  # it cannot be read: its path says why
     if row.digest != group.digest:
         yield f"digest {row.digest}", str(group.digest)
     if row.entry_count != len(group.entries):
@@ -136,7 +136,7 @@ def _entry(row: WrongEntryRow) -> tuple[str, str]:
             "a type and a state key",
         )
     if row.is_lost:
-        return f"state key {row.state_key_nid} with an event that is not held", "a held event"
+        return f"state key {row.state_key_nid} with an event that is not stored", "a stored event"
     if row.is_other:
         return f"state key {row.state_key_nid}", "the event's own state key, in this room"
     return (

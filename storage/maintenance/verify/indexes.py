@@ -1,4 +1,4 @@
-"""Indexes that lie, as findings; and which checks may run all the same."""
+"""Report corrupt indexes as findings, and decide which checks may still run."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -24,14 +24,16 @@ APART: Final = frozenset(
         "writers",
     }
 )
-"""Tables that no check of a room reads: rooms are checked also where an index of one of these lies.
-"""
+"""Tables that no check of a room reads: their corrupt indexes do not prevent checks of rooms."""
 
 
 def finding_of(lie: Lie) -> Finding:
-    """Return the finding that names an index that lies ("indexes")."""
+    """Return the finding that names a corrupt index ("indexes")."""
     left_out = "positions and sequences" if lie.table_name in APART else "everything else"
-    expected = f"the rows of {lie.table_name}: run REINDEX INDEX CONCURRENTLY {lie.name}, then verify again; {left_out} was not checked"
+    expected = (
+        f"the rows of {lie.table_name}: run REINDEX INDEX CONCURRENTLY {lie.name},"
+        f" then verify again; {left_out} was not checked"
+    )
     return Finding("indexes", None, (lie.name,), lie.found, expected)
 
 

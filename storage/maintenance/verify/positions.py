@@ -1,4 +1,4 @@
-"""What the whole database shares: stream positions that lie behind no fact, sequences that are ahead of the tables, indexes that are whole."""
+"""Check what all rooms share: stream positions, sequences, invalid indexes."""
 
 from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
@@ -48,7 +48,7 @@ FROM (
     UNION ALL SELECT 'caches_stream', (SELECT max(stream_id) FROM cache_invalidations)
     UNION ALL SELECT 'writer_nids', (SELECT max(writer_nid) FROM writers)
     UNION ALL
-    SELECT d.sequence_name, max(p.stream_id)  -- readers are past these
+    SELECT d.sequence_name, max(p.stream_id)  -- readers have passed these
     FROM unnest($1::text[], $2::text[]) AS d (stream_name, sequence_name)
     JOIN stream_positions p USING (stream_name)
     WHERE p.stream_id > 1
@@ -89,7 +89,7 @@ class LaggingWriterRow(NamedTuple):
 
 
 class LaggingIdSequenceRow(NamedTuple):
-    """A sequence that would give out a number again."""
+    """A sequence that would return a used number again."""
 
     name: str
     largest: int
@@ -97,7 +97,7 @@ class LaggingIdSequenceRow(NamedTuple):
 
 
 async def check_positions(conn: Connection) -> AsyncIterator[Finding]:
-    """No writer's position is behind one of its facts ("stream_positions")."""
+    """Check that no writer's position is behind one of its facts ("stream_positions")."""
     for row in await conn.fetch(SQL_BEHIND, row=LaggingWriterRow):
         subject = (row.stream_name, row.instance_name or "unknown writer")
         yield Finding(
@@ -106,7 +106,7 @@ async def check_positions(conn: Connection) -> AsyncIterator[Finding]:
 
 
 async def check_sequences(conn: Connection) -> AsyncIterator[Finding]:
-    """No sequence gives out a number that is in use ("sequences")."""
+    """Check that no sequence returns a number that is in use ("sequences")."""
     for row in await conn.fetch(
         SQL_SEQUENCES,
         list(STREAMS),
@@ -119,7 +119,10 @@ async def check_sequences(conn: Connection) -> AsyncIterator[Finding]:
 
 
 async def check_indexes(conn: Connection) -> AsyncIterator[Finding]:
-    """No index was left behind by a build that was interrupted ("indexes"): it slows writes down and serves no query. Migrate again."""
+    """Check that no interrupted build left an invalid index ("indexes").
+
+    Such an index slows down writes and serves no query. To remove it, migrate again.
+    """
     for name in await conn.fetchvals(SQL_INVALID_INDEXES):
         yield Finding(
             "indexes", None, (name,), "invalid", "valid: run the migration again, or drop it"

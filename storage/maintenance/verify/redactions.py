@@ -1,4 +1,4 @@
-"""Which redaction took effect on which event, and which ones wait for theirs."""
+"""Check which redaction took effect on which event, and which redactions wait for a target."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Final, LiteralString, NamedTuple
@@ -31,11 +31,11 @@ SQL_REDACTED: Final[LiteralString] = """
 SELECT e.event_id, r.event_id AS redaction_id, e.redacted_by
 FROM events e
 LEFT JOIN events r ON r.event_nid = e.redacted_by
--- a purge came between the two
+-- a purge removed the redaction
 LEFT JOIN purge_retained_events l ON l.room_nid = e.room_nid AND l.event_nid = r.event_nid
     AND r.outlier
 WHERE e.room_nid = $1::int AND NOT e.outlier AND l.event_nid IS NULL
-    -- hashed, as an array of parameters would not be
+    -- a subquery, because Postgres hashes it and would not hash an array parameter
     AND (e.redacted_by IS NOT NULL OR e.event_id IN (SELECT unnest($2::text[])))
 """
 
@@ -56,7 +56,7 @@ TOGETHER: Final = 500
 
 
 class RedactionRow(NamedTuple):
-    """A redaction that is in force."""
+    """A redaction that is neither an outlier, rejected nor soft-failed."""
 
     event_nid: int
     event_id: str
@@ -66,9 +66,9 @@ class RedactionRow(NamedTuple):
 
 
 class TargetRow(NamedTuple):
-    """What a redaction names, where it is in a timeline.
+    """The target of a redaction, if it is in a timeline.
 
-    ``accepted``: or redacted by an earlier release, and censored since.
+    ``accepted`` is also true if an earlier release redacted it and it was censored since.
     """
 
     event_id: str
@@ -78,7 +78,7 @@ class TargetRow(NamedTuple):
 
 
 class NamedRedactionRow(NamedTuple):
-    """An event with the redaction that the table names."""
+    """An event with the redaction in its column."""
 
     event_id: str
     redaction_id: str | None
@@ -86,16 +86,16 @@ class NamedRedactionRow(NamedTuple):
 
 
 class WaitingRow(NamedTuple):
-    """A redaction that waits."""
+    """A redaction that waits for its target."""
 
     redaction_nid: int
     target_event_id: str
 
 
 class ExpectedRedactions(NamedTuple):
-    """As they should be: target -> rank and id of the redaction in effect; nid of a waiting redaction -> target.
+    """The correct result: target -> rank and id of the effective redaction; waiting nid -> target.
 
-    ``mistaken`` are the redactions whose flag says otherwise: id -> whether it takes no effect.
+    ``mistaken`` are the redactions whose flag is wrong: id -> whether the redaction is ineffective.
     """
 
     effective: dict[str, tuple[int, str]]
@@ -104,9 +104,10 @@ class ExpectedRedactions(NamedTuple):
 
 
 async def check_redactions(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """Of the redactions that may take effect the earliest does ("redacted_by"); those without their target wait ("waiting_redactions").
+    """Check that the earliest of the allowed redactions takes effect ("redacted_by").
 
-    Those that take none are marked ("ineffective").
+    A redaction without its target waits ("waiting_redactions"). One without effect is marked
+    ("ineffective").
     """
     expected = await redactions(conn, room)
     for event_id, (found, wanted) in (await misnamed(conn, room, expected)).items():
@@ -119,14 +120,14 @@ async def check_redactions(conn: Connection, room: VerifiedRoom) -> AsyncIterato
     ids = await event_ids(conn, waiting.keys() | expected.waiting.keys())
     for nid in sorted(waiting.keys() | expected.waiting.keys()):
         if waiting.get(nid) != expected.waiting.get(nid):
-            told = waiting.get(nid, "does not wait"), expected.waiting.get(nid, "does not wait")
-            yield room.finding("waiting_redactions", [ids[nid]], *told)
+            pair = waiting.get(nid, "does not wait"), expected.waiting.get(nid, "does not wait")
+            yield room.finding("waiting_redactions", [ids[nid]], *pair)
 
 
 async def misnamed(
     conn: Connection, room: VerifiedRoom, expected: ExpectedRedactions
 ) -> dict[str, tuple[str | None, str | None]]:
-    """Events that name another redaction than the one in effect: id -> (what they name, what they should)."""
+    """Return events whose stored redaction is wrong: id -> (stored, expected)."""
     rows = await conn.fetch(SQL_REDACTED, room.nid, list(expected.effective), row=NamedRedactionRow)
     pairs = {
         row.event_id: (_named(row), expected.effective.get(row.event_id, (0, None))[1])
@@ -140,7 +141,7 @@ def _named(row: NamedRedactionRow) -> str | None:
 
 
 async def redactions(conn: Connection, room: VerifiedRoom) -> ExpectedRedactions:
-    """What the redactions of a room do."""
+    """Return the effects of a room's redactions."""
     contents = EventLoader(room)
     rows = await conn.fetch(SQL_REDACTIONS, room.nid, row=RedactionRow)
     result = ExpectedRedactions({}, {}, {})
@@ -190,7 +191,7 @@ async def _targets(conn: Connection, ids: set[str]) -> Mapping[str, TargetRow]:
 async def _auth_state(
     conn: Connection, room: VerifiedRoom, contents: EventLoader, event: Event, state_group: int
 ) -> dict[StateKey, Event]:
-    """What a state has under the keys that the event is judged by."""
+    """Return the entries of a state that authorise the event."""
     group = (await room.states.load(conn, [state_group])).get(state_group)
     keys = keys_needed(event)
     numbers = await contents.load_key_nids(conn, keys)

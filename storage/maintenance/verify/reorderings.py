@@ -1,4 +1,4 @@
-"""What is remembered of events that moved in the topological order."""
+"""Check the stored positions of events that were reordered."""
 
 from collections.abc import AsyncIterator
 from typing import Final, LiteralString, NamedTuple
@@ -30,7 +30,7 @@ WHERE r.room_nid = $1::int
 
 
 class WrongReorderingRow(NamedTuple):
-    """A move of nothing, or one that does not go up."""
+    """A reordering of no event of the room, or one that does not go up."""
 
     moves: int
     event_nid: int
@@ -40,14 +40,17 @@ class WrongReorderingRow(NamedTuple):
 
 
 class ReorderCountRow(NamedTuple):
-    """How many moves a room counts, and how many it has had at least."""
+    """The room's count of reorderings, and the least that it can be."""
 
     found: int
     expected: int
 
 
 async def check_reorderings(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """Events that moved are events of the room, and each time they moved up ("reordered_events"); the room counts the moves ("rooms")."""
+    """Check that reordered events are events of the room and went up ("reordered_events").
+
+    Check also that the room counts the reorderings ("rooms").
+    """
     for row in await conn.fetch(SQL_WRONG_REORDERINGS, room.nid, row=WrongReorderingRow):
         found = f"{row.topological_before} before move {row.moves}"
         expected = "an event of the room" if row.after is None else f"less than {row.after}"

@@ -1,4 +1,4 @@
-"""The room under verification: its row, the server whose users are local, and batches of its events."""
+"""The room under verification: its row, the local server, and batches of its events."""
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
@@ -41,15 +41,14 @@ FROM missing_events
 WHERE event_nid = ANY($1::bigint[])
 """
 
-BATCH: Final = 1_000  # events looked at together
+BATCH: Final = 1_000  # events read together
 BEFORE_ALL: Final = -(1 << 63)
 
 
 class VerifiedRoomRow(NamedTuple):
     """A row of `rooms`.
 
-    ``purged_below``: the topological ordering below which history was purged, None if none ever
-    was.
+    ``purged_below``: the topological ordering below which history was purged, else None.
     """
 
     room_nid: int
@@ -80,7 +79,7 @@ class TimelineRow(NamedTuple):
 
     @property
     def after(self) -> int:
-        """The state group after it."""
+        """Return the state group after it."""
         return self.state_group_after or self.state_group_before
 
 
@@ -93,7 +92,7 @@ class NidRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRoom:
-    """What every check is given. ``server_name``: whose users are local.
+    """The input of every check. ``server_name``: its users are local.
 
     ``row.room_version`` is the version to check by, ``stored_version`` the one in the table.
     ``said_version`` is that of the create event ``create_id`` where it differs from the table's.
@@ -108,13 +107,13 @@ class VerifiedRoom:
 
     @property
     def nid(self) -> int:
-        """The room's number."""
+        """Return the room's nid."""
         return self.row.room_nid
 
     def finding(
         self, check: str, subject: Iterable[object], found: object, expected: object
     ) -> Finding:
-        """A difference in this room."""
+        """Return a difference in this room."""
         return Finding(
             check, RoomId(self.row.room_id), tuple(map(str, subject)), str(found), str(expected)
         )
@@ -123,7 +122,7 @@ class VerifiedRoom:
 async def timeline(
     conn: Connection, room_nid: int, batch: int = BATCH
 ) -> AsyncIterator[list[TimelineRow]]:
-    """The events of a room that are no outliers, in topological order, some at a time."""
+    """Yield pages of the room's events that are no outliers, in topological order."""
     at = (BEFORE_ALL, BEFORE_ALL)
     while rows := await conn.fetch(SQL_TIMELINE, room_nid, *at, batch, row=TimelineRow):
         yield rows
@@ -131,7 +130,7 @@ async def timeline(
 
 
 async def event_ids(conn: Connection, event_nids: Iterable[int]) -> dict[int, str]:
-    """The ids of events that are held or missing, by nid; a nid that nothing has stands for itself as "nid 7"."""
+    """Return the ids of stored or missing events, by nid; for an unknown nid such as 7 "nid 7"."""
     wanted = list(set(event_nids))
     known = dict(await conn.fetch(SQL_EVENT_IDS, wanted, row=NidRow)) if wanted else {}
     return {nid: known.get(nid, f"nid {nid}") for nid in wanted}

@@ -1,4 +1,4 @@
-"""Running the checks."""
+"""Run the checks."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Final, LiteralString
@@ -73,13 +73,11 @@ LIMIT 1000
 async def verify(
     database: Database, *, server_name: str, room_ids: Iterable[str] | None = None
 ) -> AsyncIterator[Finding]:
-    """Every difference, of these rooms, or of all rooms and of what they share.
+    """Yield every difference, of these rooms, or of all rooms and the data that they share.
 
-    ``server_name``: whose users are local.
-
-    All indexes are compared with their tables first. Checks that would read through an index that
-    lies are left out, as they would blame facts that are sound. Each room is read in a snapshot of
-    its own, so writers may go on. `UnknownRoom`.
+    ``server_name``: its users are local. All indexes are compared with their tables first. Checks
+    that would read through a corrupt index are skipped, because they would report correct rows.
+    Each room is read in a snapshot of its own, so writers may go on. Raise `UnknownRoom`.
     """
     lying = await lies(database)
     for lie in lying:
@@ -99,23 +97,23 @@ async def verify(
 async def verify_room(
     conn: Connection, room_id: str, *, server_name: str
 ) -> AsyncIterator[Finding]:
-    """The differences in one room, each once.
+    """Yield the differences in one room, each once.
 
-    The connection should hold a snapshot. `UnknownRoom`.
+    Call it within a snapshot. Raise `UnknownRoom`.
     """
     room = await read_room(conn, room_id, server_name)
-    told = set[Finding]()
+    found = set[Finding]()
     for check in ROOM_CHECKS:
         async for finding in check(conn, room):
-            if finding not in told:
-                told.add(finding)
+            if finding not in found:
+                found.add(finding)
                 yield finding
 
 
 async def verify_database(conn: Connection, lying: Collection[Lie] = ()) -> AsyncIterator[Finding]:
-    """The differences in what all rooms share.
+    """Yield the differences in what all rooms share.
 
-    ``lying``: indexes that are not to be read through, so that only what reads no table is checked.
+    ``lying``: corrupt indexes. If there are any, only the check that reads no table runs.
     """
     for check in (check_indexes,) if lying else DATABASE_CHECKS:
         async for finding in check(conn):
@@ -123,7 +121,7 @@ async def verify_database(conn: Connection, lying: Collection[Lie] = ()) -> Asyn
 
 
 async def all_rooms(database: Database) -> AsyncIterator[str]:
-    """The ids of all rooms."""
+    """Yield the ids of all rooms."""
     after = ""
     while True:
         async with database.connection() as conn:

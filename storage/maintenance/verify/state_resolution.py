@@ -1,4 +1,4 @@
-"""State resolution done again: from the events and their auth arrays, without the chain cover and without what was merged before."""
+"""Resolve states again, from the events' auth arrays, without chain cover and earlier merges."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from storage.state.groups import Group, State, changed_keys
 
 
 class StateConflict(NamedTuple):
-    """What several states do not agree on: the keys, the values by key, and the auth difference, as ids."""
+    """The conflict of several states: keys, values by key, and the auth difference, as ids."""
 
     keys: set[int]
     conflicted: dict[StateKey, set[EventId]]
@@ -21,20 +21,23 @@ class StateConflict(NamedTuple):
 
 
 class LoadedEvents(NamedTuple):
-    """The events at hand, and the ids that are not held."""
+    """The loaded events, and the ids that are not stored."""
 
     held: dict[EventId, StoredContent]
     absent: set[EventId]
 
 
 class LoadedLookup(NamedTuple):
-    """Whose view of rejections it is: of what came to the timeline at ``before``; ``late``: also of those rejected only after that."""
+    """The events that count as rejected for an event whose stream position is ``before``.
+
+    ``late``: also those that were rejected only after that.
+    """
 
     before: int | None
     late: bool
 
     def see_rejected(self, held: StoredContent) -> bool:
-        """Whether an event counts as rejected."""
+        """Return whether an event counts as rejected."""
         if held.rejected is None:
             return False
         return (
@@ -46,7 +49,10 @@ class LoadedLookup(NamedTuple):
 
 
 class UnconflictedIds(Mapping[StateKey, EventId]):
-    """What the states agree on, with ids instead of numbers; `asked` collects the numbers that had no id yet."""
+    """The unconflicted state map, with ids instead of nids.
+
+    `keys_asked` and `nids_asked` collect keys and nids that are not loaded yet.
+    """
 
     def __init__(
         self, state: State, keys: set[int], contents: EventLoader, ids: dict[int, EventId]
@@ -72,14 +78,14 @@ class UnconflictedIds(Mapping[StateKey, EventId]):
         return self._ids[nid]
 
     def __iter__(self) -> Iterator[StateKey]:
-        raise TypeError("a whole state is never gone through here")
+        raise TypeError("a whole state is never iterated here")
 
     def __len__(self) -> int:
         return len(self._state) - len(self._keys)
 
 
 class Resolver:
-    """Resolves states of one room."""
+    """Resolve states of one room."""
 
     def __init__(self, room_version: str, graph: AuthGraph, contents: EventLoader) -> None:
         self._room_version = room_version
@@ -89,13 +95,11 @@ class Resolver:
     async def resolve(
         self, conn: Connection, groups: Sequence[Group], before: int | None
     ) -> list[dict[int, int]]:
-        """The values of the keys in which the states differ; 0 where a key is gone.
+        """Return the resolved values of the keys in which the states differ; 0 for a removed key.
 
-        Mostly one answer, sometimes two.
-
-        Which events count as rejected may have changed since a resolution was done: an outlier may
-        have been accepted, and be rejected by its state when it came to the timeline after position
-        ``before``. Then it is right either way.
+        There is mostly one answer, sometimes two. The set of rejected events may have changed since
+        the first resolution. An outlier may have been accepted then, and rejected by its state when
+        it entered the timeline after position ``before``. Both answers are correct then.
         """
         keys = set[int]().union(*(changed_keys(groups[0], other) for other in groups[1:]))
         conflict = await self._conflict(conn, groups, keys)

@@ -1,4 +1,4 @@
-"""The state before and after each event, and the current state: resolution done again over the states after the parents."""
+"""Check the state before and after each event, and the current state, by resolving them again."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
@@ -23,7 +23,7 @@ SHOWN_MAX: Final = 5  # differing keys that a finding names
 
 
 class StateCheck(NamedTuple):
-    """What the check of states works with."""
+    """The objects that the check of states shares."""
 
     room: VerifiedRoom
     contents: EventLoader
@@ -31,9 +31,11 @@ class StateCheck(NamedTuple):
 
 
 async def check_states(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """The state before an event is that after its parents, resolved; after it, its own key is set ("state_before", "state_after").
+    """Check the states before and after each event ("state_before", "state_after").
 
-    Where parents were missing when an event came, the state before it was given, and is taken as it is.
+    The state before it is the resolution of those after its parents; after it, its own key is set.
+    Where parents were missing when an event arrived, the state before it was given and is not
+    checked.
     """
     states = await _states(conn, room)
     async for rows in timeline(conn, room.nid):
@@ -68,7 +70,10 @@ async def check_states(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fi
 
 
 async def check_current_group(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """The group of the current state is the resolution of the states after the forward extremities ("current_state_group")."""
+    """Check the current state group against the forward extremities ("current_state_group").
+
+    It is the resolution of the states after them.
+    """
     number = room.row.current_state_group
     ends = await conn.fetch(SQL_PARENTS, room.row.forward_extremities, row=TimelineRow)
     groups = await room.states.load(
@@ -93,7 +98,7 @@ async def check_current_group(conn: Connection, room: VerifiedRoom) -> AsyncIter
             conn, states, current, [groups[end.after] for end in ends], latest
         )
         if wrong:
-            found, expected = await _told(conn, states, wrong)
+            found, expected = await _described(conn, states, wrong)
             yield room.finding(
                 "current_state_group", [room.row.room_id, f"state group {number}"], found, expected
             )
@@ -106,7 +111,7 @@ async def _states(conn: Connection, room: VerifiedRoom) -> StateCheck:
 
 
 async def _parents(conn: Connection, rows: Sequence[TimelineRow]) -> dict[int, TimelineRow]:
-    """The parents of these events that are in the timeline."""
+    """Return the parents of these events that are in the timeline."""
     known = {row.event_nid: row for row in rows}
     lacking = {nid for row in rows for nid in row.prev_events} - known.keys()
     found = await conn.fetch(SQL_PARENTS, list(lacking), row=TimelineRow)
@@ -132,14 +137,14 @@ async def _before(
             conn, states, before, [groups[after] for after in sorted(afters)], row.stream_ordering
         )
     if wrong:
-        found, expected = await _told(conn, states, wrong)
+        found, expected = await _described(conn, states, wrong)
         yield states.room.finding("state_before", [row.event_id], found, expected)
 
 
 async def _resolution_differs(
     conn: Connection, states: StateCheck, found: Group, groups: Sequence[Group], before: int
 ) -> dict[int, tuple[int, int]]:
-    """Key -> (found, expected) where a state is not what these states come to."""
+    """Return key -> (found, expected) where a state differs from the resolution of these states."""
     base = groups[0]
     answers = await states.resolver.resolve(conn, groups, before) if len(groups) > 1 else [{}]
     differing = changed_keys(found, base)
@@ -158,23 +163,23 @@ async def _resolution_differs(
     return wrong
 
 
-async def _told(
+async def _described(
     conn: Connection, states: StateCheck, wrong: Mapping[int, tuple[int, int]]
 ) -> tuple[str, str]:
-    """The differing keys in words: as found, and as expected."""
+    """Describe the differing keys: as found, and as expected."""
     shown = dict(sorted(wrong.items())[:SHOWN_MAX])
     await states.contents.load_keys(conn, shown)
     ids = await event_ids(conn, (nid for pair in shown.values() for nid in pair if nid))
     more = [] if len(wrong) <= SHOWN_MAX else [f"{len(wrong) - SHOWN_MAX} more keys"]
 
-    def tell(side: int) -> str:
-        told = [
+    def describe(side: int) -> str:
+        entries = [
             f"{states.contents.keys[key]}: {ids.get(pair[side], 'nothing')}"
             for key, pair in shown.items()
         ]
-        return "; ".join(told + more)
+        return "; ".join(entries + more)
 
-    return tell(0), tell(1)
+    return describe(0), describe(1)
 
 
 def _after(room: VerifiedRoom, row: TimelineRow, groups: Mapping[int, Group]) -> list[Finding]:
@@ -186,10 +191,10 @@ def _after(room: VerifiedRoom, row: TimelineRow, groups: Mapping[int, Group]) ->
     found = {one: after.entries.get(one, 0) for one in changed_keys(before, after)}
     if found == changes:
         return []
-    told = (
+    actual = (
         f"changes state keys {sorted(found)} to nids {[found[one] for one in sorted(found)]}"
         if found
         else "no change"
     )
     wanted = f"state key {key} set to the event" if changes else "no change"
-    return [room.finding("state_after", [row.event_id], told, wanted)]
+    return [room.finding("state_after", [row.event_id], actual, wanted)]

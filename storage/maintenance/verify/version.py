@@ -1,7 +1,7 @@
-"""The version of a room: its row against its create event, and event ids against the version.
+"""Check the version of a room: its row against its create event, and event ids.
 
-A store of an earlier release read events by the version of another room of their batch. Nothing
-else compares the two.
+A store of an earlier release read events by the version of another room of their batch. No other
+check compares the two.
 """
 
 from collections.abc import AsyncIterator
@@ -33,9 +33,9 @@ class CreateRow(NamedTuple):
 
 
 async def read_room(conn: Connection, room_id: str, server_name: str) -> VerifiedRoom:
-    """Return a room with the version that its create event says, as far as that can be the room's.
+    """Return a room with the version of its create event, if that can be the room's.
 
-    `UnknownRoom`.
+    Raise `UnknownRoom`.
     """
     row = await conn.fetchrow(SQL_ROOM, room_id, row=VerifiedRoomRow)
     if row is None:
@@ -55,7 +55,7 @@ async def read_room(conn: Connection, room_id: str, server_name: str) -> Verifie
 
 
 async def check_version(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """The room has the version of its create event ("room_version"), which can create the room ("create_event")."""
+    """Check the room's version ("room_version"), and its create event ("create_event")."""
     del conn
     if room.row.room_version != room.stored_version:
         yield room.finding(
@@ -84,14 +84,17 @@ def version_of_id(json: bytes, event_id: str) -> str | None:
 
 
 def said_version(json: bytes) -> str | None:
-    """Return the room version that a create event says; None where that is no text."""
+    """Return the room version in a create event's content; None where it is not a string."""
     content = (glance(json) or {}).get("content")
     version = content.get("room_version", "1") if isinstance(content, dict) else "1"
     return version if is_text(version) else None
 
 
 def _create_event(row: VerifiedRoomRow, creates: list[CreateRow]) -> CreateRow | None:
-    """The create event whose bytes say the version: the one that the room id names, or the only one. What was censored says nothing."""
+    """Return the create event whose bytes give the version.
+
+    It is the one that the room id names, or the only one. Censored bytes do not give it.
+    """
     named = [create for create in creates if create.event_id == "$" + row.room_id[1:]]
     found = named or [create for create in creates if create.rejected is None] or creates
     return found[0] if len(found) == 1 and found[0].encoding == AS_RECEIVED else None

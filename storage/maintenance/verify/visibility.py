@@ -1,7 +1,8 @@
-"""The visibility table against the states: nobody sees an audience whose states do not allow it, and everybody whom they do.
+"""Check the visibility table: each principal may see exactly the audiences that the states allow.
 
-The audiences are gone through in ascending order; the ranges of the table are followed by their boundaries, and the admitted
-principals by what differs from one state to the next. So the cost is that of the changes, not events x principals.
+The audiences are taken in ascending order. The ranges of the table are followed by their
+boundaries, and the admitted principals by the difference between one state and the next. So the
+cost is that of the changes, not events x principals.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -129,7 +130,7 @@ POINTS_TOGETHER: Final = 500
 
 
 class OutOfRangeRow(NamedTuple):
-    """An event where reads do not look for it: outside of what its audience's place in the order is."""
+    """An event outside the range of its audience's positions, where reads do not look for it."""
 
     event_id: str
     topological_ordering: int
@@ -138,7 +139,7 @@ class OutOfRangeRow(NamedTuple):
 
 
 class MisplacedRow(NamedTuple):
-    """A row of `past_visibility` whose place in the order is not that of its audiences."""
+    """A row of `past_visibility` whose topological range is not that of its audiences."""
 
     name: str
     first_audience: int
@@ -149,7 +150,10 @@ class MisplacedRow(NamedTuple):
 
 
 class PointRow(NamedTuple):
-    """An audience with the states before and after the events that have it, and one of those; no event: it is a state group's."""
+    """An audience with the states before and after its events, and one of these events.
+
+    Without an event, it is the audience of a state group.
+    """
 
     audience: int
     state_group_before: int
@@ -178,7 +182,11 @@ class LastJoinRow(NamedTuple):
 
 @dataclass(slots=True)
 class Sweep:
-    """Who sees the audience in hand by the table (``seeing``), and who differs from what the state in hand admits (``wrong``)."""
+    """The comparison at the current audience.
+
+    ``seeing``: principals that see it by the table. ``wrong``: those that differ from the current
+    state.
+    """
 
     admitted: AdmittedPrincipals
     boundaries: Sequence[tuple[int, str]]
@@ -187,7 +195,7 @@ class Sweep:
     wrong: set[str] = field(default_factory=set)
 
     def reach(self, audience: int) -> None:
-        """Go up to an audience."""
+        """Advance to an audience."""
         touched = set[str]()
         while self.place < len(self.boundaries) and self.boundaries[self.place][0] <= audience:
             name = self.boundaries[self.place][1]
@@ -197,7 +205,7 @@ class Sweep:
         self._judge(touched)
 
     def stand(self, group: Group) -> set[str]:
-        """Go to a state; who is admitted in just one of it and the one before."""
+        """Move to a state; return the principals admitted in only one of it and the one before."""
         changed = self.admitted.move(group)
         self._judge(changed)
         return changed
@@ -212,7 +220,7 @@ class Sweep:
 
 @dataclass(slots=True)
 class Tally:
-    """What a principal sees wrongly: audiences too many and too few, and one of the places."""
+    """A principal's wrong visibility: audiences too many and too few, and one example."""
 
     leaked: int = 0
     hidden: int = 0
@@ -220,7 +228,10 @@ class Tally:
 
 
 async def check_visibility(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """Every principal sees exactly the audiences that the states allow ("visibility"), also those that come next."""
+    """Check that the table has the visibility that the states allow ("visibility").
+
+    Check also the current and the next audience.
+    """
     facts = await read_facts(conn, room)
     rows = await conn.fetch(SQL_VISIBILITY, room.nid, row=StoredVisibilityRow)
     sweep = Sweep(AdmittedPrincipals(facts), _boundaries(rows))
@@ -244,14 +255,21 @@ async def check_visibility(conn: Connection, room: VerifiedRoom) -> AsyncIterato
                     tallies,
                 )
     for name, tally in sorted(tallies.items()):
-        found = f"sees {tally.leaked} audiences that the states deny, and not {tally.hidden} that they allow"
+        found = (
+            f"sees {tally.leaked} audiences that the states deny,"
+            f" and not {tally.hidden} that they allow"
+        )
         yield room.finding("visibility", [name, tally.example], found, "what the states allow")
 
 
 def _look(
     sweep: Sweep, point: PointRow, before: Group, after: Group, tallies: dict[str, Tally]
 ) -> None:
-    """Compare at one audience: whoever is admitted before or after the event sees it, and nobody else; joined counts more than invited."""
+    """Compare the table with the states at one audience.
+
+    It is visible to the principals admitted before or after the event, and to no others. Joined
+    takes precedence over invited.
+    """
     sweep.reach(point.audience)
     sweep.stand(before)
     wrong = set(sweep.wrong)
@@ -271,7 +289,7 @@ def _look(
 
 
 async def check_visibility_counts(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """Each principal's joined and invited users, and a local user's last join ("visibility_counts")."""
+    """Check each principal's member counts, and a local user's last join ("visibility_counts")."""
     facts = await read_facts(conn, room)
     found = {
         row.name: row for row in await conn.fetch(SQL_VISIBILITY, room.nid, row=StoredVisibilityRow)
@@ -286,7 +304,7 @@ async def check_visibility_counts(conn: Connection, room: VerifiedRoom) -> Async
         found.keys() | joins.keys() | admitted.joined.keys() | admitted.invited.keys()
     ):
         row = found.get(name)
-        told = (
+        actual = (
             (0, 0, None)
             if row is None
             else (row.joined_count, row.invited_count, row.last_join_topological)
@@ -294,14 +312,14 @@ async def check_visibility_counts(conn: Connection, room: VerifiedRoom) -> Async
         wanted = (
             admitted.joined.get(name, 0),
             admitted.invited.get(name, 0),
-            _last_join(room, joins.get(name), told[2]),
+            _last_join(room, joins.get(name), actual[2]),
         )
-        if told != wanted:
-            yield room.finding("visibility_counts", [name], _counts(*told), _counts(*wanted))
+        if actual != wanted:
+            yield room.finding("visibility_counts", [name], _counts(*actual), _counts(*wanted))
 
 
 async def check_audiences(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
-    """Every audience in use is known, below the next one, and its events stand where reads look for them ("audiences")."""
+    """Check that each used audience has a row and that its events are in range ("audiences")."""
     for audience in await conn.fetchvals(SQL_UNKNOWN_AUDIENCES, room.nid, room.row.next_audience):
         yield room.finding(
             "audiences",
@@ -310,7 +328,7 @@ async def check_audiences(conn: Connection, room: VerifiedRoom) -> AsyncIterator
             f"a row, below {room.row.next_audience}",
         )
     for row in await conn.fetch(SQL_STRAYS, room.nid, room.server_name, row=OutOfRangeRow):
-        expected = f"between {row.opened} and {row.closed}, or a stray"
+        expected = f"between {row.opened} and {row.closed}, or listed as out of range"
         yield room.finding(
             "audiences",
             [row.event_id],
@@ -326,7 +344,10 @@ async def check_audiences(conn: Connection, room: VerifiedRoom) -> AsyncIterator
 
 
 def _last_join(room: VerifiedRoom, held: int | None, found: int | None) -> int | None:
-    """A user's last join, by the events; or as the table says, if that one lay in history that was purged, and none came after it."""
+    """Return a user's last join by the events, or the stored one if that was purged.
+
+    The stored one counts only if no later join exists.
+    """
     purged = (
         found is not None and room.row.purged_below is not None and found < room.row.purged_below
     )
@@ -338,7 +359,7 @@ def _counts(joined: int, invited: int, last_join: int | None) -> str:
 
 
 def _boundaries(rows: Sequence[StoredVisibilityRow]) -> list[tuple[int, str]]:
-    """Where ranges begin and end, ascending."""
+    """Return where ranges begin and end, ascending."""
 
     def ends() -> Iterator[tuple[int, str]]:
         for row in rows:

@@ -1,4 +1,4 @@
-"""Who may see what by the states themselves, for the comparison with the table: admitted principals, moved from state to state."""
+"""Compute visibility from the states alone: admitted principals, moved from state to state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,7 +40,10 @@ class MemberRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VisibilityFacts:
-    """What states say about sight: memberships and history visibilities by event, principals by state key."""
+    """The facts that decide visibility: memberships, history visibilities and principals.
+
+    The first two are by event, principals by state key.
+    """
 
     memberships: Mapping[int, int]
     visibilities: Mapping[int, str]
@@ -48,7 +51,7 @@ class VisibilityFacts:
 
 
 async def read_facts(conn: Connection, room: VerifiedRoom) -> VisibilityFacts:
-    """The facts of a room: one entry for each membership event in it."""
+    """Return the facts of a room: one entry for each membership event in it."""
     rows = await conn.fetch(SQL_MEMBERS, room.nid, row=MemberRow)
     contents = EventLoader(room)
     held = await contents.load(conn, await conn.fetchvals(SQL_VISIBILITY_EVENTS, room.nid))
@@ -60,7 +63,7 @@ async def read_facts(conn: Connection, room: VerifiedRoom) -> VisibilityFacts:
 
 
 def known(visibility: object) -> str:
-    """One of the four; "shared" for anything else."""
+    """Return one of the four values; "shared" for anything else."""
     return (
         visibility
         if isinstance(visibility, str) and visibility in {"world_readable", "invited", "joined"}
@@ -69,12 +72,12 @@ def known(visibility: object) -> str:
 
 
 def by_invitation(principal: str) -> str:
-    """The name under which it is kept whether a principal is in an audience by an invitation alone."""
+    """Return the name under which an audience by invitation alone is recorded for a principal."""
     return principal + BY_INVITATION
 
 
 def principals_of(user_id: str, server_name: str) -> tuple[str, ...]:
-    """Whom a user's membership concerns: their server, and themselves if they are local."""
+    """Return the principals that a user's membership concerns: the server, and a local user."""
     server = server_name_of(user_id)
     names = (server, user_id) if server == server_name else (server,)
     return tuple(name for name in names if name)
@@ -82,16 +85,18 @@ def principals_of(user_id: str, server_name: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class AdmittedPrincipals:
-    """Who is in the audience of one state. `move` goes to another state by what differs."""
+    """The principals in the audience of one state.
+
+    `move` goes to another state by the difference.
+    """
 
     facts: VisibilityFacts
     group: Group | None = None
     visibility: str = "shared"
     joined: dict[str, int] = field(default_factory=dict)
     invited: dict[str, int] = field(default_factory=dict)
-    were_joined: set[str] = field(
-        default_factory=set
-    )  # before the last move, of those whom it touched
+    # before the last move, of the principals that it touched
+    were_joined: set[str] = field(default_factory=set)
 
     def __contains__(self, principal: str) -> bool:
         if self.group is None:
@@ -106,12 +111,15 @@ class AdmittedPrincipals:
         return joined or invited if name == principal else invited and not joined
 
     def either(self, principal: str) -> bool:
-        """Of one who is admitted before or after the last move, not both: whether at an event that moves so. Joined counts more."""
+        """Return whether one admitted only before or only after the last move is so at the event.
+
+        Joined takes precedence over invited.
+        """
         name = principal.removesuffix(BY_INVITATION)
         return name == principal or not (name in self.were_joined or self.joined.get(name, 0) > 0)
 
     def move(self, target: Group) -> set[str]:
-        """Go to a state; who is admitted in just one of the two."""
+        """Go to a state; return the principals admitted in only one of the two."""
         old = self.group
         gains: list[tuple[dict[str, int], str, int]] = []
         for key in set(target.entries) if old is None else changed_keys(old, target):
@@ -140,7 +148,7 @@ class AdmittedPrincipals:
     def _gains(
         self, key: int, old: int | None, new: int | None
     ) -> list[tuple[dict[str, int], str, int]]:
-        """What another event under a key means: which count, of which principal, by how much."""
+        """Return the changes of counts by a new event under a key: counter, principal, change."""
         principals = self.facts.principals.get(key, ())
         was, becomes = self.facts.memberships.get(old or 0), self.facts.memberships.get(new or 0)
         gains = [
